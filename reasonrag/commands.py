@@ -1,0 +1,194 @@
+"""What the commands do once their settings are resolved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+from rich.console import Console
+from rich.tree import Tree as Drawing
+
+from reasonrag.build import Build, export_pairs
+from reasonrag.config import Config, load_config
+from reasonrag.errors import ConfigError
+from reasonrag.mcts.tree import Node, Tree
+from reasonrag.parts import check, open_format, open_parts, open_questions, open_retriever
+from reasonrag.progress import shown, summary_table
+from reasonrag.runs import RunFolder, read_run, write_text
+from reasonrag.spre import node_rewards
+from reasonrag.text import one_line, printable
+
+
+def build_tree(config: Config, out: Path | None, *, preview: bool) -> int:
+    """Run, export, and say where it is; returns the exit code."""
+    if out is None:
+        raise ConfigError("build-tree needs a folder for the run: add --out runs/NAME")
+    _log_plainly()
+    console = Console(stderr=True)
+    parts = open_parts(config)
+    with RunFolder.open(out, config, parts.content) as run:
+        build = Build(config, parts, run)
+        if preview:
+            asyncio.run(_preview(build, Console()))
+            return 0
+        stopped_by = asyncio.run(_run(build, console))
+        if stopped_by:
+            console.print(f"stopped; everything paid for is kept. Go on with:\n  {_this_command()}", soft_wrap=True)
+            return 128 + stopped_by
+        summary = build.export()
+    Console().print(summary_table(summary))
+    print(f"data set: {out / 'pairs'}")
+    failed = summary["questions"]["total"] - summary["questions"]["finished"]
+    if failed:
+        console.print(f"{failed} questions were set aside; the same command tries them again", soft_wrap=True)
+    return int(failed > config.run.max_failed * summary["questions"]["total"])
+
+
+def derive(run: Path, overrides: dict[str, Any]) -> None:
+    """Derive a run's pairs with other thresholds, and note them in its files."""
+    _, summary = read_run(run)
+    config = load_config(file=run / "config.yaml", overrides=overrides)
+    with RunFolder.open(run, config, summary["content"]) as folder:
+        summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)
+        folder.write_summary(summary)
+    Console().print(summary_table(summary))
+    print(f"data set: {run / 'pairs'}")
+
+
+def write_world(out: Path, world_seed: int) -> None:
+    """The demo world as FlashRAG files."""
+    from reasonrag.demo import demo_corpus, demo_questions
+
+    out.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "dev", "test"):
+        questions = demo_questions(split, seed=world_seed)
+        rows = [
+            {"id": q.id, "question": q.question, "golden_answers": list(q.golden_answers), "metadata": q.metadata}
+            for q in questions
+        ]
+        _write_jsonl(out / f"{split}.jsonl", rows)
+    _write_jsonl(out / "corpus.jsonl", [{"id": p.id, "contents": p.contents} for p in demo_corpus(world_seed)])
+    print(f"world: {out}")
+
+
+def estimate(config: Config) -> str:
+    """Calls, tokens and cost that a run would need at most, in words. Reads questions and corpus, calls no model."""
+    questions = open_questions(config)
+    format = open_format(config)
+    search, steps = config.search, config.format.max_steps
+    expansions = search.iterations
+    rollout_steps = expansions * config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0
+    judgements = expansions if config.value.kind == "judge" else 0
+    per_question = expansions + rollout_steps
+    sample = [format.prompt(question, ()) for question in questions[:100]]
+    prompt_chars = sum(len(m.content) for p in sample for m in p.messages) / len(sample)
+    passage_chars = asyncio.run(_passage_chars(config, questions[:20]))
+    # About 4 characters a token; every second step shows passages; thoughts grow by about 60 tokens a step.
+    prompt_tokens = (prompt_chars + passage_chars / 2) / 4 + 60 * steps / 2
+    calls = len(questions) * per_question
+    millions = calls * (prompt_tokens + 60) / 1e6
+    lines = [
+        f"{len(questions)} questions; at most {per_question} policy calls and {judgements} judge calls each",
+        f"at most {calls} policy calls and {len(questions) * judgements} judge calls; early ends save most of them",
+        f"about {prompt_tokens:.0f} prompt tokens and 60 written ones a call: {millions:.1f} M tokens at most",
+    ]
+    if (cost := config.policy.cost(round(calls * prompt_tokens), calls * 60)) is not None:
+        lines.append(f"policy cost at most {cost:.2f}")
+    return "\n".join(lines)
+
+
+async def _passage_chars(config: Config, questions: list[Any]) -> float:
+    retriever = open_retriever(config, questions)
+    try:
+        found = await retriever.search([q.question for q in questions], config.retrieval.top_k)
+    finally:
+        await retriever.aclose()
+    return sum(min(len(p.contents), config.retrieval.max_passage_chars) for ps in found for p in ps) / max(
+        len(found), 1
+    )
+
+
+async def _run(build: Build, console: Console) -> int:
+    """Build the trees; returns the number of the signal that stopped it, or 0."""
+    stopped_by = 0
+
+    def stop(number: int) -> None:
+        nonlocal stopped_by
+        if stopped_by:
+            os._exit(128 + number)  # threads of a model would keep the process; the journal is whole at any moment
+        stopped_by = number
+        build.drain()
+        console.print("stopping when the calls in flight have ended; once more stops now", soft_wrap=True)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await check(build.parts)
+        async with shown(build, console):
+            await build.trees()
+    finally:
+        await build.parts.aclose()
+    return stopped_by
+
+
+async def _preview(build: Build, console: Console) -> None:
+    await check(build.parts)
+    try:
+        tree = await build.search.run(build.parts.questions[0])
+    finally:
+        await build.parts.aclose()
+    rewards = node_rewards(tree, alpha=build.config.value.alpha, weighting=build.config.value.weighting)
+    drawing = Drawing(_plain(f"{tree.question.question}  gold: {' | '.join(tree.question.golden_answers)}"))
+    _draw(tree, tree.root, rewards, drawing)
+    console.print(drawing, markup=False)
+
+
+def _draw(tree: Tree, node: Node, rewards: list[float | None], drawing: Drawing) -> None:
+    for child in tree.children(node):
+        assert child.step is not None
+        reward = rewards[child.id]
+        figures = f"N={child.visits} Q={_number(child.value)} SPRE={_number(reward)}"
+        words = f"{type(child.step.action).__name__}: {one_line(child.step.completion.text)[-160:]}"
+        _draw(tree, child, rewards, drawing.add(_plain(f"{words}  [{figures}]")))
+
+
+def _plain(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(printable(text))
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def _write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _this_command() -> str:
+    return printable(shlex.join(["reasonrag", *sys.argv[1:]]))
+
+
+def _log_plainly() -> None:
+    """Warnings as single lines on stderr, without control characters."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            _printable_values,
+            structlog.dev.ConsoleRenderer(colors=False),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
+
+
+def _printable_values(logger: Any, method: str, event: Any) -> Any:
+    return {key: printable(one_line(str(value))) for key, value in event.items()}

@@ -1,0 +1,250 @@
+"""An invented encyclopedia from a seed: one infobox-like page an entity, and questions whose answers lie in the pages.
+
+A world has four closed parts: train, dev, test and famous. Facts lead from an entity to others of the same part only,
+so a test question never touches an entity of training. The famous part is the same in every world: a policy that has
+seen it again and again can answer from memory, which is what makes a search needless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from random import Random
+from typing import Any
+
+from reasonrag.demo.lexicon import (
+    KINDS,
+    RELATIONS,
+    SPLITS,
+    Kind,
+    Relation,
+    Split,
+    famous_names,
+    names,
+    relations_of,
+)
+from reasonrag.types import Passage, Question
+
+_ENTITIES: dict[Kind, int] = {"person": 48, "film": 30, "city": 24, "band": 20, "company": 20, "country": 8}
+_QUESTIONS: dict[Split, int] = {"train": 600, "dev": 300, "test": 1200}
+# One round of question kinds: any beginning of a question list has nearly this mix.
+_ROUND = (*["one_hop"] * 3, *["known"] * 2, *["bridge"] * 7, *["three_hop"] * 4, *["comparison"] * 2, *["yes_no"] * 2)
+_FAMOUS_SHARE: dict[Split, tuple[float, float]] = {"train": (0.0, 0.3), "dev": (0.3, 0.45), "test": (0.45, 1.0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One search that a question needs, and what the page found says: `evidence` is the query and the value."""
+
+    query: str
+    value: str
+
+    @property
+    def evidence(self) -> str:
+        """What a policy should note."""
+        return f"{self.query} {self.value}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A closed set of entities: `facts[name][key]` is a value, `kinds[name]` a type."""
+
+    kinds: dict[str, Kind]
+    facts: dict[str, dict[str, str]]
+
+    @classmethod
+    def draw(cls, names_of: Callable[[Kind], tuple[str, ...]], rng: Random, *, sizes: dict[Kind, int]) -> Part:
+        """`sizes` entities of each type (all of them where fewer names exist), with random facts among them."""
+        chosen = {kind: rng.sample(pool, min(sizes[kind], len(pool))) for kind in KINDS for pool in [names_of(kind)]}
+        kinds = {name: kind for kind in KINDS for name in chosen[kind]}
+        facts: dict[str, dict[str, str]] = {}
+        for name, kind in kinds.items():
+            facts[name] = {
+                relation.key: rng.choice([value for value in _values(relation, chosen) if value != name])
+                for relation in relations_of(kind)
+            }
+        return cls(kinds, facts)
+
+    def named(self, kind: Kind) -> list[str]:
+        """The entities of a type, in the order drawn."""
+        return [name for name, its in self.kinds.items() if its == kind]
+
+    def hop(self, name: str, key: str) -> Hop:
+        """The search for one attribute of an entity."""
+        return Hop(f"{name} {key}", self.facts[name][key])
+
+    def page(self, name: str, passage_id: str = "") -> Passage:
+        """The entity's page in FlashRAG's form: the title, a newline, the text.
+
+        Every fact repeats the name: without it BM25 often prefers a page that mentions the entity to its own.
+        """
+        text = "; ".join(self.hop(name, key).evidence for key in self.facts[name])
+        return Passage(passage_id or name, f"{name}\n{text}")
+
+
+@dataclass(frozen=True)
+class World:
+    """The parts of one world."""
+
+    seed: int
+    parts: dict[Split, Part]
+    famous: Part
+
+    def questions(self, split: Split) -> list[Question]:
+        """The questions of a split, in a fixed order: about the split's own entities, and some about famous ones.
+
+        The three splits share no question: those about famous entities are divided by fact.
+        """
+        rng = Random(f"demo questions {self.seed} {split}")
+        known = self._known(split)
+        made: dict[str, Question] = {}
+        stem = "demo" if self.seed == 0 else f"demo-{self.seed}"
+        while len(made) < _QUESTIONS[split]:
+            kind = _ROUND[len(made) % len(_ROUND)]
+            question = next(known) if kind == "known" else ask(self.parts[split], kind, rng)
+            if question.question not in made:
+                made[question.question] = Question(
+                    f"{stem}-{split}-{len(made):06d}",
+                    question.question,
+                    question.golden_answers,
+                    "demo",
+                    {**question.metadata, "split": split},
+                )
+        return list(made.values())
+
+    def corpus(self) -> list[Passage]:
+        """Every page of every part, shuffled: one corpus for all splits."""
+        pages = [(part, name) for part in (*self.parts.values(), self.famous) for name in part.facts]
+        Random(f"demo corpus {self.seed}").shuffle(pages)
+        stem = "demo" if self.seed == 0 else f"demo-{self.seed}"
+        return [part.page(name, f"{stem}-page-{number:05d}") for number, (part, name) in enumerate(pages)]
+
+    def _known(self, split: Split) -> Iterator[Question]:
+        facts = famous_facts()
+        Random("demo famous questions").shuffle(facts)
+        low, high = (round(share * len(facts)) for share in _FAMOUS_SHARE[split])
+        for name, relation in facts[low:high]:
+            yield one_hop(self.famous, name, relation, known=True)
+
+
+@lru_cache(maxsize=4)
+def make_world(seed: int = 0) -> World:
+    """The world of a seed, the same everywhere. Another seed draws other entities and facts from the same words."""
+    parts = {
+        split: Part.draw(partial(names, split=split), Random(f"demo world {seed} {split}"), sizes=_ENTITIES)
+        for split in SPLITS
+    }
+    return World(seed, parts, famous_part())
+
+
+@lru_cache(maxsize=1)
+def famous_part() -> Part:
+    """The part that every world shares."""
+    everybody: dict[Kind, int] = {kind: len(famous_names(kind)) for kind in KINDS}
+    return Part.draw(famous_names, Random("demo famous"), sizes=everybody)
+
+
+def famous_facts() -> list[tuple[str, Relation]]:
+    """Every fact about a famous entity, as its name and the relation."""
+    return [(name, relation) for name, kind in famous_part().kinds.items() for relation in relations_of(kind)]
+
+
+def demo_questions(split: Split, *, seed: int = 0, limit: int | None = None) -> list[Question]:
+    """The first `limit` questions of a split of the world with that seed (600 train, 300 dev, 1200 test)."""
+    return make_world(seed).questions(split)[:limit]
+
+
+def demo_corpus(seed: int = 0) -> list[Passage]:
+    """All pages of the world with that seed, of all splits."""
+    return make_world(seed).corpus()
+
+
+def one_hop(part: Part, name: str, relation: Relation, *, known: bool = False) -> Question:
+    """A question that one page answers; `known` if the policy has seen the fact in training."""
+    hop = part.hop(name, relation.key)
+    return _question("one_hop", relation.ask.format(x=name), hop.value, [hop], known=known)
+
+
+def ask(part: Part, kind: str, rng: Random) -> Question:
+    """A random question of one kind (`one_hop`, `bridge`, `three_hop`, `comparison`, `yes_no`), without an id.
+
+    `metadata` holds `kind`, `hops` (searches needed), `path` (the searches in order, each with query and evidence) and
+    `known` (whether the facts are famous).
+    """
+    match kind:
+        case "one_hop":
+            relation = rng.choice(RELATIONS)
+            return one_hop(part, rng.choice(part.named(relation.subject)), relation)
+        case "bridge":
+            return _chain(part, 2, rng)
+        case "three_hop":
+            return _chain(part, 3, rng)
+        case "comparison":
+            return _comparison(part, rng)
+        case "yes_no":
+            return _same_or_not(part, rng)
+    raise ValueError(f"no such kind of question: {kind!r}")
+
+
+def _chain(part: Part, length: int, rng: Random) -> Question:
+    """Follows `length` relations from a random entity and never comes back to one that it has passed."""
+    while True:
+        name = rng.choice(list(part.facts))
+        phrase, hops, passed = name, list[Hop](), {name}
+        while True:
+            leads_on = len(hops) < length - 1
+            relation = rng.choice([r for r in relations_of(part.kinds[name]) if r.phrase or not leads_on])
+            hops.append(part.hop(name, relation.key))
+            if not leads_on:
+                kind = "bridge" if length == 2 else "three_hop"
+                if hops[-1].value not in passed:
+                    return _question(kind, relation.ask.format(x=phrase), hops[-1].value, hops)
+                break
+            phrase, name = relation.phrase.format(x=phrase), hops[-1].value
+            if name in passed:
+                break
+            passed.add(name)
+
+
+def _comparison(part: Part, rng: Random) -> Question:
+    relation = rng.choice([r for r in RELATIONS if r.more])
+    while True:
+        first, second = (part.hop(name, relation.key) for name in rng.sample(part.named(relation.subject), 2))
+        if first.value == second.value:
+            continue
+        answer = larger(relation, first, second)
+        names_asked = [hop.query.removesuffix(f" {relation.key}") for hop in (first, second)]
+        text = f"Which is {relation.more}, {names_asked[0]} or {names_asked[1]}?"
+        return _question("comparison", text, answer, [first, second])
+
+
+def larger(relation: Relation, first: Hop, second: Hop) -> str:
+    """The entity whose value comes later among the relation's classes."""
+    winner = max(first, second, key=lambda hop: relation.target.index(hop.value))
+    return winner.query.removesuffix(f" {relation.key}")
+
+
+def _same_or_not(part: Part, rng: Random) -> Question:
+    relation = rng.choice([r for r in RELATIONS if isinstance(r.target, tuple) and not r.more])
+    same = rng.random() < 0.5
+    while True:
+        names_asked = rng.sample(part.named(relation.subject), 2)
+        first, second = (part.hop(name, relation.key) for name in names_asked)
+        if (first.value == second.value) is same:
+            text = f"Do {names_asked[0]} and {names_asked[1]} have the same {relation.key}?"
+            return _question("yes_no", text, "yes" if same else "no", [first, second])
+
+
+def _question(kind: str, text: str, answer: str, hops: list[Hop], *, known: bool = False) -> Question:
+    metadata: dict[str, Any] = {
+        "kind": kind,
+        "hops": len(hops),
+        "path": [{"query": hop.query, "evidence": hop.evidence} for hop in hops],
+        "known": known,
+    }
+    return Question("", text, (answer,), "demo", metadata)
+
+
+def _values(relation: Relation, chosen: dict[Kind, list[str]]) -> list[str]:
+    return list(relation.target) if isinstance(relation.target, tuple) else chosen[relation.target]

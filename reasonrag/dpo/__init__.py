@@ -1,0 +1,1 @@
+"""Trees to pairs, pairs to a policy."""

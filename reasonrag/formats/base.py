@@ -1,0 +1,47 @@
+"""The Format protocol: steps so far to prompt, completion to action."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+from reasonrag.types import Action, Prompt, Question, Step
+
+
+class Stage(StrEnum):
+    """What the policy decides next (arXiv:2505.14069, sec. 2.2.2)."""
+
+    REASONING = "reasoning"
+    GROUNDING = "grounding"
+    TERMINAL = "terminal"
+
+
+class Format(Protocol):
+    """How one paper writes a trajectory down. Stateless: all it needs is the steps so far."""
+
+    @property
+    def name(self) -> str:
+        """Its key in `FORMATS`."""
+        ...
+
+    @property
+    def append_only(self) -> bool:
+        """Whether each prompt extends the one before it, so that a trajectory is one training row."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the same steps could give another prompt: the texts of the prompt set."""
+        ...
+
+    def stage(self, steps: tuple[Step, ...]) -> Stage:
+        """What comes next after `steps`."""
+        ...
+
+    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
+        """What to ask next. With `final` the policy is asked for its answer and nothing else."""
+        ...
+
+    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
+        """What the completion of `prompt(question, steps, final=final)` decides. Total: never raises."""
+        ...

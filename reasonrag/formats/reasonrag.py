@@ -1,0 +1,146 @@
+"""ReasonRAG's format: reason, ground, reason, answer, each step its own chat (arXiv:2505.14069, Alg. 1, App. F)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reasonrag.formats.base import Stage
+from reasonrag.formats.promptset import PromptSet, fingerprint
+from reasonrag.text import inert, inert_tokens, last_tag, one_line
+from reasonrag.types import Action, Answer, Malformed, Message, Note, Passage, Prompt, Question, Search, Step
+
+PassageOrder = Literal["best_first", "best_last"]
+
+_TAGS = ("query", "evidence", "answer")
+_ALLOWED = {Stage.REASONING: ("query", "answer"), Stage.GROUNDING: ("evidence",)}
+# "put it between <answer> and </answer>", echoed from an instruction, reads as the answer "and".
+_ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
+
+
+class ReasonRAGFormat:
+    """Stages Reasoning, Grounding, Terminal; tags `<query>`, `<evidence>`, `<answer>`; a fresh prompt at each step."""
+
+    name = "reasonrag"
+    append_only = False
+
+    def __init__(
+        self,
+        prompts: PromptSet | None = None,
+        *,
+        passage_order: PassageOrder = "best_first",
+        max_passage_chars: int = 4000,
+    ) -> None:
+        """Read the texts of the three prompts.
+
+        Args:
+            prompts: where the texts come from; the shipped `default` set if None.
+            passage_order: of a search's passages in the grounding prompt. The published tree builder showed the best
+                one last, the published inference showed it first; training and inference must agree.
+            max_passage_chars: longer passages are cut there, with a mark.
+        """
+        texts = prompts or PromptSet.find()
+        self._system = {
+            stage: texts.text(f"reasonrag/{stage}")
+            for stage in (Stage.REASONING.value, Stage.GROUNDING.value, "answer")
+        }
+        self._passage_order = passage_order
+        self._max_passage_chars = max_passage_chars
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the same steps could give another prompt."""
+        return fingerprint(*self._system.values(), self._passage_order, str(self._max_passage_chars))
+
+    def stage(self, steps: Sequence[Step]) -> Stage:
+        """What comes next after `steps`. A step that could not be read leaves the stage as it was."""
+        for step in reversed(steps):
+            if isinstance(step.action, Answer):
+                return Stage.TERMINAL
+            if isinstance(step.action, Search):
+                return Stage.GROUNDING
+            if isinstance(step.action, Note):
+                break
+        return Stage.REASONING
+
+    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
+        """System prompt of the stage, and one user turn: question, previous thoughts, documents when grounding."""
+        stage = self.stage(steps)
+        user = [f"Question: {one_line(inert(question.question))}"]
+        thoughts = [one_line(inert_tokens(s.completion.text)) for s in steps if not isinstance(s.action, Malformed)]
+        if thoughts:
+            user += ["Previous Thoughts:", *thoughts]
+        if final:
+            return self._chat("answer", user, ("answer",))
+        if stage is Stage.GROUNDING:
+            passages = next(s.passages for s in reversed(steps) if isinstance(s.action, Search))
+            user += ["Documents:", *self._documents(passages)]
+        return self._chat(stage.value, user, _ALLOWED[stage])
+
+    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
+        """The last well-formed tag that the stage allows; anything else is `Malformed`. Total and linear-time."""
+        allowed = ("answer",) if final else _ALLOWED[self.stage(steps)]
+        found = last_tag(completion, _TAGS)
+        if found is None:
+            return Malformed("unclosed_tag" if any(f"<{tag}>" in completion for tag in _TAGS) else "no_tag")
+        tag, body = found
+        if tag not in allowed:
+            return Malformed(f"unexpected_{tag}")
+        if not body or body in _ECHOES:
+            return Malformed(f"empty_{tag}")
+        if tag == "query":
+            return Search(body)
+        if tag == "answer":
+            return Answer(body, forced=final)
+        return Note("" if body.lower().rstrip(".") == "none" else body)
+
+    def _chat(self, system: str, user: list[str], tags: tuple[str, ...]) -> Prompt:
+        messages = (Message("system", self._system[system]), Message("user", "\n".join(user)))
+        return Prompt(messages, stop=tuple(f"</{tag}>" for tag in tags))
+
+    def _documents(self, passages: Sequence[Passage]) -> list[str]:
+        if not passages:
+            return ["None found."]
+        shown = passages if self._passage_order == "best_first" else tuple(reversed(passages))
+        lines = []
+        for number, passage in enumerate(shown, 1):
+            text = one_line(inert(passage.text))
+            if len(text) > self._max_passage_chars:
+                text = text[: self._max_passage_chars] + " [cut]"
+            lines += [f"[{number}] {one_line(inert(passage.title))}", text]
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a reader sees in a prompt of this format: enough for a policy without a neural network."""
+
+    question: str
+    thoughts: tuple[str, ...]
+    documents: tuple[tuple[str, str], ...]  # (title, text), in the order shown
+    stage: Stage
+    final: bool
+
+
+def read(prompt: Prompt) -> View:
+    """The inverse of `ReasonRAGFormat.prompt`, from the text alone: no gold answer can leak through it.
+
+    Raises:
+        ValueError: the prompt was not written by this format.
+    """
+    question, _, rest = prompt.messages[-1].content.partition("\n")
+    if not question.startswith("Question: "):
+        raise ValueError("not a prompt of the reasonrag format: its last message does not open with 'Question: '")
+    head, _, documents = f"\n{rest}".partition("\nDocuments:\n")
+    thoughts = head.removeprefix("\nPrevious Thoughts:\n").split("\n") if head.strip() else []
+    lines = documents.split("\n") if documents and documents != "None found." else []
+    pairs = [(title.partition("] ")[2], text) for title, text in zip(lines[::2], lines[1::2], strict=True)]
+    grounding = prompt.stop == ("</evidence>",)
+    return View(
+        question=question.removeprefix("Question: "),
+        thoughts=tuple(thoughts),
+        documents=tuple(pairs),
+        stage=Stage.GROUNDING if grounding else Stage.REASONING,
+        final=prompt.stop == ("</answer>",),
+    )

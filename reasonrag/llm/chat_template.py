@@ -1,0 +1,85 @@
+"""Prompt ↔ text and token ids, by the tokenizer and chat template that a model comes with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reasonrag.errors import ConfigError
+from reasonrag.text import one_line, valid_unicode
+from reasonrag.types import Prompt
+
+
+class ChatTemplate:
+    """A tokenizer with its chat template.
+
+    Attributes:
+        tokenizer: of transformers.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Wrap a loaded tokenizer.
+
+        Raises:
+            ConfigError: it has no chat template.
+        """
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "the model's tokenizer has no chat template, so a chat cannot be shown to it; "
+                "use an instruction-tuned model, or put a chat_template.jinja into its folder"
+            )
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def load(cls, path_or_name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatTemplate:
+        """From a folder or a hub name; only the tokenizer is read.
+
+        Raises:
+            ConfigError: there is no such folder or model, or it has no chat template.
+        """
+        from transformers import AutoTokenizer
+
+        check_folder(path_or_name)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                path_or_name, revision=revision, trust_remote_code=trust_remote_code
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise cannot_load(path_or_name, error) from error
+        return cls(tokenizer)
+
+    def text(self, prompt: Prompt) -> str:
+        """The chat as the model reads it, with the open turn's beginning at its end."""
+        messages = [{"role": m.role, "content": valid_unicode(m.content)} for m in prompt.messages]
+        rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return str(rendered) + valid_unicode(prompt.prefix)
+
+    def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """`[P]` ids of that text. The template writes its own start token, so none is added."""
+        return tuple(self.tokenizer(self.text(prompt), add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens, its blanks untouched."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def check_folder(path_or_name: str) -> None:
+    """Refuse what is plainly a path and leads nowhere, before a hub is asked for it.
+
+    Raises:
+        ConfigError: no such folder.
+    """
+    path = Path(path_or_name).expanduser()
+    looks_like_path = path.is_absolute() or path_or_name.startswith(("./", "../", "~")) or path_or_name.count("/") > 1
+    if looks_like_path and not path.is_dir():
+        raise ConfigError(f"there is no folder {path_or_name!r} to load a model from")
+
+
+def cannot_load(path_or_name: str, error: Exception) -> ConfigError:
+    """What to say when transformers refuses a folder or a name."""
+    reason = one_line(str(error))[:200] or type(error).__name__
+    return ConfigError(
+        f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a hub name; "
+        "a hub name that is not in the local cache needs a network)"
+    )

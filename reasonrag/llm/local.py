@@ -1,0 +1,257 @@
+"""A transformers model in this process: requests of many tasks are gathered into batches by one worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
+from reasonrag.llm.common import public_name
+from reasonrag.llm.row_sampling import Row, generate_rows
+from reasonrag.text import one_line
+from reasonrag.types import Completion, Prompt
+
+log = structlog.get_logger()
+
+# How long a batch that is not full waits for more: the time that finished questions need to come back.
+_WINDOW_S = 0.005
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt: Prompt
+    sampling: Sampling
+    futures: list[Future[Completion]]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    row: Row
+    future: Future[Completion]
+
+
+class TransformersLLM:
+    """A causal language model of transformers. The event loop never blocks on it.
+
+    Samples are reproducible from the seed whatever else is in the batch (see `row_sampling` for how exactly); CPU and
+    GPU draw different numbers from the same seed. Logprobs are at the sampling temperature, at temperature 1 for greedy
+    rows, before top_p.
+
+    Attributes:
+        model: the loaded model, None once closed.
+        chat: its tokenizer and chat template.
+    """
+
+    def __init__(
+        self,
+        path_or_name: str,
+        *,
+        batch_size: int = 16,
+        device: str | None = None,
+        dtype: str | None = None,
+        name: str | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+    ) -> None:
+        """Load the model; this takes seconds to minutes.
+
+        Args:
+            path_or_name: a folder, or a hub name.
+            batch_size: rows at once. Halved for good when the device runs out of memory.
+            device: such as `cuda:0`; a GPU if there is one, else the CPU, if None.
+            dtype: such as `bfloat16`; as stored in the files if None.
+            name: in run identities; the hub name or the folder's own name if None.
+            trust_remote_code: whether to run code that comes with the model.
+            revision: of a hub model.
+
+        Raises:
+            ConfigError: the model cannot be loaded, or it has no chat template.
+        """
+        if batch_size < 1:
+            raise ConfigError(f"batch_size has to be at least 1, not {batch_size}")
+        self.name = name or public_name(path_or_name)
+        self.chat = ChatTemplate.load(path_or_name, revision=revision, trust_remote_code=trust_remote_code)
+        self.model: Any = _load(path_or_name, device, dtype, revision, trust_remote_code)
+        self._end_ids = _neutralise(self.model, self.chat.tokenizer)
+        self._context = int(getattr(self.model.config, "max_position_embeddings", None) or 2**31)
+        self._batch_size = batch_size
+        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._waiting: list[_Waiting] = []
+        self._lock = threading.Lock()  # nothing is queued behind the None that ends the worker
+        self._closed = threading.Event()
+        self._worker = threading.Thread(target=self._work, name=f"llm-{self.name}", daemon=True)
+        self._worker.start()
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """`[n]` completions, with token ids and logprobs. The prompt's tokens are counted on the first one.
+
+        Raises:
+            LLMError: with cause `refused` (the template cannot show the chat), `context_overflow`, `out_of_memory`,
+                `engine` (anything else that generation raises) or `closed`.
+        """
+        futures: list[Future[Completion]] = [Future() for _ in range(sampling.n)]
+        with self._lock:
+            if self._closed.is_set():
+                raise self._closed_error()
+            self._queue.put(_Request(prompt, sampling, futures))
+        first, *others = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        return (first, *(replace(other, prompt_tokens=0) for other in others))
+
+    async def aclose(self) -> None:
+        """End the batch that is running, fail what waits, and let go of the model."""
+        with self._lock:
+            if not self._closed.is_set():
+                self._closed.set()
+                self._queue.put(None)
+        await asyncio.to_thread(self._worker.join)
+        self.model = None
+
+    def _work(self) -> None:
+        while self._gather():
+            self._run(self._next_batch())
+        _fail([item.future for item in self._waiting], self._closed_error())
+
+    def _gather(self) -> bool:
+        """Take requests until a batch is full or the window is over; false once closed."""
+        deadline = time.monotonic() + _WINDOW_S
+        while True:
+            if not self._waiting:
+                request = self._queue.get()
+                deadline = time.monotonic() + _WINDOW_S
+            else:
+                full = len(self._waiting) >= self._batch_size
+                try:
+                    request = self._queue.get(timeout=0.0 if full else max(deadline - time.monotonic(), 0.0))
+                except queue.Empty:
+                    return True
+            if request is None:
+                return False
+            self._accept(request)
+
+    def _accept(self, request: _Request) -> None:
+        try:
+            rows = self._rows(request.prompt, request.sampling)
+        except Exception as error:
+            _fail(request.futures, error if isinstance(error, LLMError) else _failure(self.name, "refused", error))
+            return
+        self._waiting += [_Waiting(row, future) for row, future in zip(rows, request.futures, strict=True)]
+
+    def _rows(self, prompt: Prompt, sampling: Sampling) -> list[Row]:
+        prompt_ids = self.chat.token_ids(prompt)
+        room = self._context - len(prompt_ids)
+        if room < 1:
+            raise LLMError(
+                f"{self.name}: a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self._context}",
+                cause="context_overflow",
+            )
+        seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
+        return [
+            Row(
+                prompt_ids,
+                seed + index,
+                sampling.temperature,
+                sampling.top_p,
+                min(sampling.max_tokens, room),
+                prompt.stop,
+            )
+            for index in range(sampling.n)
+        ]
+
+    def _next_batch(self) -> list[_Waiting]:
+        """The row that waits longest, with those nearest to it in length: little padding, and nobody starves."""
+        if not self._waiting:
+            return []
+        length = len(self._waiting[0].row.prompt_ids)
+        order = sorted(range(len(self._waiting)), key=lambda i: abs(len(self._waiting[i].row.prompt_ids) - length))
+        taken = set(order[: self._batch_size])
+        batch = [self._waiting[i] for i in sorted(taken)]
+        self._waiting = [item for i, item in enumerate(self._waiting) if i not in taken]
+        return [item for item in batch if item.future.set_running_or_notify_cancel()]
+
+    def _run(self, batch: list[_Waiting]) -> None:
+        import torch
+
+        if not batch:
+            return
+        futures = [item.future for item in batch]
+        try:
+            rows = [item.row for item in batch]
+            made = generate_rows(self.model, self.chat, rows, end_ids=self._end_ids, interrupted=self._closed.is_set)
+        except torch.OutOfMemoryError as error:
+            failure = _failure(self.name, "out_of_memory", error)
+        except Exception as error:
+            _fail(futures, _failure(self.name, "engine", error))
+            return
+        else:
+            if self._closed.is_set():
+                _fail(futures, self._closed_error())
+                return
+            for future, completion in zip(futures, made, strict=True):
+                future.set_result(completion)
+            return
+        self._run_in_halves(batch, failure)
+
+    def _run_in_halves(self, batch: list[_Waiting], failure: LLMError) -> None:
+        """After a batch that was too big. Not within its `except`: the traceback holds on to the batch's tensors."""
+        import torch
+
+        torch.cuda.empty_cache()
+        if len(batch) == 1:
+            _fail([batch[0].future], failure)
+            return
+        half = len(batch) // 2
+        self._batch_size = min(self._batch_size, half)
+        log.warning("out of memory, going on with smaller batches", llm=self.name, batch_size=self._batch_size)
+        self._run(batch[:half])
+        self._run(batch[half:])
+
+    def _closed_error(self) -> LLMError:
+        return LLMError(f"{self.name} is closed", cause="closed")
+
+
+def _fail(futures: Iterable[Future[Completion]], failure: LLMError) -> None:
+    for future in futures:
+        with contextlib.suppress(InvalidStateError):  # cancelled by its caller
+            future.set_exception(failure)
+
+
+def _failure(name: str, cause: str, error: Exception) -> LLMError:
+    return LLMError(f"{name}: {type(error).__name__}: {one_line(str(error))[:200]}", cause=cause)
+
+
+def _load(path_or_name: str, device: str | None, dtype: str | None, revision: str | None, trust: bool) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    check_folder(path_or_name)
+    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ConfigError(f"{dtype!r} is no dtype; use float32, bfloat16 or float16")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True
+        )
+        return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
+        raise cannot_load(path_or_name, error) from error
+
+
+def _neutralise(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Forget the sampling defaults that the model comes with (top_k, penalties); returns its end tokens."""
+    from transformers import GenerationConfig
+
+    end = model.generation_config.eos_token_id
+    ends = end if isinstance(end, list) else [end]
+    model.generation_config = GenerationConfig()
+    return frozenset(token for token in [*ends, tokenizer.eos_token_id] if token is not None)

@@ -1,0 +1,278 @@
+"""An LLM behind any OpenAI-compatible server: vLLM, SGLang, llama.cpp, a hosted API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from email.utils import parsedate_to_datetime
+from typing import Literal
+from urllib.parse import urlsplit
+
+import aiohttp
+import structlog
+
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.common import overflows_context, public_name
+from reasonrag.llm.openai_wire import BadReply, Wire, readable, rejected_parameter
+from reasonrag.types import Completion, Prompt
+
+log = structlog.get_logger()
+
+_TRANSIENT = frozenset({408, 409, 425, 429})
+_LONGEST_BACKOFF_S = 30.0
+# Below the 5 s after which uvicorn (vLLM's server) closes an idle connection, so that we let go of it first.
+_KEEP_ALIVE_S = 4.0
+_CHECK_TIMEOUT_S = 15.0
+
+
+class _Transient(Exception):
+    """A failure worth another try, not before `retry_after_s`."""
+
+    def __init__(self, message: str, cause: str = "unreachable", retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.retry_after_s = retry_after_s
+
+
+class _ParameterRejected(Exception):
+    """The server does not know a parameter that it can be asked without."""
+
+
+class ServerLLM:
+    """A model on an OpenAI-compatible server, with retries and bounded concurrency.
+
+    Use one instance in one event loop; after `aclose` it may be used in another.
+
+    Attributes:
+        dropped: parameters that the server refused or ignored (`n`), left out of every request since. Where `seed` is
+            among them samples cannot be reproduced; where `n` is, each sample is a request of its own.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api: Literal["chat", "completions"] = "chat",
+        api_key: str | None = None,
+        timeout_s: float = 300.0,
+        max_retries: int = 5,
+        concurrency: int = 64,
+        name: str | None = None,
+        render: Callable[[Prompt], str] | None = None,
+        vllm: bool = False,
+        logprobs: bool = False,
+        backoff_s: float = 0.5,
+    ) -> None:
+        """Describe the server; nothing is sent before the first call.
+
+        Args:
+            base_url: up to and including the version, such as `http://127.0.0.1:8000/v1`.
+            model: as the server lists it.
+            api: the chat endpoint, whose server applies the chat template, or the completions endpoint.
+            api_key: sent as a bearer token to `base_url` only: redirects are not followed.
+            timeout_s: of one request with all its retries, from the moment it has a slot.
+            max_retries: further attempts after the first one.
+            concurrency: requests in flight; a request that waits for its next attempt keeps its slot.
+            name: in run identities; the model's name if None.
+            render: prompt to text, for the completions endpoint (`ChatTemplate.text`).
+            vllm: whether the server is vLLM. Its own fields bring token ids and stop strings, and neutralise the
+                sampling defaults that it takes from the model's generation config. With the chat endpoint it also
+                continues an open turn (`Prompt.prefix`), which other servers may refuse.
+            logprobs: whether to ask for logprobs. They are reported at temperature 1 and 0 only, as servers give them
+                before the temperature is applied.
+            backoff_s: wait before the first retry, doubled for each further one, with jitter.
+
+        Raises:
+            ConfigError: the URL or the key cannot be used, or `render` does not fit `api`.
+        """
+        _check_url(base_url)
+        if (api == "completions") != (render is not None):
+            raise ConfigError(
+                "the completions endpoint takes a text: give `render` with api='completions' and only then"
+            )
+        if api_key and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
+            raise ConfigError(
+                "the API key holds blanks or characters that no HTTP header may hold; is it cut from a file?"
+            )
+        if concurrency < 1 or timeout_s <= 0 or max_retries < 0:
+            raise ConfigError("concurrency and timeout_s have to be positive, max_retries must not be negative")
+        self.name = name or public_name(model)
+        self.dropped: set[str] = set()
+        self._base_url = base_url.rstrip("/")
+        self._wire = Wire(model, render, vllm, logprobs)
+        self._key = api_key or None
+        self._timeout_s = timeout_s
+        self._max_retries = max_retries
+        self._concurrency = concurrency
+        self._backoff_s = backoff_s
+        self._jitter = random.Random()
+        self._open: tuple[aiohttp.ClientSession, asyncio.Semaphore] | None = None
+
+    def __repr__(self) -> str:
+        return f"ServerLLM({self._base_url!r}, {self._wire.model!r})"
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """`[n]` completions. The prompt's tokens are counted on the first one of each request.
+
+        Raises:
+            LLMError: with cause `refused`, `context_overflow`, `unreachable`, `timeout` or `bad_reply`.
+        """
+        done: list[Completion] = []
+        if sampling.n > 1 and "n" not in self.dropped:
+            done = await self._request(prompt, sampling)
+            if len(done) < sampling.n:
+                self._drop("n")
+        missing = range(len(done), sampling.n)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._request(prompt, _sample(sampling, index))) for index in missing]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        return (*done, *(task.result()[0] for task in tasks))
+
+    async def check(self) -> None:
+        """Whether the server answers and lists the model. A server without that list is taken at its word.
+
+        Raises:
+            ConfigError: it lists other models, or `base_url` leads elsewhere.
+            LLMError: it cannot be reached, or refuses the key.
+        """
+        session, _ = self._session()
+        try:
+            timeout = aiohttp.ClientTimeout(total=min(self._timeout_s, _CHECK_TIMEOUT_S))
+            async with session.get(f"{self._base_url}/models", allow_redirects=False, timeout=timeout) as response:
+                status, raw = response.status, await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise LLMError(
+                f"no server answers at {self._base_url} ({self._shown(str(error).encode()) or type(error).__name__}); "
+                "is it running, and is this its address?",
+                cause="unreachable",
+            ) from error
+        if status in (404, 405, 501):
+            return
+        if status != 200:
+            raise LLMError(f"{self._base_url}/models: HTTP {status}: {self._shown(raw)}", cause="refused")
+        try:
+            listed = json.loads(raw)["data"]
+            names = [str(item["id"]) for item in listed]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{self._base_url}/models is no list of models; base_url has to end in the version, mostly /v1"
+            ) from error
+        if self._wire.model not in names:
+            shown = ", ".join(readable(n.encode(), self._key, limit=80) for n in names[:10]) or "none"
+            raise ConfigError(f"{self._base_url} does not serve {self._wire.model!r}; it lists: {shown}")
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._open is not None:
+            session, _ = self._open
+            self._open = None
+            await session.close()
+
+    def _session(self) -> tuple[aiohttp.ClientSession, asyncio.Semaphore]:
+        if self._open is None:
+            session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._concurrency, keepalive_timeout=_KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            )
+            self._open = session, asyncio.Semaphore(self._concurrency)
+        return self._open
+
+    async def _request(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+        """One request, tried until it is answered, refused or out of time."""
+        session, slots = self._session()
+        attempt, failure = 0, None
+        async with slots:
+            try:
+                async with asyncio.timeout(self._timeout_s) as deadline:
+                    while True:
+                        try:
+                            return await self._attempt(session, prompt, sampling)
+                        except _ParameterRejected as rejected:
+                            self._drop(str(rejected))
+                            continue
+                        except _Transient as error:
+                            failure = error
+                        wait = self._wait_s(attempt, failure.retry_after_s)
+                        left = (deadline.when() or math.inf) - asyncio.get_running_loop().time()
+                        attempt += 1
+                        if attempt > self._max_retries or wait > left:
+                            raise LLMError(f"{self.name}: {failure} (attempt {attempt}, the last)", cause=failure.cause)
+                        await asyncio.sleep(wait)
+            except TimeoutError as error:
+                before = f"; before that: {failure}" if failure else ""
+                raise LLMError(f"{self.name}: no answer in {self._timeout_s:g} s{before}", cause="timeout") from error
+
+    async def _attempt(self, session: aiohttp.ClientSession, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+        body = self._wire.body(prompt, sampling, self.dropped)
+        url = self._base_url + self._wire.route
+        try:
+            async with session.post(url, json=body, allow_redirects=False) as response:
+                status, headers, raw = response.status, response.headers, await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Transient(f"{type(error).__name__}: {self._shown(str(error).encode())}") from error
+        if status == 200:
+            try:
+                return self._wire.completions(raw, prompt, sampling)
+            except BadReply as error:
+                raise _Transient(self._shown(str(error).encode()), "bad_reply") from error
+        message = f"HTTP {status}: {self._shown(raw)}"
+        if status in _TRANSIENT or status >= 500:
+            raise _Transient(message, retry_after_s=_retry_after_s(headers.get("Retry-After", "")))
+        if status in (400, 413, 422) and overflows_context(raw.decode("utf-8", "replace")):
+            raise LLMError(f"{self.name}: {message}", cause="context_overflow")
+        if status in (400, 422) and (parameter := rejected_parameter(raw, body)):
+            raise _ParameterRejected(parameter)
+        if 300 <= status < 400:
+            message = f"HTTP {status}: a redirect, which is not followed; set base_url to where the server is"
+        raise LLMError(f"{self.name}: {message}", cause="refused")
+
+    def _wait_s(self, attempt: int, retry_after_s: float) -> float:
+        backoff = min(self._backoff_s * 2.0**attempt, _LONGEST_BACKOFF_S)
+        return retry_after_s + backoff * self._jitter.uniform(0.5, 1.0)
+
+    def _drop(self, parameter: str) -> None:
+        if parameter not in self.dropped:
+            self.dropped.add(parameter)
+            log.warning("the server does not take a parameter, going on without it", llm=self.name, parameter=parameter)
+
+    def _shown(self, raw: bytes) -> str:
+        return readable(raw, self._key)
+
+
+def _sample(sampling: Sampling, index: int) -> Sampling:
+    seed = None if sampling.seed is None else sampling.seed + index
+    return replace(sampling, n=1, seed=seed)
+
+
+def _check_url(base_url: str) -> None:
+    try:
+        parts = urlsplit(base_url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(f"base_url {base_url!r} is no http or https address, such as http://127.0.0.1:8000/v1")
+    if parts.username or parts.password:
+        raise ConfigError("base_url holds a user name or password; give the key as api_key instead")
+
+
+def _retry_after_s(header: str) -> float:
+    """Seconds from now; both forms of RFC 9110, sec. 10.2.3. 0 where there is none or it cannot be read."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(header).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return 0.0
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0

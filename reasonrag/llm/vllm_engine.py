@@ -1,0 +1,134 @@
+"""A vLLM engine in this process (vLLM's V1 `AsyncLLM`): for jobs that have a GPU and no server beside them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
+from reasonrag.llm.common import cut_at_stop, overflows_context, public_name
+from reasonrag.text import one_line
+from reasonrag.types import Completion, FinishReason, Prompt
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class VLLMEngine:
+    """A model in vLLM. It batches and bounds its own concurrency; use it in one event loop.
+
+    Seeded samples are reproducible on the same hardware and batch; vLLM gives sample `i` the seed `seed + i`, as asked.
+    """
+
+    def __init__(
+        self,
+        path_or_name: str,
+        *,
+        name: str | None = None,
+        revision: str | None = None,
+        engine_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start the engine; this takes a minute or more.
+
+        Args:
+            path_or_name: a folder, or a hub name.
+            name: in run identities; the hub name or the folder's own name if None.
+            revision: of a hub model.
+            engine_args: more of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or `max_model_len`.
+
+        Raises:
+            ConfigError: vLLM is not installed, there is no GPU, or the model cannot be loaded.
+        """
+        try:
+            from vllm import AsyncEngineArgs
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.async_llm import AsyncLLM
+        except ImportError as error:
+            raise ConfigError(
+                f"vLLM cannot be imported ({one_line(str(error))[:120]}); install reasonrag[vllm], or use a vLLM server"
+            ) from error
+        if not current_platform.device_type:
+            raise ConfigError("vLLM finds no GPU on this machine; use the transformers backend or a server")
+        check_folder(path_or_name)
+        self.name = name or public_name(path_or_name)
+        self._chat = ChatTemplate.load(path_or_name, revision=revision)
+        settings: dict[str, Any] = {
+            "model": path_or_name,
+            "revision": revision,
+            "enable_prefix_caching": True,
+            # Else logprobs are those before the temperature is applied.
+            "logprobs_mode": "processed_logprobs",
+            **(engine_args or {}),
+        }
+        try:
+            self._engine: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            raise cannot_load(path_or_name, error) from error
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """`[n]` completions with token ids; with logprobs where `top_p` is 1, as vLLM's are those of the cut nucleus.
+
+        Raises:
+            LLMError: with cause `context_overflow`, `engine` (anything else that vLLM raises) or `closed`.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if self._engine is None:
+            raise LLMError(f"{self.name} is closed", cause="closed")
+        params = SamplingParams(
+            n=sampling.n,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+            stop=list(prompt.stop),
+            include_stop_str_in_output=True,
+            logprobs=0,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        final: Any = None
+        try:
+            tokens = {"prompt_token_ids": list(self._chat.token_ids(prompt))}
+            async for output in self._engine.generate(tokens, params, uuid.uuid4().hex):
+                final = output
+        except Exception as error:
+            cause = "context_overflow" if overflows_context(str(error)) else "engine"
+            raise LLMError(f"{self.name}: {type(error).__name__}: {one_line(str(error))[:200]}", cause=cause) from error
+        return completions(final, prompt.stop, exact_logprobs=sampling.top_p >= 1.0)
+
+    async def aclose(self) -> None:
+        """Stop the engine and free the device."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+
+
+def completions(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> tuple[Completion, ...]:
+    """`[n]` completions from vLLM's `RequestOutput`. The prompt's tokens are counted on the first one.
+
+    Raises:
+        LLMError: the engine ended the request without an output.
+    """
+    if output is None or not output.outputs:
+        raise LLMError("vLLM ended a request without an output", cause="engine")
+    prompt_ids = tuple(output.prompt_token_ids or ())
+    made = []
+    for index, choice in enumerate(sorted(output.outputs, key=lambda c: c.index)):
+        token_ids = tuple(choice.token_ids)
+        text = cut_at_stop(choice.text, stop) or choice.text
+        finish_reason = _FINISH.get(choice.finish_reason, FinishReason.OTHER)
+        logprobs = _sampled_logprobs(choice.logprobs, token_ids) if exact_logprobs else None
+        prompt_tokens = 0 if index else len(prompt_ids)
+        made.append(Completion(text, finish_reason, token_ids, logprobs, prompt_ids, prompt_tokens, len(token_ids)))
+    return tuple(made)
+
+
+def _sampled_logprobs(
+    steps: Sequence[Mapping[int, Any]] | None, token_ids: tuple[int, ...]
+) -> tuple[float, ...] | None:
+    if steps is None or len(steps) != len(token_ids):
+        return None
+    return tuple(float(step[token].logprob) for step, token in zip(steps, token_ids, strict=True))

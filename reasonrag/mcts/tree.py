@@ -1,0 +1,87 @@
+"""A search tree: many trajectories that share prefixes (arXiv:2505.14069, App. A)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from reasonrag.types import Question, Step, Trajectory
+
+
+class Origin(StrEnum):
+    """What brought a node into the tree."""
+
+    ROOT = "root"
+    EXPANSION = "expansion"
+    ROLLOUT = "rollout"  # a step of a completion made to value a node above it (Eq. 1): paid for, so kept
+
+
+@dataclass(slots=True)
+class Node:
+    """A state: the trajectory up to here, and what the search knows about it. The only mutable type in the house.
+
+    `visits` is N(s) of Eq. 7. `value_sum / valued` is Q(s); `valued` counts the visits that had a value to back up,
+    which is less than `visits` where a judge could not be read or a rollout ended without an answer.
+    """
+
+    id: int
+    parent: int | None
+    trajectory: Trajectory
+    origin: Origin
+    children: list[int] = field(default_factory=list)
+    visits: int = 0
+    valued: int = 0
+    value_sum: float = 0.0
+
+    @property
+    def depth(self) -> int:
+        """Steps from the root."""
+        return len(self.trajectory.steps)
+
+    @property
+    def step(self) -> Step | None:
+        """The decision that led here; None at the root."""
+        return self.trajectory.steps[-1] if self.trajectory.steps else None
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the trajectory has ended here, with or without an answer."""
+        return self.trajectory.stop_reason is not None
+
+    @property
+    def value(self) -> float | None:
+        """Q(s): the mean of the values backed up through this node; None while there is none."""
+        return self.value_sum / self.valued if self.valued else None
+
+
+class Tree:
+    """Nodes by id, in the order of their creation; node 0 is the root."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.nodes = [Node(0, None, Trajectory(question), Origin.ROOT)]
+
+    @property
+    def root(self) -> Node:
+        """The state before any step."""
+        return self.nodes[0]
+
+    def add(self, parent: Node, trajectory: Trajectory, origin: Origin) -> Node:
+        """A new child of `parent`; `trajectory` is the parent's with one more step."""
+        node = Node(len(self.nodes), parent.id, trajectory, origin)
+        self.nodes.append(node)
+        parent.children.append(node.id)
+        return node
+
+    def children(self, node: Node) -> list[Node]:
+        """The nodes one step further, oldest first."""
+        return [self.nodes[child] for child in node.children]
+
+    def path_up(self, node: Node) -> Iterator[Node]:
+        """The node, its parent, ... and the root."""
+        while True:
+            yield node
+            if node.parent is None:
+                return
+            node = self.nodes[node.parent]

@@ -1,0 +1,140 @@
+"""Configuration to parts: questions, retriever, format, policy and judge, as every command needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from reasonrag.config import Config, ModelConfig
+from reasonrag.errors import ConfigError
+from reasonrag.formats import FORMATS, Format, PromptSet
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.policies import open_llm
+from reasonrag.questions import load_questions, paragraph_corpus, questions_fingerprint
+from reasonrag.retrieval.base import Retriever
+from reasonrag.rewards.judge import ProcessJudge
+from reasonrag.types import Passage, Question
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of.
+
+    `content` names and checksums what the configuration points at: if any of it changes, so may the results.
+    """
+
+    questions: list[Question]
+    retriever: Retriever
+    format: Format
+    policy: LLM
+    judge: LLM | None  # only where nodes are valued by one
+    content: dict[str, str]
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        for part in (self.policy, self.judge, self.retriever):
+            if part is not None:
+                await part.aclose()
+
+
+def open_parts(config: Config) -> Parts:
+    """Everything that the configuration names.
+
+    Raises:
+        ConfigError, DataError: something is not there or cannot work; one line says what and what to do.
+    """
+    questions = open_questions(config)
+    retriever = open_retriever(config, questions)
+    format = open_format(config)
+    policy = open_llm(config.policy, "policy")
+    content = {
+        "questions": questions_fingerprint(questions),
+        "corpus": retriever.fingerprint,
+        "prompts": format.fingerprint,
+        "policy": policy.name,
+    }
+    judge = None
+    if config.value.kind == "judge":
+        # Eq. 6: the policy itself is the judge unless another model is named.
+        fallback = {} if config.judge.spec else {"spec": config.policy.spec, "model": config.policy.model}
+        judge = open_llm(config.judge.model_copy(update=fallback), "judge")
+        content |= {"judge": judge.name, "judge_prompt": open_judge(judge, config).fingerprint}
+    return Parts(questions, retriever, format, policy, judge, content)
+
+
+def open_questions(config: Config) -> list[Question]:
+    """The questions of `questions.dataset`."""
+    wanted = config.questions
+    if wanted.dataset is None:
+        raise ConfigError("no questions: give --dataset a name (hotpotqa, ...), `demo`, or a JSONL or Parquet file")
+    if wanted.dataset == "demo":
+        from reasonrag.demo import demo_questions
+
+        if wanted.split not in (None, "train", "dev", "test"):
+            raise ConfigError(f"the demo world has the splits train, dev and test, not {wanted.split!r}")
+        return demo_questions(wanted.split or "train", seed=wanted.world_seed, limit=wanted.limit)
+    return load_questions(wanted.dataset, split=wanted.split, limit=wanted.limit, seed=config.seed)
+
+
+def open_retriever(config: Config, questions: list[Question]) -> Retriever:
+    """A retrieval server, an index over the given corpus, or one over the paragraphs that the questions carry."""
+    wanted = config.retrieval
+    if wanted.url:
+        from reasonrag.retrieval.remote import RemoteRetriever
+
+        return RemoteRetriever(wanted.url, timeout_s=wanted.timeout_s, identity=wanted.identity)
+    from reasonrag.retrieval.bm25 import BM25Retriever
+
+    return BM25Retriever.open(_corpus(config, questions), cache=Path(wanted.cache).expanduser() / "bm25")
+
+
+def _corpus(config: Config, questions: list[Question]) -> Path | list[Passage]:
+    if config.retrieval.corpus is not None:
+        return Path(config.retrieval.corpus)
+    if config.questions.dataset == "demo":
+        from reasonrag.demo import demo_corpus
+
+        return demo_corpus(config.questions.world_seed)
+    return paragraph_corpus(questions)
+
+
+def open_format(config: Config) -> Format:
+    """The format by name, with its prompt texts."""
+    if config.format.name not in FORMATS:
+        raise ConfigError(f"format {config.format.name!r} is unknown; known: {', '.join(FORMATS)}")
+    return FORMATS[config.format.name](
+        PromptSet.find(config.format.prompts),
+        passage_order=config.retrieval.passage_order,
+        max_passage_chars=config.retrieval.max_passage_chars,
+    )
+
+
+def open_judge(llm: LLM, config: Config) -> ProcessJudge:
+    """The process judge of Eq. 6 on a given model."""
+    return ProcessJudge(llm, PromptSet.find(config.format.prompts), sampling=sampling(config.judge))
+
+
+def sampling(model: ModelConfig) -> Sampling:
+    """How a configured model is sampled."""
+    return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A part that can say whether it would work."""
+
+    async def check(self) -> None:
+        """One clear error if it would not."""
+        ...
+
+
+async def check(parts: Parts) -> None:
+    """Ask servers whether they are there, before anything is paid for.
+
+    Raises:
+        LLMError, RetrievalError, ConfigError: one clear line.
+    """
+    servers = [p for p in (parts.policy, parts.judge, parts.retriever) if isinstance(p, Checkable)]
+    await asyncio.gather(*(server.check() for server in servers))

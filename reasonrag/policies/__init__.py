@@ -1,0 +1,142 @@
+"""`--policy` and `--judge`: from what a person types to an LLM."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from reasonrag.config import ModelConfig
+from reasonrag.errors import ConfigError
+from reasonrag.llm.base import LLM
+
+Role = Literal["policy", "judge"]
+
+PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
+CHOICES = (
+    "http://HOST:PORT/v1 with --model (vLLM, SGLang, any OpenAI-compatible server), hf:NAME_OR_PATH (transformers in "
+    "this process), vllm:NAME_OR_PATH (vLLM in this process), demo (a tiny model for the demo world), extractive (no "
+    "neural network), python:PACKAGE.MODULE:FACTORY (your own)"
+)
+
+
+def open_llm(config: ModelConfig, role: Role) -> LLM:
+    """The model that the configuration, `REASONRAG_POLICY` or `REASONRAG_JUDGE`, or this machine's GPU calls for.
+
+    Raises:
+        ConfigError: nothing is chosen and there is no GPU, the choice is unknown, or it cannot work here.
+    """
+    spec = config.spec or os.environ.get(f"REASONRAG_{role.upper()}") or _default(role)
+    scheme, _, rest = spec.partition(":")
+    if scheme not in BACKENDS:
+        raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {CHOICES}")
+    return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
+
+
+def has_gpu() -> bool:
+    """Whether torch is installed and sees a CUDA device."""
+    if find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _default(role: Role) -> str:
+    if not has_gpu():
+        raise ConfigError(f"no --{role} is given and there is no GPU for {PAPER_POLICY}; choose one of: {CHOICES}")
+    return f"{'vllm' if find_spec('vllm') else 'hf'}:{PAPER_POLICY}"
+
+
+def _server(url: str, config: ModelConfig) -> LLM:
+    from reasonrag.llm.server import ServerLLM
+
+    if config.model is None:
+        raise ConfigError(f"{url} needs the name of the model that it serves: add --model (or --judge-model)")
+    return ServerLLM(
+        url,
+        config.model,
+        api=config.api,
+        api_key=os.environ.get(config.api_key_env),
+        timeout_s=config.timeout_s,
+        max_retries=config.max_retries,
+        concurrency=config.concurrency,
+        logprobs=config.logprobs,
+    )
+
+
+def _transformers(name: str, config: ModelConfig) -> LLM:
+    from reasonrag.llm.local import TransformersLLM
+
+    return TransformersLLM(
+        name,
+        batch_size=config.batch_size,
+        device=config.device,
+        dtype=config.dtype,
+        name=_identity("hf", name, config.revision),
+        trust_remote_code=config.trust_remote_code,
+        revision=config.revision,
+    )
+
+
+def _vllm(name: str, config: ModelConfig) -> LLM:
+    from reasonrag.llm.vllm_engine import VLLMEngine
+
+    return VLLMEngine(
+        name,
+        dtype=config.dtype,
+        name=_identity("vllm", name, config.revision),
+        trust_remote_code=config.trust_remote_code,
+        revision=config.revision,
+    )
+
+
+def _demo(rest: str, config: ModelConfig) -> LLM:
+    from reasonrag.demo import policy_folder
+
+    return _transformers(str(policy_folder()), config.model_copy(update={"device": "cpu", "dtype": "float32"}))
+
+
+def _extractive(rest: str, config: ModelConfig) -> LLM:
+    from reasonrag.policies.extractive import ExtractiveLLM
+
+    return ExtractiveLLM()
+
+
+def _plugin(path: str, config: ModelConfig) -> LLM:
+    """`package.module:factory`; the factory is called with the `ModelConfig`."""
+    module, _, name = path.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"python:{path} cannot be imported ({error}); write python:PACKAGE.MODULE:FACTORY") from error
+    llm: LLM = factory(config)
+    return llm
+
+
+BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
+    "http": _server,
+    "https": _server,
+    "hf": _transformers,
+    "vllm": _vllm,
+    "demo": _demo,
+    "extractive": _extractive,
+    "python": _plugin,
+}
+
+
+def _identity(scheme: str, name: str, revision: str | None) -> str:
+    """A Hub id with its revision, or a folder's name with a checksum: of its JSON files, and the sizes of the others."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return f"{scheme}:{name}" + (f"@{revision}" if revision else "")
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.is_file()):
+        digest.update(f"{path.name}:{path.stat().st_size}\0".encode())
+        if path.suffix == ".json":
+            digest.update(path.read_bytes())
+    return f"{scheme}:{folder.resolve().name}@{digest.hexdigest()[:12]}"

@@ -1,0 +1,122 @@
+"""What a running build shows: a live panel on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from reasonrag.build import Build
+from reasonrag.config import Config
+
+_PLAIN_EVERY_S = 10.0
+
+
+class Panel:
+    """Renders a build's progress; rich asks again several times a second."""
+
+    def __init__(self, build: Build) -> None:
+        self.build = build
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The bar and one line of figures."""
+        progress = self.build.progress
+        yield ProgressBar(total=max(progress.total, 1), completed=progress.done + progress.failed, width=60)
+        yield line(self.build)
+
+
+def line(build: Build) -> str:
+    """Counts, rate, tokens, cost and time left, in one line."""
+    progress = build.progress
+    rate = progress.calls / max(progress.seconds, 1e-9)
+    prompt = sum(model.prompt_tokens for model in progress.models)
+    written = sum(model.completion_tokens for model in progress.models)
+    parts = [
+        f"{progress.done}/{progress.total} questions",
+        f"{progress.failed} failed",
+        f"{progress.nodes} nodes",
+        f"{progress.pairs} pairs",
+        f"{progress.calls} calls ({rate:.0f}/s)",
+        f"{prompt + written} tokens",
+    ]
+    if (cost := build_cost(build.config, build)) is not None:
+        parts.append(f"cost {cost:.2f}")
+    if progress.eta_s is not None:
+        parts.append(f"{duration(progress.eta_s)} left")
+    return ", ".join(parts)
+
+
+def build_cost(config: Config, build: Build) -> float | None:
+    """What this process has spent; None where a price is unknown."""
+    prices = {"policy": config.policy, "judge": config.judge}
+    costs = [prices[m.kind].cost(m.prompt_tokens, m.completion_tokens) for m in build.progress.models]
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people.
+
+    >>> duration(75), duration(7300)
+    ('1 min 15 s', '2 h 1 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+@contextlib.asynccontextmanager
+async def shown(build: Build, console: Console) -> AsyncIterator[None]:
+    """Show the build's progress while the body runs."""
+    if console.is_terminal:
+        with Live(Panel(build), console=console, refresh_per_second=4, transient=True):
+            yield
+        return
+    ticker = asyncio.create_task(_tick(build, console))
+    try:
+        yield
+    finally:
+        ticker.cancel()
+        console.print(line(build), markup=False, highlight=False, soft_wrap=True)
+
+
+async def _tick(build: Build, console: Console) -> None:
+    while True:
+        await asyncio.sleep(_PLAIN_EVERY_S)
+        console.print(line(build), markup=False, highlight=False, soft_wrap=True)
+
+
+def summary_table(summary: dict[str, object]) -> Table:
+    """The figures of `run.json` that a person wants to see at the end."""
+    table = Table(title="build-tree", show_header=False, title_justify="left")
+    for name, value in _figures(summary):
+        table.add_row(name, value)
+    return table
+
+
+def _figures(summary: dict[str, object]) -> list[tuple[str, str]]:
+    questions, trees, pairs, calls = (summary[k] for k in ("questions", "trees", "pairs", "calls"))
+    assert (
+        isinstance(questions, dict) and isinstance(trees, dict) and isinstance(pairs, dict) and isinstance(calls, dict)
+    )
+    rows = [("questions", f"{questions['finished']} of {questions['total']}")]
+    rows += [(f"  failed: {cause}", str(count)) for cause, count in questions["failed"].items()]
+    rows += [("nodes", str(trees["nodes"])), ("complete trajectories", str(trees["complete_trajectories"]))]
+    if trees["mean_f1"] is not None:
+        rows += [("mean F1 of these", f"{trees['mean_f1']:.3f}")]
+    rows += [("pairs", f"{pairs['total']} (train {pairs['train']}, test {pairs['test']})")]
+    rows += [(f"  {kind}", str(count)) for kind, count in pairs["by_type"].items()]
+    for kind, used in calls.items():
+        rows.append((f"{kind} calls", str(used["calls"])))
+        if used["prompt_tokens"] or used["completion_tokens"]:
+            rows.append((f"{kind} tokens", f"{used['prompt_tokens']} in, {used['completion_tokens']} out"))
+        if used["cost"] is not None:
+            rows.append((f"{kind} cost", f"{used['cost']:.2f}"))
+    rows.append(("seconds", f"{summary['seconds']}"))
+    return rows

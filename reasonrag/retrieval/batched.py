@@ -1,0 +1,155 @@
+"""Many tasks, one lookup: queries asked at the same moment travel together, and none is looked up twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from reasonrag.errors import RetrievalError
+from reasonrag.retrieval.base import Retriever
+from reasonrag.types import Passage
+
+Ranking = tuple[Passage, ...]
+
+
+class SearchStore(Protocol):
+    """Keeps rankings, so that a query is looked up once per run (or once ever, if the store outlives the run)."""
+
+    def get(self, query: str, top_k: int) -> Ranking | None:
+        """The ranking kept for this query and `top_k`, or None."""
+        ...
+
+    def put(self, query: str, top_k: int, passages: Ranking) -> None:
+        """Keep a ranking."""
+        ...
+
+
+class MemoryStore:
+    """A store that lives as long as the process."""
+
+    def __init__(self) -> None:
+        self._rankings: dict[tuple[str, int], Ranking] = {}
+
+    def get(self, query: str, top_k: int) -> Ranking | None:
+        """The ranking kept for this query and `top_k`, or None."""
+        return self._rankings.get((query, top_k))
+
+    def put(self, query: str, top_k: int, passages: Ranking) -> None:
+        """Keep a ranking."""
+        self._rankings[query, top_k] = passages
+
+
+class _Batch:
+    """Queries that wait for the same lookup."""
+
+    def __init__(self) -> None:
+        self.futures: dict[str, asyncio.Future[Ranking]] = {}
+        self.full = asyncio.Event()
+
+
+class BatchedRetriever:
+    """Collects the queries of many trees into few calls of `inner`.
+
+    `asked` counts the queries that came in (empty ones apart), `looked_up` those that `inner` answered.
+    """
+
+    def __init__(
+        self, inner: Retriever, *, window_s: float = 0.002, max_batch: int = 256, store: SearchStore | None = None
+    ) -> None:
+        """Wrap a retriever.
+
+        Args:
+            inner: what finds the passages.
+            window_s: how long the first query of a batch waits for others.
+            max_batch: queries in one call at most; a full batch leaves at once.
+            store: keeps the rankings; the memory of this process if None.
+        """
+        self._inner = inner
+        self._window_s = window_s
+        self._max_batch = max_batch
+        self._store = store if store is not None else MemoryStore()
+        self._open: dict[int, _Batch] = {}  # by top_k: still taking queries
+        self._in_flight: dict[tuple[str, int], asyncio.Future[Ranking]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.asked = 0
+        self.looked_up = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the inner retriever: batching changes no ranking."""
+        return self._inner.fingerprint
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
+        """`[len(queries)]` rankings, as `inner` gives them.
+
+        Raises:
+            RetrievalError: `inner` failed. Everybody who waits for that lookup gets it; the next to ask tries again.
+        """
+        found: list[Ranking | asyncio.Future[Ranking]] = [self._find(query, top_k) for query in queries]
+        # Shielded: who gives up waiting must not take the answer from the others.
+        pending = {future: asyncio.shield(future) for future in found if isinstance(future, asyncio.Future)}
+        await asyncio.gather(*pending.values())
+        return [item.result() if isinstance(item, asyncio.Future) else item for item in found]
+
+    async def aclose(self) -> None:
+        """Give up what is still being looked up and close the inner retriever."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._inner.aclose()
+
+    def _find(self, query: str, top_k: int) -> Ranking | asyncio.Future[Ranking]:
+        if not query.strip():
+            return ()
+        self.asked += 1
+        known = self._in_flight.get((query, top_k)) or self._store.get(query, top_k)
+        return self._enqueue(query, top_k) if known is None else known
+
+    def _enqueue(self, query: str, top_k: int) -> asyncio.Future[Ranking]:
+        batch = self._open.get(top_k)
+        if batch is None:
+            batch = self._open[top_k] = _Batch()
+            task = asyncio.create_task(self._look_up(batch, top_k))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        future: asyncio.Future[Ranking] = asyncio.get_running_loop().create_future()
+        batch.futures[query] = self._in_flight[query, top_k] = future
+        if len(batch.futures) >= self._max_batch:
+            self._close(batch, top_k)
+        return future
+
+    def _close(self, batch: _Batch, top_k: int) -> None:
+        if self._open.get(top_k) is batch:
+            del self._open[top_k]
+        batch.full.set()
+
+    async def _look_up(self, batch: _Batch, top_k: int) -> None:
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(batch.full.wait(), self._window_s)
+            self._close(batch, top_k)
+            rankings = await self._inner.search(list(batch.futures), top_k)
+            if len(rankings) != len(batch.futures):
+                raise RetrievalError(
+                    f"asked for {len(batch.futures)} rankings, got {len(rankings)}", cause="misaligned"
+                )
+            for (query, future), ranking in zip(batch.futures.items(), rankings, strict=True):
+                self._store.put(query, top_k, ranking)
+                self.looked_up += 1
+                future.set_result(ranking)
+        except asyncio.CancelledError:
+            self._fail(batch, RetrievalError("the lookup was given up", cause="closed"))
+            raise
+        except Exception as error:
+            self._fail(batch, error)
+        finally:
+            self._close(batch, top_k)
+            for query in batch.futures:
+                del self._in_flight[query, top_k]
+
+    def _fail(self, batch: _Batch, error: Exception) -> None:
+        for future in batch.futures.values():
+            if not future.done():
+                future.set_exception(error)

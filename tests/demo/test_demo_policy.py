@@ -1,0 +1,59 @@
+import hashlib
+import json
+
+import pytest
+
+from reasonrag.demo import policy_folder
+from reasonrag.demo.measure import measure
+from reasonrag.demo.train import Recipe, train_policy
+from reasonrag.demo.world import demo_questions
+from reasonrag.llm.local import TransformersLLM
+
+SMOKE = Recipe(steps=3, dev_questions=5)
+
+
+def checksum(folder):
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_the_shipped_policy_is_the_one_that_its_training_report_describes():
+    report = json.loads((policy_folder() / "training.json").read_text())
+    assert report["sha256"] == checksum(policy_folder())
+    assert report["seed"] == 0
+    assert (policy_folder() / "model.safetensors").stat().st_size < 10_000_000
+
+
+def test_the_shipped_folder_holds_no_code_and_no_pickle():
+    assert {path.suffix for path in policy_folder().iterdir()} <= {".json", ".jinja", ".safetensors"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_seed", [0, 7])
+def test_the_shipped_policy_answers_about_half_of_the_held_out_questions(world_seed):
+    llm = TransformersLLM(str(policy_folder()), batch_size=64)
+    questions = demo_questions("test", seed=world_seed, limit=200)
+    figures = measure(llm, questions, temperature=0.0, world_seed=world_seed)
+    assert 0.35 <= figures["all"]["em"] <= 0.65
+    assert figures["all"]["malformed"] < 0.03
+    assert figures["one_hop"]["searches"] > 1.2
+
+
+@pytest.mark.slow
+def test_training_writes_a_policy_that_loads_and_a_report_of_it(tmp_path):
+    lines = []
+    report = train_policy(tmp_path / "policy", seed=3, recipe=SMOKE, log=lines.append)
+    assert report == json.loads((tmp_path / "policy" / "training.json").read_text())
+    assert report["sha256"] == checksum(tmp_path / "policy")
+    assert report["dev"]["temperature 0"]["all"]["n"] == 5
+    assert lines
+    llm = TransformersLLM(str(tmp_path / "policy"))
+    assert measure(llm, demo_questions("dev", limit=2), temperature=1.0)["all"]["n"] == 2
+
+
+@pytest.mark.slow
+def test_training_twice_with_one_seed_gives_the_same_file(tmp_path):
+    sums = {
+        name: train_policy(tmp_path / name, seed=seed, recipe=SMOKE, log=lambda _: None)["sha256"]
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    }
+    assert sums["a"] == sums["b"] != sums["c"]

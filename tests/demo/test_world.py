@@ -1,0 +1,164 @@
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from reasonrag.demo.lexicon import KINDS, SPLITS, famous_names, names, words
+from reasonrag.demo.world import demo_corpus, demo_questions, famous_part, make_world
+from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.text import exact_match
+
+SEEDS = (0, 7)
+AT_LEAST = {"train": 600, "dev": 300, "test": 1200}
+
+
+def subjects(question):
+    return {hop["query"].rpartition(" ")[0] for hop in question.metadata["path"]}
+
+
+def test_every_word_of_the_lexicon_is_one_word_only():
+    assert [word for word, count in Counter(words()).items() if count > 1] == []
+
+
+def test_no_name_belongs_to_two_splits_or_is_famous():
+    pools = [names(kind, split) for kind in KINDS for split in SPLITS] + [famous_names(kind) for kind in KINDS]
+    every = [name for pool in pools for name in pool]
+    assert len(every) == len(set(every))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_parts_of_a_world_share_no_entity(seed):
+    world = make_world(seed)
+    every = [name for part in (*world.parts.values(), world.famous) for name in part.facts]
+    assert len(every) == len(set(every))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_questions_touch_entities_of_their_own_split_or_famous_ones(seed, split):
+    own, famous = set(make_world(seed).parts[split].facts), set(famous_part().facts)
+    for question in demo_questions(split, seed=seed):
+        assert subjects(question) <= (famous if question.metadata["known"] else own)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_test_entity_of_one_world_is_never_a_training_entity_of_another(split):
+    here, there = make_world(0).parts, make_world(7).parts
+    for other in set(SPLITS) - {split}:
+        assert not set(here[split].facts) & set(there[other].facts)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_pages_of_the_gold_path_lead_to_the_answer(seed, split):
+    pages = {page.title: page.text.split("; ") for page in demo_corpus(seed)}
+    for question in demo_questions(split, seed=seed):
+        path = question.metadata["path"]
+        assert len(path) == question.metadata["hops"]
+        for hop in path:
+            assert hop["evidence"] in pages[hop["query"].rpartition(" ")[0]]
+        values = [hop["evidence"].removeprefix(hop["query"]).strip() for hop in path]
+        match question.metadata["kind"]:
+            case "yes_no":
+                assert question.golden_answers == ("yes" if values[0] == values[1] else "no",)
+            case "comparison":
+                assert values[0] != values[1]
+                assert question.golden_answers[0] in subjects(question)
+            case _:
+                assert question.golden_answers == (values[-1],)
+                assert [hop["query"].rpartition(" ")[0] for hop in path[1:]] == values[:-1]
+
+
+def test_a_comparison_is_won_by_the_later_class():
+    order = ["tiny", "small", "large", "huge", "poor", "modest", "solid", "rich"]
+    for question in demo_questions("test"):
+        if question.metadata["kind"] == "comparison":
+            path = question.metadata["path"]
+            best = max(path, key=lambda hop: order.index(hop["evidence"].rpartition(" ")[2]))
+            assert question.golden_answers == (best["query"].rpartition(" ")[0],)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_questions_are_many_and_all_different(split):
+    questions = demo_questions(split)
+    assert len(questions) >= AT_LEAST[split]
+    assert len({q.question for q in questions}) == len(questions)
+    assert all(q.dataset == "demo" and q.metadata["split"] == split for q in questions)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ids_are_unique_over_splits_and_pages(seed):
+    ids = [q.id for split in SPLITS for q in demo_questions(split, seed=seed)] + [p.id for p in demo_corpus(seed)]
+    assert len(ids) == len(set(ids))
+
+
+def test_ids_are_stable_and_name_the_split():
+    assert demo_questions("test", limit=124)[123].id == "demo-test-000123"
+    assert demo_questions("dev", seed=7, limit=1)[0].id == "demo-7-dev-000000"
+
+
+def test_no_question_is_in_two_splits():
+    texts = [q.question for split in SPLITS for q in demo_questions(split)]
+    assert len(texts) == len(set(texts))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_short_list_is_the_beginning_of_a_long_one_and_mixes_the_kinds(split):
+    short = demo_questions(split, limit=40)
+    assert short == demo_questions(split)[:40]
+    assert {q.metadata["kind"] for q in short} == {"one_hop", "bridge", "three_hop", "comparison", "yes_no"}
+    assert sum(q.metadata["known"] for q in short) == 4
+
+
+def test_yes_and_no_are_about_equally_frequent():
+    answers = Counter(q.golden_answers[0] for q in demo_questions("test") if q.metadata["kind"] == "yes_no")
+    assert 0.35 < answers["yes"] / answers.total() < 0.65
+
+
+def test_famous_facts_are_the_same_in_every_world_and_others_are_not():
+    assert make_world(0).famous == make_world(7).famous
+    assert make_world(0).parts != make_world(7).parts
+
+
+def test_the_world_does_not_depend_on_the_hash_seed():
+    code = (
+        "import hashlib; from reasonrag.demo.world import demo_corpus, demo_questions; "
+        "rows = [(q.id, q.question, q.golden_answers, q.metadata) for s in ('train', 'dev', 'test') "
+        "for q in demo_questions(s, seed=3)]; "
+        "print(hashlib.sha256(repr((rows, demo_corpus(3))).encode()).hexdigest())"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "42")
+    ]
+    assert len(set(runs)) == 1
+
+
+async def found_share(seed, retriever):
+    hops = [hop for split in SPLITS for q in demo_questions(split, seed=seed) for hop in q.metadata["path"]]
+    rankings = await retriever.search([hop["query"] for hop in hops], 1)
+    return sum(
+        exact_match(ranking[0].title, [hop["query"].rpartition(" ")[0]])
+        for hop, ranking in zip(hops, rankings, strict=True)
+    ) / len(hops)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gold_queries_find_the_entity_s_own_page_first(seed, tmp_path):
+    async def share():
+        retriever = BM25Retriever.open(demo_corpus(seed), cache=tmp_path)
+        try:
+            return await found_share(seed, retriever)
+        finally:
+            await retriever.aclose()
+
+    assert asyncio.run(share()) > 0.98

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tiny import save_tiny_model
+
+from reasonrag.llm.local import TransformersLLM
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(tiny_model: Path):
+    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
+    yield llm
+    asyncio.run(llm.aclose())

@@ -1,0 +1,192 @@
+"""An OpenAI-compatible server on loopback that misbehaves on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+Reply = Callable[[dict[str, Any]], str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer with this status and body instead. `{authorization}` in the body becomes the request's header."""
+
+    status: int = 200
+    body: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True)
+class Disconnect:
+    """Close the connection after `sent` bytes of a longer body; with 0, without any answer (a stale keep-alive)."""
+
+    sent: int = 0
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Answer well, but after this long."""
+
+    seconds: float
+
+
+Fault = Answer | Disconnect | Slow
+
+
+class FakeOpenAI:
+    """`/v1/chat/completions`, `/v1/completions` and `/v1/models`, in a thread of its own.
+
+    with FakeOpenAI(lambda request: "<answer>Jaws</answer>") as server:
+        ServerLLM(server.base_url, "fake")
+
+    Attributes:
+        requests: the bodies received, in order.
+        headers: their headers.
+        arrived_at: their times, `time.monotonic()`.
+        most_in_flight: requests that were being answered at once.
+        peers: client connections seen.
+    """
+
+    def __init__(
+        self,
+        reply: Reply = lambda request: "ok",
+        faults: Iterable[Fault] = (),
+        *,
+        models: tuple[str, ...] | None = ("fake",),
+        ignores_n: bool = False,
+        ignores_stop: bool = False,
+        strict: tuple[str, ...] = (),
+        latency_s: float = 0.0,
+        edit: Callable[[dict[str, Any], dict[str, Any]], None] = lambda request, answer: None,
+    ) -> None:
+        """Plan the server.
+
+        Args:
+            reply: request to text. Called once per choice, with that choice's `seed`.
+            faults: one per request from the first on; good answers follow.
+            models: listed under `/v1/models`; None is a server without that route.
+            ignores_n: answers with one choice whatever was asked for.
+            ignores_stop: writes on after the stop strings.
+            strict: parameters refused with status 400.
+            latency_s: of every good answer.
+            edit: changes a good answer, given the request, before it is sent.
+        """
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.arrived_at: list[float] = []
+        self.peers: set[Any] = set()
+        self.most_in_flight = 0
+        self._in_flight = 0
+        self._reply, self._faults, self._models = reply, iter(tuple(faults)), models
+        self._ignores_n, self._ignores_stop, self._strict = ignores_n, ignores_stop, strict
+        self._latency_s, self._edit = latency_s, edit
+        self._port: int | None = None
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    def start(self) -> FakeOpenAI:
+        self._thread.start()
+        assert self._ready.wait(10), "the fake server did not start"
+        return self
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        self._loop.close()
+
+    def __enter__(self) -> FakeOpenAI:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def _serve(self) -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._completions)
+        app.router.add_post("/v1/completions", self._completions)
+        if self._models is not None:
+            app.router.add_get("/v1/models", self._list)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self._port = runner.addresses[0][1]
+        self._ready.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": name} for name in self._models or ()]})
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        self.arrived_at.append(time.monotonic())
+        body = await request.json()
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        self.peers.add(request.transport.get_extra_info("peername") if request.transport else None)
+        self._in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        try:
+            return await self._answer(request, body)
+        finally:
+            self._in_flight -= 1
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        fault = next(self._faults, None)
+        if isinstance(fault, Answer):
+            text = fault.body.replace("{authorization}", request.headers.get("Authorization", ""))
+            return web.Response(
+                status=fault.status, text=text, headers=dict(fault.headers), content_type=fault.content_type
+            )
+        if isinstance(fault, Disconnect):
+            return await self._hang_up(request, fault.sent)
+        await asyncio.sleep(fault.seconds if isinstance(fault, Slow) else self._latency_s)
+        for name in self._strict:
+            if name in body:
+                error = {"message": f"Unsupported parameter: '{name}' is not supported.", "param": name}
+                return web.json_response({"error": error}, status=400)
+        answer = self._good(body)
+        self._edit(body, answer)
+        return web.json_response(answer)
+
+    async def _hang_up(self, request: web.Request, sent: int) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
+        if sent:
+            await response.prepare(request)
+            await response.write(b"{" * sent)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    def _good(self, body: dict[str, Any]) -> dict[str, Any]:
+        n = 1 if self._ignores_n else body.get("n", 1)
+        choices, written = [], 0
+        for index in range(n):
+            seed = body.get("seed")
+            text = self._reply({**body, "seed": None if seed is None else seed + index})
+            written += len(text.split())
+            reason = "length"
+            if not self._ignores_stop:
+                ends = [text.find(mark) for mark in body.get("stop") or [] if mark in text]
+                text, reason = (text[: min(ends)], "stop") if ends else (text, "stop")
+            chat = "messages" in body
+            content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+            choices.append({"index": index, "finish_reason": reason, **content})
+        asked = json.dumps(body.get("messages") or body.get("prompt"))
+        usage = {"prompt_tokens": len(asked.split()), "completion_tokens": written}
+        return {"object": "chat.completion", "model": body.get("model"), "choices": choices, "usage": usage}

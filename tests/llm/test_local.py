@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import save_tiny_model
+
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.local import TransformersLLM
+from reasonrag.types import Completion, FinishReason, Message, Prompt
+
+PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
+OTHERS = [Prompt((Message("user", "The river runs through the old town. " * count),)) for count in range(1, 8)]
+SAMPLING = Sampling(max_tokens=24, seed=11)
+
+
+def ask(llm: TransformersLLM, prompt: Prompt = PROMPT, sampling: Sampling = SAMPLING) -> tuple[Completion, ...]:
+    return asyncio.run(llm.complete(prompt, sampling))
+
+
+def ask_together(llm: TransformersLLM, requests: list[tuple[Prompt, Sampling]]) -> list[tuple[Completion, ...]]:
+    async def run():
+        return await asyncio.gather(*(llm.complete(prompt, sampling) for prompt, sampling in requests))
+
+    return asyncio.run(run())
+
+
+def forward(llm: TransformersLLM, completion: Completion, temperature: float = 1.0) -> torch.Tensor:
+    """`[T, V]` log-probabilities of a plain forward pass at the completion's positions."""
+    ids = torch.tensor([[*completion.prompt_token_ids, *completion.token_ids]])
+    with torch.no_grad():
+        logits = llm.model(ids).logits[0, len(completion.prompt_token_ids) - 1 : -1]
+    return torch.log_softmax(logits.float() / temperature, dim=-1)
+
+
+def assert_logprobs_are_real(llm: TransformersLLM, completion: Completion, temperature: float = 1.0) -> None:
+    expected = forward(llm, completion, temperature).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
+
+
+@pytest.fixture
+def biased_llm(tiny_model: Path):
+    """The tiny model, whose end token can be made as likely as a test needs."""
+    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
+    bias = torch.zeros(llm.model.config.vocab_size)
+    llm.model.lm_head.register_forward_hook(lambda module, inputs, logits: logits + bias)
+    yield llm, bias
+    asyncio.run(llm.aclose())
+
+
+def test_the_same_seed_gives_the_same_text_alone_and_among_others(tiny_llm):
+    (alone,) = ask(tiny_llm)
+    crowd = [(prompt, Sampling(max_tokens=7 + 5 * i, temperature=0.3 * i, seed=i)) for i, prompt in enumerate(OTHERS)]
+    (together,), *_ = ask_together(tiny_llm, [(PROMPT, SAMPLING), *crowd])
+    assert together.token_ids == alone.token_ids
+    assert together.text == alone.text
+    assert together.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
+def test_other_seeds_give_other_texts(tiny_llm):
+    texts = {ask(tiny_llm, sampling=Sampling(max_tokens=24, seed=seed))[0].text for seed in range(6)}
+    assert len(texts) == 6
+
+
+def test_without_a_seed_two_requests_differ(tiny_llm):
+    unseeded = Sampling(max_tokens=24)
+    assert ask(tiny_llm, sampling=unseeded)[0].text != ask(tiny_llm, sampling=unseeded)[0].text
+
+
+def test_sample_i_of_n_is_the_sample_of_seed_plus_i(tiny_llm):
+    four = ask(tiny_llm, sampling=Sampling(n=4, max_tokens=24, seed=11))
+    singly = [ask(tiny_llm, sampling=Sampling(max_tokens=24, seed=11 + i))[0].text for i in range(4)]
+    assert [completion.text for completion in four] == singly
+    assert len(set(singly)) == 4
+    assert [completion.prompt_tokens for completion in four] == [len(four[0].prompt_token_ids), 0, 0, 0]
+
+
+def test_global_random_state_is_neither_read_nor_changed(tiny_llm):
+    torch.manual_seed(1)
+    (first,) = ask(tiny_llm)
+    drawn = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(1))
+    assert ask(tiny_llm)[0] == first
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.7])
+def test_logprobs_are_those_of_a_plain_forward_pass_at_the_sampling_temperature(tiny_llm, temperature):
+    requests = [(prompt, Sampling(temperature=temperature, top_p=0.8, max_tokens=20, seed=1)) for prompt in OTHERS]
+    for (completion,) in ask_together(tiny_llm, requests):
+        assert len(completion.logprobs) == len(completion.token_ids) == completion.completion_tokens
+        assert_logprobs_are_real(tiny_llm, completion, temperature or 1.0)
+
+
+def test_greedy_is_what_generate_writes(tiny_llm):
+    (completion,) = ask(tiny_llm, sampling=Sampling(temperature=0.0, max_tokens=24, seed=5))
+    ids = torch.tensor([completion.prompt_token_ids])
+    with torch.no_grad():
+        expected = tiny_llm.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24, eos_token_id=1, pad_token_id=0
+        )
+    assert completion.token_ids == tuple(expected[0, ids.shape[1] :].tolist())
+
+
+def test_samples_follow_the_distribution_of_the_model(tiny_llm):
+    drawn = ask(tiny_llm, sampling=Sampling(n=2000, max_tokens=1, temperature=0.5, seed=0))
+    counts = Counter(completion.token_ids[0] for completion in drawn)
+    probabilities = forward(tiny_llm, drawn[0], 0.5)[0].exp()
+    for token in probabilities.topk(5).indices.tolist():
+        expected = probabilities[token].item()
+        assert counts[token] / 2000 == pytest.approx(expected, abs=4 * (expected / 2000) ** 0.5)
+
+
+def test_top_p_keeps_the_smallest_nucleus(tiny_llm):
+    drawn = ask(tiny_llm, sampling=Sampling(n=500, max_tokens=1, top_p=0.3, seed=0))
+    ordered = forward(tiny_llm, drawn[0])[0].exp().sort(descending=True)
+    size = int((ordered.values.cumsum(0) < 0.3).sum()) + 1
+    assert {completion.token_ids[0] for completion in drawn} == set(ordered.indices[:size].tolist())
+
+
+def test_rows_of_one_batch_keep_their_own_settings(tiny_llm):
+    greedy, short = Sampling(temperature=0.0, max_tokens=24), Sampling(max_tokens=3, seed=1)
+    (a,), (b,), (c,) = ask_together(tiny_llm, [(PROMPT, greedy), (PROMPT, short), (PROMPT, SAMPLING)])
+    assert a.token_ids == ask(tiny_llm, sampling=greedy)[0].token_ids
+    assert (len(b.token_ids), b.finish_reason) == (3, FinishReason.LENGTH)
+    assert len(c.token_ids) == 24
+
+
+def test_a_stop_string_ends_its_row_and_no_other(tiny_llm):
+    (free,) = ask(tiny_llm)
+    # Begins in the middle of what the row writes, and spans tokens.
+    mark = free.text[5:9]
+    stopping = Prompt(PROMPT.messages, stop=("never written", mark))
+    (stopped,), (whole,) = ask_together(tiny_llm, [(stopping, SAMPLING), (PROMPT, SAMPLING)])
+    assert stopped.text == free.text[: free.text.index(mark) + len(mark)]
+    assert stopped.finish_reason is FinishReason.STOP
+    count = len(stopped.token_ids)
+    assert stopped.token_ids == free.token_ids[:count] and count < 24
+    assert mark in tiny_llm.chat.decode(stopped.token_ids)
+    assert mark not in tiny_llm.chat.decode(stopped.token_ids[:-1])
+    assert_logprobs_are_real(tiny_llm, stopped)
+    assert whole.token_ids == free.token_ids
+
+
+def test_an_end_token_is_kept_though_it_is_the_padding_too(biased_llm):
+    llm, bias = biased_llm
+    end = llm.chat.tokenizer.eos_token_id
+    assert end == llm.chat.tokenizer.pad_token_id
+    bias[end] = 5.0
+    rows = ask(llm, sampling=Sampling(n=8, max_tokens=60, seed=0))
+    ended = [row for row in rows if row.finish_reason is FinishReason.STOP]
+    assert len({len(row.token_ids) for row in ended}) > 1  # rows that were done waited for longer ones
+    for row in ended:
+        assert row.token_ids[-1] == end
+        assert row.token_ids.count(end) == 1
+        assert "<|end|>" not in row.text
+        assert_logprobs_are_real_with(bias, llm, row)
+
+
+def assert_logprobs_are_real_with(bias: torch.Tensor, llm: TransformersLLM, row: Completion) -> None:
+    assert bias.abs().sum() > 0
+    assert_logprobs_are_real(llm, row)
+
+
+def test_a_model_that_says_nothing_gives_the_end_token_alone(biased_llm):
+    llm, bias = biased_llm
+    bias[llm.chat.tokenizer.eos_token_id] = 1e4
+    (completion,) = ask(llm)
+    assert (completion.text, completion.finish_reason) == ("", FinishReason.STOP)
+    assert completion.token_ids == (llm.chat.tokenizer.eos_token_id,)
+
+
+def test_the_open_turn_is_continued(tiny_llm):
+    prompt = Prompt(PROMPT.messages, prefix="<query>who")
+    (completion,) = ask(tiny_llm, prompt)
+    shown = tiny_llm.chat.tokenizer.decode(completion.prompt_token_ids)
+    assert shown.endswith("<|start|>assistant\n<query>who")
+
+
+def test_a_prompt_that_fills_the_context_is_an_error_for_its_caller_alone(tiny_llm):
+    long = Prompt((Message("user", "river " * 2000),))
+
+    async def run():
+        calls = (tiny_llm.complete(prompt, SAMPLING) for prompt in (long, PROMPT))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    refused, (answered,) = asyncio.run(run())
+    assert isinstance(refused, LLMError) and refused.cause == "context_overflow"
+    assert len(answered.token_ids) == 24
+
+
+def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
+    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
+    widths: list[int] = []
+    llm.model.register_forward_pre_hook(lambda m, a, k: widths.append(len(k["input_ids"])), with_kwargs=True)
+    ask_together(llm, [(PROMPT, Sampling(max_tokens=1, seed=i)) for i in range(32)])
+    asyncio.run(llm.aclose())
+    assert len(widths) <= 6
+
+
+def test_the_event_loop_goes_on_while_the_model_writes(tiny_llm):
+    async def run():
+        ticks = 0
+        call = asyncio.create_task(tiny_llm.complete(PROMPT, Sampling(max_tokens=200, seed=1)))
+        while not call.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+        return ticks
+
+    assert asyncio.run(run()) > 10
+
+
+def test_a_batch_that_does_not_fit_is_halved_until_it_does(tiny_model):
+    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
+
+    def full(module, args, kwargs):
+        if len(kwargs["input_ids"]) > 2:
+            raise torch.OutOfMemoryError("no room")
+
+    hook = llm.model.register_forward_pre_hook(full, with_kwargs=True)
+    crowded = ask(llm, sampling=Sampling(n=8, max_tokens=8, seed=3))
+    hook.remove()
+    assert [c.token_ids for c in crowded] == [
+        c.token_ids for c in ask(llm, sampling=Sampling(n=8, max_tokens=8, seed=3))
+    ]
+    asyncio.run(llm.aclose())
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"), [(torch.OutOfMemoryError("no room"), "out_of_memory"), (ValueError("broken"), "engine")]
+)
+def test_errors_of_the_model_reach_every_caller_and_the_worker_lives_on(tiny_model, error, cause):
+    llm = TransformersLLM(str(tiny_model), batch_size=4, device="cpu")
+
+    def fail(module, args):
+        raise error
+
+    hook = llm.model.register_forward_pre_hook(fail)
+
+    async def run():
+        return await asyncio.gather(*(llm.complete(PROMPT, SAMPLING) for _ in range(3)), return_exceptions=True)
+
+    failures = asyncio.run(run())
+    assert [failure.cause for failure in failures] == [cause] * 3
+    hook.remove()
+    assert len(ask(llm)[0].token_ids) == 24
+    asyncio.run(llm.aclose())
+
+
+def test_cancelled_callers_do_not_harm_the_others(tiny_llm):
+    async def run():
+        calls = [asyncio.create_task(tiny_llm.complete(PROMPT, Sampling(max_tokens=40, seed=i))) for i in range(20)]
+        await asyncio.sleep(0.02)
+        for call in calls[::2]:
+            call.cancel()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    results = asyncio.run(run())
+    assert all(len(result[0].token_ids) == 40 for result in results[1::2])
+    assert len(ask(tiny_llm)[0].token_ids) == 24
+
+
+def test_closing_ends_what_is_running_and_fails_what_waits(tiny_model):
+    llm = TransformersLLM(str(tiny_model), batch_size=1, device="cpu")
+    threads = threading.active_count()
+
+    async def run():
+        calls = [asyncio.create_task(llm.complete(PROMPT, Sampling(max_tokens=400, seed=i))) for i in range(20)]
+        await asyncio.sleep(0.05)
+        began = time.monotonic()
+        await llm.aclose()
+        await llm.aclose()
+        took = time.monotonic() - began
+        late = llm.complete(PROMPT, SAMPLING)
+        return took, await asyncio.gather(*calls, late, return_exceptions=True)
+
+    took, results = asyncio.run(run())
+    assert took < 2
+    assert {result.cause for result in results if isinstance(result, LLMError)} == {"closed"}
+    assert isinstance(results[-1], LLMError)
+    assert threading.active_count() < threads + 1
+    assert llm.model is None
+
+
+def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):
+    with pytest.raises(ConfigError, match="there is no folder"):
+        TransformersLLM(str(tmp_path / "nothing"))
+
+
+def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be loaded") as caught:
+        TransformersLLM(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no chat template"):
+        TransformersLLM(str(save_tiny_model(tmp_path / "base", chat_template=None)))
+
+
+def test_a_device_that_is_not_there_is_refused(tiny_model):
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        TransformersLLM(str(tiny_model), device="cuda:77")
+
+
+def test_an_unknown_dtype_is_refused(tiny_model):
+    with pytest.raises(ConfigError, match="float99"):
+        TransformersLLM(str(tiny_model), dtype="float99")
+
+
+def test_the_name_shows_no_path(tiny_llm):
+    assert tiny_llm.name == "tiny"

@@ -1,0 +1,438 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from email.utils import formatdate
+
+import pytest
+from fake_openai import Answer, Disconnect, FakeOpenAI, Slow
+
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.server import ServerLLM
+from reasonrag.types import Completion, FinishReason, Message, Prompt
+
+PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who directed Jaws?")), stop=("</query>", "</answer>"))
+KEY = "sk-very-secret-0123456789"
+
+
+def ask(server: FakeOpenAI, prompt: Prompt = PROMPT, sampling: Sampling | None = None, **settings) -> list[Completion]:
+    return asyncio.run(asked(server, [prompt], sampling or Sampling(seed=7), **settings))[0]
+
+
+async def asked(server: FakeOpenAI, prompts: Sequence[Prompt], sampling: Sampling, **settings):
+    llm = ServerLLM(server.base_url, "fake", **{"backoff_s": 0.01, "timeout_s": 10.0, **settings})
+    try:
+        return await asyncio.gather(*(llm.complete(prompt, sampling) for prompt in prompts))
+    finally:
+        await llm.aclose()
+
+
+def failure(server: FakeOpenAI, **settings) -> LLMError:
+    with pytest.raises(LLMError) as caught:
+        ask(server, **settings)
+    return caught.value
+
+
+def test_everything_that_was_asked_for_is_sent():
+    with FakeOpenAI() as server:
+        ask(server, sampling=Sampling(n=2, temperature=0.7, top_p=0.9, max_tokens=33, seed=5), api_key=KEY)
+    (body,) = server.requests
+    assert body == {
+        "model": "fake",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who directed Jaws?"}],
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "max_tokens": 33,
+        "seed": 5,
+        "n": 2,
+        "stop": ["</query>", "</answer>"],
+    }
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+def test_the_stop_string_that_the_server_cut_off_is_put_back():
+    with FakeOpenAI(lambda request: "So <query>Jaws</query> and more") as server:
+        (completion,) = ask(server)
+    assert completion.text == "So <query>Jaws</query>"
+    assert completion.finish_reason is FinishReason.STOP
+
+
+def test_a_server_that_ignores_stop_strings_is_cut_at_the_first_of_them():
+    with FakeOpenAI(lambda request: "<answer>a</answer> <query>b</query>", ignores_stop=True) as server:
+        (completion,) = ask(server)
+    assert completion.text == "<answer>a</answer>"
+    assert completion.finish_reason is FinishReason.STOP
+
+
+def test_text_that_ran_out_of_tokens_gets_no_closing_tag():
+    def cut(request, answer):
+        answer["choices"][0]["finish_reason"] = "length"
+
+    with FakeOpenAI(lambda request: "<query>Ja", edit=cut) as server:
+        (completion,) = ask(server)
+    assert (completion.text, completion.finish_reason) == ("<query>Ja", FinishReason.LENGTH)
+
+
+def test_vllm_saying_that_an_end_token_stopped_it_means_no_closing_tag():
+    def ended(request, answer):
+        answer["choices"][0]["stop_reason"] = None
+
+    with FakeOpenAI(lambda request: "<query>Ja", edit=ended) as server:
+        (completion,) = ask(server, vllm=True)
+    assert completion.text == "<query>Ja"
+
+
+def test_a_closing_tag_is_restored_for_a_tag_that_the_open_turn_began():
+    prompt = Prompt(PROMPT.messages, prefix="<query>", stop=("</query>",))
+    with FakeOpenAI(lambda request: "Jaws</query>") as server:
+        (completion,) = ask(server, prompt)
+    assert completion.text == "Jaws</query>"
+    assert server.requests[0]["messages"][-1] == {"role": "assistant", "content": "<query>"}
+    assert server.requests[0]["continue_final_message"] is True
+    assert server.requests[0]["add_generation_prompt"] is False
+
+
+def test_a_call_waits_as_long_as_retry_after_says():
+    with FakeOpenAI(faults=[Answer(429, "{}", {"Retry-After": "1"})]) as server:
+        ask(server)
+    assert 1.0 <= server.arrived_at[1] - server.arrived_at[0] < 3.0
+
+
+def test_retry_after_may_be_a_date():
+    when = formatdate(time.time() + 2, usegmt=True)  # whole seconds: at least 1 s from now
+    with FakeOpenAI(faults=[Answer(503, "", {"Retry-After": when})]) as server:
+        ask(server)
+    assert server.arrived_at[1] - server.arrived_at[0] >= 0.9
+
+
+def test_a_wait_longer_than_the_time_left_fails_at_once():
+    began = time.monotonic()
+    with FakeOpenAI(faults=[Answer(429, "", {"Retry-After": "3600"})]) as server:
+        error = failure(server)
+    assert error.cause == "unreachable"
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Answer(500, "oops")] * 3,
+        [Answer(408), Answer(409), Answer(425)],
+        [Disconnect()],
+        [Disconnect(sent=40)],
+        [Answer(200, "<html>a proxy</html>", content_type="text/html")],
+        [Answer(200, '{"choices": [')],
+        [Answer(200, '{"choices": []}'), Answer(200, '{"choices": [{"message": null}]}'), Answer(200, "[1]")],
+        [Answer(200, '{"choices": [{"message": {"content": [1]}}]}')],
+    ],
+    ids=["500", "4xx", "no answer", "mid-body", "html", "truncated", "no choices", "no text"],
+)
+def test_passing_trouble_is_overcome(faults):
+    with FakeOpenAI(faults=faults) as server:
+        (completion,) = ask(server)
+    assert completion.text == "ok"
+    assert len(server.requests) == len(faults) + 1
+
+
+def test_connections_that_the_server_dropped_while_idle_are_replaced():
+    async def two_rounds(server):
+        llm = ServerLLM(server.base_url, "fake", backoff_s=0.01)
+        for _ in range(2):
+            await asyncio.gather(*(llm.complete(PROMPT, Sampling()) for _ in range(8)))
+        await llm.aclose()
+
+    with FakeOpenAI(faults=[Slow(0.05)] * 8 + [Disconnect()] * 4) as server:
+        asyncio.run(two_rounds(server))
+    assert len(server.requests) == 20
+
+
+@pytest.mark.parametrize(
+    ("faults", "cause"),
+    [
+        ([Answer(500)] * 3, "unreachable"),
+        ([Disconnect()] * 3, "unreachable"),
+        ([Answer(200, "<html>", content_type="text/html")] * 3, "bad_reply"),
+    ],
+)
+def test_lasting_trouble_is_an_error_after_the_given_retries(faults, cause):
+    with FakeOpenAI(faults=faults) as server:
+        error = failure(server, max_retries=2)
+    assert error.cause == cause
+    assert len(server.requests) == 3
+
+
+def test_a_server_that_is_not_there_is_unreachable():
+    with FakeOpenAI() as server:
+        pass
+    assert failure(server, max_retries=1).cause == "unreachable"
+
+
+def test_a_slow_reply_is_a_timeout():
+    with FakeOpenAI(faults=[Answer(500), Slow(30)]) as server:
+        error = failure(server, timeout_s=0.3)
+    assert error.cause == "timeout"
+    assert "HTTP 500" in str(error)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_a_refusal_is_final(status):
+    with FakeOpenAI(faults=[Answer(status, '{"error": {"message": "no such thing"}}')]) as server:
+        error = failure(server)
+    assert error.cause == "refused"
+    assert f"HTTP {status}: no such thing" in str(error)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_a_key_that_the_server_echoes_is_not_in_the_error(status):
+    body = json.dumps({"error": {"message": "bad header {authorization}\x1b[31m\nagain"}})
+    with FakeOpenAI(faults=[Answer(status, body)] * 2) as server:
+        error = failure(server, api_key=KEY, max_retries=1)
+    assert KEY not in str(error) and KEY not in repr(error) and KEY not in repr(error.__cause__)
+    assert "\x1b" not in str(error) and "\n" not in str(error)
+    assert "Bearer ***" in str(error)
+
+
+def test_an_error_quotes_at_most_200_characters_of_the_server():
+    with FakeOpenAI(faults=[Answer(400, "x" * 5000)]) as server:
+        assert str(failure(server)).count("x") == 200
+
+
+def test_a_prompt_too_long_is_counted_as_such():
+    message = "This model's maximum context length is 4096 tokens. However, your max_tokens is not supported here."
+    with FakeOpenAI(faults=[Answer(400, json.dumps({"error": {"message": message}}))]) as server:
+        assert failure(server).cause == "context_overflow"
+
+
+def test_redirects_are_not_followed():
+    with FakeOpenAI() as elsewhere:
+        target = f"{elsewhere.base_url}/chat/completions"
+        with FakeOpenAI(faults=[Answer(307, "", {"Location": target})]) as server:
+            assert failure(server, api_key=KEY).cause == "refused"
+    assert elsewhere.requests == []
+
+
+def test_unknown_parameters_are_dropped_once_and_counted():
+    async def run(server):
+        llm = ServerLLM(server.base_url, "fake", backoff_s=0.01, max_retries=0)
+        try:
+            texts = [(await llm.complete(PROMPT, Sampling(seed=1)))[0].text for _ in range(3)]
+            return texts, llm.dropped
+        finally:
+            await llm.aclose()
+
+    with FakeOpenAI(lambda request: "<answer>a</answer>b", strict=("seed", "stop", "top_p")) as server:
+        texts, dropped = asyncio.run(run(server))
+    assert dropped == {"seed", "stop", "top_p"}
+    assert texts == ["<answer>a</answer>"] * 3
+    assert len(server.requests) == 3 + 3
+
+
+def test_calls_in_flight_while_a_parameter_is_dropped_succeed_too():
+    with FakeOpenAI(strict=("seed",), latency_s=0.05) as server:
+        replies = asyncio.run(asked(server, [PROMPT] * 10, Sampling(seed=1), max_retries=0))
+    assert [reply[0].text for reply in replies] == ["ok"] * 10
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "sent"),
+    [
+        (
+            422,
+            '{"detail":[{"type":"extra_forbidden","loc":["body","seed"],"msg":"Extra inputs are not permitted"}]}',
+            "n",
+        ),
+        (400, "Unknown parameter: seed", "n"),
+        (
+            400,
+            '{"error":{"message":"Unsupported parameter: \'max_tokens\'","param":"max_tokens"}}',
+            "max_completion_tokens",
+        ),
+    ],
+)
+def test_refused_parameters_are_read_from_several_kinds_of_message(status, body, sent):
+    with FakeOpenAI(faults=[Answer(status, body)]) as server:
+        ask(server, sampling=Sampling(n=2, seed=1))
+    assert sent in server.requests[1]
+
+
+def test_a_bad_value_of_a_known_parameter_is_a_refusal():
+    with FakeOpenAI(faults=[Answer(400, '{"error": {"message": "\'top_p\' must be in (0, 1]"}}')]) as server:
+        assert failure(server).cause == "refused"
+
+
+def test_a_server_that_ignores_n_is_asked_again_with_the_next_seeds():
+    with FakeOpenAI(lambda request: f"seed {request['seed']}", ignores_n=True) as server:
+        completions = ask(server, sampling=Sampling(n=4, seed=10))
+    assert [completion.text for completion in completions] == ["seed 10", "seed 11", "seed 12", "seed 13"]
+    assert sorted(request["seed"] for request in server.requests) == [10, 11, 12, 13]
+    assert "n" not in server.requests[-1]
+
+
+def test_tokens_of_n_choices_add_up_to_the_usage():
+    def usage(request, answer):
+        answer["usage"] = {"prompt_tokens": 50, "completion_tokens": 11}
+
+    with FakeOpenAI(edit=usage) as server:
+        completions = ask(server, sampling=Sampling(n=3))
+    assert [completion.prompt_tokens for completion in completions] == [50, 0, 0]
+    assert [completion.completion_tokens for completion in completions] == [4, 4, 3]
+
+
+def test_a_server_without_usage_leaves_the_counts_unknown():
+    with FakeOpenAI(edit=lambda request, answer: answer.pop("usage") and None) as server:
+        (completion,) = ask(server)
+    assert (completion.prompt_tokens, completion.completion_tokens) == (None, None)
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_text_filed_under_reasoning_counts_where_there_is_no_content(field):
+    def move(request, answer):
+        answer["choices"][0]["message"] = {"content": None, field: "<answer>a"}
+
+    with FakeOpenAI(edit=move) as server:
+        (completion,) = ask(server)
+    assert completion.text == "<answer>a</answer>"
+
+
+def test_reasoning_beside_content_is_left_out():
+    def add(request, answer):
+        answer["choices"][0]["message"]["reasoning_content"] = "hm"
+
+    with FakeOpenAI(edit=add) as server:
+        assert ask(server)[0].text == "ok"
+
+
+@pytest.mark.parametrize(("said", "read"), [("content_filter", "other"), (None, "other"), ("length", "length")])
+def test_finish_reasons_are_mapped(said, read):
+    def finish(request, answer):
+        answer["choices"][0]["finish_reason"] = said
+
+    with FakeOpenAI(edit=finish) as server:
+        assert ask(server)[0].finish_reason == read
+
+
+def with_ids(request, answer):
+    answer["prompt_token_ids"] = [1, 2, 3]
+    for choice in answer["choices"]:
+        choice["token_ids"] = [4, 5]
+        choice["logprobs"] = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1}]}
+
+
+def test_token_ids_and_logprobs_of_vllm_are_read():
+    with FakeOpenAI(edit=with_ids) as server:
+        (completion,) = ask(server, vllm=True, logprobs=True)
+    assert completion.token_ids == (4, 5)
+    assert completion.prompt_token_ids == (1, 2, 3)
+    assert completion.logprobs == (-0.5, -1.0)
+    assert completion.completion_tokens == 2
+    body = server.requests[0]
+    assert body["return_token_ids"] and body["include_stop_str_in_output"] and body["logprobs"] is True
+    assert (body["top_k"], body["repetition_penalty"]) == (-1, 1.0)
+
+
+def test_logprobs_from_before_the_temperature_are_not_passed_off_as_the_sampled_ones():
+    with FakeOpenAI(edit=with_ids) as server:
+        (completion,) = ask(server, sampling=Sampling(temperature=0.7), vllm=True, logprobs=True)
+    assert completion.logprobs is None
+
+
+def test_ids_that_go_on_after_an_ignored_stop_string_are_not_reported():
+    with FakeOpenAI(lambda request: "a</answer>b", ignores_stop=True, edit=with_ids) as server:
+        (completion,) = ask(server, vllm=True, logprobs=True)
+    assert (completion.text, completion.token_ids, completion.logprobs) == ("a</answer>", None, None)
+
+
+def test_lone_surrogates_neither_leave_nor_enter():
+    with FakeOpenAI(lambda request: "a\ud800b") as server:
+        (completion,) = ask(server, Prompt((Message("user", "x\udfffy"),)))
+    assert server.requests[0]["messages"][0]["content"] == "x?y"
+    assert completion.text == "a?b"
+
+
+def test_the_completions_endpoint_takes_rendered_text():
+    with FakeOpenAI(lambda request: "<answer>a</answer>") as server:
+        (completion,) = ask(server, api="completions", render=lambda prompt: prompt.messages[-1].content + "\n")
+    assert server.requests[0]["prompt"] == "Who directed Jaws?\n"
+    assert "messages" not in server.requests[0]
+    assert completion.text == "<answer>a</answer>"
+
+
+def test_200_concurrent_calls_stay_within_the_bound():
+    with FakeOpenAI(latency_s=0.02) as server:
+        replies = asyncio.run(asked(server, [PROMPT] * 200, Sampling(), concurrency=16))
+    assert len(replies) == 200
+    assert 8 <= server.most_in_flight <= 16
+    assert len(server.peers) <= 16  # connections are reused
+
+
+def test_a_client_can_be_closed_twice_and_used_in_another_loop():
+    with FakeOpenAI() as server:
+        llm = ServerLLM(server.base_url, "fake")
+
+        async def once():
+            (completion,) = await llm.complete(PROMPT, Sampling())
+            await llm.aclose()
+            await llm.aclose()
+            return completion.text
+
+        assert [asyncio.run(once()) for _ in range(2)] == ["ok", "ok"]
+
+
+def check(server: FakeOpenAI, model: str = "fake", base_url: str | None = None) -> None:
+    async def run():
+        llm = ServerLLM(base_url or server.base_url, model, api_key=KEY)
+        try:
+            await llm.check()
+        finally:
+            await llm.aclose()
+
+    asyncio.run(run())
+
+
+def test_check_accepts_a_server_that_lists_the_model_or_lists_nothing():
+    with FakeOpenAI(models=("other", "fake")) as server:
+        check(server)
+    with FakeOpenAI(models=None) as server:
+        check(server)
+
+
+def test_check_names_the_models_that_are_served():
+    with FakeOpenAI(models=("qwen", "llama")) as server, pytest.raises(ConfigError, match=r"'fake'.*qwen, llama"):
+        check(server)
+
+
+def test_check_says_that_nobody_answers():
+    with FakeOpenAI() as server:
+        pass
+    with pytest.raises(LLMError, match="no server answers") as caught:
+        check(server)
+    assert caught.value.cause == "unreachable" and KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000/v1", "ftp://host/v1", "http://", "http://[::1/v1", "http://u:p@host/v1"]
+)
+def test_a_base_url_that_cannot_work_is_refused(url):
+    with pytest.raises(ConfigError):
+        ServerLLM(url, "fake")
+
+
+def test_the_completions_endpoint_without_a_renderer_is_refused():
+    with pytest.raises(ConfigError, match="render"):
+        ServerLLM("http://127.0.0.1:1/v1", "fake", api="completions")
+
+
+def test_a_key_that_no_header_may_hold_is_refused_without_being_shown():
+    with pytest.raises(ConfigError) as caught:
+        ServerLLM("http://127.0.0.1:1/v1", "fake", api_key=KEY + "\nX-Other: 1")
+    assert KEY not in str(caught.value)
+
+
+def test_neither_name_nor_repr_shows_a_path_or_the_key():
+    llm = ServerLLM("http://127.0.0.1:1/v1", "/models/private/policy", api_key=KEY)
+    assert llm.name == "policy"
+    assert KEY not in repr(llm)

@@ -1,0 +1,57 @@
+"""A two-layer model with random weights and a tokenizer of its own, saved the way a real one is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SENTENCES = [
+    "Who directed Jaws? Steven Spielberg directed Jaws in 1975.",
+    "<query>who directed Jaws</query> <answer>Steven Spielberg</answer> <evidence>None</evidence>",
+    "The river runs through the old town, and the town stands by the sea.",
+    "Which of the two was born first? So the next query is the date of birth.",
+]
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def save_tiny_model(folder: Path, *, chat_template: str | None = TEMPLATE, vocab_size: int = 400) -> Path:
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|start|>", "<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(SENTENCES, trainer)
+    # Padding and end are the same token, as in many real models.
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config)
+    # Defaults that come with a model must not colour our samples.
+    model.generation_config = GenerationConfig(
+        do_sample=True, top_k=5, repetition_penalty=1.3, temperature=0.4, eos_token_id=tokenizer.eos_token_id
+    )
+    model.save_pretrained(folder)
+    return folder

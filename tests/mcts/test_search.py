@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from reasonrag.formats import ReasonRAGFormat
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.mcts import Evaluation, Origin, SearchSettings, Tree, TreeSearch
+from reasonrag.mcts.search import graft
+from reasonrag.mcts.selection import select_child
+from reasonrag.rollout.engine import Engine
+from reasonrag.spre import RolloutEvaluator, node_rewards
+from reasonrag.types import StopReason, Trajectory
+from tests.toys import QUESTION, ToyRetriever
+
+
+def random_policy(prompt, sampling):
+    """A pure function of the request: queries, evidences, answers and nonsense."""
+    draw = random.Random(f"{prompt}{sampling.seed}").random()
+    if prompt.stop == ("</evidence>",):
+        return f"<evidence>e{draw:.2f}</evidence>" if draw < 0.9 else "nonsense"
+    if prompt.stop == ("</answer>",) or draw < 0.4:
+        return "<answer>Steven Spielberg</answer>" if draw < 0.2 else "<answer>nobody</answer>"
+    return f"<query>Jaws {draw:.2f}</query>" if draw < 0.95 else "nonsense"
+
+
+def build(settings: SearchSettings, *, policy=random_policy, seed: int = 0, k: int = 2, max_steps: int = 8):
+    llm = ScriptedLLM(policy)
+    engine = Engine(llm, ToyRetriever(), ReasonRAGFormat(), max_steps=max_steps)
+    search = TreeSearch(engine, RolloutEvaluator(engine, k=k, alpha=0.9), settings, seed=seed)
+    return asyncio.run(search.run(QUESTION)), llm
+
+
+def shape(tree: Tree):
+    return [(n.parent, n.step and n.step.completion.text, n.visits, n.value, n.origin) for n in tree.nodes]
+
+
+def test_same_seed_same_tree_other_seed_other_tree():
+    settings = SearchSettings(iterations=20)
+    assert shape(build(settings)[0]) == shape(build(settings)[0])
+    assert shape(build(settings)[0]) != shape(build(settings, seed=1)[0])
+
+
+def test_every_rollout_step_is_kept_and_was_asked_once():
+    tree, llm = build(SearchSettings(iterations=20))
+    assert len(llm.prompts) == len(tree.nodes) - 1
+    assert {n.origin for n in tree.nodes} == set(Origin)
+
+
+def test_the_root_is_visited_once_an_iteration():
+    tree, _ = build(SearchSettings(iterations=12))
+    assert tree.root.visits == 12
+
+
+def test_no_node_has_more_children_than_allowed():
+    tree, _ = build(SearchSettings(iterations=40, max_children=3), k=2)
+    assert max(len(n.children) for n in tree.nodes) <= 3
+
+
+def test_a_tree_with_nothing_left_to_expand_is_finished():
+    tree, llm = build(SearchSettings(iterations=64, max_children=2), policy=lambda p, s: "<answer>x</answer>")
+    assert len(tree.nodes) == 3 and tree.root.visits == 2 and len(llm.prompts) == 2
+
+
+def test_terminal_nodes_are_not_valued_again():
+    calls = []
+
+    class Counting:
+        async def evaluate(self, trajectory, *, seed):
+            calls.append(len(trajectory.steps))
+            return Evaluation(0.5)
+
+    engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), ReasonRAGFormat())
+    tree = asyncio.run(TreeSearch(engine, Counting(), SearchSettings(iterations=64)).run(QUESTION))
+    assert len(calls) == len(tree.nodes) - 1
+
+
+def test_depth_never_exceeds_the_step_limit_and_its_leaves_were_forced():
+    tree, _ = build(SearchSettings(iterations=60), policy=lambda p, s: random_policy(p, s).replace("answer", "query")
+                    if p.stop != ("</answer>",) else "<answer>x</answer>", max_steps=4)
+    assert max(n.depth for n in tree.nodes) == 4
+    assert {n.trajectory.stop_reason for n in tree.nodes if n.depth == 4} <= {StopReason.FORCED_ANSWER}
+
+
+def test_a_missing_value_counts_the_visit_and_leaves_the_mean():
+    class Silent:
+        async def evaluate(self, trajectory, *, seed):
+            return Evaluation(None)
+
+    engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), ReasonRAGFormat())
+    tree = asyncio.run(TreeSearch(engine, Silent(), SearchSettings(iterations=5)).run(QUESTION))
+    assert tree.root.visits == 5 and tree.root.value is None
+
+
+def test_a_child_without_a_value_is_taken_for_its_parents():
+    tree = Tree(QUESTION)
+    first, second = (tree.add(tree.root, Trajectory(QUESTION), Origin.EXPANSION) for _ in range(2))
+    for node, value in ((tree.root, 0.5), (first, 0.5)):
+        node.visits, node.valued, node.value_sum = 1, 1, value
+    second.visits = 1
+    assert select_child(tree.root, [first, second], selection="puct", c_uct=1.0) is first
+
+
+def test_grafted_steps_hang_below_each_other_and_end_where_the_rollout_ended():
+    engine = Engine(ScriptedLLM(["<query>a</query>", "<evidence>b</evidence>", "<answer>c</answer>"]),
+                    ToyRetriever(), ReasonRAGFormat())
+    (rollout,) = asyncio.run(engine.run([Trajectory(QUESTION)], seeds=[0]))
+    tree = Tree(QUESTION)
+    graft(tree, tree.root, rollout, 0.25)
+    assert [n.parent for n in tree.nodes] == [None, 0, 1, 2]
+    assert [n.terminal for n in tree.nodes] == [False, False, False, True]
+    assert [n.value for n in tree.nodes] == [None, 0.25, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("selection", ["puct", "ucb1"])
+def test_value_of_the_root_is_the_mean_of_what_was_backed_up(selection):
+    tree, _ = build(SearchSettings(iterations=30, selection=selection))
+    assert 0 <= tree.root.value <= 1
+    assert tree.root.valued <= tree.root.visits
+
+
+def test_spre_is_the_mean_over_complete_trajectories_through_a_node():
+    tree, _ = build(SearchSettings(iterations=30))
+    rewards = node_rewards(tree, alpha=0.9)
+    leaves = [n for n in tree.nodes if n.trajectory.complete]
+    for node in tree.nodes:
+        through = [leaf for leaf in leaves if node in list(tree.path_up(leaf))]
+        values = [float(leaf.trajectory.answer == "Steven Spielberg") * 0.9**leaf.depth for leaf in through]
+        assert rewards[node.id] == (pytest.approx(sum(values) / len(values)) if values else None)

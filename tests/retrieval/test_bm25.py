@@ -1,0 +1,240 @@
+"""BM25: the same ranking every time, and an index on disk that is never trusted blindly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from reasonrag.errors import ConfigError, DataError
+from reasonrag.questions import load_questions
+from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.types import Passage
+
+DATA = Path(__file__).parents[2].parent / "shared/data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA.name} is not beside the repository")
+
+PASSAGES = (
+    Passage("jaws", "Jaws\nJaws is a film that Steven Spielberg directed."),
+    Passage("ed", "Ed Wood\nEd Wood directed films of his own."),
+    Passage("gabor", "Pál Gábor\nA Hungarian\u2028director, 3.5 million seen."),
+    Passage("twin1", "Twin\nIdentical words here."),
+    Passage("twin2", "Twin\nIdentical words here."),
+)
+
+
+def ids(retriever: BM25Retriever, queries: Sequence[str], top_k: int = 5) -> list[list[str]]:
+    return [[p.id for p in ranking] for ranking in asyncio.run(retriever.search(queries, top_k))]
+
+
+@pytest.fixture
+def retriever(tmp_path: Path) -> BM25Retriever:
+    return BM25Retriever.open(PASSAGES, cache=tmp_path)
+
+
+def test_passages_come_best_first_with_their_scores_and_exact_contents(retriever: BM25Retriever) -> None:
+    (ranking,) = asyncio.run(retriever.search(["film directed by Spielberg"], 5))
+    assert [p.id for p in ranking] == ["jaws", "ed"]
+    assert ranking[0].score > ranking[1].score > 0
+    assert [p.contents for p in ranking] == [PASSAGES[0].contents, PASSAGES[1].contents]
+
+
+def test_case_accents_and_endings_do_not_matter(retriever: BM25Retriever) -> None:
+    assert ids(retriever, ["pal GABOR", "directing"]) == [["gabor"], ["ed", "jaws"]]
+
+
+@pytest.mark.parametrize("query", ["", "  ", "the of and", "?!", "unheard", "\x00", "\ud83d", "\u2028"])
+def test_a_query_that_shares_no_word_finds_nothing(retriever: BM25Retriever, query: str) -> None:
+    assert ids(retriever, [query, "jaws"]) == [[], ["jaws"]]
+
+
+def test_one_letter_words_can_be_searched(tmp_path: Path) -> None:
+    passages = [Passage("navy", "U.S. Navy\nShips."), Passage("x", "Malcolm X\nA speaker.")]
+    retriever = BM25Retriever.open(passages, cache=tmp_path)
+    assert ids(retriever, ["U.S.", "X"]) == [["navy"], ["x"]]
+
+
+def test_ties_stand_in_the_order_of_the_corpus_whatever_top_k(tmp_path: Path) -> None:
+    passages = [Passage(str(i), "same words") for i in range(500)]
+    retriever = BM25Retriever.open(passages, cache=tmp_path)
+    for top_k in (1, 2, 7, 499, 500, 10_000):
+        assert ids(retriever, ["words"], top_k) == [[str(i) for i in range(min(top_k, 500))]]
+
+
+def test_no_top_k_no_passages(retriever: BM25Retriever) -> None:
+    assert ids(retriever, ["jaws"], 0) == [[]]
+    assert ids(retriever, []) == []
+
+
+def test_searches_of_many_tasks_do_not_disturb_each_other(retriever: BM25Retriever) -> None:
+    async def ask() -> list[list[tuple[Passage, ...]]]:
+        return await asyncio.gather(*(retriever.search(["spielberg", "twin"], 2) for _ in range(50)))
+
+    results = asyncio.run(ask())
+    assert all(result == results[0] for result in results)
+    assert [p.id for p in results[0][1]] == ["twin1", "twin2"]
+
+
+def test_fingerprint_follows_corpus_and_settings(tmp_path: Path) -> None:
+    def fingerprint(passages: Sequence[Passage] = PASSAGES, **settings: object) -> str:
+        return BM25Retriever.open(passages, cache=tmp_path, **settings).fingerprint  # type: ignore[arg-type]
+
+    prints = {
+        fingerprint(),
+        fingerprint(PASSAGES[:-1]),
+        fingerprint(PASSAGES[::-1]),
+        fingerprint(stemmer=None),
+        fingerprint(stopwords=None),
+        fingerprint(k1=0.9),
+        fingerprint(b=0.4),
+    }
+    assert len(prints) == 7
+    assert fingerprint() in prints
+
+
+def test_file_and_index_survive_from_one_process_to_the_next(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p in PASSAGES))
+    first = BM25Retriever.open(corpus, cache=tmp_path / "cache")
+    folder = tmp_path / f"cache/bm25-{first.fingerprint}"
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = BM25Retriever.open(corpus, cache=tmp_path / "cache")
+    assert ids(again, ["twin"]) == [["twin1", "twin2"]]
+    assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+FILES = [
+    "data.csc.index.npy",
+    "indices.csc.index.npy",
+    "indptr.csc.index.npy",
+    "manifest.json",
+    "offsets.bin",
+    "params.index.json",
+    "passages.jsonl",
+    "vocab.index.json",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [_delete, _truncate, _flip])
+def test_a_damaged_cache_is_built_again(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    key = BM25Retriever.open(PASSAGES, cache=tmp_path).fingerprint
+    folder = tmp_path / f"bm25-{key}"
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    damage(folder / name)
+    assert ids(BM25Retriever.open(PASSAGES, cache=tmp_path), ["spielberg", "twin"]) == [["jaws"], ["twin1", "twin2"]]
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_an_index_of_other_passages_under_the_same_name_is_not_believed(tmp_path: Path) -> None:
+    key = BM25Retriever.open(PASSAGES, cache=tmp_path / "a").fingerprint
+    other = BM25Retriever.open(PASSAGES[:1], cache=tmp_path / "a").fingerprint
+    (tmp_path / f"a/bm25-{key}").rename(tmp_path / "gone")
+    (tmp_path / f"a/bm25-{other}").rename(tmp_path / f"a/bm25-{key}")
+    assert ids(BM25Retriever.open(PASSAGES, cache=tmp_path / "a"), ["twin"]) == [["twin1", "twin2"]]
+
+
+def test_a_bad_corpus_leaves_nothing_behind(tmp_path: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"id": "1", "contents": "x"}\n{"id": "1", "contents": "y"}\n')
+    with pytest.raises(DataError, match="duplicate id"):
+        BM25Retriever.open(corpus, cache=tmp_path / "cache")
+    with pytest.raises(DataError, match="no passage of the corpus holds a word"):
+        BM25Retriever.open([Passage("1", "the ?")], cache=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written to .*file"):
+        BM25Retriever.open(PASSAGES, cache=tmp_path / "file")
+
+
+@pytest.mark.parametrize("settings", [{"stemmer": "klingon"}, {"stopwords": "klingon"}])
+def test_unknown_languages_are_refused(tmp_path: Path, settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="klingon"):
+        BM25Retriever.open(PASSAGES, cache=tmp_path, **settings)  # type: ignore[arg-type]
+
+
+def test_closing_twice_does_no_harm(retriever: BM25Retriever) -> None:
+    async def close() -> None:
+        await retriever.aclose()
+        await retriever.aclose()
+
+    asyncio.run(close())
+
+
+RACER = """
+import asyncio, sys
+from pathlib import Path
+from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.types import Passage
+passages = [Passage(str(i), f"title {i}\\nword{i} common") for i in range(2000)]
+print("ready", flush=True)
+sys.stdin.readline()
+retriever = BM25Retriever.open(passages, cache=Path(sys.argv[1]))
+(ranking,) = asyncio.run(retriever.search(["word1234"], 3))
+print([p.id for p in ranking], flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", [False, True])
+def test_processes_that_race_for_one_index_all_end_well(tmp_path: Path, damaged: bool) -> None:
+    command = [sys.executable, "-c", RACER, str(tmp_path)]
+    if damaged:
+        subprocess.run(command, input="go\n", text=True, check=True, capture_output=True)
+        (folder,) = tmp_path.iterdir()
+        _truncate(folder / "passages.jsonl")
+    racers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    for racer in racers:
+        assert racer.stdout and racer.stdout.readline() == "ready\n"
+    results = []
+    for racer in racers:
+        assert racer.stdin
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    for racer in racers:
+        out, _ = racer.communicate(timeout=60)
+        results.append((racer.returncode, out))
+    assert results == [(0, "['1234']\n")] * 4
+    assert [path.name[:5] for path in tmp_path.iterdir()] == ["bm25-"]
+
+
+@pytest.mark.data
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "any_at_5", "all_at_10"), [("hotpotqa", 0.98, 0.76), ("2wikimultihopqa", 0.98, 0.44), ("musique", 0.88, 0.22)]
+)
+def test_gold_paragraphs_are_found_with_the_question_alone(
+    tmp_path: Path, name: str, any_at_5: float, all_at_10: float
+) -> None:
+    retriever = BM25Retriever.open(DATA / f"corpus/{name}.jsonl.gz", cache=tmp_path)
+    questions = load_questions(str(DATA / f"questions/{name}.jsonl"))
+    rankings = ids(retriever, [q.question for q in questions], 10)
+    gold = [set(q.metadata["gold_ids"]) for q in questions]
+    assert sum(bool(g & set(r[:5])) for g, r in zip(gold, rankings, strict=True)) / len(gold) >= any_at_5
+    assert sum(g <= set(r) for g, r in zip(gold, rankings, strict=True)) / len(gold) >= all_at_10
+    assert rankings[::20] == [ids(retriever, [q.question], 10)[0] for q in questions[::20]]

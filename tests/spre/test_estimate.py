@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reasonrag.formats import PromptSet, ReasonRAGFormat
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.rewards.judge import ProcessJudge
+from reasonrag.rollout.engine import Engine
+from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, spre, trajectory_reward
+from reasonrag.types import Answer, Completion, Prompt, Step, StopReason, Trajectory
+from tests.toys import QUESTION, ToyRetriever
+
+
+def test_eq_1_worked_example():
+    # Two rollouts: right after 3 steps, half right after 5: (1 * 0.9**3 + 0.5 * 0.9**5) / 2.
+    assert spre([1.0, 0.5], [3, 5], alpha=0.9) == pytest.approx((0.729 + 0.5 * 0.59049) / 2)
+
+
+def test_alpha_1_has_no_shortest_path_term():
+    assert spre([1.0, 0.0], [2, 9], alpha=1.0) == 0.5
+
+
+def test_spre_of_no_rollout_is_an_error_not_0():
+    with pytest.raises(ValueError, match="undefined"):
+        spre([], [], alpha=0.9)
+
+
+def finished(answer: str | None, steps: int) -> Trajectory:
+    step = Step(Prompt(()), Completion(""), Answer(answer or ""))
+    return Trajectory(QUESTION, (step,) * steps, StopReason.ANSWERED if answer else None)
+
+
+def test_reward_counts_every_action_from_the_root():
+    assert trajectory_reward(finished("Steven Spielberg", 3), alpha=0.9) == pytest.approx(0.729)
+    assert trajectory_reward(finished("Spielberg", 1), alpha=0.5) == pytest.approx(2 / 3 * 0.5)
+
+
+def test_an_unfinished_trajectory_has_no_reward():
+    assert trajectory_reward(finished(None, 3), alpha=0.9) is None
+
+
+def evaluate(replies, trajectory=None, k=2, max_steps=3):
+    engine = Engine(ScriptedLLM(replies), ToyRetriever(), ReasonRAGFormat(), max_steps=max_steps)
+    return asyncio.run(
+        RolloutEvaluator(engine, k=k, alpha=0.9).evaluate(trajectory or Trajectory(QUESTION), seed=0)
+    )
+
+
+def test_rollouts_are_valued_by_eq_1_and_returned():
+    evaluation = evaluate(["<answer>Steven Spielberg</answer>", "<answer>nobody</answer>"])
+    assert evaluation.value == pytest.approx(0.45)
+    assert sorted(evaluation.rollout_values) == [0.0, 0.9]
+    assert len(evaluation.rollouts) == 2
+
+
+def test_rollouts_without_an_answer_are_left_out_of_the_mean():
+    evaluation = evaluate(lambda p, s: "nonsense", k=2)
+    assert evaluation.value is None and evaluation.rollout_values == (None, None)
+
+
+def test_an_ended_trajectory_needs_no_call():
+    assert evaluate([], trajectory=finished("Steven Spielberg", 1)).value == 0.9
+
+
+def judge(replies):
+    return ProcessJudge(ScriptedLLM(replies), PromptSet.find())
+
+
+def test_a_judge_that_cannot_be_read_gives_no_value_and_is_counted():
+    process = judge(["?", "??", "???"])
+    assert asyncio.run(JudgeEvaluator(process).evaluate(Trajectory(QUESTION), seed=0)).value is None
+    assert process.unreadable == 1
+
+
+def test_an_unreadable_reply_is_asked_for_again():
+    assert asyncio.run(JudgeEvaluator(judge(["?", "So the score is 0.7"])).evaluate(Trajectory(QUESTION), seed=0)).value == 0.7
