@@ -15,9 +15,10 @@ import structlog
 from rich.console import Console
 from rich.tree import Tree as Drawing
 
-from reasonrag.build import Build, export_pairs
+from reasonrag.build import Build
 from reasonrag.config import Config, load_config
 from reasonrag.errors import ConfigError
+from reasonrag.export import export_pairs
 from reasonrag.mcts.tree import Node, Tree
 from reasonrag.parts import check, open_format, open_parts, open_questions, open_retriever
 from reasonrag.progress import shown, summary_table

@@ -136,5 +136,5 @@ async def check(parts: Parts) -> None:
     Raises:
         LLMError, RetrievalError, ConfigError: one clear line.
     """
-    servers = [p for p in (parts.policy, parts.judge, parts.retriever) if isinstance(p, Checkable)]
-    await asyncio.gather(*(server.check() for server in servers))
+    opened: tuple[object, ...] = (parts.policy, parts.judge, parts.retriever)
+    await asyncio.gather(*(part.check() for part in opened if isinstance(part, Checkable)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -92,7 +93,7 @@ async def _tick(build: Build, console: Console) -> None:
         console.print(line(build), markup=False, highlight=False, soft_wrap=True)
 
 
-def summary_table(summary: dict[str, object]) -> Table:
+def summary_table(summary: Mapping[str, Any]) -> Table:
     """The figures of `run.json` that a person wants to see at the end."""
     table = Table(title="build-tree", show_header=False, title_justify="left")
     for name, value in _figures(summary):
@@ -100,23 +101,24 @@ def summary_table(summary: dict[str, object]) -> Table:
     return table
 
 
-def _figures(summary: dict[str, object]) -> list[tuple[str, str]]:
-    questions, trees, pairs, calls = (summary[k] for k in ("questions", "trees", "pairs", "calls"))
-    assert (
-        isinstance(questions, dict) and isinstance(trees, dict) and isinstance(pairs, dict) and isinstance(calls, dict)
-    )
-    rows = [("questions", f"{questions['finished']} of {questions['total']}")]
-    rows += [(f"  failed: {cause}", str(count)) for cause, count in questions["failed"].items()]
-    rows += [("nodes", str(trees["nodes"])), ("complete trajectories", str(trees["complete_trajectories"]))]
+def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    questions, trees, pairs = summary["questions"], summary["trees"], summary["pairs"]
+    yield "questions", f"{questions['finished']} of {questions['total']}"
+    for cause, count in questions["failed"].items():
+        yield f"  failed: {cause}", str(count)
+    yield "nodes", str(trees["nodes"])
+    yield "complete trajectories", str(trees["complete_trajectories"])
     if trees["mean_f1"] is not None:
-        rows += [("mean F1 of these", f"{trees['mean_f1']:.3f}")]
-    rows += [("pairs", f"{pairs['total']} (train {pairs['train']}, test {pairs['test']})")]
-    rows += [(f"  {kind}", str(count)) for kind, count in pairs["by_type"].items()]
-    for kind, used in calls.items():
-        rows.append((f"{kind} calls", str(used["calls"])))
-        if used["prompt_tokens"] or used["completion_tokens"]:
-            rows.append((f"{kind} tokens", f"{used['prompt_tokens']} in, {used['completion_tokens']} out"))
-        if used["cost"] is not None:
-            rows.append((f"{kind} cost", f"{used['cost']:.2f}"))
-    rows.append(("seconds", f"{summary['seconds']}"))
-    return rows
+        yield "  mean F1, EM", f"{trees['mean_f1']:.3f}, {trees['mean_em']:.3f}"
+    if trees["iterations_without_value"]:
+        yield "iterations without a value", str(trees["iterations_without_value"])
+    yield "pairs", f"{pairs['total']} (train {pairs['train']}, test {pairs['test']})"
+    for kind, count in pairs["by_type"].items():
+        yield f"  {kind}", str(count)
+    for kind, used in summary["calls"].items():
+        yield f"{kind} calls", str(used["calls"])
+        if used.get("prompt_tokens") or used.get("completion_tokens"):
+            yield "  tokens", f"{used['prompt_tokens']} in, {used['completion_tokens']} out"
+        if used.get("cost") is not None:
+            yield "  cost", f"{used['cost']:.2f}"
+    yield "seconds", f"{summary['seconds']:.1f}"

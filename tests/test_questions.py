@@ -245,7 +245,9 @@ def test_without_paragraphs_a_corpus_is_asked_for(metadata: dict[str, object]) -
         paragraph_corpus([Question("1", "?", ("a",), metadata=metadata)])
 
 
-@pytest.mark.parametrize("context", [{"sentences": []}, {"title": ["a"], "text": []}, [["a"]], [{"x": 1}], 5, [[1, [2]]]])
+@pytest.mark.parametrize(
+    "context", [{"sentences": []}, {"title": ["a"], "text": []}, [["a"]], [{"x": 1}], 5, [[1, [2]]]]
+)
 def test_unknown_layouts_are_refused_by_name(context: object) -> None:
     with pytest.raises(DataError, match="question 'q9': its context is in an unknown layout"):
         paragraph_corpus([Question("q9", "?", ("a",), metadata={"context": context})])

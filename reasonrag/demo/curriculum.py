@@ -12,11 +12,11 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from reasonrag.demo.demonstrations import FORMAT, Demonstrator, Habits
+from reasonrag.demo.demonstrations import FAULTLESS, Demonstrator, Habits
 from reasonrag.demo.lexicon import RELATIONS, Kind, names, words
 from reasonrag.demo.tokens import ASSISTANT, END, PHRASES, pieces
 from reasonrag.demo.world import Part, ask, famous_facts, famous_part, one_hop
-from reasonrag.types import Prompt
+from reasonrag.types import Prompt, Question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -30,6 +30,7 @@ _QUESTION_KINDS = (
     *["comparison"] * 2,
     *["yes_no"] * 2,
 )
+_FORCED_KINDS = ("known", "known", "comparison", "yes_no")
 _PROMPT_WEIGHT = 0.15
 
 
@@ -49,15 +50,15 @@ class Curriculum:
     rng: Random
     habits: Habits = field(default_factory=Habits)
     drill_share: float = 0.5
-    recall_rows: int = 40
+    forced_answers: int = 80
 
     def chunk(self, *, questions: int = 60) -> list[Row]:
-        """Rows from one new world: its demonstrations, drills (a share of all tokens) and recall of famous facts."""
+        """Rows from one new world: its demonstrations, forced answers, and drills (a share of all tokens)."""
         part = Part.draw(partial(names, split="train"), self.rng, sizes=_SIZES)
         famous = famous_part()
         pages = Part({**part.kinds, **famous.kinds}, {**part.facts, **famous.facts})
         texts = [text for _ in range(questions) for text in self._demonstration(part, pages)]
-        texts += [self._recall() for _ in range(self.recall_rows)]
+        texts += [self._forced_answer(part, pages) for _ in range(self.forced_answers)]
         rows = [self._row(*text) for text in texts]
         budget = sum(len(row.ids) for row in rows) * self.drill_share / (1 - self.drill_share)
         while budget > 0:
@@ -79,21 +80,24 @@ class Curriculum:
             yield from cut
 
     def _demonstration(self, part: Part, pages: Part) -> Iterator[tuple[str, str]]:
-        kind = self.rng.choice(_QUESTION_KINDS)
-        if kind == "known":
-            name, relation = self.rng.choice(famous_facts())
-            question = one_hop(famous_part(), name, relation, known=True)
-        else:
-            question = ask(part, kind, self.rng)
+        question = self._question(self.rng.choice(_QUESTION_KINDS), part)
         for prompt, text in Demonstrator(question, pages, self.rng, self.habits).examples():
             yield self._prompt(prompt), text
 
-    def _recall(self) -> tuple[str, str]:
-        """A question about a famous entity where no search is possible."""
+    def _forced_answer(self, part: Part, pages: Part) -> tuple[str, str]:
+        """The last of few steps, where only an answer is possible: from memory, or from two notes to be compared."""
+        kind = self.rng.choice(_FORCED_KINDS)
+        demonstrator = Demonstrator(
+            self._question(kind, part), pages, self.rng, FAULTLESS, max_steps=1 if kind == "known" else 5
+        )
+        *_, (prompt, text) = demonstrator.examples()
+        return self._prompt(prompt), text
+
+    def _question(self, kind: str, part: Part) -> Question:
+        if kind != "known":
+            return ask(part, kind, self.rng)
         name, relation = self.rng.choice(famous_facts())
-        question = one_hop(famous_part(), name, relation, known=True)
-        prompt = FORMAT.prompt(question, (), final=True)
-        return self._prompt(prompt), f"{PHRASES[2]}{question.golden_answers[0]}</answer>"
+        return one_hop(famous_part(), name, relation, known=True)
 
     def _drill(self, pages: Part) -> Row:
         """Two pages and six searches on them, in one text; only what is noted counts fully."""

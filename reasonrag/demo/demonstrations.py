@@ -50,6 +50,9 @@ class Habits:
     overlook: float = 0.02
 
 
+FAULTLESS = Habits(recall=0, guess=0, hasty=0, early=0, again=(0, 0, 0), aside=0, misread=0, overlook=0)
+
+
 @dataclass
 class Demonstrator:
     """Works through one question. What it believes is only what it noted: a misread line leads it astray."""
@@ -58,6 +61,7 @@ class Demonstrator:
     pages: Part
     rng: Random
     habits: Habits = field(default_factory=Habits)
+    max_steps: int = MAX_STEPS
 
     def __post_init__(self) -> None:
         path = [hop["query"].rsplit(" ", 1) for hop in self.question.metadata["path"]]
@@ -71,7 +75,7 @@ class Demonstrator:
         """Each step of one attempt: the prompt, and what the demonstrator writes."""
         steps: tuple[Step, ...] = ()
         while not steps or not isinstance(steps[-1].action, Answer):
-            final = len(steps) == MAX_STEPS - 1
+            final = len(steps) == self.max_steps - 1
             prompt = FORMAT.prompt(self.question, steps, final=final)
             query = steps[-1].action.query if steps and isinstance(steps[-1].action, Search) else None
             text = self._answer() if final else self._ground(query) if query else self._reason()
@@ -86,7 +90,7 @@ class Demonstrator:
             again = habits.again[len(self._keys) - 1] / (1 + 2 * self._needless)
             return self._search_needlessly() if self.rng.random() < again else self._answer()
         if not self._notes and self.question.metadata["known"] and self.rng.random() < habits.recall:
-            return _written(Answer(self.question.golden_answers[0]))
+            return self._answer()
         early = habits.hasty if len(missing) == 1 and self._keys[-1] in habits.hasty_keys else habits.early
         if self.rng.random() < (early if self._notes else habits.guess):
             return self._answer()
@@ -105,7 +109,9 @@ class Demonstrator:
         return _written(Note(f"{query} {value}" if value else ""))
 
     def _answer(self) -> str:
-        """With what it believes; a guess where that is nothing."""
+        """With what it believes, or knows by heart; a guess where that is nothing."""
+        if self.question.metadata["known"] and not self._notes:
+            return _written(Answer(self.question.golden_answers[0]))
         if self._pair:
             return _written(Answer(self._guess() if self._missing() else self._verdict()))
         belief = self._belief()

@@ -88,10 +88,9 @@ def _vllm(name: str, config: ModelConfig) -> LLM:
 
     return VLLMEngine(
         name,
-        dtype=config.dtype,
         name=_identity("vllm", name, config.revision),
-        trust_remote_code=config.trust_remote_code,
         revision=config.revision,
+        engine_args={"dtype": config.dtype or "auto", "trust_remote_code": config.trust_remote_code},
     )
 
 
@@ -130,7 +129,7 @@ BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
 
 
 def _identity(scheme: str, name: str, revision: str | None) -> str:
-    """A Hub id with its revision, or a folder's name with a checksum: of its JSON files, and the sizes of the others."""
+    """A Hub id with its revision, or a folder's name with a checksum of its JSON files and of the others' sizes."""
     folder = Path(name)
     if not folder.is_dir():
         return f"{scheme}:{name}" + (f"@{revision}" if revision else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -21,8 +21,8 @@ class SearchStore(Protocol):
         """The ranking kept for this query and `top_k`, or None."""
         ...
 
-    def put(self, query: str, top_k: int, passages: Ranking) -> None:
-        """Keep a ranking."""
+    async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
+        """Keep the rankings of one lookup, by query; returns once they are kept."""
         ...
 
 
@@ -36,9 +36,9 @@ class MemoryStore:
         """The ranking kept for this query and `top_k`, or None."""
         return self._rankings.get((query, top_k))
 
-    def put(self, query: str, top_k: int, passages: Ranking) -> None:
-        """Keep a ranking."""
-        self._rankings[query, top_k] = passages
+    async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
+        """Keep the rankings of one lookup, by query."""
+        self._rankings.update({(query, top_k): ranking for query, ranking in rankings.items()})
 
 
 class _Batch:
@@ -135,10 +135,11 @@ class BatchedRetriever:
                 raise RetrievalError(
                     f"asked for {len(batch.futures)} rankings, got {len(rankings)}", cause="misaligned"
                 )
-            for (query, future), ranking in zip(batch.futures.items(), rankings, strict=True):
-                self._store.put(query, top_k, ranking)
-                self.looked_up += 1
-                future.set_result(ranking)
+            found = dict(zip(batch.futures, rankings, strict=True))
+            await self._store.put(found, top_k)
+            self.looked_up += len(found)
+            for query, future in batch.futures.items():
+                future.set_result(found[query])
         except asyncio.CancelledError:
             self._fail(batch, RetrievalError("the lookup was given up", cause="closed"))
             raise

@@ -5,13 +5,11 @@ from random import Random
 import pytest
 
 from reasonrag.demo.curriculum import Curriculum, vocabulary_texts
-from reasonrag.demo.demonstrations import FORMAT, MAX_STEPS, Demonstrator, Habits
+from reasonrag.demo.demonstrations import FAULTLESS, FORMAT, MAX_STEPS, Demonstrator, Habits
 from reasonrag.demo.lexicon import KINDS, names
 from reasonrag.demo.tokens import ASSISTANT, END, make_tokenizer, pieces
 from reasonrag.demo.world import Part, demo_questions, make_world
 from reasonrag.text import exact_match, last_tag
-
-PERFECT = Habits(recall=0, guess=0, hasty=0, early=0, again=(0, 0, 0), aside=0, misread=0, overlook=0)
 
 
 def pages(world):
@@ -35,7 +33,7 @@ def tokenizer():
 
 
 def test_without_faults_every_question_is_answered_with_exactly_the_searches_it_needs():
-    for question, examples in attempts(PERFECT):
+    for question, examples in attempts(FAULTLESS):
         assert exact_match(answer_of(examples), question.golden_answers) == 1.0
         assert len(examples) == 2 * question.metadata["hops"] + 1
 
@@ -88,7 +86,7 @@ def test_stop_strings_of_the_format_end_a_generation_in_transformers(tokenizer):
     import torch
     from transformers.generation.stopping_criteria import StopStringCriteria
 
-    question, examples = next(attempts(PERFECT, limit=1))
+    question, examples = next(attempts(FAULTLESS, limit=1))
     prompt = FORMAT.prompt(question, ())
     stop = StopStringCriteria(tokenizer, list(prompt.stop))
     ids = tokenizer(examples[0][1])["input_ids"]

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tiny import save_tiny_model
 
 from reasonrag.llm.local import TransformersLLM
+from tests.llm.tiny import save_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from email.utils import formatdate
 
 import pytest
-from fake_openai import Answer, Disconnect, FakeOpenAI, Slow
 
 from reasonrag.errors import ConfigError, LLMError
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
 from reasonrag.types import Completion, FinishReason, Message, Prompt
+from tests.llm.fake_openai import Answer, Disconnect, FakeOpenAI, Slow
 
 PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who directed Jaws?")), stop=("</query>", "</answer>"))
 KEY = "sk-very-secret-0123456789"

@@ -78,8 +78,13 @@ def test_terminal_nodes_are_not_valued_again():
 
 
 def test_depth_never_exceeds_the_step_limit_and_its_leaves_were_forced():
-    tree, _ = build(SearchSettings(iterations=60), policy=lambda p, s: random_policy(p, s).replace("answer", "query")
-                    if p.stop != ("</answer>",) else "<answer>x</answer>", max_steps=4)
+    tree, _ = build(
+        SearchSettings(iterations=60),
+        policy=lambda p, s: (
+            random_policy(p, s).replace("answer", "query") if p.stop != ("</answer>",) else "<answer>x</answer>"
+        ),
+        max_steps=4,
+    )
     assert max(n.depth for n in tree.nodes) == 4
     assert {n.trajectory.stop_reason for n in tree.nodes if n.depth == 4} <= {StopReason.FORCED_ANSWER}
 
@@ -104,8 +109,11 @@ def test_a_child_without_a_value_is_taken_for_its_parents():
 
 
 def test_grafted_steps_hang_below_each_other_and_end_where_the_rollout_ended():
-    engine = Engine(ScriptedLLM(["<query>a</query>", "<evidence>b</evidence>", "<answer>c</answer>"]),
-                    ToyRetriever(), ReasonRAGFormat())
+    engine = Engine(
+        ScriptedLLM(["<query>a</query>", "<evidence>b</evidence>", "<answer>c</answer>"]),
+        ToyRetriever(),
+        ReasonRAGFormat(),
+    )
     (rollout,) = asyncio.run(engine.run([Trajectory(QUESTION)], seeds=[0]))
     tree = Tree(QUESTION)
     graft(tree, tree.root, rollout, 0.25)

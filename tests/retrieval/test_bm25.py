@@ -46,7 +46,7 @@ def test_passages_come_best_first_with_their_scores_and_exact_contents(retriever
 
 
 def test_case_accents_and_endings_do_not_matter(retriever: BM25Retriever) -> None:
-    assert ids(retriever, ["pal GABOR", "directing"]) == [["gabor"], ["ed", "jaws"]]
+    assert ids(retriever, ["pal GABOR", "directing"]) == [["gabor"], ["jaws", "ed"]]
 
 
 @pytest.mark.parametrize("query", ["", "  ", "the of and", "?!", "unheard", "\x00", "\ud83d", "\u2028"])
@@ -166,7 +166,7 @@ def test_a_bad_corpus_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written to .*file"):
+    with pytest.raises(DataError, match=r"cannot be written to .*file"):
         BM25Retriever.open(PASSAGES, cache=tmp_path / "file")
 
 
@@ -206,9 +206,7 @@ def test_processes_that_race_for_one_index_all_end_well(tmp_path: Path, damaged:
         subprocess.run(command, input="go\n", text=True, check=True, capture_output=True)
         (folder,) = tmp_path.iterdir()
         _truncate(folder / "passages.jsonl")
-    racers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
-    ]
+    racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     for racer in racers:
         assert racer.stdout and racer.stdout.readline() == "ready\n"
     results = []
@@ -226,7 +224,8 @@ def test_processes_that_race_for_one_index_all_end_well(tmp_path: Path, damaged:
 @pytest.mark.data
 @needs_data
 @pytest.mark.parametrize(
-    ("name", "any_at_5", "all_at_10"), [("hotpotqa", 0.98, 0.76), ("2wikimultihopqa", 0.98, 0.44), ("musique", 0.88, 0.22)]
+    ("name", "any_at_5", "all_at_10"),
+    [("hotpotqa", 0.98, 0.76), ("2wikimultihopqa", 0.98, 0.44), ("musique", 0.88, 0.22)],
 )
 def test_gold_paragraphs_are_found_with_the_question_alone(
     tmp_path: Path, name: str, any_at_5: float, all_at_10: float

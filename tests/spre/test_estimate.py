@@ -43,9 +43,7 @@ def test_an_unfinished_trajectory_has_no_reward():
 
 def evaluate(replies, trajectory=None, k=2, max_steps=3):
     engine = Engine(ScriptedLLM(replies), ToyRetriever(), ReasonRAGFormat(), max_steps=max_steps)
-    return asyncio.run(
-        RolloutEvaluator(engine, k=k, alpha=0.9).evaluate(trajectory or Trajectory(QUESTION), seed=0)
-    )
+    return asyncio.run(RolloutEvaluator(engine, k=k, alpha=0.9).evaluate(trajectory or Trajectory(QUESTION), seed=0))
 
 
 def test_rollouts_are_valued_by_eq_1_and_returned():
@@ -75,4 +73,7 @@ def test_a_judge_that_cannot_be_read_gives_no_value_and_is_counted():
 
 
 def test_an_unreadable_reply_is_asked_for_again():
-    assert asyncio.run(JudgeEvaluator(judge(["?", "So the score is 0.7"])).evaluate(Trajectory(QUESTION), seed=0)).value == 0.7
+    assert (
+        asyncio.run(JudgeEvaluator(judge(["?", "So the score is 0.7"])).evaluate(Trajectory(QUESTION), seed=0)).value
+        == 0.7
+    )

@@ -1,0 +1,152 @@
+"""Journal to Parquet and `run.json`: a pure function of what was paid for, so it can be done again at any time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from reasonrag.config import Config
+from reasonrag.dpo.pairs import derive_pairs, in_test_split
+from reasonrag.journal import Journal
+from reasonrag.parts import Parts
+from reasonrag.runs import RunFolder, versions
+from reasonrag.tables import Row, ShardWriter, pair_schema, read_shards, tree_schema
+from reasonrag.types import Question
+
+_TREE_SHARD_ROWS = 20_000
+_PAIR_SHARD_ROWS = 50_000
+
+
+def export_run(run: RunFolder, config: Config, parts: Parts, *, seconds: float) -> dict[str, Any]:
+    """Write `trees/`, `pairs/` and `run.json`; returns what `run.json` holds."""
+    trees = export_trees(run, parts.questions)
+    summary = {
+        "questions": {
+            "total": len(parts.questions),
+            "finished": len(run.journal.finished()),
+            "failed": dict(Counter(cause for _, _, cause, _ in run.journal.failures())),
+        },
+        "trees": trees,
+        "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),
+        "calls": count_calls(run.journal, config),
+        "seconds": round(seconds, 3),
+        "seed": config.seed,
+        "config_hash": run.config_hash,
+        "content": parts.content,
+        "policy": parts.policy.name,
+        "judge": parts.judge.name if parts.judge else None,
+        "versions": versions(),
+    }
+    run.write_summary(summary)
+    return summary
+
+
+def export_trees(run: RunFolder, questions: Sequence[Question]) -> dict[str, Any]:
+    """Write the node table, questions in their given order; returns counts over it."""
+    writer = ShardWriter(run.path / "trees", "nodes", tree_schema(), shard_rows=_TREE_SHARD_ROWS)
+    count = _NodeCount()
+    for question in questions:
+        for row in run.journal.tree(question.dataset, question.id) or ():
+            writer.add(row)
+            count.add(row)
+    writer.close()
+    return count.summary()
+
+
+def export_pairs(run: Path, config: Config, *, policy: str, config_hash: str) -> dict[str, Any]:
+    """Derive pairs from a run's tree tables and write both splits; no model is called.
+
+    Returns:
+        Counts: total, by split, by type of chosen and rejected, by depth; the median margin.
+
+    Raises:
+        RunError, DataError: the tree tables are missing or damaged.
+    """
+    settings = config.pairs
+    writers = {
+        name: ShardWriter(run / "pairs", name, pair_schema(), shard_rows=_PAIR_SHARD_ROWS) for name in ("train", "test")
+    }
+    types: Counter[str] = Counter()
+    depths: Counter[int] = Counter()
+    questions: set[tuple[str, str]] = set()
+    margins: list[float] = []
+    nodes = read_shards(run / "trees", "nodes", tree_schema())
+    for pair in derive_pairs(
+        nodes, policy=policy, config_hash=config_hash, min_margin=settings.min_margin, reward=settings.reward
+    ):
+        question = (pair["dataset"], pair["question_id"])
+        writers["test" if in_test_split(*question, settings.test_share) else "train"].add(pair)
+        types[f"{pair['chosen_type']} > {pair['rejected_type']}"] += 1
+        depths[pair["depth"]] += 1
+        questions.add(question)
+        margins.append(pair["margin"])
+    for writer in writers.values():
+        writer.close()
+    return {
+        "total": len(margins),
+        **{name: writer.rows for name, writer in writers.items()},
+        "questions_with_pairs": len(questions),
+        "by_type": dict(sorted(types.items())),
+        "by_depth": {str(depth): count for depth, count in sorted(depths.items())},
+        "median_margin": median(margins) if margins else None,
+        "min_margin": settings.min_margin,
+        "reward": settings.reward,
+    }
+
+
+def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
+    """Calls, tokens and cost by kind, over all the processes that worked on the run."""
+    prices = {"policy": config.policy, "judge": config.judge}
+    calls: dict[str, Any] = {}
+    for kind, used in journal.usage().items():
+        calls[kind] = {"calls": used.calls}
+        if kind in prices:  # a search has no tokens
+            calls[kind] |= {
+                "prompt_tokens": used.prompt_tokens,
+                "completion_tokens": used.completion_tokens,
+                "calls_without_token_counts": used.unknown_tokens,
+                "cost": prices[kind].cost(used.prompt_tokens, used.completion_tokens),
+            }
+    return calls
+
+
+class _NodeCount:
+    """Counts over tree rows, one at a time."""
+
+    def __init__(self) -> None:
+        self.nodes = 0
+        self.unvalued = 0
+        self.actions: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+        self.malformed: Counter[str] = Counter()
+        self.f1: list[float] = []
+        self.em: list[float] = []
+
+    def add(self, row: Row) -> None:
+        self.nodes += 1
+        if row["action"]:
+            self.actions[row["action"]] += 1
+        else:  # the root has seen every iteration
+            self.unvalued += row["visits"] - row["valued"]
+        if row["action"] == "malformed":
+            self.malformed[row["content"]] += 1
+        if row["stop_reason"]:
+            self.ends[row["stop_reason"]] += 1
+        if row["f1"] is not None:
+            self.f1.append(row["f1"])
+            self.em.append(row["em"])
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "nodes": self.nodes,
+            "by_action": dict(sorted(self.actions.items())),
+            "by_stop_reason": dict(sorted(self.ends.items())),
+            "malformed": dict(sorted(self.malformed.items())),
+            "iterations_without_value": self.unvalued,
+            "complete_trajectories": len(self.f1),
+            "mean_f1": fmean(self.f1) if self.f1 else None,
+            "mean_em": fmean(self.em) if self.em else None,
+        }

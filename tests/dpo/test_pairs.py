@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from reasonrag.dpo.pairs import derive_pairs, in_test_split
+
+
+def node(node_id, parent=0, spre=0.5, text=None, action="query", content=None, **more):
+    content = f"c{node_id}" if content is None else content
+    return {
+        "dataset": "d",
+        "question_id": "1",
+        "node_id": node_id,
+        "parent_id": parent,
+        "depth": 1,
+        "action": action,
+        "content": content,
+        "text": f"<{action}>{content}</{action}>" if text is None else text,
+        "prompt": [{"role": "user", "content": f"state {parent}"}],
+        "spre": spre,
+        "value": spre,
+        "visits": 1,
+        "prompt_tokens": None,
+    } | more
+
+
+def pairs(*nodes, **settings):
+    return list(derive_pairs(nodes, policy="p", config_hash="h", **settings))
+
+
+def ids(rows):
+    return [(r["chosen_node_id"], r["rejected_node_id"]) for r in rows]
+
+
+def test_the_higher_reward_is_chosen():
+    (row,) = pairs(node(1, spre=0.2), node(2, spre=0.9))
+    assert ids([row]) == [(2, 1)]
+    assert (row["chosen_reward"], row["rejected_reward"], row["margin"]) == (0.9, 0.2, pytest.approx(0.7))
+    assert row["chosen"] == [{"role": "assistant", "content": "<query>c2</query>"}]
+    assert row["depth"] == 0
+
+
+def test_every_two_siblings_make_a_pair_and_cousins_make_none():
+    rows = pairs(node(1, spre=0.1), node(2, spre=0.5), node(3, spre=0.9), node(4, parent=1, spre=0.0))
+    assert sorted(ids(rows)) == [(2, 1), (3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize(("margin", "count"), [(0.009, 0), (0.01, 1), (0.011, 1)])
+def test_the_smallest_margin_counts(margin, count):
+    assert len(pairs(node(1, spre=0.8), node(2, spre=0.8 + margin))) == count
+
+
+def test_equal_rewards_make_no_pair_even_without_a_threshold():
+    assert pairs(node(1), node(2), min_margin=0.0) == []
+
+
+def test_a_branch_without_an_answer_makes_no_pair():
+    assert pairs(node(1, spre=None), node(2, spre=0.9)) == []
+
+
+def test_equal_contents_make_no_pair():
+    assert pairs(node(1, content="The Jaws"), node(2, spre=0.9, content="jaws!")) == []
+
+
+def test_contents_that_normalise_to_nothing_are_compared_as_steps():
+    assert len(pairs(node(1, content="!"), node(2, spre=0.9, content="?"))) == 1
+
+
+def test_a_step_that_cannot_be_read_is_rejected_but_never_chosen():
+    broken = {"action": "malformed", "content": "no_tag", "text": "hm"}
+    assert ids(pairs(node(1, **broken, spre=0.1), node(2, spre=0.9))) == [(2, 1)]
+    assert pairs(node(1, **broken, spre=0.9), node(2, spre=0.1)) == []
+
+
+def test_exact_duplicates_are_kept_once_in_the_whole_data_set():
+    twin = {"question_id": "2"}
+    rows = pairs(
+        node(1, spre=0.1, content="a"), node(2, spre=0.9, content="b"),
+        node(1, spre=0.1, content="a", **twin), node(2, spre=0.9, content="b", **twin),
+    )  # fmt: skip
+    assert len(rows) == 1
+
+
+def test_a_judge_score_is_the_reward_only_where_asked_for():
+    nodes = (node(1, spre=0.1, value=0.9), node(2, spre=0.9, value=0.1))
+    assert ids(pairs(*nodes)) == [(2, 1)]
+    assert ids(pairs(*nodes, reward="judge")) == [(1, 2)]
+
+
+def test_two_data_sets_may_both_have_a_question_1():
+    rows = pairs(node(1, spre=0.1), node(2, spre=0.9), node(1, spre=0.1, dataset="e", content="x"),
+                 node(2, spre=0.9, dataset="e"))  # fmt: skip
+    assert len({r["pair_id"] for r in rows}) == len(rows) == 2
+
+
+def test_the_split_is_by_question_and_by_share():
+    held_out = [in_test_split("d", str(i), 0.2) for i in range(5000)]
+    assert 0.17 < sum(held_out) / 5000 < 0.23
+    assert held_out == [in_test_split("d", str(i), 0.2) for i in range(5000)]
+    assert not any(in_test_split("d", str(i), 0.0) for i in range(100))

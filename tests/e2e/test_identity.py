@@ -1,0 +1,138 @@
+"""What makes two runs the same run: rows depend on the seed and the settings, on nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import product
+from tests.e2e.product import ExtractiveServer
+from tests.e2e.world import World
+
+SETTINGS = ("--policy", "extractive", "--iterations", "12", "--seed", "7")
+
+
+@pytest.fixture
+def own_run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return Path(shutil.copytree(finished_run, tmp_path / "own"))
+
+
+def refusal(*args: str | Path) -> str:
+    """The one line with which `build-tree` refuses."""
+    done = product.run("build-tree", *args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize(("hash_seed", "concurrency"), [("0", "1"), ("1", "3"), ("4242", "64")])
+def test_hash_seed_and_concurrency_change_no_row(
+    hash_seed: str, concurrency: str, world: World, finished_run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    product.build(*world.flags, *SETTINGS, "--concurrency", concurrency, "--out", out, PYTHONHASHSEED=hash_seed)
+    assert product.tree_rows(out) == product.tree_rows(finished_run)
+    assert product.pair_rows(out) == product.pair_rows(finished_run)
+    assert product.file_digests(out) == product.file_digests(finished_run)
+
+
+def test_another_seed_changes_rows(world: World, finished_run: Path, tmp_path: Path) -> None:
+    product.build(*world.flags, *SETTINGS, "--seed", "8", "--out", tmp_path / "run")
+    assert product.tree_rows(tmp_path / "run") != product.tree_rows(finished_run)
+
+
+def test_another_budget_in_the_same_folder_is_refused_with_both_values(world: World, own_run: Path) -> None:
+    before = product.file_digests(own_run)
+    line = refusal(*world.flags, *SETTINGS, "--iterations", "13", "--out", own_run)
+    assert "search.iterations: 12 there, 13 now" in line
+    assert product.file_digests(own_run) == before
+
+
+def test_other_questions_in_the_same_folder_are_refused(world: World, own_run: Path) -> None:
+    assert "content.questions" in refusal(*world.flags, *SETTINGS, "--limit", "3", "--out", own_run)
+
+
+def test_another_concurrency_is_accepted(world: World, own_run: Path) -> None:
+    before = product.file_digests(own_run)
+    product.build(*world.flags, *SETTINGS, "--concurrency", "2", "--out", own_run)
+    assert product.file_digests(own_run) == before
+
+
+def test_another_margin_is_accepted_and_drops_pairs(world: World, own_run: Path) -> None:
+    before = product.pair_rows(own_run)
+    product.build(*world.flags, *SETTINGS, "--min-margin", "0.2", "--out", own_run)
+    kept = [row for row in before if row["margin"] >= 0.2]
+    assert 0 < len(kept) < len(before)
+    assert product.pair_rows(own_run) == kept
+
+
+def test_pairs_are_derived_anew_without_a_call(world: World, own_run: Path) -> None:
+    before = product.pair_rows(own_run)
+    calls = product.summary(own_run)["calls"]
+    done = product.run("pairs", own_run, "--min-margin", "0.2")
+    assert done.returncode == 0, done.stderr
+    assert product.pair_rows(own_run) == [row for row in before if row["margin"] >= 0.2]
+    assert product.summary(own_run)["calls"] == calls
+    assert product.summary(own_run)["pairs"]["min_margin"] == 0.2
+
+
+def test_a_finished_run_is_run_again_without_a_call(world: World, tmp_path: Path) -> None:
+    with ExtractiveServer() as server:
+        args = (*world.flags, *server.flags, "--iterations", "4", "--limit", "4", "--out", tmp_path / "run")
+        product.build(*args)
+        paid, before = len(server.requests), product.file_digests(tmp_path / "run")
+        product.build(*args)
+        assert len(server.requests) == paid
+    assert product.file_digests(tmp_path / "run") == before
+
+
+def test_a_second_process_is_refused_at_once_with_the_pid_of_the_first(world: World, tmp_path: Path) -> None:
+    with ExtractiveServer(latency_s=1.0) as server:
+        args = (*world.flags, *server.flags, "--iterations", "4", "--out", tmp_path / "run")
+        first = product.start("build-tree", *args)
+        try:
+            product.wait_until(lambda: bool(server.requests))
+            began = time.monotonic()
+            line = refusal(*args)
+            seconds = time.monotonic() - began
+        finally:
+            first.kill()
+            first.communicate()
+    print(f"refused after {seconds:.2f} s, start of the interpreter included")
+    assert f"pid {first.pid} " in line
+    assert seconds < 5
+
+
+def test_a_folder_with_other_files_is_refused(world: World, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    assert "other files" in refusal(*world.flags, *SETTINGS, "--out", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def damage(journal: Path, how: str) -> None:
+    """Harm a journal as disks and people do."""
+    raw = journal.read_bytes()
+    match how:
+        case "truncated":
+            journal.write_bytes(raw[: len(raw) // 2])
+        case "other bytes":
+            journal.write_bytes(b"no database, but long enough to be one" * 200)
+        case "a page of zeros":
+            journal.write_bytes(raw[:8192] + bytes(4096) + raw[12288:])
+        case "a flipped bit in every tree":
+            spoiled = bytearray(raw)
+            for at in range(len(raw) // 2, len(raw), 257):
+                spoiled[at] ^= 0x10
+            journal.write_bytes(bytes(spoiled))
+
+
+@pytest.mark.parametrize("how", ["truncated", "other bytes", "a page of zeros", "a flipped bit in every tree"])
+def test_a_damaged_journal_is_refused(how: str, world: World, own_run: Path) -> None:
+    damage(own_run / "journal.sqlite", how)
+    assert "journal.sqlite is damaged" in refusal(*world.flags, *SETTINGS, "--out", own_run)

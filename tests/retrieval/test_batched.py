@@ -1,0 +1,176 @@
+"""Batching: few calls, no query twice, and nobody gets another one's ranking or failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from reasonrag.errors import RetrievalError
+from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore
+from reasonrag.types import Passage
+
+
+class EchoRetriever:
+    """Finds one passage, named after the query; can fail, forget a ranking, or take its time."""
+
+    fingerprint = "echo"
+
+    def __init__(self, *, failures: int = 0, forgets: bool = False, delay_s: float = 0.0) -> None:
+        self.calls: list[tuple[list[str], int]] = []
+        self.failures = failures
+        self.forgets = forgets
+        self.delay_s = delay_s
+        self.closed = 0
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+        self.calls.append((list(queries), top_k))
+        await asyncio.sleep(self.delay_s)
+        if self.failures:
+            self.failures -= 1
+            raise RetrievalError("down", cause="down")
+        rankings: list[tuple[Passage, ...]] = [(Passage(query, f"{query} {top_k}"),) for query in queries]
+        return rankings[self.forgets :]
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+def test_queries_of_many_tasks_leave_in_one_call() -> None:
+    inner = EchoRetriever()
+    batched = BatchedRetriever(inner)
+
+    async def ask() -> list[list[tuple[Passage, ...]]]:
+        return await asyncio.gather(*(batched.search([f"q{i}"], 3) for i in range(100)))
+
+    results = asyncio.run(ask())
+    assert [result[0][0].id for result in results] == [f"q{i}" for i in range(100)]
+    assert len(inner.calls) == 1
+    assert (batched.asked, batched.looked_up) == (100, 100)
+
+
+def test_no_call_is_larger_than_max_batch() -> None:
+    inner = EchoRetriever()
+    asyncio.run(BatchedRetriever(inner, max_batch=4).search([f"q{i}" for i in range(10)], 1))
+    assert [len(queries) for queries, _ in inner.calls] == [4, 4, 2]
+
+
+def test_a_full_batch_does_not_wait_for_the_window() -> None:
+    batched = BatchedRetriever(EchoRetriever(), window_s=60, max_batch=2)
+    assert len(asyncio.run(asyncio.wait_for(batched.search(["a", "b"], 1), 5))) == 2
+
+
+def test_a_query_is_looked_up_once_also_when_asked_at_the_same_moment() -> None:
+    inner = EchoRetriever(delay_s=0.02)
+    batched = BatchedRetriever(inner, window_s=0.001)
+
+    async def ask_later() -> list[tuple[Passage, ...]]:
+        await asyncio.sleep(0.01)  # the window is over, the lookup is not
+        return await batched.search(["a"], 3)
+
+    async def ask() -> None:
+        first, second, third = await asyncio.gather(
+            batched.search(["a", "b", "a"], 3), batched.search(["a"], 3), ask_later()
+        )
+        assert first[0] is first[2] is second[0] is third[0]
+        assert (await batched.search(["a"], 3))[0] is first[0]
+
+    asyncio.run(ask())
+    assert inner.calls == [(["a", "b"], 3)]
+    assert (batched.asked, batched.looked_up) == (6, 2)
+
+
+def test_top_k_and_exact_text_tell_queries_apart() -> None:
+    inner = EchoRetriever()
+    batched = BatchedRetriever(inner)
+
+    async def ask() -> None:
+        (a,), (b,), (c,) = await asyncio.gather(
+            batched.search(["a"], 3), batched.search(["a"], 5), batched.search(["A"], 3)
+        )
+        assert (a[0].contents, b[0].contents, c[0].contents) == ("a 3", "a 5", "A 3")
+
+    asyncio.run(ask())
+    assert sorted(inner.calls) == [(["a"], 5), (["a", "A"], 3)]
+
+
+def test_an_empty_query_finds_nothing_and_costs_nothing() -> None:
+    inner = EchoRetriever()
+    batched = BatchedRetriever(inner)
+    assert asyncio.run(batched.search(["", " \n"], 3)) == [(), ()]
+    assert asyncio.run(batched.search([], 3)) == []
+    assert inner.calls == [] and batched.asked == 0
+
+
+def test_a_failure_reaches_all_waiters_and_is_not_kept() -> None:
+    inner = EchoRetriever(failures=1)
+    batched = BatchedRetriever(inner)
+
+    async def ask() -> None:
+        results = await asyncio.gather(*(batched.search([q], 3) for q in "aab"), return_exceptions=True)
+        assert all(isinstance(result, RetrievalError) and result.cause == "down" for result in results)
+        assert [p[0].id for p in await batched.search(["a", "b"], 3)] == ["a", "b"]
+
+    asyncio.run(ask())
+    assert batched.looked_up == 2
+
+
+def test_a_missing_ranking_is_an_error_and_never_a_shift() -> None:
+    with pytest.raises(RetrievalError) as caught:
+        asyncio.run(BatchedRetriever(EchoRetriever(forgets=True)).search(["a", "b"], 3))
+    assert caught.value.cause == "misaligned"
+
+
+def test_who_gives_up_waiting_does_not_stop_the_others() -> None:
+    batched = BatchedRetriever(EchoRetriever(delay_s=0.02))
+
+    async def ask() -> None:
+        impatient = asyncio.create_task(batched.search(["a"], 3))
+        patient = asyncio.create_task(batched.search(["a"], 3))
+        await asyncio.sleep(0.01)
+        impatient.cancel()
+        assert (await patient)[0][0].id == "a"
+        assert impatient.cancelled()
+
+    asyncio.run(ask())
+
+
+def test_a_store_answers_before_the_retriever_and_keeps_what_it_found() -> None:
+    store = MemoryStore()
+    asyncio.run(store.put({"old": ()}, 3))
+    inner = EchoRetriever()
+    assert asyncio.run(BatchedRetriever(inner, store=store).search(["old", "new"], 3))[0] == ()
+    assert inner.calls == [(["new"], 3)]
+    other = EchoRetriever()
+    assert asyncio.run(BatchedRetriever(other, store=store).search(["new"], 3)) == [(Passage("new", "new 3"),)]
+    assert other.calls == []
+
+
+def test_a_run_that_was_interrupted_leaves_nothing_to_wait_for() -> None:
+    inner = EchoRetriever(delay_s=60)
+    batched = BatchedRetriever(inner)
+
+    async def interrupted() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(batched.search(["a"], 3), 0.02)
+
+    asyncio.run(interrupted())
+    inner.delay_s = 0.0
+    assert asyncio.run(batched.search(["a"], 3))[0][0].id == "a"
+
+
+def test_closing_tells_those_who_wait_and_closes_the_inner_one() -> None:
+    inner = EchoRetriever(delay_s=60)
+    batched = BatchedRetriever(inner)
+
+    async def ask() -> None:
+        waiting = asyncio.create_task(batched.search(["a"], 3))
+        await asyncio.sleep(0.01)
+        await batched.aclose()
+        with pytest.raises(RetrievalError) as caught:
+            await waiting
+        assert caught.value.cause == "closed"
+
+    asyncio.run(ask())
+    assert inner.closed == 1 and batched.fingerprint == "echo"

@@ -1,0 +1,296 @@
+"""The client of a retrieval server, against a real HTTP server that misbehaves on request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from reasonrag.errors import ConfigError, RetrievalError
+from reasonrag.questions import passage_id
+from reasonrag.retrieval.remote import RemoteRetriever
+from reasonrag.types import Passage
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def found(query: str, score: float = 1.5) -> dict[str, Any]:
+    return {"document": {"id": query, "contents": f"T\n{query}"}, "score": score}
+
+
+async def echo(request: web.Request) -> web.Response:
+    asked = await request.json()
+    return web.json_response({"result": [[found(query)] * asked["topk"] for query in asked["queries"]]})
+
+
+class Server:
+    """An HTTP server in a thread. Requests are answered by `script`, one handler each, then by `echo`."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.script: list[Handler] = []
+        self.requests: list[Any] = []
+        self.port = port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        if not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append((request.path, await request.json()))
+        return await (self.script.pop(0) if self.script else echo)(request)
+
+
+def reply(body: object = None, *, status: int = 200, text: str | None = None, **headers: str) -> Handler:
+    async def handler(request: web.Request) -> web.Response:
+        if text is not None:
+            return web.Response(text=text, status=status, headers=headers)
+        return web.json_response(body, status=status, headers=headers)
+
+    return handler
+
+
+async def drop(request: web.Request) -> web.Response:
+    assert request.transport
+    request.transport.close()
+    return web.Response()
+
+
+async def cut(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"result": [')
+    assert request.transport
+    request.transport.close()
+    return response
+
+
+async def hang(request: web.Request) -> web.Response:
+    await asyncio.sleep(5)
+    return web.Response()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.stop()
+
+
+def search(urls: str | list[str], queries: list[str], top_k: int = 1, **options: Any) -> list[tuple[Passage, ...]]:
+    async def ask() -> list[tuple[Passage, ...]]:
+        retriever = RemoteRetriever(urls, **options)
+        try:
+            return await retriever.search(queries, top_k)
+        finally:
+            await retriever.aclose()
+            await retriever.aclose()
+
+    return asyncio.run(ask())
+
+
+def failure(urls: str | list[str], queries: list[str], **options: Any) -> RetrievalError:
+    with pytest.raises(RetrievalError) as caught:
+        search(urls, queries, **options)
+    return caught.value
+
+
+def test_speaks_the_protocol_of_search_r1(server: Server) -> None:
+    assert search(server.url, ["a", "b"], 2) == [(Passage("a", "T\na", 1.5),) * 2, (Passage("b", "T\nb", 1.5),) * 2]
+    assert server.requests == [("/retrieve", {"queries": ["a", "b"], "topk": 2, "return_scores": True})]
+
+
+def test_a_path_in_the_url_is_kept(server: Server) -> None:
+    search(f"{server.url}/v2/find", ["a"])
+    assert server.requests[0][0] == "/v2/find"
+
+
+def test_a_server_that_ignores_return_scores_is_understood(server: Server) -> None:
+    server.script = [reply({"result": [[{"id": 7, "contents": "T\nx"}], [{"id": "8", "contents": "T\ny"}]]})]
+    assert search(server.url, ["a", "b"]) == [(Passage("7", "T\nx"),), (Passage("8", "T\ny"),)]
+
+
+def test_documents_without_contents_or_id_are_understood(server: Server) -> None:
+    server.script = [reply({"result": [[{"document": {"title": "T", "text": "x"}, "score": None}]]})]
+    assert search(server.url, ["a"]) == [(Passage(passage_id("T\nx"), "T\nx"),)]
+
+
+def test_more_passages_than_asked_for_are_cut(server: Server) -> None:
+    server.script = [reply({"result": [[found("a", 3), found("b", 2), found("c", 1)]]})]
+    assert [p.id for p in search(server.url, ["a"], 2)[0]] == ["a", "b"]
+
+
+def test_empty_queries_are_not_sent_and_keep_their_place(server: Server) -> None:
+    assert [len(ranking) for ranking in search(server.url, ["", "a", " \n", "b"])] == [0, 1, 0, 1]
+    assert server.requests[0][1]["queries"] == ["a", "b"]
+    assert search(server.url, [""]) == [()] and search(server.url, []) == []
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        reply(status=503),
+        reply(status=429, **{"Retry-After": "0"}),
+        reply(status=500, text="Traceback"),
+        drop,
+        cut,
+        reply(text="<html>a proxy's page</html>"),
+        reply({"detail": "still loading"}),
+        reply({"result": [[{"document": {"id": "1"}}]]}),
+    ],
+    ids=["503", "429", "500", "dropped", "cut", "html", "no result", "no contents"],
+)
+def test_a_passing_fault_is_retried(server: Server, fault: Handler) -> None:
+    server.script = [fault, fault]
+    assert [p.id for p in search(server.url, ["a"])[0]] == ["a"]
+    assert len(server.requests) == 3
+
+
+def test_a_hanging_server_is_given_up_in_time_and_asked_again(server: Server) -> None:
+    server.script = [hang]
+    assert [p.id for p in search(server.url, ["a"], timeout_s=0.2)[0]] == ["a"]
+
+
+def test_retry_after_is_waited_for(server: Server) -> None:
+    server.script = [reply(status=503, **{"Retry-After": "1"})]
+    start = time.monotonic()
+    search(server.url, ["a"])
+    assert time.monotonic() - start >= 1
+
+
+def test_no_wait_goes_beyond_the_deadline(server: Server) -> None:
+    server.script = [reply(status=503, **{"Retry-After": "3600"})]
+    start = time.monotonic()
+    assert failure(server.url, ["a"], deadline_s=2).cause == "http_503"
+    assert time.monotonic() - start < 2
+
+
+def test_a_server_that_stays_down_is_an_error_with_its_cause(server: Server) -> None:
+    server.script = [reply(status=503)] * 3
+    error = failure(server.url, ["a"], max_retries=2)
+    assert error.cause == "http_503" and "3 attempts" in str(error)
+    server.stop()
+    assert failure(server.url, ["a"], max_retries=1).cause == "connection"
+
+
+def test_a_refused_request_is_not_repeated(server: Server) -> None:
+    server.script = [reply(status=422, text="no field\nqueries")]
+    error = failure(server.url, ["a"])
+    assert error.cause == "http_422" and "\n" not in str(error)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_misaligned_reply_is_an_error_and_never_a_shift(server: Server, count: int) -> None:
+    server.script = [reply({"result": [[found("x")]] * count})]
+    assert failure(server.url, ["a", "b"]).cause == "misaligned"
+
+
+def test_another_server_takes_over_at_once_and_is_kept(server: Server) -> None:
+    other = Server()
+    server.script = [reply(status=503)] * 10
+
+    async def ask() -> None:
+        retriever = RemoteRetriever([server.url, other.url])
+        start = time.monotonic()
+        for query in "abc":
+            assert [p.id for p in (await retriever.search([query], 1))[0]] == [query]
+        assert time.monotonic() - start < 1
+        await retriever.aclose()
+
+    asyncio.run(ask())
+    other.stop()
+    assert (len(server.requests), len(other.requests)) == (1, 3)
+
+
+def restart_after(wait_s: float, port: int) -> Server:
+    time.sleep(wait_s)
+    return Server(port)
+
+
+def test_a_server_that_restarts_between_two_searches_is_found_again() -> None:
+    server = Server()
+    retriever = RemoteRetriever(server.url)
+
+    async def ask() -> None:
+        assert await retriever.search(["a"], 1)
+        server.stop()
+        restart = asyncio.get_running_loop().run_in_executor(None, restart_after, 0.3, server.port)
+        assert [p.id for p in (await retriever.search(["b"], 1))[0]] == ["b"]
+        (await restart).stop()
+        await retriever.aclose()
+
+    asyncio.run(ask())
+
+
+def test_no_more_requests_are_in_flight_than_allowed(server: Server) -> None:
+    in_flight, most = 0, 0
+
+    async def count(request: web.Request) -> web.Response:
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        await asyncio.sleep(0.02)
+        in_flight -= 1
+        return await echo(request)
+
+    server.script = [count] * 12
+
+    async def ask() -> None:
+        retriever = RemoteRetriever(server.url, concurrency=3)
+        await asyncio.gather(*(retriever.search([str(i)], 1) for i in range(12)))
+        await retriever.aclose()
+
+    asyncio.run(ask())
+    assert most == 3
+
+
+def test_invalid_unicode_and_numbers_from_the_server_are_replaced(server: Server) -> None:
+    body = '{"result": [[{"document": {"id": "1", "contents": "a\\ud83d\\u2028b"}, "score": NaN}]]}'
+    server.script = [reply(text=body)]
+    assert search(server.url, ["a\ud83d"]) == [(Passage("1", "a?\u2028b", 0.0),)]
+    assert server.requests[0][1]["queries"] == ["a?"]
+
+
+def test_neither_urls_nor_passwords_show_in_errors_or_fingerprints() -> None:
+    secret = "http://user:hunter2@127.0.0.1:9/retrieve?key=hunter2"
+    error = failure(secret, ["a"], max_retries=0)
+    assert "hunter2" not in str(error) and "127.0.0.1:9" in str(error)
+    with pytest.raises(ConfigError) as caught:
+        RemoteRetriever("ftp://user:hunter2@host")
+    assert "hunter2" not in str(caught.value)
+    prints = [
+        RemoteRetriever(url, identity=name).fingerprint for url in ("http://a", "http://b") for name in ("x", "y")
+    ]
+    assert prints[:2] == prints[2:] and prints[0] != prints[1]
+
+
+@pytest.mark.parametrize("urls", [[], "", "localhost:8000", "http://", ["http://a:b:c"]])
+def test_what_is_not_a_url_is_refused(urls: str | list[str]) -> None:
+    with pytest.raises(ConfigError):
+        RemoteRetriever(urls)

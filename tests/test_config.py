@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from reasonrag.config import PRESETS, Config, dump_config, identity, load_config, parse_assignment
+from reasonrag.errors import ConfigError
+
+
+def test_defaults_are_those_of_the_paper():
+    config = load_config()
+    assert (config.value.alpha, config.value.rollouts, config.format.max_steps) == (0.9, 2, 8)
+    assert (config.search.iterations, config.search.max_children, config.search.c_uct) == (64, 3, 1.414)
+    assert (config.search.selection, config.pairs.min_margin) == ("puct", 0.01)
+
+
+def test_flags_beat_the_file_and_the_file_beats_the_preset(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("search: {iterations: 5, max_children: 4}\n")
+    config = load_config(preset="official", file=file, overrides={"search.iterations": 6})
+    assert (config.search.iterations, config.search.max_children, config.search.selection) == (6, 4, "ucb1")
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
+    config = load_config(preset=preset)
+    file = tmp_path / "c.yaml"
+    file.write_text(dump_config(config))
+    assert load_config(file=file) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"search.iteration": 1}, "unknown key 'search.iteration'; did you mean 'iterations'?"),
+        ({"serch.iterations": 1}, "unknown key 'serch'; did you mean 'search'?"),
+        ({"value.alpha": 2}, "value.alpha"),
+        ({"search.selection": "best"}, "search.selection"),
+        ({"policy.spec": "http://user:secret@host/v1"}, "user name or password"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(overrides, message):
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")) as caught:
+        load_config(overrides=overrides)
+    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[1, 2", "- a list", "just text"])
+def test_a_file_that_is_no_mapping_is_refused(text, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"c\.yaml"):
+        load_config(file=file)
+
+
+def test_only_what_can_change_a_result_is_identity():
+    changed = {
+        "run.concurrency": 3,
+        "policy.spec": "http://elsewhere/v1",
+        "pairs.min_margin": 0.2,
+        "retrieval.cache": "elsewhere",
+        "policy.input_price": 1.0,
+    }
+    assert identity(load_config(overrides=changed)) == identity(Config())
+    for key, value in {"seed": 1, "search.iterations": 3, "policy.temperature": 0.5, "value.alpha": 1.0}.items():
+        assert identity(load_config(overrides={key: value})) != identity(Config())
+
+
+def test_assignments_are_yaml():
+    assert parse_assignment("a.b=[1, x]") == ("a.b", [1, "x"])
+    for bad in ("a.b", "=3", "a={"):
+        with pytest.raises(ConfigError):
+            parse_assignment(bad)
