@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Progress:
-    """What is happening, for whoever shows it. Counts of this process, but `done` and `nodes` of the whole run."""
+    """What is happening, for whoever shows it: counts of this process, and `done` of the whole run."""
 
     total: int
     models: tuple[JournaledLLM, ...] = ()

@@ -47,8 +47,14 @@ _DATA = settings(
     setting("--top-k", "retrieval.top_k", "Passages per search.", type=int),
 )
 _MODELS = settings(
-    setting("--policy", "policy.spec", "http://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME, demo, extractive."),
-    setting("--model", "policy.model", "The model's name at the server."),
+    setting(
+        "--policy",
+        "policy.spec",
+        "http://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME, demo, extractive.",
+        envvar="REASONRAG_POLICY",
+        show_envvar=True,
+    ),
+    setting("--model", "policy.model", "The model's name at the server.", envvar="REASONRAG_MODEL", show_envvar=True),
     setting("--temperature", "policy.temperature", "Of the policy.", type=float),
     setting("--max-tokens", "policy.max_tokens", "Of one step.", type=int),
     setting("--judge", "judge.spec", "The judge; the policy if not given."),

@@ -24,6 +24,7 @@ from reasonrag.parts import check, open_format, open_parts, open_questions, open
 from reasonrag.progress import shown, summary_table
 from reasonrag.runs import RunFolder, read_run, write_text
 from reasonrag.spre import node_rewards
+from reasonrag.spre.rows import label
 from reasonrag.text import one_line, printable
 
 
@@ -157,8 +158,8 @@ def _draw(tree: Tree, node: Node, rewards: list[float | None], drawing: Drawing)
         assert child.step is not None
         reward = rewards[child.id]
         figures = f"N={child.visits} Q={_number(child.value)} SPRE={_number(reward)}"
-        words = f"{type(child.step.action).__name__}: {one_line(child.step.completion.text)[-160:]}"
-        _draw(tree, child, rewards, drawing.add(_plain(f"{words}  [{figures}]")))
+        action, content = label(child.step.action)
+        _draw(tree, child, rewards, drawing.add(_plain(f"{action}: {one_line(content)[:160]}  [{figures}]")))
 
 
 def _plain(text: str) -> Any:

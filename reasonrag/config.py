@@ -6,6 +6,7 @@ resumed with another value. Every other field is part of the run's identity.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Iterable, Mapping
@@ -157,6 +158,13 @@ class Config(_Section):
     run: RunConfig = RunConfig()
 
 
+# The tiny policy was trained on brief prompts with one passage a query; it is of no use with others.
+_DEMO_POLICY: dict[str, Any] = {
+    "policy": {"max_tokens": 48},
+    "format": {"prompts": "brief"},
+    "retrieval": {"top_k": 1},
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         # Appendix A: Eq. 5 selects, one judge call (Eq. 6) values a node; sec. 3.1: the top 3 passages.
@@ -173,11 +181,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "retrieval": {"top_k": 3, "passage_order": "best_last"},
     },
     "demo": {
-        # The tiny policy was trained on brief prompts with one passage a query.
+        **_DEMO_POLICY,
+        "policy": {"spec": "demo", **_DEMO_POLICY["policy"]},
         "questions": {"dataset": "demo", "split": "train"},
-        "policy": {"spec": "demo", "max_tokens": 48},
-        "format": {"prompts": "brief"},
-        "retrieval": {"top_k": 1},
         "search": {"iterations": 8},
     },
 }
@@ -186,7 +192,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 def load_config(
     *, preset: str | None = None, file: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
-    """The resolved configuration.
+    """The resolved configuration. The policy `demo` brings the prompts that it knows, unless others are asked for.
 
     Args:
         preset: a key of `PRESETS`.
@@ -206,6 +212,10 @@ def load_config(
     for name, value in (overrides or {}).items():
         *path, leaf = name.split(".")
         _merge(tree, _nest(path, {leaf: value}))
+    policy = tree.get("policy")
+    if isinstance(policy, dict) and policy.get("spec") == "demo":
+        given, tree = tree, copy.deepcopy(_DEMO_POLICY)
+        _merge(tree, given)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:

@@ -70,3 +70,11 @@ def test_assignments_are_yaml():
     for bad in ("a.b", "=3", "a={"):
         with pytest.raises(ConfigError):
             parse_assignment(bad)
+
+
+def test_the_demo_policy_brings_its_prompts_unless_others_are_asked_for():
+    config = load_config(overrides={"policy.spec": "demo"})
+    assert (config.format.prompts, config.retrieval.top_k, config.policy.max_tokens) == ("brief", 1, 48)
+    config = load_config(overrides={"policy.spec": "demo", "retrieval.top_k": 3})
+    assert (config.format.prompts, config.retrieval.top_k) == ("brief", 3)
+    assert load_config(overrides={"policy.spec": "extractive"}).format.prompts == "default"

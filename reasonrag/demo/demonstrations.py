@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 
 from reasonrag.demo.lexicon import RELATIONS
@@ -17,7 +18,6 @@ from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.types import Answer, Completion, Note, Passage, Prompt, Question, Search, Step
 
 MAX_STEPS = 8
-FORMAT = ReasonRAGFormat(PromptSet.find("brief"))
 
 _RELATION = {relation.key: relation for relation in RELATIONS}
 
@@ -50,6 +50,12 @@ class Habits:
     overlook: float = 0.02
 
 
+@cache
+def demo_format() -> ReasonRAGFormat:
+    """The format that the policy is trained in: its prompts are the shipped `brief` ones."""
+    return ReasonRAGFormat(PromptSet.find("brief"))
+
+
 FAULTLESS = Habits(recall=0, guess=0, hasty=0, early=0, again=(0, 0, 0), aside=0, misread=0, overlook=0)
 
 
@@ -73,14 +79,15 @@ class Demonstrator:
 
     def examples(self) -> Iterator[tuple[Prompt, str]]:
         """Each step of one attempt: the prompt, and what the demonstrator writes."""
+        format = demo_format()
         steps: tuple[Step, ...] = ()
         while not steps or not isinstance(steps[-1].action, Answer):
             final = len(steps) == self.max_steps - 1
-            prompt = FORMAT.prompt(self.question, steps, final=final)
+            prompt = format.prompt(self.question, steps, final=final)
             query = steps[-1].action.query if steps and isinstance(steps[-1].action, Search) else None
             text = self._answer() if final else self._ground(query) if query else self._reason()
             yield prompt, text
-            action = FORMAT.parse(text, steps, final=final)
+            action = format.parse(text, steps, final=final)
             passages = (self._page(action.query),) if isinstance(action, Search) else ()
             steps = (*steps, Step(prompt, Completion(text), action, passages))
 

@@ -39,7 +39,7 @@ _NAMES: dict[Kind, tuple[str, str]] = {
         "Dragons Rabbits Falcons Beetles Camels",
     ),
     "company": (
-        "Velox Brantek Cordia Dynar Exalta Fenwick Gravix Helion Inova Jutlan Kestra Lumox Maxtor Nexa Orbis Pantor "
+        "Velox Brantek Cordia Dynar Exalta Fenwick Gravix Helion Inova Jutlan Kestra Lumox Maxdor Nexa Orbis Pantor "
         "Quorum Ryton Solvex Trimar",
         "Works Foods Motors Systems Energy Textiles Airways Chemicals Mining Optics Carpets Timber Shipping Glass "
         "Tools Toys Cables Engines Brewing Publishing",
@@ -57,7 +57,7 @@ _FAMOUS: dict[Kind, str] = {
     "film": "Emerald Wooden Ancient Jagged Fearless Magnetic Sunken Stolen Twisted Infinite Foggy Whispering",
     "city": "Aldwyn Brox Cardel Dunmar Eska Fallow Grim Holm Inver Kirk",
     "band": "Angry Blue Clever Dizzy Elegant Fuzzy Giant Happy",
-    "company": "Acmeon Borealis Citadon Duronix Equinor Fortuna Globex Hyperia",
+    "company": "Acmeon Borealis Citadon Duronix Equivon Fortuna Globrex Hyperia",
     "country": "Free United Ducal Imperial",
 }
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from reasonrag.demo.demonstrations import FORMAT, MAX_STEPS
+from reasonrag.demo.demonstrations import MAX_STEPS, demo_format
 from reasonrag.demo.world import demo_corpus
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.retrieval.bm25 import BM25Retriever
@@ -41,7 +41,7 @@ async def _measure(llm: LLM, questions: Sequence[Question], temperature: float, 
     with tempfile.TemporaryDirectory() as cache:
         retriever = BM25Retriever.open(demo_corpus(world_seed), cache=Path(cache))
         sampling = Sampling(temperature=temperature, max_tokens=32)
-        engine = Engine(llm, retriever, FORMAT, max_steps=MAX_STEPS, top_k=1, sampling=sampling)
+        engine = Engine(llm, retriever, demo_format(), max_steps=MAX_STEPS, top_k=1, sampling=sampling)
         try:
             done = await engine.run([Trajectory(q) for q in questions], seeds=range(seed, seed + len(questions)))
         finally:

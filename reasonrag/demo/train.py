@@ -6,9 +6,11 @@ documents within minutes on one core; a plain transformer of that size does not.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from math import cos, pi
@@ -38,7 +40,6 @@ class Recipe:
         lr: peak learning rate; linear warm-up, then a cosine to zero.
         warmup: steps.
         width, layers: of the model; half of the layers are short convolutions.
-        drills_until: part of the run after which there are no more drills, in [0, 1].
         dev_questions: to measure the result on, at temperature 0 and 1.
     """
 
@@ -48,7 +49,6 @@ class Recipe:
     warmup: int = 100
     width: int = 128
     layers: int = 4
-    drills_until: float = 0.9
     dev_questions: int = 300
 
 
@@ -95,24 +95,16 @@ def train_policy(
         the sha256 of `model.safetensors`.
     """
     import torch
-    from transformers.utils import logging
 
     recipe = recipe or Recipe()
-    threads = torch.get_num_threads()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            tokenizer = make_tokenizer(vocabulary_texts())
-            model = make_model(tokenizer, recipe)
-            losses = _fit(model, Curriculum(tokenizer, Random(f"demo policy {seed}")), recipe, log)
+    with _quiet_single_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer = make_tokenizer(vocabulary_texts())
+        model = make_model(tokenizer, recipe)
+        losses = _fit(model, Curriculum(tokenizer, Random(f"demo policy {seed}")), recipe, log)
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
         figures = _on_dev(out, recipe.dev_questions)
-    finally:
-        torch.set_num_threads(threads)
-        logging.enable_progress_bar()
     report = {
         "seed": seed,
         "recipe": asdict(recipe),
@@ -123,13 +115,35 @@ def train_policy(
         "sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
     }
     (out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for setting, kinds in figures.items():
+        log(f"dev, {setting}: exact match {kinds['all']['em']:.3f}, malformed {kinds['all']['malformed']:.4f}")
     return report
 
 
+@contextmanager
+def _quiet_single_thread() -> Iterator[None]:
+    """One thread for torch, whose sums would else depend on the number of cores, and no progress bars."""
+    import torch
+    from transformers.utils import logging
+
+    threads, bars = torch.get_num_threads(), logging.is_progress_bar_enabled()
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def _on_dev(folder: Path, limit: int) -> dict[str, Figures]:
-    llm = TransformersLLM(str(folder), batch_size=64)
+    llm = TransformersLLM(str(folder), batch_size=64, device="cpu")
     questions = demo_questions("dev", limit=limit)
-    return {f"temperature {t:g}": measure(llm, questions, temperature=t) for t in (0.0, 1.0)} if questions else {}
+    try:
+        return {f"temperature {t:g}": measure(llm, questions, temperature=t) for t in (0.0, 1.0)}
+    finally:
+        asyncio.run(llm.aclose())
 
 
 def _fit(
@@ -144,8 +158,6 @@ def _fit(
     model.train()
     batches = curriculum.batches(tokens=recipe.tokens)
     for step in range(recipe.steps):
-        if step == int(recipe.steps * recipe.drills_until):
-            curriculum.drill_share = 0.0
         loss = _loss(model, next(batches))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

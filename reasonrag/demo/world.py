@@ -188,35 +188,30 @@ def ask(part: Part, kind: str, rng: Random) -> Question:
 
 
 def _chain(part: Part, length: int, rng: Random) -> Question:
-    """Follows `length` relations from a random entity and never comes back to one that it has passed."""
+    """Follows `length` relations from a random entity, never back to one that it has passed."""
     while True:
-        name = rng.choice(list(part.facts))
-        phrase, hops, passed = name, list[Hop](), {name}
-        while True:
-            leads_on = len(hops) < length - 1
-            relation = rng.choice([r for r in relations_of(part.kinds[name]) if r.phrase or not leads_on])
-            hops.append(part.hop(name, relation.key))
-            if not leads_on:
-                kind = "bridge" if length == 2 else "three_hop"
-                if hops[-1].value not in passed:
-                    return _question(kind, relation.ask.format(x=phrase), hops[-1].value, hops)
+        passed = [rng.choice(list(part.facts))]
+        phrase, hops = passed[0], list[Hop]()
+        for place in range(length):
+            last = place == length - 1
+            relation = rng.choice([r for r in relations_of(part.kinds[passed[-1]]) if last or r.phrase])
+            hops.append(part.hop(passed[-1], relation.key))
+            if hops[-1].value in passed:
                 break
-            phrase, name = relation.phrase.format(x=phrase), hops[-1].value
-            if name in passed:
-                break
-            passed.add(name)
+            passed.append(hops[-1].value)
+            phrase = (relation.ask if last else relation.phrase).format(x=phrase)
+        else:
+            return _question("bridge" if length == 2 else "three_hop", phrase, passed[-1], hops)
 
 
 def _comparison(part: Part, rng: Random) -> Question:
     relation = rng.choice([r for r in RELATIONS if r.more])
     while True:
-        first, second = (part.hop(name, relation.key) for name in rng.sample(part.named(relation.subject), 2))
-        if first.value == second.value:
-            continue
-        answer = larger(relation, first, second)
-        names_asked = [hop.query.removesuffix(f" {relation.key}") for hop in (first, second)]
-        text = f"Which is {relation.more}, {names_asked[0]} or {names_asked[1]}?"
-        return _question("comparison", text, answer, [first, second])
+        asked = rng.sample(part.named(relation.subject), 2)
+        first, second = (part.hop(name, relation.key) for name in asked)
+        if first.value != second.value:
+            text = f"Which is {relation.more}, {asked[0]} or {asked[1]}?"
+            return _question("comparison", text, larger(relation, first, second), [first, second])
 
 
 def larger(relation: Relation, first: Hop, second: Hop) -> str:
@@ -229,10 +224,10 @@ def _same_or_not(part: Part, rng: Random) -> Question:
     relation = rng.choice([r for r in RELATIONS if isinstance(r.target, tuple) and not r.more])
     same = rng.random() < 0.5
     while True:
-        names_asked = rng.sample(part.named(relation.subject), 2)
-        first, second = (part.hop(name, relation.key) for name in names_asked)
+        asked = rng.sample(part.named(relation.subject), 2)
+        first, second = (part.hop(name, relation.key) for name in asked)
         if (first.value == second.value) is same:
-            text = f"Do {names_asked[0]} and {names_asked[1]} have the same {relation.key}?"
+            text = f"Do {asked[0]} and {asked[1]} have the same {relation.key}?"
             return _question("yes_no", text, "yes" if same else "no", [first, second])
 
 

@@ -70,7 +70,7 @@ class TransformersLLM:
         Args:
             path_or_name: a folder, or a hub name.
             batch_size: rows at once. Halved for good when the device runs out of memory.
-            device: such as `cuda:0`; a GPU if there is one, else the CPU, if None.
+            device: `cpu` or such as `cuda:0`; a GPU if there is one, else the CPU, if None.
             dtype: such as `bfloat16`; as stored in the files if None.
             name: in run identities; the hub name or the folder's own name if None.
             trust_remote_code: whether to run code that comes with the model.

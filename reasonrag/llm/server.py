@@ -180,7 +180,8 @@ class ServerLLM:
     def _session(self) -> tuple[aiohttp.ClientSession, asyncio.Semaphore]:
         if self._open is None:
             session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._concurrency, keepalive_timeout=_KEEP_ALIVE_S),
+                # The slots bound the requests in flight, whose time starts when they get one: no second queue behind them.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             )

@@ -25,12 +25,12 @@ CHOICES = (
 
 
 def open_llm(config: ModelConfig, role: Role) -> LLM:
-    """The model that the configuration, `REASONRAG_POLICY` or `REASONRAG_JUDGE`, or this machine's GPU calls for.
+    """The model that the configuration names, or the paper's where this machine has a GPU.
 
     Raises:
         ConfigError: nothing is chosen and there is no GPU, the choice is unknown, or it cannot work here.
     """
-    spec = config.spec or os.environ.get(f"REASONRAG_{role.upper()}") or _default(role)
+    spec = config.spec or _default(role)
     scheme, _, rest = spec.partition(":")
     if scheme not in BACKENDS:
         raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {CHOICES}")

@@ -47,7 +47,7 @@ def _decision(node: Node) -> Row:
     if node.step is None:
         return {"action": "", "content": "", "prompt": [], "text": "", "passages": []}
     completion = node.step.completion
-    action, content = _label(node.step.action)
+    action, content = label(node.step.action)
     return {
         "action": action,
         "content": content,
@@ -62,7 +62,8 @@ def _decision(node: Node) -> Row:
     }
 
 
-def _label(action: Action) -> tuple[str, str]:
+def label(action: Action) -> tuple[str, str]:
+    """The name of an action in tables and reports, and what stands inside its tag."""
     match action:
         case Search(query):
             return "query", query

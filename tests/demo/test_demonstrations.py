@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from reasonrag.demo.curriculum import Curriculum, vocabulary_texts
-from reasonrag.demo.demonstrations import FAULTLESS, FORMAT, MAX_STEPS, Demonstrator, Habits
+from reasonrag.demo.demonstrations import FAULTLESS, MAX_STEPS, Demonstrator, Habits, demo_format
 from reasonrag.demo.lexicon import KINDS, names
 from reasonrag.demo.tokens import ASSISTANT, END, make_tokenizer, pieces
 from reasonrag.demo.world import Part, demo_questions, make_world
@@ -87,7 +87,7 @@ def test_stop_strings_of_the_format_end_a_generation_in_transformers(tokenizer):
     from transformers.generation.stopping_criteria import StopStringCriteria
 
     question, examples = next(attempts(FAULTLESS, limit=1))
-    prompt = FORMAT.prompt(question, ())
+    prompt = demo_format().prompt(question, ())
     stop = StopStringCriteria(tokenizer, list(prompt.stop))
     ids = tokenizer(examples[0][1])["input_ids"]
     assert stop(torch.tensor([ids]), None).item()

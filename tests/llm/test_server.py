@@ -369,6 +369,12 @@ def test_200_concurrent_calls_stay_within_the_bound():
     assert len(server.peers) <= 16  # connections are reused
 
 
+def test_the_time_of_a_call_starts_when_it_has_a_slot():
+    with FakeOpenAI(latency_s=0.1) as server:
+        replies = asyncio.run(asked(server, [PROMPT] * 12, Sampling(), concurrency=1, timeout_s=0.6))
+    assert len(replies) == 12
+
+
 def test_a_client_can_be_closed_twice_and_used_in_another_loop():
     with FakeOpenAI() as server:
         llm = ServerLLM(server.base_url, "fake")
