@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -213,11 +213,17 @@ def main() -> None:
     """Entry point: one line for what the user can mend, no traceback."""
     try:
         cli(standalone_mode=False)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        sys.exit(error.exit_code)
+        sys.exit(2)
+    except click.ClickException as error:
+        _fail(error.format_message())
     except click.Abort:
         sys.exit(130)
     except ReasonRAGError as error:
-        click.echo(f"error: {printable(' '.join(str(error).split()))}", err=True)
-        sys.exit(2)
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
+    sys.exit(2)

@@ -26,6 +26,7 @@ from reasonrag.errors import RunError
 from reasonrag.journal import Journal
 from reasonrag.tables import fsync_folder
 
+_JOURNAL = "journal.sqlite"
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
@@ -51,13 +52,12 @@ class RunFolder:
             RunError: another process writes there, it is not a run's folder, or the run in it is another one.
         """
         described = {**identity(config), **{f"content.{name}": value for name, value in sorted(content.items())}}
-        journal_path = path / "journal.sqlite"
-        if path.exists() and not journal_path.exists() and any(p.name != ".lock" for p in path.iterdir()):
-            raise RunError(f"{path} holds other files and no run; choose a new folder for --out")
-        path.mkdir(parents=True, exist_ok=True)
-        with _lock(path / ".lock"), contextlib.closing(Journal(journal_path)) as journal:
+        _prepare(path)
+        with _lock(path / ".lock"), contextlib.closing(Journal(path / _JOURNAL)) as journal:
             before = journal.meta("identity")
-            if before is not None and (changes := _changes(before, described)):
+            changes = "" if before is None else _changes(before, described)
+            # Where nothing was asked yet nothing binds: the first try may have named a model that does not exist.
+            if changes and (journal.usage() or any(journal.failures())):
                 raise RunError(
                     f"{path} holds a run of another configuration ({changes}); "
                     "go back to that, or choose a new folder for --out"
@@ -105,6 +105,17 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
+
+
+def _prepare(path: Path) -> None:
+    """Create the folder, or see that a run may be in it."""
+    try:
+        if path.exists() and not (path / _JOURNAL).exists() and any(p.name != ".lock" for p in path.iterdir()):
+            raise RunError(f"{path} holds other files and no run; choose a new folder for --out")
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ".lock").touch()
+    except OSError as error:
+        raise RunError(f"{path} cannot be a run's folder ({error.strerror}); choose another one for --out") from error
 
 
 @contextlib.contextmanager

@@ -180,7 +180,7 @@ class ServerLLM:
     def _session(self) -> tuple[aiohttp.ClientSession, asyncio.Semaphore]:
         if self._open is None:
             session = aiohttp.ClientSession(
-                # The slots bound the requests in flight, whose time starts when they get one: no second queue behind them.
+                # No second queue behind the slots: the time of a request starts when it gets one.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers={"Authorization": f"Bearer {self._key}"} if self._key else {},

@@ -1,4 +1,4 @@
-"""The installed product as a user meets it: the `reasonrag` script in a process of its own, and what it leaves on disk."""
+"""The product as a user meets it: the `reasonrag` script in a process of its own, and what it leaves on disk."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from reasonrag.llm.base import Sampling
 from reasonrag.policies.extractive import ExtractiveLLM
 from reasonrag.tables import pair_schema, read_shards, tree_schema
 from reasonrag.types import Message, Prompt
-from tests.llm.fake_openai import Fault, FakeOpenAI
+from tests.llm.fake_openai import FakeOpenAI, Fault
 
 REASONRAG = str(Path(sys.executable).with_name("reasonrag"))
 Row = dict[str, Any]
@@ -135,3 +137,41 @@ class ExtractiveServer(FakeOpenAI):
     def in_flight(self) -> int:
         """Requests that came and are not answered yet."""
         return len(self.requests) - self.paid.total()
+
+
+class Refusing:
+    """A server that answers every request with one status, and repeats the key that it was given."""
+
+    def __init__(self, status: int) -> None:
+        self.asked = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked += 1
+                key = self.headers.get("Authorization", "no key")
+                body = json.dumps({"error": {"message": f"this key is not known: {key}"}}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_POST = do_GET
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def __enter__(self) -> Refusing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

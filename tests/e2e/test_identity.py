@@ -64,12 +64,18 @@ def test_another_concurrency_is_accepted(world: World, own_run: Path) -> None:
     assert product.file_digests(own_run) == before
 
 
+def check_narrowed(before: list[product.Row], after: list[product.Row]) -> None:
+    """Of duplicates the first one above the margin is kept, so a wider margin may bring another copy to light."""
+    assert 0 < len(after) < len(before)
+    assert all(row["margin"] >= 0.2 - 1e-9 for row in after)
+    ids = {row["pair_id"] for row in after}
+    assert all(row["pair_id"] in ids for row in before if row["margin"] >= 0.2)
+
+
 def test_another_margin_is_accepted_and_drops_pairs(world: World, own_run: Path) -> None:
     before = product.pair_rows(own_run)
     product.build(*world.flags, *SETTINGS, "--min-margin", "0.2", "--out", own_run)
-    kept = [row for row in before if row["margin"] >= 0.2]
-    assert 0 < len(kept) < len(before)
-    assert product.pair_rows(own_run) == kept
+    check_narrowed(before, product.pair_rows(own_run))
 
 
 def test_pairs_are_derived_anew_without_a_call(world: World, own_run: Path) -> None:
@@ -77,7 +83,7 @@ def test_pairs_are_derived_anew_without_a_call(world: World, own_run: Path) -> N
     calls = product.summary(own_run)["calls"]
     done = product.run("pairs", own_run, "--min-margin", "0.2")
     assert done.returncode == 0, done.stderr
-    assert product.pair_rows(own_run) == [row for row in before if row["margin"] >= 0.2]
+    check_narrowed(before, product.pair_rows(own_run))
     assert product.summary(own_run)["calls"] == calls
     assert product.summary(own_run)["pairs"]["min_margin"] == 0.2
 

@@ -43,9 +43,7 @@ def test_one_signal_drains_and_the_printed_command_goes_on(
     print(f"{number.name} after {asked} calls, {len(server.requests)} in all, paid twice {server.paid_twice}")
     assert server.paid_twice == 0
     counts = ("prompt_tokens", "completion_tokens")
-    assert product.without(product.tree_rows(out), *counts) == product.without(
-        product.tree_rows(finished_run), *counts
-    )
+    assert product.without(product.tree_rows(out), *counts) == product.without(product.tree_rows(finished_run), *counts)
 
 
 def test_a_second_interrupt_stops_at_once(world: World, tmp_path: Path) -> None:

@@ -40,13 +40,28 @@ def pages() -> list[dict[str, str]]:
     for number, (ship, year, captain) in enumerate(_SHIPS):
         town, _ = _town(number)
         trade = _TRADES[number % len(_TRADES)]
-        rows.append((f"{ship}", f"{ship} is a sailing ship that was launched in {year}. It carried {trade} for years. "
-                     f"The captain of {ship} was {captain}."))
-        rows.append((captain, f"{captain} was a captain who was born in {town} in {year - 35}. "
-                     f"{captain} commanded {ship} and wrote {1 + number % 4} books about the sea."))
+        rows.append(
+            (
+                f"{ship}",
+                f"{ship} is a sailing ship that was launched in {year}. It carried {trade} for years. "
+                f"The captain of {ship} was {captain}.",
+            )
+        )
+        rows.append(
+            (
+                captain,
+                f"{captain} was a captain who was born in {town} in {year - 35}. "
+                f"{captain} commanded {ship} and wrote {1 + number % 4} books about the sea.",
+            )
+        )
     for number, (town, river) in enumerate(_TOWNS):
-        rows.append((town, f"{town} is a harbour town on the river {river}. {town} has {3 + number} lighthouses. "
-                     f"Its market sells {_TRADES[number]}."))
+        rows.append(
+            (
+                town,
+                f"{town} is a harbour town on the river {river}. {town} has {3 + number} lighthouses. "
+                f"Its market sells {_TRADES[number]}.",
+            )
+        )
     for number, river in enumerate(dict.fromkeys(river for _, river in _TOWNS)):
         rows.append((river, f"{river} is a river that is {90 + 45 * number} miles long. It freezes in hard winters."))
     rows.append(("Harbour", "A harbour shelters ships. Captains and ships wait there for the wind."))
@@ -57,7 +72,7 @@ def questions() -> list[dict[str, Any]]:
     """FlashRAG rows: one hop, two hops, three hops, comparison, yes or no."""
     rows: list[tuple[str, list[str]]] = []
     for number, (ship, year, captain) in enumerate(_SHIPS[:4]):
-        town, river = _town(number)
+        town, _ = _town(number)
         rows.append((f"Who was the captain of {ship}?", [captain]))
         rows.append((f"In which town was the captain of {ship} born?", [town]))
         rows.append((f"When was {ship} launched?", [str(year), f"in {year}"]))
@@ -87,7 +102,15 @@ class World:
     @property
     def flags(self) -> tuple[str, ...]:
         """Of `build-tree`: where questions and corpus are."""
-        return ("--dataset", str(self.questions), "--corpus", str(self.corpus), "--set", f"retrieval.cache={self.cache}")
+        cache = f"retrieval.cache={self.cache}"
+        return (
+            "--dataset",
+            str(self.questions),
+            "--corpus",
+            str(self.corpus),
+            "--set",
+            f"retrieval.cache={self.cache}",
+        )
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
