@@ -165,7 +165,11 @@ def pairs(run: Path, **flags: Any) -> None:
 
 @cli.group()
 def demo() -> None:
-    """The demo world: an invented encyclopedia, its questions, and a tiny policy."""
+    """The demo world: an invented encyclopedia, its questions, and a tiny policy.
+
+    \b
+      reasonrag demo world --out world
+    """
 
 
 @demo.command("world")

@@ -181,7 +181,9 @@ def _this_command() -> str:
 
 
 def _log_plainly() -> None:
-    """Warnings as single lines on stderr, without control characters."""
+    """Warnings as single lines on stderr, without control characters; no bars and hints of libraries."""
+    for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
+        os.environ.setdefault(name, value)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -69,6 +69,12 @@ class ModelConfig(_Section):
     ] = None
     model: Annotated[str | None, Field(description="the model's name at a server"), EXECUTION] = None
     api: Annotated[Literal["chat", "completions"], EXECUTION] = "chat"
+    tokenizer: Annotated[
+        str | None, Field(description="for api=completions; the model's own if not given"), EXECUTION
+    ] = None
+    vllm: Annotated[bool, Field(description="the server is vLLM: ask it for token ids and stop strings"), EXECUTION] = (
+        False
+    )
     api_key_env: Annotated[str, Field(description="the variable, never the key"), EXECUTION] = "OPENAI_API_KEY"
     revision: str | None = None
     trust_remote_code: bool = False

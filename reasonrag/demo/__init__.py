@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reasonrag.demo.world import World, demo_corpus, demo_questions, make_world
+
+__all__ = ["World", "demo_corpus", "demo_questions", "make_world", "policy_folder"]
+
 
 def policy_folder() -> Path:
     """The folder of the shipped policy, as transformers loads it."""

@@ -39,14 +39,17 @@ class Habits:
 
     recall: float = 0.35
     guess: float = 0.06
-    hasty: float = 0.7
+    hasty: float = 0.8
     hasty_keys: frozenset[str] = frozenset(
-        {"birthplace", "employer", "instrument", "mayor", "founder", "revenue", "capital", "studio", "style", "genre"}
+        (
+            *("birthplace", "employer", "instrument", "mayor", "country", "founder"),
+            *("revenue", "capital", "studio", "style", "genre"),
+        )
     )
-    early: float = 0.1
+    early: float = 0.07
     again: tuple[float, float, float] = (0.6, 0.3, 0.2)
     aside: float = 0.05
-    misread: float = 0.04
+    misread: float = 0.03
     overlook: float = 0.02
 
 

@@ -43,7 +43,7 @@ class Recipe:
         dev_questions: to measure the result on, at temperature 0 and 1.
     """
 
-    steps: int = 5000
+    steps: int = 7000
     tokens: int = 800
     lr: float = 2e-3
     warmup: int = 100

@@ -99,13 +99,12 @@ class World:
         rng = Random(f"demo questions {self.seed} {split}")
         known = self._known(split)
         made: dict[str, Question] = {}
-        stem = "demo" if self.seed == 0 else f"demo-{self.seed}"
         while len(made) < _QUESTIONS[split]:
             kind = _ROUND[len(made) % len(_ROUND)]
             question = next(known) if kind == "known" else ask(self.parts[split], kind, rng)
             if question.question not in made:
                 made[question.question] = Question(
-                    f"{stem}-{split}-{len(made):06d}",
+                    f"{self._stem}-{split}-{len(made):06d}",
                     question.question,
                     question.golden_answers,
                     "demo",
@@ -117,8 +116,12 @@ class World:
         """Every page of every part, shuffled: one corpus for all splits."""
         pages = [(part, name) for part in (*self.parts.values(), self.famous) for name in part.facts]
         Random(f"demo corpus {self.seed}").shuffle(pages)
-        stem = "demo" if self.seed == 0 else f"demo-{self.seed}"
-        return [part.page(name, f"{stem}-page-{number:05d}") for number, (part, name) in enumerate(pages)]
+        return [part.page(name, f"{self._stem}-page-{number:05d}") for number, (part, name) in enumerate(pages)]
+
+    @property
+    def _stem(self) -> str:
+        """What ids begin with: worlds of other seeds have other ids, so that data sets can be merged."""
+        return "demo" if self.seed == 0 else f"demo-{self.seed}"
 
     def _known(self, split: Split) -> Iterator[Question]:
         facts = famous_facts()

@@ -57,10 +57,17 @@ def _server(url: str, config: ModelConfig) -> LLM:
 
     if config.model is None:
         raise ConfigError(f"{url} needs the name of the model that it serves: add --model (or --judge-model)")
+    render = None
+    if config.api == "completions":
+        from reasonrag.llm.chat_template import ChatTemplate
+
+        render = ChatTemplate.load(config.tokenizer or config.model, revision=config.revision).text
     return ServerLLM(
         url,
         config.model,
         api=config.api,
+        render=render,
+        vllm=config.vllm,
         api_key=os.environ.get(config.api_key_env),
         timeout_s=config.timeout_s,
         max_retries=config.max_retries,

@@ -1,13 +1,17 @@
+import asyncio
 import hashlib
 import json
 
 import pytest
 
 from reasonrag.demo import policy_folder
+from reasonrag.demo.demonstrations import demo_format
 from reasonrag.demo.measure import measure
 from reasonrag.demo.train import Recipe, train_policy
 from reasonrag.demo.world import demo_questions
+from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
+from reasonrag.text import exact_match
 
 SMOKE = Recipe(steps=3, dev_questions=5)
 
@@ -36,6 +40,25 @@ def test_the_shipped_policy_answers_about_half_of_the_held_out_questions(world_s
     assert 0.35 <= figures["all"]["em"] <= 0.65
     assert figures["all"]["malformed"] < 0.03
     assert figures["one_hop"]["searches"] > 1.2
+
+
+@pytest.mark.slow
+def test_the_shipped_policy_knows_famous_facts_by_heart_and_no_others():
+    llm = TransformersLLM(str(policy_folder()), batch_size=64)
+
+    async def answered_from_memory(question):
+        prompt = demo_format().prompt(question, (), final=True)
+        (completion,) = await llm.complete(prompt, Sampling(temperature=0.0, max_tokens=16))
+        action = demo_format().parse(completion.text, (), final=True)
+        return exact_match(action.answer, question.golden_answers)
+
+    async def share(*, known):
+        asked = [q for q in demo_questions("test", limit=600) if q.metadata["kind"] == "one_hop"]
+        asked = [q for q in asked if q.metadata["known"] is known]
+        return sum(await asyncio.gather(*map(answered_from_memory, asked))) / len(asked)
+
+    assert asyncio.run(share(known=True)) > 0.9
+    assert asyncio.run(share(known=False)) < 0.2
 
 
 @pytest.mark.slow

@@ -76,9 +76,10 @@ def tree_rows(out: Path) -> list[Row]:
     return list(read_shards(out / "trees", "nodes", tree_schema()))
 
 
-def pair_rows(out: Path) -> list[Row]:
-    """Pairs of a run, train then test."""
-    return [row for split in ("train", "test") for row in read_shards(out / "pairs", split, pair_schema())]
+def pair_rows(out: Path, *splits: str) -> list[Row]:
+    """Pairs of a run, train then test unless one of them is asked for; a split may have no file."""
+    there = [split for split in splits or ("train", "test") if any((out / "pairs").glob(f"{split}-*.parquet"))]
+    return [row for split in there for row in read_shards(out / "pairs", split, pair_schema())]
 
 
 def summary(out: Path) -> dict[str, Any]:

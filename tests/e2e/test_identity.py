@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
 
 SETTINGS = ("--policy", "extractive", "--iterations", "12", "--seed", "7")
+UNNOTICED = pytest.mark.xfail(strict=True, reason="the journal keeps no checksum of a reply or a tree")
 
 
 @pytest.fixture
@@ -131,14 +135,39 @@ def damage(journal: Path, how: str) -> None:
             journal.write_bytes(b"no database, but long enough to be one" * 200)
         case "a page of zeros":
             journal.write_bytes(raw[:8192] + bytes(4096) + raw[12288:])
-        case "a flipped bit in every tree":
-            spoiled = bytearray(raw)
-            for at in range(len(raw) // 2, len(raw), 257):
-                spoiled[at] ^= 0x10
-            journal.write_bytes(bytes(spoiled))
+        case "flipped bits":
+            flip(journal, range(len(raw) // 2, len(raw), 257))
 
 
-@pytest.mark.parametrize("how", ["truncated", "other bytes", "a page of zeros", "a flipped bit in every tree"])
+def flip(journal: Path, places: Iterable[int]) -> None:
+    """Flip one bit of the byte at each place."""
+    raw = bytearray(journal.read_bytes())
+    for at in places:
+        raw[at] ^= 0x10
+    journal.write_bytes(bytes(raw))
+
+
+@pytest.mark.parametrize("how", ["truncated", "other bytes", "a page of zeros", "flipped bits"])
 def test_a_damaged_journal_is_refused(how: str, world: World, own_run: Path) -> None:
     damage(own_run / "journal.sqlite", how)
+    assert "journal.sqlite is damaged" in refusal(*world.flags, *SETTINGS, "--out", own_run)
+
+
+@UNNOTICED
+def test_one_flipped_bit_in_a_kept_tree_is_refused(world: World, own_run: Path) -> None:
+    journal = own_run / "journal.sqlite"
+    with contextlib.closing(sqlite3.connect(journal)) as database:
+        (tree,) = database.execute("SELECT rows FROM trees LIMIT 1 OFFSET 3").fetchone()
+    flip(journal, [journal.read_bytes().index(tree[:64]) + 32])
+    assert "journal.sqlite is damaged" in refusal(*world.flags, *SETTINGS, "--out", own_run)
+
+
+@UNNOTICED
+@pytest.mark.parametrize("within", [b'"finish_reason"', b"the next query is"])
+def test_one_flipped_bit_in_a_kept_reply_is_refused(within: bytes, world: World, own_run: Path) -> None:
+    journal = own_run / "journal.sqlite"
+    with contextlib.closing(sqlite3.connect(journal)) as database:
+        database.execute("DELETE FROM trees")  # so that every reply is needed again
+        database.commit()
+    flip(journal, [journal.read_bytes().index(within)])
     assert "journal.sqlite is damaged" in refusal(*world.flags, *SETTINGS, "--out", own_run)

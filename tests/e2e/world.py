@@ -103,14 +103,7 @@ class World:
     def flags(self) -> tuple[str, ...]:
         """Of `build-tree`: where questions and corpus are."""
         cache = f"retrieval.cache={self.cache}"
-        return (
-            "--dataset",
-            str(self.questions),
-            "--corpus",
-            str(self.corpus),
-            "--set",
-            f"retrieval.cache={self.cache}",
-        )
+        return ("--dataset", str(self.questions), "--corpus", str(self.corpus), "--set", cache)
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:

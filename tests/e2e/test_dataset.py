@@ -1,0 +1,142 @@
+"""The data set is ready for use: `datasets` loads it, and TRL's own command trains on it without a conversion."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import product
+from tests.e2e.world import World
+from tests.llm.tiny import save_tiny_model
+
+MESSAGES = [{"role": "string", "content": "string"}]
+FLAT = {
+    "pair_id": "string",
+    "question_id": "string",
+    "dataset": "string",
+    "depth": "int32",
+    "chosen_type": "string",
+    "rejected_type": "string",
+    "chosen_reward": "float64",
+    "rejected_reward": "float64",
+    "margin": "float64",
+    "chosen_visits": "int32",
+    "rejected_visits": "int32",
+    "parent_node_id": "int32",
+    "chosen_node_id": "int32",
+    "rejected_node_id": "int32",
+    "prompt_tokens": "int32",
+    "policy": "string",
+    "config_hash": "string",
+}
+LOAD = """
+import json, os, sys
+from datasets import List, load_dataset
+files, cache = json.loads(sys.argv[1]), sys.argv[2]
+def plain(feature):
+    if isinstance(feature, List):
+        return [plain(feature.feature)]
+    return {k: plain(v) for k, v in feature.items()} if isinstance(feature, dict) else feature.dtype
+folder = isinstance(files, str) and os.path.isdir(files)
+(rows,) = (load_dataset(files, cache_dir=cache) if folder else load_dataset("parquet", data_files=files, cache_dir=cache)).values()
+print(json.dumps({"features": {k: plain(v) for k, v in rows.features.items()}, "rows": len(rows), "first": rows[0]}))
+"""
+
+
+def load(files: str | list[str], cache: Path) -> dict[str, Any]:
+    """Features, number of rows and first row, as `datasets` reads them in offline mode."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, json.dumps(files), str(cache)],
+        capture_output=True,
+        text=True,
+        env=product.environment(HF_HUB_OFFLINE="1"),
+    )
+    assert done.returncode == 0, done.stderr
+    loaded: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return loaded
+
+
+@pytest.mark.slow
+def test_datasets_loads_the_pairs_with_the_documented_columns(finished_run: Path, tmp_path: Path) -> None:
+    loaded = load(f"{finished_run}/pairs/train-*.parquet", tmp_path)
+    features = loaded["features"]
+    assert list(features) == ["prompt", "chosen", "rejected", *FLAT]
+    assert features == {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES, **FLAT}
+    assert loaded["rows"] == product.summary(finished_run)["pairs"]["train"]
+    first = loaded["first"]
+    assert [message["role"] for message in first["prompt"]] == ["system", "user"]
+    assert [message["role"] for message in first["chosen"] + first["rejected"]] == ["assistant", "assistant"]
+    assert first["chosen_reward"] > first["rejected_reward"]
+
+
+EMPTY = pytest.mark.xfail(strict=True, reason="datasets refuses a Parquet file whose only row group has no rows")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["train-*.parquet", pytest.param("*.parquet", marks=EMPTY)])
+def test_shards_of_two_runs_load_together(pattern: str, world: World, finished_run: Path, tmp_path: Path) -> None:
+    # The second run is so small that nothing is held out, and some of its columns are all null.
+    other = tmp_path / "other"
+    product.build(*world.flags, "--policy", "extractive", "--limit", "3", "--iterations", "8", "--out", other)
+    assert product.summary(other)["pairs"]["test"] == 0
+    loaded = load([f"{finished_run}/pairs/{pattern}", f"{other}/pairs/{pattern}"], tmp_path / "cache")
+    pairs = [product.summary(run)["pairs"] for run in (finished_run, other)]
+    assert loaded["rows"] == sum(count["train"] if "train" in pattern else count["total"] for count in pairs)
+    trees = load([f"{finished_run}/trees/*.parquet", f"{other}/trees/*.parquet"], tmp_path / "cache")
+    assert trees["rows"] == len(product.tree_rows(finished_run)) + len(product.tree_rows(other))
+
+
+@pytest.mark.slow
+@EMPTY
+def test_the_folder_of_pairs_loads_where_nothing_is_held_out(finished_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    assert product.run("pairs", run, "--test-share", "0").returncode == 0
+    loaded = load(str(run / "pairs"), tmp_path / "cache")
+    assert loaded["rows"] == product.summary(run)["pairs"]["total"]
+
+
+@pytest.mark.slow
+def test_trl_trains_on_the_folder_of_pairs_without_a_conversion(finished_run: Path, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "tiny")
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).with_name("trl"), "dpo"),
+            *(
+                "--model_name_or_path",
+                model,
+                "--dataset_name",
+                finished_run / "pairs",
+                "--output_dir",
+                tmp_path / "trained",
+            ),
+            *(
+                "--max_steps",
+                "5",
+                "--learning_rate",
+                "1e-3",
+                "--per_device_train_batch_size",
+                "2",
+                "--max_length",
+                "4096",
+            ),
+            *("--use_cpu", "--bf16", "false", "--report_to", "none", "--logging_steps", "1", "--save_strategy", "no"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=product.environment(HF_HOME=str(tmp_path / "home"), PYTHONWARNINGS="ignore"),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(loss) for loss in re.findall(r"'loss': '?([0-9.e+-]+)", done.stdout)]
+    print(f"losses of 5 steps: {losses}")
+    assert len(losses) == 5
+    assert losses[0] == pytest.approx(0.6931, abs=1e-3)  # ln 2: policy and reference are still one
+    assert losses[-1] != losses[0]
+    assert (tmp_path / "trained" / "model.safetensors").is_file()

@@ -1,0 +1,64 @@
+"""A person who only wants to look pays for nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.e2e import product
+
+HEAVY = ("torch", "trl", "datasets", "faiss", "transformers", "vllm", "bm25s", "pyarrow")
+COMMANDS = ("build-tree", "pairs", "demo", "demo world", "demo policy", "doctor")
+
+
+def imported(*command: str) -> set[str]:
+    """Top-level packages that a Python command imports, by `-X importtime`."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=product.environment(),
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("-c", "import reasonrag"),
+        (product.REASONRAG, "--help"),
+        (product.REASONRAG, "build-tree", "--help"),
+        (product.REASONRAG, "--version"),
+    ],
+)
+def test_nothing_heavy_is_imported(command: tuple[str, ...]) -> None:
+    found = imported(*command)
+    assert "reasonrag" in found
+    assert not found & set(HEAVY)
+
+
+def test_help_comes_at_once() -> None:
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        assert product.run("--help").returncode == 0
+        took.append(time.monotonic() - began)
+    print(f"reasonrag --help: {min(took):.2f} s at best of three")
+    assert min(took) < 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_shows_an_example(command: str) -> None:
+    done = product.run(*command.split(), "--help")
+    assert done.returncode == 0
+    assert any(f"{line.strip()} ".startswith(f"reasonrag {command} ") for line in done.stdout.splitlines())
+
+
+def test_help_lists_every_command() -> None:
+    done = product.run("--help")
+    assert all(f"  {command.partition(' ')[0]} " in done.stdout for command in COMMANDS)

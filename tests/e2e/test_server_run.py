@@ -1,0 +1,157 @@
+"""The same run over HTTP: a server that fails now and then, and a real one with the demo policy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from tests.e2e import product
+from tests.e2e.product import ExtractiveServer
+from tests.e2e.world import World
+from tests.llm.fake_openai import Answer, Disconnect, Fault, Slow
+
+WELL = Slow(0.0)
+FAULTS: tuple[Fault, ...] = (
+    Answer(500, '{"error": {"message": "worker died"}}'),
+    Answer(429, '{"error": {"message": "slow down"}}', {"Retry-After": "0.1"}),
+    Answer(200, "<html>gateway</html>", content_type="text/html"),
+    Disconnect(),
+    Disconnect(sent=20),
+)
+# What the wire cannot carry: another name for the policy, and its own way of counting tokens.
+DIFFERENT = ("prompt_tokens", "completion_tokens", "policy", "config_hash")
+
+
+def one_in_five(blocks: int, seed: int) -> list[Fault]:
+    """Faults for `5 * blocks` requests: of each five in a row one is met."""
+    draw = random.Random(seed)
+    plan: list[Fault] = []
+    for _ in range(blocks):
+        block: list[Fault] = [draw.choice(FAULTS), WELL, WELL, WELL, WELL]
+        draw.shuffle(block)
+        plan += block
+    return plan
+
+
+@pytest.mark.slow
+def test_a_server_that_fails_one_call_in_five_loses_nothing(world: World, tmp_path: Path) -> None:
+    settings = ("--iterations", "6", "--seed", "7")
+    product.build(*world.flags, "--policy", "extractive", *settings, "--out", tmp_path / "direct")
+    faults = one_in_five(500, seed=7)
+    with ExtractiveServer(faults=faults) as server:
+        # Ten retries: a call that is unlucky seven times running turns up once in eighty thousand.
+        product.build(
+            *(*world.flags, *server.flags, *settings),
+            *("--set", "policy.max_retries=10", "--out", tmp_path / "served"),
+        )
+    met = sum(fault is not WELL for fault in faults[: len(server.requests)])
+    print(f"{len(server.requests)} requests, {met} met a fault ({met / len(server.requests):.1%})")
+    assert met > 100
+    assert product.summary(tmp_path / "served")["questions"] == {"total": 16, "finished": 16, "failed": {}}
+    for read in (product.tree_rows, product.pair_rows):
+        direct, served = (product.without(read(tmp_path / name), *DIFFERENT) for name in ("direct", "served"))
+        assert served == direct
+
+
+class Choosy(ExtractiveServer):
+    """Refuses to speak about one ship as long as it is `offended`."""
+
+    offended = True
+
+    def _good(self, body: product.Row) -> product.Row:
+        if self.offended and "captain of Orlandis?" in body["messages"][-1]["content"]:
+            raise web.HTTPBadRequest(text="this question offends the content filter")
+        return super()._good(body)
+
+
+def test_a_refused_question_is_set_aside_counted_and_tried_again(
+    world: World, finished_run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with Choosy() as server:
+        args = (*world.flags, *server.flags, "--iterations", "12", "--seed", "7", "--out", out)
+        done = product.run("build-tree", *args)
+        assert done.returncode == 1  # one of sixteen is more than the five per cent that may fail
+        assert "content filter" in done.stderr
+        assert product.summary(out)["questions"] == {"total": 16, "finished": 15, "failed": {"refused": 1}}
+        assert product.run("build-tree", *args, "--max-failed", "0.1").returncode == 0
+        server.offended = False
+        product.build(*args)
+        assert server.paid_twice == 0
+    assert product.summary(out)["questions"] == {"total": 16, "finished": 16, "failed": {}}
+    for read in (product.tree_rows, product.pair_rows):
+        assert product.without(read(out), *DIFFERENT) == product.without(read(finished_run), *DIFFERENT)
+
+
+MODEL = "reasonrag/demo-policy"
+
+
+def hub_cache(folder: Path, model: Path) -> Path:
+    """A cache of the Hub that holds `model` under the name MODEL: `transformers serve` lists what it finds in there."""
+    snapshot = folder / f"models--{MODEL.replace('/', '--')}" / "snapshots" / ("0" * 40)
+    shutil.copytree(model, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    # `transformers serve` draws samples only where the model's own defaults do, whatever temperature is asked for.
+    defaults = snapshot / "generation_config.json"
+    defaults.write_text(json.dumps(json.loads(defaults.read_text()) | {"do_sample": True, "top_k": 0}))
+    return folder
+
+
+@contextlib.contextmanager
+def transformers_serve(cache: Path) -> Iterator[str]:
+    """The base URL of `transformers serve` on loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = str(Path(sys.executable).with_name("transformers"))
+    server = subprocess.Popen(
+        [script, "serve", MODEL, "--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=product.environment(HF_HUB_CACHE=str(cache)),
+    )
+    try:
+        product.wait_until(lambda: server.poll() is not None or _healthy(port), timeout_s=120)
+        assert server.poll() is None, "transformers serve ended at once"
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@pytest.mark.slow
+def test_the_demo_policy_behind_transformers_serve(world: World, tmp_path: Path) -> None:
+    from reasonrag.demo import policy_folder
+
+    out = tmp_path / "run"
+    with transformers_serve(hub_cache(tmp_path / "hub", policy_folder())) as url:
+        done = product.build(
+            *("--preset", "demo", "--limit", "10", "--policy", url, "--model", MODEL, "--seed", "7"),
+            *("--set", f"retrieval.cache={world.cache}", "--out", out),
+            timeout_s=300,
+        )
+    print(done.stdout)
+    summary = product.summary(out)
+    assert summary["questions"] == {"total": 10, "finished": 10, "failed": {}}
+    assert summary["pairs"]["total"] > 0
