@@ -71,10 +71,12 @@ def open_questions(config: Config) -> list[Question]:
         raise ConfigError("no questions: give --dataset a name (hotpotqa, ...), `demo`, or a JSONL or Parquet file")
     if wanted.dataset == "demo":
         from reasonrag.demo import demo_questions
+        from reasonrag.demo.lexicon import SPLITS
 
-        if wanted.split not in (None, "train", "dev", "test"):
-            raise ConfigError(f"the demo world has the splits train, dev and test, not {wanted.split!r}")
-        return demo_questions(wanted.split or "train", seed=wanted.world_seed, limit=wanted.limit)
+        for split in SPLITS:
+            if split == (wanted.split or "train"):
+                return demo_questions(split, seed=wanted.world_seed, limit=wanted.limit)
+        raise ConfigError(f"the demo world has the splits {', '.join(SPLITS)}, not {wanted.split!r}")
     return load_questions(wanted.dataset, split=wanted.split, limit=wanted.limit, seed=config.seed)
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import random
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -40,10 +42,8 @@ def test_a_flipped_bit_is_never_read_as_data(tmp_path):
         damaged = bytearray(whole)
         damaged[position] ^= 1 << generator.randrange(8)
         path.write_bytes(damaged)
-        try:
+        with contextlib.suppress(DataError):
             silent += read_parquet(path, pair_schema()) != expected
-        except DataError:
-            pass
     assert silent == 0
 
 
@@ -89,6 +89,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
     path = tmp_path / "a.parquet"
     write_parquet(path, pair_rows(1), pair_schema())
     before = path.read_bytes()
-    with pytest.raises(Exception, match="convert|expected|tried"):
+    with pytest.raises(pa.ArrowInvalid):
         write_parquet(path, [ROW | {"margin": "not a number"}], pair_schema())
     assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1

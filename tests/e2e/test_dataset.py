@@ -44,8 +44,8 @@ def plain(feature):
     if isinstance(feature, List):
         return [plain(feature.feature)]
     return {k: plain(v) for k, v in feature.items()} if isinstance(feature, dict) else feature.dtype
-folder = isinstance(files, str) and os.path.isdir(files)
-(rows,) = (load_dataset(files, cache_dir=cache) if folder else load_dataset("parquet", data_files=files, cache_dir=cache)).values()
+where = {"path": files} if isinstance(files, str) and os.path.isdir(files) else {"path": "parquet", "data_files": files}
+(rows,) = load_dataset(**where, cache_dir=cache).values()
 print(json.dumps({"features": {k: plain(v) for k, v in rows.features.items()}, "rows": len(rows), "first": rows[0]}))
 """
 
@@ -105,29 +105,11 @@ def test_the_folder_of_pairs_loads_where_nothing_is_held_out(finished_run: Path,
 @pytest.mark.slow
 def test_trl_trains_on_the_folder_of_pairs_without_a_conversion(finished_run: Path, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny")
+    places = ("--model_name_or_path", model, "--dataset_name", finished_run / "pairs", "--output_dir", tmp_path / "out")
+    steps = "--max_steps 5 --per_device_train_batch_size 2 --learning_rate 1e-3 --max_length 4096 --logging_steps 1"
+    machine = "--use_cpu --bf16 false --report_to none --save_strategy no"
     done = subprocess.run(
-        [
-            *(Path(sys.executable).with_name("trl"), "dpo"),
-            *(
-                "--model_name_or_path",
-                model,
-                "--dataset_name",
-                finished_run / "pairs",
-                "--output_dir",
-                tmp_path / "trained",
-            ),
-            *(
-                "--max_steps",
-                "5",
-                "--learning_rate",
-                "1e-3",
-                "--per_device_train_batch_size",
-                "2",
-                "--max_length",
-                "4096",
-            ),
-            *("--use_cpu", "--bf16", "false", "--report_to", "none", "--logging_steps", "1", "--save_strategy", "no"),
-        ],
+        [Path(sys.executable).with_name("trl"), "dpo", *places, *steps.split(), *machine.split()],
         capture_output=True,
         text=True,
         timeout=240,
@@ -139,4 +121,4 @@ def test_trl_trains_on_the_folder_of_pairs_without_a_conversion(finished_run: Pa
     assert len(losses) == 5
     assert losses[0] == pytest.approx(0.6931, abs=1e-3)  # ln 2: policy and reference are still one
     assert losses[-1] != losses[0]
-    assert (tmp_path / "trained" / "model.safetensors").is_file()
+    assert (tmp_path / "out" / "model.safetensors").is_file()
