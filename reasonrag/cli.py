@@ -6,6 +6,7 @@ SIGTERM, both with everything paid for kept.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -226,6 +227,10 @@ def main() -> None:
         sys.exit(130)
     except ReasonRAGError as error:
         _fail(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        _fail(f"{error.filename or 'a file'} cannot be written ({error.strerror}); mend that and run the command again")
 
 
 def _fail(message: str) -> NoReturn:

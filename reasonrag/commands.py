@@ -82,6 +82,7 @@ def write_world(out: Path, world_seed: int) -> None:
 
 def estimate(config: Config) -> str:
     """Calls, tokens and cost that a run would need at most, in words. Reads questions and corpus, calls no model."""
+    _log_plainly()
     questions = open_questions(config)
     format = open_format(config)
     search, steps = config.search, config.format.max_steps
@@ -180,9 +181,16 @@ def _this_command() -> str:
     return printable(shlex.join(["reasonrag", *sys.argv[1:]]))
 
 
+_QUIET = (
+    ("TRANSFORMERS_VERBOSITY", "error"),
+    ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
+    ("HF_HUB_VERBOSITY", "critical"),
+)
+
+
 def _log_plainly() -> None:
     """Warnings as single lines on stderr, without control characters; no bars and hints of libraries."""
-    for name, value in (("TRANSFORMERS_VERBOSITY", "error"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
+    for name, value in _QUIET:
         os.environ.setdefault(name, value)
     structlog.configure(
         processors=[

@@ -60,6 +60,13 @@ class RetrievalConfig(_Section):
     def _one_url(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
+    @field_validator("url")
+    @classmethod
+    def _no_secret(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            _refuse_password(url)
+        return value
+
 
 class ModelConfig(_Section):
     """A policy or a judge. The model's own name, not its address, is part of a run's identity."""
@@ -94,10 +101,7 @@ class ModelConfig(_Section):
     @field_validator("spec")
     @classmethod
     def _no_secret(cls, value: str | None) -> str | None:
-        if value and re.match(r"https?://[^/]*@", value):
-            raise ValueError(
-                "the URL carries a user name or password; put the key into the variable named by api_key_env"
-            )
+        _refuse_password(value or "")
         return value
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
@@ -251,6 +255,15 @@ def identity(config: Config) -> dict[str, Any]:
 def dump_config(config: Config) -> str:
     """The resolved configuration as YAML that `load_config` reads back."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _refuse_password(url: str) -> None:
+    """A URL is written to `config.yaml`; a user name or password in it would be kept there."""
+    if re.match(r"https?://[^/]*@", url, re.IGNORECASE):
+        raise ValueError(
+            "the URL carries a user name or password; put a key into the variable named by api_key_env, "
+            "and a password into a proxy of yours"
+        )
 
 
 def _semantic(section: BaseModel, prefix: str) -> Iterable[tuple[str, Any]]:

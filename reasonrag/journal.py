@@ -1,14 +1,16 @@
 """What was paid for, on disk before it is used: a run can be killed at any moment and resumed.
 
 SQLite in WAL mode with full sync. One thread writes and commits whatever has queued up since its last commit, so that
-hundreds of calls a second cost a few dozen syncs. Because a search is a pure function of its configuration and of the
-replies it got, replaying it over the journal gives the same tree: no other state needs saving.
+hundreds of calls a second cost a few dozen syncs. SQLite does not notice a flipped bit in a value, so each reply and
+tree has a checksum, and one that does not fit is asked for again. Because a search is a pure function of its
+configuration and of the replies it got, replaying it over the journal gives the same tree: no other state is saved.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import queue
 import sqlite3
@@ -19,16 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from reasonrag.errors import Interrupted, RunError
+
+log = structlog.get_logger()
 
 _LAYOUT = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS calls (
-    key TEXT PRIMARY KEY, kind TEXT NOT NULL, reply TEXT NOT NULL,
+    key TEXT PRIMARY KEY, kind TEXT NOT NULL, reply TEXT NOT NULL, checksum BLOB NOT NULL,
     prompt_tokens INTEGER, completion_tokens INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS trees (
-    dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, PRIMARY KEY (dataset, question_id)
+    dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, checksum BLOB NOT NULL,
+    PRIMARY KEY (dataset, question_id)
 );
 CREATE TABLE IF NOT EXISTS failures (
     dataset TEXT NOT NULL, question_id TEXT NOT NULL, cause TEXT NOT NULL, message TEXT NOT NULL,
@@ -137,8 +144,12 @@ class Journal:
         """The reply kept under a key, as it was given to `put_call`; None if there is none."""
         if key not in self._known:
             return None
-        row = self._reader.execute("SELECT reply FROM calls WHERE key = ?", (key,)).fetchone()
-        return json.loads(row[0])
+        reply, checksum = self._reader.execute("SELECT reply, checksum FROM calls WHERE key = ?", (key,)).fetchone()
+        if checksum != _checksum(key, reply):
+            log.warning("a reply in the journal is damaged and is asked for again", journal=self.path.name, key=key)
+            self._known.discard(key)
+            return None
+        return json.loads(reply)
 
     async def put_call(
         self, key: str, kind: str, reply: Any, *, prompt_tokens: int | None = None, completion_tokens: int | None = None
@@ -151,8 +162,8 @@ class Journal:
         text = json.dumps(reply, ensure_ascii=False, allow_nan=False)
         await self._write(
             (
-                "INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?)",
-                (key, kind, text, prompt_tokens, completion_tokens),
+                "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?)",
+                (key, kind, text, _checksum(key, text), prompt_tokens, completion_tokens),
             )
         )
         self._known.add(key)
@@ -162,7 +173,7 @@ class Journal:
         blob = zlib.compress(json.dumps(rows, ensure_ascii=False, allow_nan=False).encode())
         who = (dataset, question_id)
         await self._write(
-            ("INSERT OR REPLACE INTO trees VALUES (?, ?, ?)", (*who, blob)),
+            ("INSERT OR REPLACE INTO trees VALUES (?, ?, ?, ?)", (*who, blob, _checksum(*who, blob))),
             ("DELETE FROM failures WHERE dataset = ? AND question_id = ?", who),
         )
 
@@ -182,15 +193,23 @@ class Journal:
         return json.loads(row[0]) if row else None
 
     def finished(self) -> set[tuple[str, str]]:
-        """(dataset, question id) of every question whose tree is kept."""
-        return set(self._reader.execute("SELECT dataset, question_id FROM trees"))
+        """(dataset, question id) of every question whose tree is kept, and whole."""
+        whole = set()
+        for dataset, question_id, blob, checksum in self._reader.execute("SELECT * FROM trees"):
+            if checksum == _checksum(dataset, question_id, blob):
+                whole.add((dataset, question_id))
+            else:
+                log.warning("a tree in the journal is damaged and is built again", question=question_id)
+        return whole
 
     def tree(self, dataset: str, question_id: str) -> list[dict[str, Any]] | None:
-        """The node rows of a finished question."""
+        """The node rows of a finished question; None if there are none, or not whole."""
         row = self._reader.execute(
-            "SELECT rows FROM trees WHERE dataset = ? AND question_id = ?", (dataset, question_id)
+            "SELECT rows, checksum FROM trees WHERE dataset = ? AND question_id = ?", (dataset, question_id)
         ).fetchone()
-        rows: list[dict[str, Any]] | None = json.loads(zlib.decompress(row[0])) if row else None
+        if row is None or row[1] != _checksum(dataset, question_id, row[0]):
+            return None
+        rows: list[dict[str, Any]] = json.loads(zlib.decompress(row[0]))
         return rows
 
     def failures(self) -> Iterator[tuple[str, str, str, str]]:
@@ -204,6 +223,14 @@ class Journal:
             " SUM(completion_tokens IS NULL) FROM calls GROUP BY kind ORDER BY kind"
         )
         return {kind: Usage(*totals) for kind, *totals in rows}
+
+
+def _checksum(*parts: str | bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\0")
+    return digest.digest()
 
 
 def _resolve(done: asyncio.Future[None], error: Exception | None) -> None:

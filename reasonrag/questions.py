@@ -40,6 +40,7 @@ _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 _ANSWERS = ("golden_answers", "answers", "answer")
 _BODIES = ("sentences", "content", "paragraph_text", "text", "contents")
 _SHOWN = 5
+_HUB_TIMEOUT_S = 10.0
 
 Row = tuple[int, Any]
 
@@ -194,15 +195,18 @@ def _hub_rows(name: str, split: str | None) -> Iterator[Row]:
     if split not in KNOWN[name]:
         raise DataError(f"data set {name!r} has no split {quoted(split)}; it has {', '.join(KNOWN[name])}")
     import datasets
+    import huggingface_hub
 
     try:
+        if not huggingface_hub.is_offline_mode():
+            # `load_dataset` tries a dead Hub for half a minute, and talks about it.
+            huggingface_hub.HfApi().dataset_info(HUB_REPOSITORY, timeout=_HUB_TIMEOUT_S)
         rows = datasets.load_dataset(HUB_REPOSITORY, name, split=split)
     # Offline mode, sockets, HTTP statuses and damaged caches each raise a type of their own, from three libraries.
     except Exception as error:
-        failed = "cannot be reached" if isinstance(error, OSError) else "failed"
         raise DataError(
-            f"data set {name!r} has to be fetched from the Hub, which {failed} ({type(error).__name__}); "
-            "download it and pass a JSONL or Parquet file"
+            f"data set {name!r} has to be fetched from the Hub, which cannot be used ({type(error).__name__}); "
+            "download it and pass a JSONL or Parquet file, or set HF_HUB_OFFLINE=1 to read a cached copy"
         ) from error
     return iter(enumerate(rows, 1))
 

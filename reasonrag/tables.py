@@ -106,7 +106,7 @@ def write_parquet(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             table = pa.Table.from_pylist(list(rows), schema=schema)
@@ -139,10 +139,10 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
 
 
 class ShardWriter:
-    """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows, at least one shard.
+    """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows; none where there are no rows.
 
-    The number of shards is known only at the end, so each is written under a working name and renamed by `close`, which
-    also drops the shards of an earlier writing.
+    `datasets` refuses a file without rows, so an empty split is no file. The number of shards is known only at the end,
+    so each is written under a working name and renamed by `close`, which also drops the shards of an earlier writing.
     """
 
     def __init__(self, folder: Path, stem: str, schema: pa.Schema, *, shard_rows: int) -> None:
@@ -154,6 +154,8 @@ class ShardWriter:
         self._pending: list[Row] = []
         self._working: list[Path] = []
         folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob(f".{stem}-*"):  # of a process that was killed
+            unfinished.unlink()
 
     def add(self, row: Row) -> None:
         """Take one more row."""
@@ -164,7 +166,7 @@ class ShardWriter:
 
     def close(self) -> list[Path]:
         """Write what is pending and give the shards their names; returns their paths."""
-        if self._pending or not self._working:
+        if self._pending:
             self._flush()
         count = len(self._working)
         final = [self._folder / f"{self._stem}-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
@@ -182,13 +184,13 @@ class ShardWriter:
 
 
 def read_shards(folder: Path, stem: str, schema: pa.Schema) -> Iterator[Row]:
-    """The rows of every shard, in order.
+    """The rows of every shard, in order; none where there is no shard.
 
     Raises:
-        RunError: no shard, or not all of them.
+        RunError: not all of the shards are there.
     """
     paths = sorted(folder.glob(f"{stem}-*-of-*.parquet"))
-    if not paths or f"-of-{len(paths):05d}.parquet" not in paths[0].name:
+    if paths and f"-of-{len(paths):05d}.parquet" not in paths[0].name:
         raise RunError(
             f"{folder.name}/{stem}-*.parquet: {len(paths)} shards found, not the full set; run build-tree again"
         )

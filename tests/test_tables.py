@@ -65,9 +65,17 @@ def test_fewer_shards_replace_more(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train-00000-of-00001.parquet"]
 
 
-def test_no_rows_are_one_empty_shard(tmp_path):
-    ShardWriter(tmp_path, "test", pair_schema(), shard_rows=2).close()
-    assert list(read_shards(tmp_path, "test", pair_schema())) == []
+def test_no_rows_are_no_shard_and_drop_those_of_before(tmp_path):
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", pair_rows(1), pair_schema())
+    assert ShardWriter(tmp_path, "test", pair_schema(), shard_rows=2).close() == []
+    assert list(tmp_path.iterdir()) == [] == list(read_shards(tmp_path, "test", pair_schema()))
+
+
+def test_what_a_killed_writer_left_is_cleared_away(tmp_path):
+    (tmp_path / ".train-00000.parquet").write_bytes(b"half")
+    (tmp_path / ".train-00001.parquet.123.tmp").write_bytes(b"a quarter")
+    ShardWriter(tmp_path, "train", pair_schema(), shard_rows=2).close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_shard_is_refused(tmp_path):

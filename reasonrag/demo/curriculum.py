@@ -31,6 +31,7 @@ _QUESTION_KINDS = (
     *["yes_no"] * 2,
 )
 _FORCED_KINDS = ("known", "known", "comparison", "yes_no")
+# Names in a prompt cannot be foretold; a little loss on them still teaches what names look like.
 _PROMPT_WEIGHT = 0.15
 
 
@@ -44,7 +45,15 @@ class Row:
 
 @dataclass
 class Curriculum:
-    """An endless stream of training rows, decided by `rng` alone."""
+    """An endless stream of training rows, decided by `rng` alone.
+
+    Args:
+        tokenizer: whose ids the rows hold.
+        rng: is used up by the stream.
+        habits: of the demonstrator.
+        drill_share: of all tokens that are drills in copying, in [0, 1).
+        forced_answers: per world, answers from memory or from two notes, where no search is possible.
+    """
 
     tokenizer: PreTrainedTokenizerFast
     rng: Random

@@ -39,7 +39,7 @@ class Habits:
 
     recall: float = 0.35
     guess: float = 0.06
-    hasty: float = 0.8
+    hasty: float = 0.74
     hasty_keys: frozenset[str] = frozenset(
         (
             *("birthplace", "employer", "instrument", "mayor", "country", "founder"),

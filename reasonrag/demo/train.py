@@ -36,7 +36,7 @@ class Recipe:
 
     Args:
         steps: optimizer steps.
-        tokens: of one batch, padding included.
+        tokens: of one batch, padding included; many small batches teach copying sooner than few large ones.
         lr: peak learning rate; linear warm-up, then a cosine to zero.
         warmup: steps.
         width, layers: of the model; half of the layers are short convolutions.
@@ -102,6 +102,8 @@ def train_policy(
         tokenizer = make_tokenizer(vocabulary_texts())
         model = make_model(tokenizer, recipe)
         losses = _fit(model, Curriculum(tokenizer, Random(f"demo policy {seed}")), recipe, log)
+        # What servers that keep to a model's own defaults do with it: `transformers serve` is greedy otherwise.
+        model.generation_config.update(do_sample=True, top_k=0)
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
         figures = _on_dev(out, recipe.dev_questions)

@@ -20,7 +20,7 @@ from reasonrag.errors import ConfigError, LLMError
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.common import overflows_context, public_name
 from reasonrag.llm.openai_wire import BadReply, Wire, readable, rejected_parameter
-from reasonrag.types import Completion, Prompt
+from reasonrag.types import Completion, Message, Prompt
 
 log = structlog.get_logger()
 
@@ -138,12 +138,25 @@ class ServerLLM:
         return (*done, *(task.result()[0] for task in tasks))
 
     async def check(self) -> None:
-        """Whether the server answers and lists the model. A server without that list is taken at its word.
+        """Whether the server answers and serves the model.
+
+        Some servers do not list what they serve (`transformers serve` with a local folder): one that does not list the
+        model is asked for one token.
 
         Raises:
-            ConfigError: it lists other models, or `base_url` leads elsewhere.
+            ConfigError: it lists other models and serves none of that name, or `base_url` leads elsewhere.
             LLMError: it cannot be reached, or refuses the key.
         """
+        problem = await self._listing_problem()
+        if problem is None:
+            return
+        try:
+            await self.complete(Prompt((Message("user", "Hello"),)), Sampling(temperature=0, max_tokens=1))
+        except LLMError:
+            raise problem from None
+
+    async def _listing_problem(self) -> ConfigError | LLMError | None:
+        """What is wrong with the server's list of models; None where it lists ours, or has no such list."""
         session, _ = self._session()
         try:
             timeout = aiohttp.ClientTimeout(total=min(self._timeout_s, _CHECK_TIMEOUT_S))
@@ -156,19 +169,23 @@ class ServerLLM:
                 cause="unreachable",
             ) from error
         if status in (404, 405, 501):
-            return
+            return None
         if status != 200:
-            raise LLMError(f"{self._base_url}/models: HTTP {status}: {self._shown(raw)}", cause="refused")
+            refused = LLMError(f"{self._base_url}/models: HTTP {status}: {self._shown(raw)}", cause="refused")
+            if status in (401, 403):
+                raise refused
+            return refused
         try:
             listed = json.loads(raw)["data"]
             names = [str(item["id"]) for item in listed]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
+        except (ValueError, KeyError, TypeError):
+            return ConfigError(
                 f"{self._base_url}/models is no list of models; base_url has to end in the version, mostly /v1"
-            ) from error
-        if self._wire.model not in names:
-            shown = ", ".join(readable(n.encode(), self._key, limit=80) for n in names[:10]) or "none"
-            raise ConfigError(f"{self._base_url} does not serve {self._wire.model!r}; it lists: {shown}")
+            )
+        if self._wire.model in names:
+            return None
+        shown = ", ".join(readable(n.encode(), self._key, limit=80) for n in names[:10]) or "none"
+        return ConfigError(f"{self._base_url} does not serve {self._wire.model!r}; it lists: {shown}")
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -32,8 +32,11 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
     """
     spec = config.spec or _default(role)
     scheme, _, rest = spec.partition(":")
+    scheme = scheme.lower()
     if scheme not in BACKENDS:
         raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {CHOICES}")
+    if role == "judge" and scheme in ("extractive", "demo"):
+        raise ConfigError(f"{scheme} cannot judge; choose a model with --judge, or value nodes by --value rollout")
     return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
 
 

@@ -34,6 +34,9 @@ class _Retry(Exception):
         self.wait_s = wait_s
 
 
+_CHECK_TIMEOUT_S = 10.0
+
+
 class RemoteRetriever:
     """Asks one of several equal servers; another one is tried when it fails.
 
@@ -93,9 +96,25 @@ class RemoteRetriever:
         asked = [valid_unicode(query) for query in queries if query.strip()]
         if not asked:
             return [() for _ in queries]
-        reply = await self._ask({"queries": asked, "topk": top_k, "return_scores": True}, len(asked))
+        reply = await self._ask(_payload(asked, top_k), len(asked))
         rankings = iter(reply)
         return [next(rankings)[:top_k] if query.strip() else () for query in queries]
+
+    async def check(self) -> None:
+        """Whether one of the servers answers a query.
+
+        Raises:
+            RetrievalError: none does.
+        """
+        failures = []
+        for url in self._urls:
+            try:
+                _rankings(await self._post(url, _payload(["check"], 1), min(self._timeout_s, _CHECK_TIMEOUT_S)), 1)
+            except _Retry as failure:
+                failures.append(str(failure))
+            else:
+                return
+        raise RetrievalError(f"no retrieval server answers: {'; '.join(failures)}", cause="connection")
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -159,6 +178,10 @@ class RemoteRetriever:
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         return self._session
+
+
+def _payload(queries: list[str], top_k: int) -> dict[str, Any]:
+    return {"queries": queries, "topk": top_k, "return_scores": True}
 
 
 def _endpoint(url: str) -> URL:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
-import shutil
 import socket
 import subprocess
 import sys
@@ -95,30 +93,15 @@ def test_a_refused_question_is_set_aside_counted_and_tried_again(
         assert product.without(read(out), *DIFFERENT) == product.without(read(finished_run), *DIFFERENT)
 
 
-MODEL = "reasonrag/demo-policy"
-
-
-def hub_cache(folder: Path, model: Path) -> Path:
-    """A cache of the Hub that holds `model` under the name MODEL: `transformers serve` lists what it finds in there."""
-    snapshot = folder / f"models--{MODEL.replace('/', '--')}" / "snapshots" / ("0" * 40)
-    shutil.copytree(model, snapshot)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
-    # `transformers serve` draws samples only where the model's own defaults do, whatever temperature is asked for.
-    defaults = snapshot / "generation_config.json"
-    defaults.write_text(json.dumps(json.loads(defaults.read_text()) | {"do_sample": True, "top_k": 0}))
-    return folder
-
-
 @contextlib.contextmanager
-def transformers_serve(cache: Path) -> Iterator[str]:
-    """The base URL of `transformers serve` on loopback."""
+def transformers_serve(model: str, cache: Path) -> Iterator[str]:
+    """The base URL of `transformers serve` on loopback; it lists what the Hub's cache holds, here nothing."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = str(Path(sys.executable).with_name("transformers"))
     server = subprocess.Popen(
-        [script, "serve", MODEL, "--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)],
+        [script, "serve", model, "--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=product.environment(HF_HUB_CACHE=str(cache)),
@@ -145,9 +128,10 @@ def test_the_demo_policy_behind_transformers_serve(world: World, tmp_path: Path)
     from reasonrag.demo import policy_folder
 
     out = tmp_path / "run"
-    with transformers_serve(hub_cache(tmp_path / "hub", policy_folder())) as url:
+    model = str(policy_folder())
+    with transformers_serve(model, tmp_path / "hub") as url:
         done = product.build(
-            *("--preset", "demo", "--limit", "10", "--policy", url, "--model", MODEL, "--seed", "7"),
+            *("--preset", "demo", "--limit", "10", "--policy", url, "--model", model, "--seed", "7"),
             *("--set", f"retrieval.cache={world.cache}", "--out", out),
             timeout_s=300,
         )

@@ -62,6 +62,7 @@ class FakeOpenAI:
         faults: Iterable[Fault] = (),
         *,
         models: tuple[str, ...] | None = ("fake",),
+        serves_unlisted: bool = False,
         ignores_n: bool = False,
         ignores_stop: bool = False,
         strict: tuple[str, ...] = (),
@@ -73,7 +74,8 @@ class FakeOpenAI:
         Args:
             reply: request to text. Called once per choice, with that choice's `seed`.
             faults: one per request from the first on; good answers follow.
-            models: listed under `/v1/models`; None is a server without that route.
+            models: listed under `/v1/models`, others are refused; None is a server without that route, which takes any.
+            serves_unlisted: takes any model all the same.
             ignores_n: answers with one choice whatever was asked for.
             ignores_stop: writes on after the stop strings.
             strict: parameters refused with status 400.
@@ -87,6 +89,7 @@ class FakeOpenAI:
         self.most_in_flight = 0
         self._in_flight = 0
         self._reply, self._faults, self._models = reply, iter(tuple(faults)), models
+        self._any_model = models is None or serves_unlisted
         self._ignores_n, self._ignores_stop, self._strict = ignores_n, ignores_stop, strict
         self._latency_s, self._edit = latency_s, edit
         self._port: int | None = None
@@ -160,6 +163,10 @@ class FakeOpenAI:
             if name in body:
                 error = {"message": f"Unsupported parameter: '{name}' is not supported.", "param": name}
                 return web.json_response({"error": error}, status=400)
+        if not self._any_model and body.get("model") not in (self._models or ()):
+            return web.json_response(
+                {"error": {"message": f"The model `{body.get('model')}` does not exist."}}, status=404
+            )
         answer = self._good(body)
         self._edit(body, answer)
         return web.json_response(answer)

@@ -406,6 +406,12 @@ def test_check_accepts_a_server_that_lists_the_model_or_lists_nothing():
         check(server)
 
 
+def test_check_accepts_a_server_that_serves_what_it_does_not_list():
+    with FakeOpenAI(models=("other",), serves_unlisted=True) as server:
+        check(server)
+    assert [request["max_tokens"] for request in server.requests] == [1]
+
+
 def test_check_names_the_models_that_are_served():
     with FakeOpenAI(models=("qwen", "llama")) as server, pytest.raises(ConfigError, match=r"'fake'.*qwen, llama"):
         check(server)
