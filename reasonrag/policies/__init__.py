@@ -105,8 +105,12 @@ def _vllm(name: str, config: ModelConfig) -> LLM:
 
 
 def _demo(rest: str, config: ModelConfig) -> LLM:
+    import torch
+
     from reasonrag.demo import policy_folder
 
+    # A model this small gains nothing from a second thread, and beside other work loses most of its speed to waiting.
+    torch.set_num_threads(1)
     return _transformers(str(policy_folder()), config.model_copy(update={"device": "cpu", "dtype": "float32"}))
 
 

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.llm.server import ServerLLM
+from tests.llm.fake_openai import FakeOpenAI
+
+KEY = "sk-very-secret-0123456789"
+
+
+def check(server: FakeOpenAI, model: str = "fake", base_url: str | None = None) -> None:
+    async def run():
+        llm = ServerLLM(base_url or server.base_url, model, api_key=KEY)
+        try:
+            await llm.check()
+        finally:
+            await llm.aclose()
+
+    asyncio.run(run())
+
+
+def test_check_accepts_a_server_that_lists_the_model_or_lists_nothing():
+    with FakeOpenAI(models=("other", "fake")) as server:
+        check(server)
+    with FakeOpenAI(models=None) as server:
+        check(server)
+
+
+def test_check_accepts_a_server_that_serves_what_it_does_not_list():
+    with FakeOpenAI(models=("other",), serves_unlisted=True) as server:
+        check(server)
+    assert [request["max_tokens"] for request in server.requests] == [1]
+
+
+def test_check_names_the_models_that_are_served():
+    with FakeOpenAI(models=("qwen", "llama")) as server, pytest.raises(ConfigError, match=r"'fake'.*qwen, llama"):
+        check(server)
+
+
+def test_check_says_that_nobody_answers():
+    with FakeOpenAI() as server:
+        pass
+    with pytest.raises(LLMError, match="no server answers") as caught:
+        check(server)
+    assert caught.value.cause == "unreachable" and KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000/v1", "ftp://host/v1", "http://", "http://[::1/v1", "http://u:p@host/v1"]
+)
+def test_a_base_url_that_cannot_work_is_refused(url):
+    with pytest.raises(ConfigError):
+        ServerLLM(url, "fake")
+
+
+def test_the_completions_endpoint_without_a_renderer_is_refused():
+    with pytest.raises(ConfigError, match="render"):
+        ServerLLM("http://127.0.0.1:1/v1", "fake", api="completions")
+
+
+def test_a_key_that_no_header_may_hold_is_refused_without_being_shown():
+    with pytest.raises(ConfigError) as caught:
+        ServerLLM("http://127.0.0.1:1/v1", "fake", api_key=KEY + "\nX-Other: 1")
+    assert KEY not in str(caught.value)
+
+
+def test_neither_name_nor_repr_shows_a_path_or_the_key():
+    llm = ServerLLM("http://127.0.0.1:1/v1", "/models/private/policy", api_key=KEY)
+    assert llm.name == "policy"
+    assert KEY not in repr(llm)
