@@ -25,10 +25,12 @@ class Panel:
         self.build = build
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The bar and one line of figures."""
+        """The bar, and the figures below it."""
         progress = self.build.progress
-        yield ProgressBar(total=max(progress.total, 1), completed=progress.done + progress.failed, width=60)
-        yield line(self.build)
+        grid = Table.grid()
+        grid.add_row(ProgressBar(total=max(progress.total, 1), completed=progress.done + progress.failed, width=60))
+        grid.add_row(line(self.build))
+        yield grid
 
 
 def line(build: Build) -> str:
