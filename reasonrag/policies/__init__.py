@@ -16,6 +16,8 @@ from reasonrag.llm.base import LLM
 
 Role = Literal["policy", "judge"]
 
+_PART = 2**20
+
 PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
 CHOICES = (
     "http://HOST:PORT/v1 with --model (vLLM, SGLang, any OpenAI-compatible server), hf:NAME_OR_PATH (transformers in "
@@ -143,13 +145,18 @@ BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
 
 
 def _identity(scheme: str, name: str, revision: str | None) -> str:
-    """A Hub id with its revision, or a folder's name with a checksum of its JSON files and of the others' sizes."""
+    """A Hub id with its revision, or a folder's name with a checksum of what is in it."""
     folder = Path(name)
     if not folder.is_dir():
         return f"{scheme}:{name}" + (f"@{revision}" if revision else "")
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.is_file()):
-        digest.update(f"{path.name}:{path.stat().st_size}\0".encode())
-        if path.suffix == ".json":
-            digest.update(path.read_bytes())
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}\0".encode())
+        with path.open("rb") as file:
+            # Whole files up to 64 MiB. Of larger ones 64 evenly spaced parts: any training changes all of the weights,
+            # and reading 15 GB would take longer than a preview.
+            for part in range(64):
+                file.seek(size * part // 64)
+                digest.update(file.read(_PART))
     return f"{scheme}:{folder.resolve().name}@{digest.hexdigest()[:12]}"
