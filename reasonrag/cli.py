@@ -7,6 +7,8 @@ SIGTERM, both with everything paid for kept.
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -216,6 +218,9 @@ def doctor() -> None:
 
 def main() -> None:
     """Entry point: one line for what the user can mend, no traceback."""
+    # Until a run drains on Ctrl-C by itself nothing is paid for; a library's bare `except` while it is being imported
+    # would swallow a KeyboardInterrupt.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         cli(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
