@@ -97,10 +97,10 @@ class Build:
         self.run_folder.journal.draining = True
 
     async def trees(self) -> None:
-        """Build every tree that the journal has not got yet.
+        """Build every tree that the journal has not got yet; give up once more than `run.max_failed` have failed.
 
         Raises:
-            RunError: the journal cannot be written, or more than `run.max_failed` of the questions failed already.
+            RunError: the journal cannot be written.
         """
         journal = self.run_folder.journal
         finished = journal.finished()
@@ -108,7 +108,12 @@ class Build:
         self._count_finished(finished)
         waiting = iter(todo)
         workers = min(self.config.run.concurrency, len(todo))
-        await gather_all(self._work(waiting) for _ in range(workers))
+        self.run_folder.bind()
+        before = journal.meta("seconds") or 0.0
+        try:
+            await gather_all(self._work(waiting) for _ in range(workers))
+        finally:
+            journal.put_meta("seconds", before + self.progress.seconds)
 
     async def _work(self, waiting: Iterator[Question]) -> None:
         for question in waiting:
@@ -157,7 +162,5 @@ class Build:
 
     def export(self) -> dict[str, Any]:
         """Write trees, pairs and `run.json` from the journal alone; returns what `run.json` holds."""
-        journal = self.run_folder.journal
-        seconds = (journal.meta("seconds") or 0.0) + self.progress.seconds
-        journal.put_meta("seconds", seconds)
+        seconds = self.run_folder.journal.meta("seconds") or 0.0
         return export_run(self.run_folder, self.config, self.parts, seconds=seconds)

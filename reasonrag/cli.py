@@ -149,7 +149,10 @@ def build_tree(
         click.echo(printable(dump_config(config)))
         click.echo(printable(commands.estimate(config)))
         return
-    sys.exit(commands.build_tree(config, out, preview=preview))
+    if preview:
+        commands.preview(config, out)
+        return
+    sys.exit(commands.build_tree(config, out))
 
 
 @cli.command()

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +27,40 @@ from reasonrag.runs import RunFolder, read_run, write_text
 from reasonrag.spre import node_rewards
 from reasonrag.spre.rows import label
 from reasonrag.text import one_line, printable
+from reasonrag.types import Question
 
 
-def build_tree(config: Config, out: Path | None, *, preview: bool) -> int:
+def build_tree(config: Config, out: Path | None) -> int:
     """Run, export, and say where it is; returns the exit code."""
     if out is None:
         raise ConfigError("build-tree needs a folder for the run: add --out runs/NAME")
     _log_plainly()
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     parts = open_parts(config)
     with RunFolder.open(out, config, parts.content) as run:
         build = Build(config, parts, run)
-        if preview:
-            asyncio.run(_preview(build, Console()))
-            return 0
         stopped_by = asyncio.run(_run(build, console))
         if stopped_by:
-            console.print(f"stopped; everything paid for is kept. Go on with:\n  {_this_command()}", soft_wrap=True)
+            console.print(f"stopped; everything paid for is kept. Go on with:\n  {_this_command()}")
             return 128 + stopped_by
         summary = build.export()
     Console().print(summary_table(summary))
     print(f"data set: {out / 'pairs'}")
-    failed = summary["questions"]["total"] - summary["questions"]["finished"]
-    if failed:
-        console.print(f"{failed} questions were set aside; the same command tries them again", soft_wrap=True)
-    return int(failed > config.run.max_failed * summary["questions"]["total"])
+    questions = summary["questions"]
+    failed = sum(questions["failed"].values())
+    if missing := questions["total"] - questions["finished"]:
+        console.print(
+            f"{failed} questions failed, {missing - failed} were not tried; the same command tries them again"
+        )
+    return int(missing > config.run.max_failed * questions["total"])
+
+
+def preview(config: Config, out: Path | None) -> None:
+    """Build the first question's tree and print it. With a run's folder its calls are kept and not paid again."""
+    _log_plainly()
+    parts = open_parts(config)
+    with tempfile.TemporaryDirectory() as nowhere, RunFolder.open(out or Path(nowhere), config, parts.content) as run:
+        asyncio.run(_preview(Build(config, parts, run), Console(markup=False)))
 
 
 def derive(run: Path, overrides: dict[str, Any]) -> None:
@@ -102,12 +112,17 @@ def estimate(config: Config) -> str:
         f"at most {calls} policy calls and {len(questions) * judgements} judge calls; early ends save most of them",
         f"about {prompt_tokens:.0f} prompt tokens and 60 written ones a call: {millions:.1f} M tokens at most",
     ]
-    if (cost := config.policy.cost(round(calls * prompt_tokens), calls * 60)) is not None:
-        lines.append(f"policy cost at most {cost:.2f}")
+    judged = len(questions) * judgements
+    for role, prices, count in (("policy", config.policy, calls), ("judge", config.judge, judged)):
+        if count and (cost := prices.cost(round(count * prompt_tokens), count * 60)) is not None:
+            lines.append(f"{role} cost at most {cost:.2f}")
     return "\n".join(lines)
 
 
-async def _passage_chars(config: Config, questions: list[Any]) -> float:
+async def _passage_chars(config: Config, questions: list[Question]) -> float:
+    """Of the passages of one search, on average; a server is not asked, its passages are taken to be 100 words."""
+    if config.retrieval.url:
+        return 600.0 * config.retrieval.top_k
     retriever = open_retriever(config, questions)
     try:
         found = await retriever.search([q.question for q in questions], config.retrieval.top_k)
@@ -125,10 +140,11 @@ async def _run(build: Build, console: Console) -> int:
     def stop(number: int) -> None:
         nonlocal stopped_by
         if stopped_by:
+            console.show_cursor(True)  # the live panel hid it
             os._exit(128 + number)  # threads of a model would keep the process; the journal is whole at any moment
         stopped_by = number
         build.drain()
-        console.print("stopping when the calls in flight have ended; once more stops now", soft_wrap=True)
+        console.print("stopping when the calls in flight have ended; once more stops now")
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -143,15 +159,15 @@ async def _run(build: Build, console: Console) -> int:
 
 
 async def _preview(build: Build, console: Console) -> None:
-    await check(build.parts)
     try:
+        await check(build.parts)
         tree = await build.search.run(build.parts.questions[0])
     finally:
         await build.parts.aclose()
     rewards = node_rewards(tree, alpha=build.config.value.alpha, weighting=build.config.value.weighting)
     drawing = Drawing(_plain(f"{tree.question.question}  gold: {' | '.join(tree.question.golden_answers)}"))
     _draw(tree, tree.root, rewards, drawing)
-    console.print(drawing, markup=False)
+    console.print(drawing)
 
 
 def _draw(tree: Tree, node: Node, rewards: list[float | None], drawing: Drawing) -> None:

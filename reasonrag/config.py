@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from reasonrag.errors import ConfigError
 
@@ -29,7 +29,7 @@ EXECUTION = Execution()
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class QuestionsConfig(_Section):
@@ -44,6 +44,7 @@ class QuestionsConfig(_Section):
 class RetrievalConfig(_Section):
     """Where searches go."""
 
+    kind: Annotated[str | None, Field(description="bm25, remote, or python:PACKAGE.MODULE:NAME"), EXECUTION] = None
     corpus: Annotated[str | None, Field(description="JSONL(.gz) or Parquet: id, contents"), EXECUTION] = None
     url: Annotated[tuple[str, ...], Field(description="servers that speak POST /retrieve"), EXECUTION] = ()
     identity: Annotated[str, Field(description="what the servers hold, for example corpus and index by name")] = (
@@ -75,13 +76,9 @@ class ModelConfig(_Section):
         str | None, Field(description="http(s)://..., hf:NAME_OR_PATH, vllm:NAME_OR_PATH, demo, extractive"), EXECUTION
     ] = None
     model: Annotated[str | None, Field(description="the model's name at a server"), EXECUTION] = None
-    api: Annotated[Literal["chat", "completions"], EXECUTION] = "chat"
-    tokenizer: Annotated[
-        str | None, Field(description="for api=completions; the model's own if not given"), EXECUTION
-    ] = None
-    vllm: Annotated[bool, Field(description="the server is vLLM: ask it for token ids and stop strings"), EXECUTION] = (
-        False
-    )
+    api: Literal["chat", "completions"] = "chat"
+    tokenizer: Annotated[str | None, Field(description="for api=completions; the model's own if not given")] = None
+    vllm: Annotated[bool, Field(description="the server is vLLM: ask it for token ids and stop strings")] = False
     api_key_env: Annotated[str, Field(description="the variable, never the key"), EXECUTION] = "OPENAI_API_KEY"
     revision: str | None = None
     trust_remote_code: bool = False
@@ -166,6 +163,16 @@ class Config(_Section):
     value: ValueConfig = ValueConfig()
     pairs: PairsConfig = PairsConfig()
     run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Config:
+        if self.value.kind != "judge" and (self.judge.spec or self.judge.model):
+            raise ValueError("a judge is named, but nodes are valued by rollouts; add --value judge, or leave it out")
+        if self.value.kind != "judge" and self.pairs.reward == "judge":
+            raise ValueError("pairs.reward is judge, but no judge values the nodes; add --value judge, or take spre")
+        if self.retrieval.url and self.retrieval.corpus:
+            raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
+        return self
 
 
 # The tiny policy was trained on brief prompts with one passage a query; it is of no use with others.
@@ -309,7 +316,7 @@ def _explain(error: ValidationError) -> str:
             parent = _section(problem["loc"][:-1])
             lines.append(f"unknown key {where!r}{_nearest(str(problem['loc'][-1]), parent.model_fields)}")
         elif problem["type"] == "value_error":  # our own validators: what was found may be a secret
-            lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}")
+            lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
         else:
             lines.append(f"{where}: {problem['msg']} (found {problem['input']!r})")
     return "configuration: " + "; ".join(lines)

@@ -23,11 +23,13 @@ _PAIR_SHARD_ROWS = 50_000
 def export_run(run: RunFolder, config: Config, parts: Parts, *, seconds: float) -> dict[str, Any]:
     """Write `trees/`, `pairs/` and `run.json`; returns what `run.json` holds."""
     trees = export_trees(run, parts.questions)
+    asked = {(question.dataset, question.id) for question in parts.questions}
+    failed = Counter(cause for dataset, id, cause, _ in run.journal.failures() if (dataset, id) in asked)
     summary = {
         "questions": {
-            "total": len(parts.questions),
-            "finished": len(run.journal.finished()),
-            "failed": dict(Counter(cause for _, _, cause, _ in run.journal.failures())),
+            "total": len(asked),
+            "finished": len(run.journal.finished() & asked),
+            "failed": dict(sorted(failed.items())),
         },
         "trees": trees,
         "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),
@@ -46,7 +48,7 @@ def export_run(run: RunFolder, config: Config, parts: Parts, *, seconds: float) 
 
 def export_trees(run: RunFolder, questions: Sequence[Question]) -> dict[str, Any]:
     """Write the node table, questions in their given order; returns counts over it."""
-    writer = ShardWriter(run.path / "trees", "nodes", tree_schema(), shard_rows=_TREE_SHARD_ROWS)
+    writer = ShardWriter(run.path / "trees", "nodes", tree_schema(), shard_rows=_TREE_SHARD_ROWS, keep_empty=True)
     count = _NodeCount()
     for question in questions:
         for row in run.journal.tree(question.dataset, question.id) or ():

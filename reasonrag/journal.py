@@ -24,6 +24,7 @@ from typing import Any
 import structlog
 
 from reasonrag.errors import Interrupted, RunError
+from reasonrag.text import valid_unicode
 
 log = structlog.get_logger()
 
@@ -102,20 +103,12 @@ class Journal:
                     self._queue.put(None)  # close once this batch is on disk
                     break
                 batch.append(more)
-            error: Exception | None = None
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                for item in batch:
-                    for statement, values in item.statements:
-                        connection.execute(statement, values)
-                connection.execute("COMMIT")
-            except sqlite3.Error as failure:
-                error = RunError(f"{self.path.name} cannot be written ({failure}); free some space, then run it again")
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+            error = _commit(connection, batch)
             for item in batch:
+                # One value that SQLite refuses must not take the others with it.
+                failure = _commit(connection, [item]) if error and len(batch) > 1 else error
                 with contextlib.suppress(RuntimeError):  # the loop is gone: stopped by a second Ctrl-C
-                    item.loop.call_soon_threadsafe(_resolve, item.done, error)
+                    item.loop.call_soon_threadsafe(_resolve, item.done, failure)
         connection.close()
 
     async def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
@@ -180,7 +173,10 @@ class Journal:
     async def put_failure(self, dataset: str, question_id: str, cause: str, message: str) -> None:
         """Note why a question was set aside; the next run tries it again."""
         await self._write(
-            ("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", (dataset, question_id, cause, message))
+            (
+                "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)",
+                (dataset, question_id, cause, valid_unicode(message)),
+            )
         )
 
     def put_meta(self, key: str, value: Any) -> None:
@@ -223,6 +219,23 @@ class Journal:
             " SUM(completion_tokens IS NULL) FROM calls GROUP BY kind ORDER BY kind"
         )
         return {kind: Usage(*totals) for kind, *totals in rows}
+
+
+def _commit(connection: sqlite3.Connection, batch: list[_Write]) -> Exception | None:
+    """All of a batch in one transaction, or nothing of it and why."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for item in batch:
+            for statement, values in item.statements:
+                connection.execute(statement, values)
+        connection.execute("COMMIT")
+    except Exception as error:  # whatever it is: a writer that dies leaves every caller waiting
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError):
+            return RunError(f"the journal cannot be written ({error}); free some space, then run it again")
+        return error
+    return None
 
 
 def _checksum(*parts: str | bytes) -> bytes:

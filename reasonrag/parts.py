@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -11,8 +12,9 @@ from reasonrag.config import Config, ModelConfig
 from reasonrag.errors import ConfigError
 from reasonrag.formats import FORMATS, Format, PromptSet
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.policies import open_llm
-from reasonrag.questions import load_questions, paragraph_corpus, questions_fingerprint
+from reasonrag.plugins import import_plugin
+from reasonrag.policies import is_reader, open_llm
+from reasonrag.questions import load_questions, paragraph_corpus, questions_fingerprint, sample_questions
 from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.types import Passage, Question
@@ -57,11 +59,20 @@ def open_parts(config: Config) -> Parts:
     }
     judge = None
     if config.value.kind == "judge":
-        # Eq. 6: the policy itself is the judge unless another model is named.
-        fallback = {} if config.judge.spec else {"spec": config.policy.spec, "model": config.policy.model}
-        judge = open_llm(config.judge.model_copy(update=fallback), "judge")
+        judge = _open_judge_model(config, policy)
         content |= {"judge": judge.name, "judge_prompt": open_judge(judge, config).fingerprint}
     return Parts(questions, retriever, format, policy, judge, content)
+
+
+def _open_judge_model(config: Config, policy: LLM) -> LLM:
+    """Eq. 6: the policy itself judges, unless another model is named; without `--judge`, one on the policy's server."""
+    if config.judge.spec is not None:
+        return open_llm(config.judge, "judge")
+    if config.judge.model in (None, config.policy.model) and not is_reader(config.policy):
+        return policy  # the very same: a model in this process is loaded once
+    sampling = ("model", "temperature", "top_p", "max_tokens")
+    named = {name: getattr(config.judge, name) for name in sampling}
+    return open_llm(config.policy.model_copy(update=named), "judge")
 
 
 def open_questions(config: Config) -> list[Question]:
@@ -75,21 +86,40 @@ def open_questions(config: Config) -> list[Question]:
 
         for split in SPLITS:
             if split == (wanted.split or "train"):
-                return demo_questions(split, seed=wanted.world_seed, limit=wanted.limit)
+                questions = demo_questions(split, seed=wanted.world_seed)
+                return sample_questions(questions, wanted.limit, seed=config.seed)
         raise ConfigError(f"the demo world has the splits {', '.join(SPLITS)}, not {wanted.split!r}")
     return load_questions(wanted.dataset, split=wanted.split, limit=wanted.limit, seed=config.seed)
 
 
 def open_retriever(config: Config, questions: list[Question]) -> Retriever:
-    """A retrieval server, an index over the given corpus, or one over the paragraphs that the questions carry."""
+    """The retriever of `retrieval.kind`; without one, a server where a URL is given, else BM25."""
     wanted = config.retrieval
-    if wanted.url:
-        from reasonrag.retrieval.remote import RemoteRetriever
+    kind = wanted.kind or ("remote" if wanted.url else "bm25")
+    if kind.startswith("python:"):
+        retriever: Retriever = import_plugin(kind.removeprefix("python:"))(config, questions)
+        return retriever
+    if kind not in RETRIEVERS:
+        raise ConfigError(f"retriever {kind!r} is unknown; known: {', '.join(RETRIEVERS)}, python:PACKAGE.MODULE:NAME")
+    return RETRIEVERS[kind](config, questions)
 
-        return RemoteRetriever(wanted.url, timeout_s=wanted.timeout_s, identity=wanted.identity)
+
+def _bm25(config: Config, questions: list[Question]) -> Retriever:
+    """An index over the given corpus, or over the paragraphs that the questions carry."""
     from reasonrag.retrieval.bm25 import BM25Retriever
 
-    return BM25Retriever.open(_corpus(config, questions), cache=Path(wanted.cache).expanduser() / "bm25")
+    return BM25Retriever.open(_corpus(config, questions), cache=Path(config.retrieval.cache).expanduser() / "bm25")
+
+
+def _remote(config: Config, questions: list[Question]) -> Retriever:
+    """Servers that speak Search-R1's protocol."""
+    from reasonrag.retrieval.remote import RemoteRetriever
+
+    wanted = config.retrieval
+    return RemoteRetriever(wanted.url, timeout_s=wanted.timeout_s, identity=wanted.identity)
+
+
+RETRIEVERS: dict[str, Callable[[Config, list[Question]], Retriever]] = {"bm25": _bm25, "remote": _remote}
 
 
 def _corpus(config: Config, questions: list[Question]) -> Path | list[Passage]:
@@ -104,13 +134,16 @@ def _corpus(config: Config, questions: list[Question]) -> Path | list[Passage]:
 
 def open_format(config: Config) -> Format:
     """The format by name, with its prompt texts."""
-    if config.format.name not in FORMATS:
-        raise ConfigError(f"format {config.format.name!r} is unknown; known: {', '.join(FORMATS)}")
-    return FORMATS[config.format.name](
+    name = config.format.name
+    if name not in FORMATS and not name.startswith("python:"):
+        raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
+    make = FORMATS[name] if name in FORMATS else import_plugin(name.removeprefix("python:"))
+    format: Format = make(
         PromptSet.find(config.format.prompts),
         passage_order=config.retrieval.passage_order,
         max_passage_chars=config.retrieval.max_passage_chars,
     )
+    return format
 
 
 def open_judge(llm: LLM, config: Config) -> ProcessJudge:

@@ -174,13 +174,24 @@ def load_questions(
     if path.is_file() or dataset.lower().endswith(_SUFFIXES):
         if split is not None:
             raise DataError(f"{dataset}: a file has no splits; leave out split {split!r}")
-        name, rows = Path(path.name.removesuffix(".gz")).stem, read_rows(path, problems)
+        name, rows = _file_name(path), read_rows(path, problems)
     else:
         name, rows = dataset, _hub_rows(dataset, split)
-    questions = _parse(rows, name, problems)
+    return sample_questions(_parse(rows, name, problems), limit, seed=seed)
+
+
+def sample_questions(questions: list[Question], limit: int | None, *, seed: int = 0) -> list[Question]:
+    """A random sample of at most `limit` questions, in their order; all of them if None."""
     if limit is None or limit >= len(questions):
         return questions
     return [questions[i] for i in sorted(random.Random(seed).sample(range(len(questions)), limit))]
+
+
+def _file_name(path: Path) -> str:
+    """The data set's name: FlashRAG keeps `hotpotqa/dev.jsonl` and `nq/dev.jsonl`, whose ids are equal."""
+    stem = Path(path.name.removesuffix(".gz")).stem
+    parent = path.resolve().parent.name
+    return valid_unicode(parent if stem in ("train", "dev", "test", "validation") and parent else stem)
 
 
 def _hub_rows(name: str, split: str | None) -> Iterator[Row]:
@@ -331,8 +342,9 @@ def passage_id(contents: str) -> str:
 
 
 def questions_fingerprint(questions: Sequence[Question]) -> str:
-    """16 hex digits that change with any id, question or golden answer, and with their order."""
+    """16 hex digits that change with any data set's name, id, question or golden answer, and with their order."""
     digest = hashlib.sha256()
     for question in questions:
-        digest.update(json.dumps([question.id, question.question, question.golden_answers]).encode() + b"\n")
+        known_by = [question.dataset, question.id, question.question, question.golden_answers]
+        digest.update(json.dumps(known_by).encode() + b"\n")
     return digest.hexdigest()[:16]

@@ -56,8 +56,7 @@ class RunFolder:
         with _lock(path / ".lock"), contextlib.closing(Journal(path / _JOURNAL)) as journal:
             before = journal.meta("identity")
             changes = "" if before is None else _changes(before, described)
-            # Where nothing was asked yet nothing binds: the first try may have named a model that does not exist.
-            if changes and (journal.usage() or any(journal.failures())):
+            if changes and journal.meta("bound"):
                 raise RunError(
                     f"{path} holds a run of another configuration ({changes}); "
                     "go back to that, or choose a new folder for --out"
@@ -66,6 +65,10 @@ class RunFolder:
             write_text(path / "config.yaml", dump_config(config))
             digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
             yield cls(path, journal, digest[:16])
+
+    def bind(self) -> None:
+        """From now on the folder is this run's. A preview, or a try with a model that is not there, does not bind."""
+        self.journal.put_meta("bound", True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `run.json`, whole or not at all."""

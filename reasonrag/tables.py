@@ -41,6 +41,8 @@ def tree_schema() -> pa.Schema:
             ("content", pa.string()),  # what stands inside the tag; the reason of a malformed step
             ("stop_reason", pa.string()),  # answered | forced_answer | no_answer; null while unfinished
             ("prompt", _messages()),  # what the policy was asked; empty at the root
+            ("prefix", pa.string()),  # of the turn that was already open
+            ("stop", pa.list_(pa.string())),
             ("text", pa.string()),  # what it wrote
             ("finish_reason", pa.string()),
             ("token_ids", pa.list_(pa.int32())),  # [T] as sampled; null where the backend reports none
@@ -139,14 +141,18 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
 
 
 class ShardWriter:
-    """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows; none where there are no rows.
+    """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows.
 
-    `datasets` refuses a file without rows, so an empty split is no file. The number of shards is known only at the end,
-    so each is written under a working name and renamed by `close`, which also drops the shards of an earlier writing.
+    Without rows there is no shard, as `datasets` refuses a file without rows; with `keep_empty` there is one. How many
+    shards there are is known only at the end, so each is written under a working name and renamed by `close`, which
+    also drops the shards of an earlier writing.
     """
 
-    def __init__(self, folder: Path, stem: str, schema: pa.Schema, *, shard_rows: int) -> None:
+    def __init__(
+        self, folder: Path, stem: str, schema: pa.Schema, *, shard_rows: int, keep_empty: bool = False
+    ) -> None:
         self.rows = 0
+        self._keep_empty = keep_empty
         self._folder = folder
         self._stem = stem
         self._schema = schema
@@ -166,7 +172,7 @@ class ShardWriter:
 
     def close(self) -> list[Path]:
         """Write what is pending and give the shards their names; returns their paths."""
-        if self._pending:
+        if self._pending or (self._keep_empty and not self._working):
             self._flush()
         count = len(self._working)
         final = [self._folder / f"{self._stem}-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
@@ -184,13 +190,13 @@ class ShardWriter:
 
 
 def read_shards(folder: Path, stem: str, schema: pa.Schema) -> Iterator[Row]:
-    """The rows of every shard, in order; none where there is no shard.
+    """The rows of every shard, in order.
 
     Raises:
-        RunError: not all of the shards are there.
+        RunError: no shard, or not all of them.
     """
     paths = sorted(folder.glob(f"{stem}-*-of-*.parquet"))
-    if paths and f"-of-{len(paths):05d}.parquet" not in paths[0].name:
+    if not paths or f"-of-{len(paths):05d}.parquet" not in paths[0].name:
         raise RunError(
             f"{folder.name}/{stem}-*.parquet: {len(paths)} shards found, not the full set; run build-tree again"
         )

@@ -36,8 +36,9 @@ class Passage:
 
     @property
     def title(self) -> str:
-        """The first line, without the quotation marks that the Wikipedia cut of Search-R1 puts around it."""
-        return self.contents.partition("\n")[0].strip().strip('"')
+        """The first of several lines, without the quotation marks of Search-R1's Wikipedia; "" of a single line."""
+        head, newline, _ = self.contents.partition("\n")
+        return head.strip().strip('"') if newline else ""
 
     @property
     def text(self) -> str:

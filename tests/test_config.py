@@ -35,6 +35,11 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
         ({"serch.iterations": 1}, "unknown key 'serch'; did you mean 'search'?"),
         ({"value.alpha": 2}, "value.alpha"),
         ({"search.selection": "best"}, "search.selection"),
+        ({"value.alpha": float("nan")}, "value.alpha"),
+        ({"pairs.min_margin": float("inf")}, "pairs.min_margin"),
+        ({"judge.spec": "http://h/v1"}, "a judge is named, but nodes are valued by rollouts"),
+        ({"pairs.reward": "judge"}, "no judge values the nodes"),
+        ({"retrieval.url": "http://h", "retrieval.corpus": "c.jsonl"}, "both a corpus and a retrieval server"),
         ({"policy.spec": "http://user:secret@host/v1"}, "user name or password"),
     ],
 )

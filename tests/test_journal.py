@@ -114,3 +114,16 @@ def test_requests_differ_by_model_kind_prompt_and_sampling():
         for seed in (1, 2, None)
     }
     assert len(keys) == 24
+
+
+def test_a_value_that_sqlite_refuses_fails_alone_and_the_journal_goes_on(journal):
+    async def write():
+        good = [journal.put_call(str(i), "policy", [i]) for i in range(5)]
+        bad = journal.put_call("bad", "policy", [], prompt_tokens=10**19)
+        return await asyncio.gather(*good[:3], bad, *good[3:], return_exceptions=True)
+
+    results = asyncio.run(asyncio.wait_for(write(), 10))
+    assert [type(result).__name__ for result in results] == ["NoneType"] * 3 + ["OverflowError"] + ["NoneType"] * 2
+    assert journal.usage()["policy"].calls == 5
+    asyncio.run(asyncio.wait_for(journal.put_failure("d", "1", "refused", "lone \ud83d surrogate"), 10))
+    assert len(list(journal.failures())) == 1

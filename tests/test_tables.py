@@ -68,7 +68,14 @@ def test_fewer_shards_replace_more(tmp_path):
 def test_no_rows_are_no_shard_and_drop_those_of_before(tmp_path):
     write_parquet(tmp_path / "test-00000-of-00001.parquet", pair_rows(1), pair_schema())
     assert ShardWriter(tmp_path, "test", pair_schema(), shard_rows=2).close() == []
-    assert list(tmp_path.iterdir()) == [] == list(read_shards(tmp_path, "test", pair_schema()))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RunError, match="0 shards"):
+        list(read_shards(tmp_path, "test", pair_schema()))
+
+
+def test_an_empty_table_can_be_kept(tmp_path):
+    ShardWriter(tmp_path, "nodes", tree_schema(), shard_rows=2, keep_empty=True).close()
+    assert list(read_shards(tmp_path, "nodes", tree_schema())) == []
 
 
 def test_what_a_killed_writer_left_is_cleared_away(tmp_path):

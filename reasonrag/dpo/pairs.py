@@ -46,7 +46,12 @@ def derive_pairs(
             mark = _digest(chosen["prompt"], chosen["text"], rejected["text"])
             if mark not in seen:
                 seen.add(mark)
-                yield _pair(chosen, rejected, column, policy, config_hash)
+                pair_id = _digest(config_hash, mark.hex()).hex()[:16]
+                yield _pair(chosen, rejected, column) | {
+                    "pair_id": pair_id,
+                    "policy": policy,
+                    "config_hash": config_hash,
+                }
 
 
 def in_test_split(dataset: str, question_id: str, share: float) -> bool:
@@ -86,13 +91,11 @@ def _content(node: Row) -> str:
     return inside or str(node["text"]).strip()
 
 
-def _pair(chosen: Row, rejected: Row, column: str, policy: str, config_hash: str) -> Row:
-    question = (chosen["dataset"], chosen["question_id"])
+def _pair(chosen: Row, rejected: Row, column: str) -> Row:
     return {
         "prompt": chosen["prompt"],
         "chosen": [{"role": "assistant", "content": chosen["text"]}],
         "rejected": [{"role": "assistant", "content": rejected["text"]}],
-        "pair_id": _digest(*question, chosen["node_id"], rejected["node_id"]).hex()[:16],
         "question_id": chosen["question_id"],
         "dataset": chosen["dataset"],
         "depth": chosen["depth"] - 1,
@@ -107,8 +110,6 @@ def _pair(chosen: Row, rejected: Row, column: str, policy: str, config_hash: str
         "chosen_node_id": chosen["node_id"],
         "rejected_node_id": rejected["node_id"],
         "prompt_tokens": chosen["prompt_tokens"],
-        "policy": policy,
-        "config_hash": config_hash,
     }
 
 

@@ -16,7 +16,7 @@ PassageOrder = Literal["best_first", "best_last"]
 _TAGS = ("query", "evidence", "answer")
 _ALLOWED = {Stage.REASONING: ("query", "answer"), Stage.GROUNDING: ("evidence",)}
 # "put it between <answer> and </answer>", echoed from an instruction, reads as the answer "and".
-_ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
+ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
 
 
 class ReasonRAGFormat:
@@ -87,7 +87,7 @@ class ReasonRAGFormat:
         tag, body = found
         if tag not in allowed:
             return Malformed(f"unexpected_{tag}")
-        if not body or body in _ECHOES:
+        if not body or body in ECHOES:
             return Malformed(f"empty_{tag}")
         if tag == "query":
             return Search(body)
@@ -105,11 +105,12 @@ class ReasonRAGFormat:
         shown = passages if self._passage_order == "best_first" else tuple(reversed(passages))
         lines = []
         for number, passage in enumerate(shown, 1):
-            text = one_line(inert(passage.text))
-            if len(text) > self._max_passage_chars:
-                text = text[: self._max_passage_chars] + " [cut]"
-            lines += [f"[{number}] {one_line(inert(passage.title))}", text]
+            lines += [f"[{number}] {self._quote(passage.title)}".rstrip(), self._quote(passage.text)]
         return lines
+
+    def _quote(self, text: str) -> str:
+        quoted = one_line(inert(text))
+        return quoted if len(quoted) <= self._max_passage_chars else quoted[: self._max_passage_chars] + " [cut]"
 
 
 @dataclass(frozen=True, slots=True)

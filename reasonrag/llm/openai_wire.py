@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +38,10 @@ _FINISH = {
     "length": FinishReason.LENGTH,
     "max_tokens": FinishReason.LENGTH,
 }
+
+
+# math.isfinite and float() raise OverflowError for an integer beyond it, a comparison does not.
+_LARGEST = sys.float_info.max
 
 
 class BadReply(ValueError):
@@ -163,8 +167,13 @@ class Wire:
         return restore_stop(prompt.prefix + text, prompt.stop)[len(prompt.prefix) :]
 
 
+def _count(value: object) -> int | None:
+    """An id or a count that the journal and Parquet's int32 can hold: JSON's integers have no bound."""
+    return value if type(value) is int and 0 <= value < 2**31 else None
+
+
 def _ids(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, list) and all(type(item) is int for item in value):
+    if isinstance(value, list) and all(_count(item) is not None for item in value):
         return tuple(value)
     return None
 
@@ -178,23 +187,23 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
         numbers = [item.get("logprob") if isinstance(item, dict) else None for item in content]
     else:
         numbers = value.get("token_logprobs")  # type: ignore[assignment]
-    if isinstance(numbers, list) and all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-        return tuple(float(x) for x in numbers if x is not None)
+    if isinstance(numbers, list) and all(type(x) in (int, float) and -_LARGEST <= x <= _LARGEST for x in numbers):
+        return tuple(float(x) for x in numbers)
     return None
 
 
 def _with_usage(found: list[Completion], usage: object) -> list[Completion]:
     counts = usage if isinstance(usage, dict) else {}
-    prompt, written = counts.get("prompt_tokens"), counts.get("completion_tokens")
+    prompt, written = _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
     shares: list[int | None] = [None] * len(found)
     lengths = [len(c.token_ids) for c in found if c.token_ids is not None]
     if len(lengths) == len(found):
         shares = list(lengths)
-    elif type(written) is int:
+    elif written is not None:
         share, rest = divmod(written, len(found))
         shares = [share + (index < rest) for index in range(len(found))]
     prompts: list[int | None] = [None] * len(found)
-    if type(prompt) is int:
+    if prompt is not None:
         prompts = [prompt, *([0] * (len(found) - 1))]
     return [replace(c, prompt_tokens=p, completion_tokens=s) for c, p, s in zip(found, prompts, shares, strict=True)]
 

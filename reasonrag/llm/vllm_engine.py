@@ -53,7 +53,11 @@ class VLLMEngine:
             raise ConfigError("vLLM finds no GPU on this machine; use the transformers backend or a server")
         check_folder(path_or_name)
         self.name = name or public_name(path_or_name)
-        self._chat = ChatTemplate.load(path_or_name, revision=revision)
+        self._chat = ChatTemplate.load(
+            path_or_name,
+            revision=revision,
+            trust_remote_code=bool((engine_args or {}).get("trust_remote_code")),
+        )
         settings: dict[str, Any] = {
             "model": path_or_name,
             "revision": revision,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from typing import Literal
 from reasonrag.config import ModelConfig
 from reasonrag.errors import ConfigError
 from reasonrag.llm.base import LLM
+from reasonrag.plugins import import_plugin
 
 Role = Literal["policy", "judge"]
 
@@ -37,9 +37,14 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
     scheme = scheme.lower()
     if scheme not in BACKENDS:
         raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {CHOICES}")
-    if role == "judge" and scheme in ("extractive", "demo"):
+    if role == "judge" and is_reader(config):
         raise ConfigError(f"{scheme} cannot judge; choose a model with --judge, or value nodes by --value rollout")
     return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
+
+
+def is_reader(config: ModelConfig) -> bool:
+    """Whether this is one of the small readers that know the format's steps and nothing else."""
+    return config.spec in ("extractive", "demo")
 
 
 def has_gpu() -> bool:
@@ -81,9 +86,10 @@ def _server(url: str, config: ModelConfig) -> LLM:
     )
 
 
-def _transformers(name: str, config: ModelConfig) -> LLM:
+def _transformers(path: str, config: ModelConfig) -> LLM:
     from reasonrag.llm.local import TransformersLLM
 
+    name = _expanded(path)
     return TransformersLLM(
         name,
         batch_size=config.batch_size,
@@ -95,9 +101,10 @@ def _transformers(name: str, config: ModelConfig) -> LLM:
     )
 
 
-def _vllm(name: str, config: ModelConfig) -> LLM:
+def _vllm(path: str, config: ModelConfig) -> LLM:
     from reasonrag.llm.vllm_engine import VLLMEngine
 
+    name = _expanded(path)
     return VLLMEngine(
         name,
         name=_identity("vllm", name, config.revision),
@@ -124,12 +131,7 @@ def _extractive(rest: str, config: ModelConfig) -> LLM:
 
 def _plugin(path: str, config: ModelConfig) -> LLM:
     """`package.module:factory`; the factory is called with the `ModelConfig`."""
-    module, _, name = path.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"python:{path} cannot be imported ({error}); write python:PACKAGE.MODULE:FACTORY") from error
-    llm: LLM = factory(config)
+    llm: LLM = import_plugin(path)(config)
     return llm
 
 
@@ -142,6 +144,12 @@ BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
     "extractive": _extractive,
     "python": _plugin,
 }
+
+
+def _expanded(path: str) -> str:
+    if not path:
+        raise ConfigError("hf: and vllm: need a model, such as hf:Qwen/Qwen2.5-7B-Instruct or hf:FOLDER")
+    return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def _identity(scheme: str, name: str, revision: str | None) -> str:

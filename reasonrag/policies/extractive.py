@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from reasonrag.errors import LLMError
 from reasonrag.formats.base import Stage
-from reasonrag.formats.reasonrag import View, read
+from reasonrag.formats.reasonrag import ECHOES, View, read
 from reasonrag.llm.base import Sampling
 from reasonrag.policies.answers import Scored, bridges_wanted, candidates, is_demonym, spans
 from reasonrag.policies.heuristics import Asked, Kind, analyse, content_words, mentions, sentences, stem_set, stems
@@ -28,8 +28,6 @@ _TEMPLATES = {
     "evidence": "Based on the query, the relevant evidence is <evidence>{}</evidence>",
     "answer": "So the answer is <answer>{}</answer>",
 }
-# The format takes these for an echo of its instructions.
-_ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
 
 
 class ExtractiveLLM:
@@ -121,7 +119,7 @@ def _write(view: View, draw: _Draw) -> str:
 
 def _tagged(tag: str, body: str) -> str:
     body = one_line(inert(body)) or "unknown"
-    return _TEMPLATES[tag].format(f'"{body}"' if body in _ECHOES else body)
+    return _TEMPLATES[tag].format(f'"{body}"' if body in ECHOES else body)
 
 
 def _answer(notes: _Notes, draw: _Draw) -> str:

@@ -13,6 +13,12 @@ from reasonrag.types import Passage
 
 Ranking = tuple[Passage, ...]
 
+# What one query can bring upon all that travel with it: refused as malformed, forbidden (a firewall reads the text) or
+# too large, or a reply that cannot be read or matched. A server that is down, busy or elsewhere is not among them.
+_CAUSED_BY_A_QUERY = frozenset({"http_400", "http_403", "http_413", "http_422", "misaligned", "unreadable"})
+# One bad query among 256 fails 9 calls, then another one succeeds. So many without a success are the server's fault.
+_MOST_FAILURES_IN_A_ROW = 24
+
 
 class SearchStore(Protocol):
     """Keeps rankings, so that a query is looked up once per run (or once ever, if the store outlives the run)."""
@@ -52,6 +58,7 @@ class _Batch:
 class BatchedRetriever:
     """Collects the queries of many trees into few calls of `inner`.
 
+    A call that fails for what one of its queries may have caused is halved until only that query fails.
     `asked` counts the queries that came in (empty ones apart), `looked_up` those that `inner` answered.
     """
 
@@ -85,7 +92,7 @@ class BatchedRetriever:
         """`[len(queries)]` rankings, as `inner` gives them.
 
         Raises:
-            RetrievalError: `inner` failed. Everybody who waits for that lookup gets it; the next to ask tries again.
+            RetrievalError: `inner` failed. Everybody who waits for that query gets it; the next to ask tries again.
         """
         found: list[Ranking | asyncio.Future[Ranking]] = [self._find(query, top_k) for query in queries]
         # Shielded: who gives up waiting must not take the answer from the others.
@@ -130,27 +137,50 @@ class BatchedRetriever:
             with suppress(TimeoutError):
                 await asyncio.wait_for(batch.full.wait(), self._window_s)
             self._close(batch, top_k)
-            rankings = await self._inner.search(list(batch.futures), top_k)
-            if len(rankings) != len(batch.futures):
-                raise RetrievalError(
-                    f"asked for {len(batch.futures)} rankings, got {len(rankings)}", cause="misaligned"
-                )
-            found = dict(zip(batch.futures, rankings, strict=True))
-            await self._store.put(found, top_k)
-            self.looked_up += len(found)
-            for query, future in batch.futures.items():
-                future.set_result(found[query])
+            await self._answer(batch, top_k)
         except asyncio.CancelledError:
-            self._fail(batch, RetrievalError("the lookup was given up", cause="closed"))
+            self._fail(batch, list(batch.futures), top_k, RetrievalError("the lookup was given up", cause="closed"))
             raise
         except Exception as error:
-            self._fail(batch, error)
+            self._fail(batch, list(batch.futures), top_k, error)
         finally:
             self._close(batch, top_k)
-            for query in batch.futures:
-                del self._in_flight[query, top_k]
 
-    def _fail(self, batch: _Batch, error: Exception) -> None:
-        for future in batch.futures.values():
-            if not future.done():
-                future.set_exception(error)
+    async def _answer(self, batch: _Batch, top_k: int) -> None:
+        """Ask for the whole batch, and for halves of what fails; an error is that of all queries still waiting."""
+        parts = [list(batch.futures)]
+        failures_in_a_row = 0
+        while parts:
+            queries = parts.pop()
+            try:
+                found = await self._ask(queries, top_k)
+            except RetrievalError as error:
+                failures_in_a_row += 1
+                if error.cause not in _CAUSED_BY_A_QUERY or failures_in_a_row == _MOST_FAILURES_IN_A_ROW:
+                    raise
+                if len(queries) == 1:
+                    self._fail(batch, queries, top_k, error)
+                else:
+                    half = len(queries) // 2
+                    parts += [queries[half:], queries[:half]]
+                continue
+            failures_in_a_row = 0
+            await self._store.put(found, top_k)
+            self.looked_up += len(found)
+            for query, ranking in found.items():
+                self._take(batch, query, top_k).set_result(ranking)
+
+    async def _ask(self, queries: list[str], top_k: int) -> dict[str, Ranking]:
+        rankings = await self._inner.search(queries, top_k)
+        if len(rankings) != len(queries):
+            raise RetrievalError(f"asked for {len(queries)} rankings, got {len(rankings)}", cause="misaligned")
+        return dict(zip(queries, rankings, strict=True))
+
+    def _fail(self, batch: _Batch, queries: list[str], top_k: int, error: Exception) -> None:
+        for query in queries:
+            self._take(batch, query, top_k).set_exception(error)
+
+    def _take(self, batch: _Batch, query: str, top_k: int) -> asyncio.Future[Ranking]:
+        """Who asks for this query from now on starts another lookup, or finds it in the store."""
+        del self._in_flight[query, top_k]
+        return batch.futures.pop(query)

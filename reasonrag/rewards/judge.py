@@ -17,18 +17,21 @@ from reasonrag.rollout.engine import derive_seed
 from reasonrag.text import inert, one_line
 from reasonrag.types import Message, Prompt, Trajectory
 
-_NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
-_ANCHORED = re.compile(
-    rf"\bscore(?:\s+is|\s+of|\s*[:=])\s*[\[(*\"'`\s]*(?P<score>{_NUMBER})(?:\s*(?:/|out\s+of)\s*(?P<scale>{_NUMBER})|\s*(?P<percent>%))?",
-    re.IGNORECASE,
+_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?"
+# What may stand before the number has no sign and no point in it: "-5" is not 5, ".9" is not 9.
+_VALUE = (
+    rf"[\[({{*_$\"'`:=\s]*(?P<score>{_NUMBER})"
+    rf"(?:\s*(?:/|out\s+of)\s*(?P<scale>{_NUMBER})|\s*(?P<percent>%))?(?P<unclear>[.,]\d)?"
 )
-_BARE = re.compile(rf"\W*(?P<score>{_NUMBER})(?:\s*/\s*(?P<scale>{_NUMBER})|\s*(?P<percent>%))?\W*", re.IGNORECASE)
+_ANCHORED = re.compile(rf"\bscore(?:(?P<verdict>\s+is)|\s+of|\s*[:=]){_VALUE}", re.IGNORECASE)
+_BARE = re.compile(rf"{_VALUE}\W*", re.IGNORECASE)
 
 
 def parse_score(reply: str) -> float | None:
     """The score in [0, 1] that a judge's reply ends with, or None.
 
-    What counts is the last "score is X" (also "score: X", "score of X"), or a reply that is a number and nothing else.
+    What counts is the last "score is X", else the last "score: X", "score = X" or "score of X", else a reply that is a
+    number and nothing else. A decimal comma ("0,85") is not guessed at: None.
     "X/Y" and "X%" are fractions; without a scale a number from 2 to 100 is out of 100, as in the paper's own examples
     ("So the score is 88."), although its prompt asks for [0, 1].
 
@@ -38,8 +41,9 @@ def parse_score(reply: str) -> float | None:
     (0.7, None, None)
     """
     found = list(_ANCHORED.finditer(reply))
-    match = found[-1] if found else _BARE.fullmatch(reply.strip())
-    if match is None:
+    verdicts = [match for match in found if match["verdict"]]
+    match = (verdicts or found)[-1] if found else _BARE.fullmatch(reply.strip())
+    if match is None or match["unclear"]:
         return None
     score = float(match["score"])
     if match["percent"]:

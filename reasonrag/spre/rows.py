@@ -45,13 +45,15 @@ def _row(tree: Tree, node: Node, reward: float | None, format: Format) -> Row:
 def _decision(node: Node) -> Row:
     """The columns that describe the step that led to a node."""
     if node.step is None:
-        return {"action": "", "content": "", "prompt": [], "text": "", "passages": []}
+        return {"action": "", "content": "", "prompt": [], "prefix": "", "stop": [], "text": "", "passages": []}
     completion = node.step.completion
     action, content = label(node.step.action)
     return {
         "action": action,
         "content": content,
         "prompt": [asdict(message) for message in node.step.prompt.messages],
+        "prefix": node.step.prompt.prefix,
+        "stop": list(node.step.prompt.stop),
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
         "token_ids": completion.token_ids and list(completion.token_ids),

@@ -93,6 +93,12 @@ def test_two_data_sets_may_both_have_a_question_1():
     assert len({r["pair_id"] for r in rows}) == len(rows) == 2
 
 
+def test_pairs_of_two_runs_never_share_an_id():
+    nodes = (node(1, spre=0.1), node(2, spre=0.9))
+    first, second = (list(derive_pairs(nodes, policy="p", config_hash=run)) for run in ("run 1", "run 2"))
+    assert first[0]["pair_id"] != second[0]["pair_id"]
+
+
 def test_the_split_is_by_question_and_by_share():
     held_out = [in_test_split("d", str(i), 0.2) for i in range(5000)]
     assert 0.17 < sum(held_out) / 5000 < 0.23

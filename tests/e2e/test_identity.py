@@ -178,3 +178,19 @@ def test_a_flipped_bit_in_a_kept_reply_is_noticed_and_the_reply_asked_for_again(
     assert "a reply in the journal is damaged and is asked for again" in done.stderr
     assert ", 1 calls" in done.stderr
     assert product.file_digests(own_run) == product.file_digests(finished_run)
+
+
+def test_pairs_of_a_run_without_its_trees_are_refused_and_the_old_ones_stay(own_run: Path) -> None:
+    shutil.rmtree(own_run / "trees")
+    before = product.pair_rows(own_run)
+    done = product.run("pairs", own_run)
+    assert done.returncode == 2 and "trees" not in done.stdout
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert product.pair_rows(own_run) == before != []
+
+
+def test_a_preview_needs_no_folder_and_binds_none(world: World, tmp_path: Path) -> None:
+    for place in ((), ("--out", tmp_path / "run")):
+        done = product.run("build-tree", *world.flags, *SETTINGS, "--iterations", "3", "--preview", *place)
+        assert done.returncode == 0 and "SPRE=" in done.stdout
+    product.build(*world.flags, *SETTINGS, "--out", tmp_path / "run")

@@ -184,3 +184,17 @@ def test_a_folder_without_a_text_is_refused(tmp_path):
 def test_an_unknown_prompt_set_is_refused():
     with pytest.raises(ConfigError, match="brief, default"):
         PromptSet.find("nope")
+
+
+def test_a_passage_of_one_line_has_no_title_and_is_shown_once():
+    format = ReasonRAGFormat(max_passage_chars=100)
+    searched = (step("<query>x</query>", passages=(Passage("p", "word " * 1000), LUCAS)),)
+    prompt = format.prompt(QUESTION, searched)
+    assert prompt.messages[1].content.count("[cut]") == 1
+    assert len(prompt.messages[1].content) < 400
+    assert [title for title, _ in read(prompt).documents] == ["", "Star Wars"]
+
+
+def test_a_long_title_is_cut_too():
+    searched = (step("<query>x</query>", passages=(Passage("p", "word " * 1000 + "\ntext"),)),)
+    assert len(ReasonRAGFormat(max_passage_chars=100).prompt(QUESTION, searched).messages[1].content) < 400

@@ -132,6 +132,11 @@ class FakeOpenAI:
         self._ready.set()
         await self._stop.wait()
         await runner.cleanup()
+        # Handlers of connections that a killed client left behind.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": name} for name in self._models or ()]})

@@ -122,6 +122,72 @@ def test_a_missing_ranking_is_an_error_and_never_a_shift() -> None:
     assert caught.value.cause == "misaligned"
 
 
+class Refusing(EchoRetriever):
+    """Fails every call in which a query begins with "bad"."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__()
+        self.cause = cause
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+        rankings = await super().search(queries, top_k)
+        if any(query.startswith("bad") for query in queries):
+            raise RetrievalError("refused", cause=self.cause)
+        return rankings
+
+
+async def ask_each(batched: BatchedRetriever, queries: Sequence[str]) -> list[str]:
+    """What each query found when all are asked at once, or the cause of its failure."""
+    results = await asyncio.gather(*(batched.search([query], 3) for query in queries), return_exceptions=True)
+    return [r.cause if isinstance(r, RetrievalError) else r[0][0].id for r in results]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("cause", ["http_400", "http_413", "http_422", "misaligned", "unreadable"])
+@pytest.mark.parametrize("position", [0, 100, 255])
+def test_a_refused_query_fails_alone(cause: str, position: int) -> None:
+    inner = Refusing(cause)
+    batched = BatchedRetriever(inner)
+    queries = [f"bad{i}" if i == position else f"q{i}" for i in range(256)]
+    found = asyncio.run(ask_each(batched, queries))
+    assert found == [cause if query.startswith("bad") else query for query in queries]
+    assert (batched.asked, batched.looked_up) == (256, 255)
+    assert len(inner.calls) == 17, "the batch, then two halves on each of 8 levels"
+
+
+def test_many_refused_queries_fail_without_the_others() -> None:
+    batched = BatchedRetriever(Refusing("http_422"))
+    queries = [f"bad{i}" if i % 7 == 3 else f"q{i}" for i in range(256)]
+    found = asyncio.run(ask_each(batched, queries))
+    assert found == ["http_422" if query.startswith("bad") else query for query in queries]
+    assert batched.looked_up == sum(query.startswith("q") for query in queries)
+
+
+def test_a_refused_query_is_tried_again_when_asked_again_and_the_others_are_not() -> None:
+    inner = Refusing("http_422")
+    batched = BatchedRetriever(inner)
+
+    async def ask() -> None:
+        for _ in range(2):
+            assert await ask_each(batched, ["a", "bad"]) == ["a", "http_422"]
+
+    asyncio.run(ask())
+    assert [queries for queries, _ in inner.calls] == [["a", "bad"], ["a"], ["bad"], ["bad"]]
+
+
+@pytest.mark.parametrize("cause", ["connection", "timeout", "http_401", "http_404", "http_429", "http_500", "http_503"])
+def test_a_server_that_fails_for_any_query_is_asked_once(cause: str) -> None:
+    inner = Refusing(cause)
+    assert asyncio.run(ask_each(BatchedRetriever(inner), ["bad", "a", "b"])) == [cause] * 3
+    assert len(inner.calls) == 1
+
+
+def test_a_server_that_refuses_whatever_it_is_asked_is_given_up_on() -> None:
+    inner = Refusing("unreadable")
+    batched = BatchedRetriever(inner)
+    assert asyncio.run(ask_each(batched, [f"bad{i}" for i in range(256)])) == ["unreadable"] * 256
+    assert len(inner.calls) == 24 and batched.looked_up == 0
+
+
 def test_who_gives_up_waiting_does_not_stop_the_others() -> None:
     batched = BatchedRetriever(EchoRetriever(delay_s=0.02))
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,26 @@ REPLIES = [
     ("The score is high", None),
     ("I cannot judge this.", None),
     ("scores are 0.5", None),
+    (".9", 0.9),
+    ("**.9**", 0.9),
+    ("-0.5", None),
+    ("-5", None),
+    ("\N{MINUS SIGN}5", None),
+    ("0,85", None),
+    ("score is 0,85", None),
+    ("score is 10,5", None),
+    ("So the score is 8/10,5", None),
+    ("The score is 0.2? No. So the score is 0,85", None),
+    ("So the score is 0.3 (a score of 1 would need a citation).", 0.3),
+    ("So the score is 0.3. A higher score is not deserved.", 0.3),
+    ("Score: 0.9 for the search. So the score is 0.4. Score: 1 for style.", 0.4),
+    ("Score: 0.9, no, score: 0.4", 0.4),
+    ("So the score is .85", 0.85),
+    ("So the score is .85.", 0.85),
+    ("So the score is 0.8, 2 flaws", 0.8),
+    ("So the score is -.5", None),
+    ("score is: 0.7", 0.7),
+    ("The score is: **0.7**", 0.7),
     ("The answer is 0.5", None),
 ]
 
@@ -63,6 +84,16 @@ def test_what_a_reply_means(reply, score):
 def test_any_reply_is_a_score_in_range_or_none(reply):
     score = parse_score(reply)
     assert score is None or 0 <= score <= 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["1" * 100_000 + "x", "score" + " " * 100_000, "score is 1" + " " * 100_000, "score is" * 20_000, "(" * 100_000],
+)
+def test_a_long_reply_is_read_in_linear_time(reply):
+    start = time.perf_counter()
+    parse_score(reply)
+    assert time.perf_counter() - start < 1  # quadratic time would be minutes
 
 
 def test_the_policys_words_reach_the_judge_as_quoted_text():
