@@ -136,7 +136,7 @@ def build_tree(
       reasonrag build-tree --dataset questions.jsonl --corpus corpus.jsonl.gz --policy extractive --out runs/try
     A model on a vLLM server:
       reasonrag build-tree --dataset hotpotqa --limit 1000 --policy http://127.0.0.1:8000/v1 \\
-          --model Qwen/Qwen2.5-7B-Instruct --out runs/hotpot
+          --model Qwen/Qwen2.5-7B-Instruct --set policy.vllm=true --out runs/hotpot
     What it would cost:
       reasonrag build-tree --dataset hotpotqa --limit 1000 --policy ... --input-price 0.1 --output-price 0.4 --dry-run
 
