@@ -28,8 +28,8 @@ FAULTS: tuple[Fault, ...] = (
     Disconnect(),
     Disconnect(sent=20),
 )
-# What the wire cannot carry: another name for the policy, and its own way of counting tokens.
-DIFFERENT = ("prompt_tokens", "completion_tokens", "policy", "config_hash")
+# What differs over the wire: the policy's name, so the run's identity and its pairs' ids, and how tokens are counted.
+DIFFERENT = ("prompt_tokens", "completion_tokens", "policy", "config_hash", "pair_id")
 
 
 def one_in_five(blocks: int, seed: int) -> list[Fault]:
