@@ -112,9 +112,8 @@ def estimate(config: Config) -> str:
         f"at most {calls} policy calls and {len(questions) * judgements} judge calls; early ends save most of them",
         f"about {prompt_tokens:.0f} prompt tokens and 60 written ones a call: {millions:.1f} M tokens at most",
     ]
-    judged = len(questions) * judgements
-    for role, prices, count in (("policy", config.policy, calls), ("judge", config.judge, judged)):
-        if count and (cost := prices.cost(round(count * prompt_tokens), count * 60)) is not None:
+    for role, count in (("policy", calls), ("judge", len(questions) * judgements)):
+        if count and (cost := config.prices[role].cost(round(count * prompt_tokens), count * 60)) is not None:
             lines.append(f"{role} cost at most {cost:.2f}")
     return "\n".join(lines)
 

@@ -174,6 +174,12 @@ class Config(_Section):
             raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
         return self
 
+    @property
+    def prices(self) -> dict[str, ModelConfig]:
+        """Whose prices each kind of call has: the policy's own where the policy is the judge."""
+        own = self.judge.spec or self.judge.model or self.judge.input_price is not None
+        return {"policy": self.policy, "judge": self.judge if own else self.policy}
+
 
 # The tiny policy was trained on brief prompts with one passage a query; it is of no use with others.
 _DEMO_POLICY: dict[str, Any] = {
@@ -184,7 +190,7 @@ _DEMO_POLICY: dict[str, Any] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
-        # Appendix A: Eq. 5 selects, one judge call (Eq. 6) values a node; sec. 3.1: the top 3 passages.
+        # Appendix A: Eq. 5 selects, one judge call (Eq. 6) values a node; App. E.1: the top 3 passages.
         "search": {"selection": "puct"},
         "value": {"kind": "judge"},
         "retrieval": {"top_k": 3},

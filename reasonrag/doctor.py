@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -57,13 +57,9 @@ def _vllm() -> str:
 
 
 def _gpu() -> bool:
-    return _quiet(has_gpu)
-
-
-def _quiet(probe: Callable[[], bool]) -> bool:
-    """False where a package is installed but broken: the doctor reports, it does not fall ill."""
+    """False where torch is installed but broken: the doctor reports, it does not fall ill."""
     try:
-        return probe()
+        return has_gpu()
     except Exception:
         return False
 

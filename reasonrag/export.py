@@ -101,7 +101,7 @@ def export_pairs(run: Path, config: Config, *, policy: str, config_hash: str) ->
 
 def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
     """Calls, tokens and cost by kind, over all the processes that worked on the run."""
-    prices = {"policy": config.policy, "judge": config.judge}
+    prices = config.prices
     calls: dict[str, Any] = {}
     for kind, used in journal.usage().items():
         calls[kind] = {"calls": used.calls}

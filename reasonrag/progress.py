@@ -13,7 +13,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from reasonrag.build import Build
-from reasonrag.config import Config
 
 _PLAIN_EVERY_S = 10.0
 
@@ -47,16 +46,16 @@ def line(build: Build) -> str:
         f"{progress.calls} calls ({rate:.0f}/s)",
         f"{prompt + written} tokens",
     ]
-    if (cost := build_cost(build.config, build)) is not None:
+    if (cost := _cost(build)) is not None:
         parts.append(f"cost {cost:.2f}")
     if progress.eta_s is not None:
         parts.append(f"{duration(progress.eta_s)} left")
     return ", ".join(parts)
 
 
-def build_cost(config: Config, build: Build) -> float | None:
+def _cost(build: Build) -> float | None:
     """What this process has spent; None where a price is unknown."""
-    prices = {"policy": config.policy, "judge": config.judge}
+    prices = build.config.prices
     costs = [prices[m.kind].cost(m.prompt_tokens, m.completion_tokens) for m in build.progress.models]
     return None if None in costs else sum(cost for cost in costs if cost is not None)
 

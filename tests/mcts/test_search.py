@@ -124,9 +124,38 @@ def test_grafted_steps_hang_below_each_other_and_end_where_the_rollout_ended():
 
 @pytest.mark.parametrize("selection", ["puct", "ucb1"])
 def test_value_of_the_root_is_the_mean_of_what_was_backed_up(selection):
-    tree, _ = build(SearchSettings(iterations=30, selection=selection))
-    assert 0 <= tree.root.value <= 1
-    assert tree.root.valued <= tree.root.visits
+    values = []
+
+    class Recording:
+        async def evaluate(self, trajectory, *, seed):
+            values.append((seed % 100) / 100)
+            return Evaluation(values[-1])
+
+    # Nothing ends within these iterations, so every visit is an expansion with a value of its own.
+    wanders = ScriptedLLM(lambda p, s: "<evidence>x</evidence>" if "evidence" in p.stop[0] else "<query>Jaws</query>")
+    engine = Engine(wanders, ToyRetriever(), ReasonRAGFormat(), max_steps=30)
+    settings = SearchSettings(iterations=25, selection=selection)
+    tree = asyncio.run(TreeSearch(engine, Recording(), settings).run(QUESTION))
+    assert len(values) == tree.root.valued == tree.root.visits == 25
+    assert tree.root.value == pytest.approx(sum(values) / 25)
+
+
+@pytest.mark.parametrize(
+    ("c_uct", "chosen"),
+    [
+        (0.0, 0),  # 0.60 against 0.50: the value alone
+        (1.414, 1),  # 0.60 + 1.414 * 2 / 4 = 1.307 against 0.50 + 1.414 * 2 / 2 = 1.914: the rarer one (eq. 5)
+        (0.3, 1),  # 0.60 + 0.3 * 2 / 4 = 0.750 against 0.50 + 0.3 * 2 / 2 = 0.800
+        (0.1, 0),  # 0.60 + 0.1 * 2 / 4 = 0.650 against 0.50 + 0.1 * 2 / 2 = 0.600
+    ],
+)
+def test_puct_weighs_value_and_visits_as_eq_5(c_uct, chosen):
+    tree = Tree(QUESTION)
+    children = [tree.add(tree.root, Trajectory(QUESTION), Origin.EXPANSION) for _ in range(2)]
+    for node, visits, value in ((children[0], 3, 0.60), (children[1], 1, 0.50)):
+        node.visits = node.valued = visits
+        node.value_sum = visits * value
+    assert select_child(tree.root, children, selection="puct", c_uct=c_uct) is children[chosen]
 
 
 def test_spre_is_the_mean_over_complete_trajectories_through_a_node():
