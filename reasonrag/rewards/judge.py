@@ -66,7 +66,7 @@ class ProcessJudge:
             llm: the judging model.
             prompts: where the instruction `judge/process` comes from.
             sampling: temperature, top_p and max_tokens of a verdict.
-            attempts: calls per verdict until one can be read; the seed moves on each time.
+            attempts: calls per verdict until one can be read; the second insists on the form, later ones also sample.
         """
         self.llm = llm
         self.sampling = sampling or Sampling(temperature=0.0, max_tokens=512)
@@ -89,7 +89,9 @@ class ProcessJudge:
         prompt = self._prompt(trajectory)
         for attempt in range(self.attempts):
             asked = prompt if attempt == 0 else _insist(prompt)
-            sampling = replace(self.sampling, n=1, seed=derive_seed(seed, attempt))
+            # A greedy judge would write its second reply again.
+            temperature = self.sampling.temperature if attempt < 2 else max(self.sampling.temperature, 1.0)
+            sampling = replace(self.sampling, n=1, seed=derive_seed(seed, attempt), temperature=temperature)
             (reply,) = await self.llm.complete(asked, sampling)
             if (score := parse_score(reply.text)) is not None:
                 return score
