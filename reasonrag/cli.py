@@ -17,8 +17,9 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from reasonrag import __version__
-from reasonrag.config import PRESETS, Config, dump_config, load_config, parse_assignment
+from reasonrag.config import PRESETS, Config, load_config
 from reasonrag.errors import ReasonRAGError
+from reasonrag.settings import dump, parse_assignment
 from reasonrag.text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -146,7 +147,7 @@ def build_tree(
 
     config = resolve(preset, file, assignments, flags)
     if dry_run:
-        click.echo(printable(dump_config(config)))
+        click.echo(printable(dump(config)))
         click.echo(printable(commands.estimate(config)))
         return
     if preview:

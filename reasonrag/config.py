@@ -1,38 +1,20 @@
-"""All settings as frozen models: defaults, then a preset, then a YAML file, then flags and `--set a.b=c`.
-
-A field marked `EXECUTION` cannot change a result (where things lie, how fast they go, what they cost): a run may be
-resumed with another value. Every other field is part of the run's identity.
-"""
+"""What a search, and every use of a policy, depends on: questions, retrieval, models, format, budget, pairs."""
 
 from __future__ import annotations
 
-import copy
-import difflib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from reasonrag.errors import ConfigError
+from reasonrag.settings import EXECUTION, Section, Tree, gather, merge, read_yaml, validate
 
 
-@dataclass(frozen=True)
-class Execution:
-    """Marks a field that cannot change a result."""
-
-
-EXECUTION = Execution()
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class QuestionsConfig(_Section):
+class QuestionsConfig(Section):
     """Which questions. Their content, not their place, is part of a run's identity."""
 
     dataset: Annotated[str | None, Field(description="a known name, `demo`, or a file"), EXECUTION] = None
@@ -41,7 +23,7 @@ class QuestionsConfig(_Section):
     world_seed: Annotated[int, Field(description="which demo world"), EXECUTION] = 0
 
 
-class RetrievalConfig(_Section):
+class RetrievalConfig(Section):
     """Where searches go."""
 
     kind: Annotated[str | None, Field(description="bm25, remote, or python:PACKAGE.MODULE:NAME"), EXECUTION] = None
@@ -69,7 +51,7 @@ class RetrievalConfig(_Section):
         return value
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """A policy or a judge. The model's own name, not its address, is part of a run's identity."""
 
     spec: Annotated[
@@ -108,7 +90,7 @@ class ModelConfig(_Section):
         return (prompt_tokens * self.input_price + completion_tokens * self.output_price) / 1e6
 
 
-class FormatConfig(_Section):
+class FormatConfig(Section):
     """How steps are written. The prompt texts, not the set's name, are part of a run's identity."""
 
     name: str = "reasonrag"
@@ -116,7 +98,7 @@ class FormatConfig(_Section):
     max_steps: Annotated[int, Field(ge=1, description="actions of a trajectory; the last one has to answer")] = 8
 
 
-class SearchConfig(_Section):
+class SearchConfig(Section):
     """Budget and shape of a tree (arXiv:2505.14069, App. A)."""
 
     iterations: Annotated[int, Field(ge=1)] = 64
@@ -126,7 +108,7 @@ class SearchConfig(_Section):
     rejudge_terminal: bool = False
 
 
-class ValueConfig(_Section):
+class ValueConfig(Section):
     """How nodes are valued: Eq. 1 by rollouts, or Eq. 6 by a judge; and SPRE."""
 
     kind: Literal["rollout", "judge"] = "rollout"
@@ -135,7 +117,7 @@ class ValueConfig(_Section):
     weighting: Literal["trajectories", "visits"] = "trajectories"
 
 
-class PairsConfig(_Section):
+class PairsConfig(Section):
     """Which siblings become pairs (arXiv:2505.14069, sec. 2.2.3). Pairs are derived anew without any call."""
 
     min_margin: Annotated[float, Field(ge=0), EXECUTION] = 0.01
@@ -143,14 +125,14 @@ class PairsConfig(_Section):
     test_share: Annotated[float, Field(ge=0, lt=1), EXECUTION] = 0.1
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """How the run goes; nothing here changes a result."""
 
     concurrency: Annotated[int, Field(ge=1, description="questions in work at a time"), EXECUTION] = 64
     max_failed: Annotated[float, Field(ge=0, le=1, description="share of failed questions"), EXECUTION] = 0.05
 
 
-class Config(_Section):
+class Config(Section):
     """Everything a run depends on."""
 
     seed: int = 0
@@ -182,13 +164,13 @@ class Config(_Section):
 
 
 # The tiny policy was trained on brief prompts with one passage a query; it is of no use with others.
-_DEMO_POLICY: dict[str, Any] = {
+_DEMO_POLICY: Tree = {
     "policy": {"max_tokens": 48},
     "format": {"prompts": "brief"},
     "retrieval": {"top_k": 1},
 }
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Tree] = {
     "paper": {
         # Appendix A: Eq. 5 selects, one judge call (Eq. 6) values a node; App. E.1: the top 3 passages.
         "search": {"selection": "puct"},
@@ -212,10 +194,19 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+# What a policy's folder may say about how the policy is to be asked. Nothing here can run code or reach a network.
+POLICY_CARD = "reasonrag.yaml"
+_CARRIED = {
+    "format": {"name", "prompts"},
+    "retrieval": {"top_k", "passage_order", "max_passage_chars"},
+    "policy": {"max_tokens"},
+}
+
+
 def load_config(
     *, preset: str | None = None, file: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
-    """The resolved configuration. The policy `demo` brings the prompts that it knows, unless others are asked for.
+    """The resolved configuration. A policy's folder brings the prompts that it knows, unless others are asked for.
 
     Args:
         preset: a key of `PRESETS`.
@@ -225,49 +216,42 @@ def load_config(
     Raises:
         ConfigError: an unknown key (with the nearest name), a value out of range, a file that is not YAML.
     """
-    tree: dict[str, Any] = {}
-    if preset is not None:
-        if preset not in PRESETS:
-            raise ConfigError(f"preset {preset!r} is unknown{_nearest(preset, PRESETS)}")
-        _merge(tree, PRESETS[preset])
-    if file is not None:
-        _merge(tree, _read_yaml(file))
-    for name, value in (overrides or {}).items():
-        *path, leaf = name.split(".")
-        _merge(tree, _nest(path, {leaf: value}))
-    policy = tree.get("policy")
-    if isinstance(policy, dict) and policy.get("spec") == "demo":
-        given, tree = tree, copy.deepcopy(_DEMO_POLICY)
-        _merge(tree, given)
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError(_explain(error)) from error
+    asked = gather(PRESETS, preset=preset, file=file, overrides=overrides)
+    policy = asked.get("policy")
+    tree = carried_settings(policy.get("spec")) if isinstance(policy, dict) else {}
+    merge(tree, asked)
+    return validate(Config, tree)
 
 
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """`a.b=c` of `--set`, its value read as YAML.
+def carried_settings(spec: object) -> Tree:
+    """What the folder of a policy says in `reasonrag.yaml`: it was trained on these prompts, with so many passages.
 
-    >>> parse_assignment("search.iterations=32")
-    ('search.iterations', 32)
+    Raises:
+        ConfigError: the file asks for something that is not a policy's to say.
     """
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"--set {text!r} is not of the form section.name=value")
-    try:
-        return name.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {text!r}: {value!r} is not a YAML value") from error
+    scheme, _, rest = str(spec or "").partition(":")
+    if scheme not in ("demo", "hf", "vllm") or not (scheme == "demo" or rest):
+        return {}
+    folder = Path(__file__).with_name("demo") / "policy" if scheme == "demo" else Path(rest).expanduser()
+    file = folder / POLICY_CARD
+    if not file.is_file():
+        return {}
+    tree = read_yaml(file)
+    for section, values in tree.items():
+        unknown = set(values) - _CARRIED.get(section, set()) if isinstance(values, dict) else {"not a mapping"}
+        if unknown or str(values.get("name", "")).startswith("python:"):
+            raise ConfigError(
+                f"{file}: a policy's folder may not set {section}.{min(unknown, default='name')}; remove that line, "
+                "and set it by a flag or in your own configuration"
+            )
+    return tree
 
 
-def identity(config: Config) -> dict[str, Any]:
-    """The part of a configuration that can change a result, flat: `{"search.iterations": 64, ...}`."""
-    return dict(_semantic(config, ""))
-
-
-def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML that `load_config` reads back."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+def policy_card(config: Config) -> str:
+    """What `carried_settings` reads back: how the policy of this configuration is asked, as YAML."""
+    tree = config.model_dump(mode="json")
+    carried = {section: {name: tree[section][name] for name in sorted(names)} for section, names in _CARRIED.items()}
+    return "# How this policy was trained to be asked: the defaults wherever it is used.\n" + yaml.safe_dump(carried)
 
 
 def _refuse_password(url: str) -> None:
@@ -277,67 +261,3 @@ def _refuse_password(url: str) -> None:
             "the URL carries a user name or password; put a key into the variable named by api_key_env, "
             "and a password into a proxy of yours"
         )
-
-
-def _semantic(section: BaseModel, prefix: str) -> Iterable[tuple[str, Any]]:
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            yield from _semantic(value, f"{prefix}{name}.")
-        elif EXECUTION not in field.metadata:
-            yield f"{prefix}{name}", value
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"configuration {file} cannot be read: {reason}") from error
-    if not isinstance(tree, dict | None):
-        raise ConfigError(f"configuration {file} holds a {type(tree).__name__}, not a mapping of sections")
-    return tree or {}
-
-
-def _merge(tree: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for key, value in more.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
-            _merge(tree[key], value)
-        else:
-            tree[key] = dict(value) if isinstance(value, Mapping) else value
-
-
-def _nest(path: list[str], leaf: dict[str, Any]) -> dict[str, Any]:
-    for name in reversed(path):
-        leaf = {name: leaf}
-    return leaf
-
-
-def _explain(error: ValidationError) -> str:
-    """The first few problems, one line: the key, what was found, what is allowed."""
-    lines = []
-    for problem in error.errors()[:3]:
-        where = ".".join(map(str, problem["loc"]))
-        if problem["type"] == "extra_forbidden":
-            parent = _section(problem["loc"][:-1])
-            lines.append(f"unknown key {where!r}{_nearest(str(problem['loc'][-1]), parent.model_fields)}")
-        elif problem["type"] == "value_error":  # our own validators: what was found may be a secret
-            lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
-        else:
-            lines.append(f"{where}: {problem['msg']} (found {problem['input']!r})")
-    return "configuration: " + "; ".join(lines)
-
-
-def _section(path: Iterable[Any]) -> type[BaseModel]:
-    section: type[BaseModel] = Config
-    for name in path:
-        inner = section.model_fields[name].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            section = inner
-    return section
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"

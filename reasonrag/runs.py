@@ -16,14 +16,15 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reasonrag.config import Config, dump_config, identity, load_config
+from reasonrag.config import Config, load_config
 from reasonrag.errors import RunError
 from reasonrag.journal import Journal
+from reasonrag.settings import dump, identity
 from reasonrag.tables import fsync_folder
 
 _JOURNAL = "journal.sqlite"
@@ -40,20 +41,24 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: Path, config: Config, content: Mapping[str, str]) -> Iterator[RunFolder]:
+    def open(
+        cls, path: Path, config: Config, content: Mapping[str, str], *, varying: Collection[str] = ()
+    ) -> Iterator[RunFolder]:
         """Create the folder, or go on in it if it is of the same run.
 
         Args:
             path: of the folder.
             config: the resolved configuration; what cannot change a result may differ from last time.
             content: names and checksums of what the configuration points at (questions, corpus, prompts, models).
+            varying: settings that may differ within the folder, such as those that an evaluation sweeps.
 
         Raises:
             RunError: another process writes there, it is not a run's folder, or the run in it is another one.
         """
-        described = {**identity(config), **{f"content.{name}": value for name, value in sorted(content.items())}}
+        described = {name: value for name, value in identity(config).items() if name not in varying}
+        described |= {f"content.{name}": value for name, value in sorted(content.items())}
         _prepare(path)
-        with _lock(path / ".lock"), contextlib.closing(Journal(path / _JOURNAL)) as journal:
+        with lock(path / ".lock"), contextlib.closing(Journal(path / _JOURNAL)) as journal:
             before = journal.meta("identity")
             changes = "" if before is None else _changes(before, described)
             if changes and journal.meta("bound"):
@@ -62,7 +67,7 @@ class RunFolder:
                     "go back to that, or choose a new folder for --out"
                 )
             journal.put_meta("identity", described)
-            write_text(path / "config.yaml", dump_config(config))
+            write_text(path / "config.yaml", dump(config))
             digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
             yield cls(path, journal, digest[:16])
 
@@ -122,7 +127,7 @@ def _prepare(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def lock(path: Path) -> Iterator[None]:
     """Hold the folder. The kernel lets go when the process ends, however it ends: there is no stale lock."""
     with path.open("a+", encoding="utf-8") as file:
         try:

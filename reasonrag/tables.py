@@ -76,6 +76,8 @@ def pair_schema() -> pa.Schema:
             ("depth", pa.int32()),  # steps before the decision, 0 at the root
             ("chosen_type", pa.string()),  # query | evidence | answer
             ("rejected_type", pa.string()),  # query | evidence | answer | malformed
+            ("chosen_end", pa.string()),  # stop: at a stop string | turn: the policy ended its turn | length: cut off
+            ("rejected_end", pa.string()),
             ("chosen_reward", pa.float64()),
             ("rejected_reward", pa.float64()),
             ("margin", pa.float64()),
@@ -87,6 +89,73 @@ def pair_schema() -> pa.Schema:
             ("prompt_tokens", pa.int32()),  # null where the backend reports none
             ("policy", pa.string()),
             ("config_hash", pa.string()),
+        ]
+    )
+
+
+@cache
+def trajectory_pair_schema() -> pa.Schema:
+    """One row a preference between two whole trajectories of a question: what an outcome reward can tell."""
+    import pyarrow as pa
+
+    step = pa.struct([("prompt", _messages()), ("prefix", pa.string()), ("text", pa.string()), ("end", pa.string())])
+    return pa.schema(
+        [
+            ("chosen_steps", pa.list_(step)),  # from the first step in which the two differ
+            ("rejected_steps", pa.list_(step)),
+            ("pair_id", pa.string()),
+            ("question_id", pa.string()),
+            ("dataset", pa.string()),
+            ("depth", pa.int32()),  # steps that they share
+            ("chosen_reward", pa.float64()),
+            ("rejected_reward", pa.float64()),
+            ("margin", pa.float64()),
+            ("chosen_node_id", pa.int32()),
+            ("rejected_node_id", pa.int32()),
+            ("policy", pa.string()),
+            ("config_hash", pa.string()),
+        ]
+    )
+
+
+@cache
+def trajectory_schema() -> pa.Schema:
+    """One row an attempt at a question, with its scores and everything that was asked, written and found."""
+    import pyarrow as pa
+
+    step = pa.struct(
+        [
+            ("action", pa.string()),  # query | evidence | answer | malformed
+            ("content", pa.string()),  # what stands inside the tag; the reason of a malformed step
+            ("prompt", _messages()),
+            ("prefix", pa.string()),
+            ("text", pa.string()),
+            ("finish_reason", pa.string()),
+            ("prompt_tokens", pa.int32()),
+            ("completion_tokens", pa.int32()),
+            ("passages", pa.list_(_passage())),  # best first
+        ]
+    )
+    return pa.schema(
+        [
+            ("dataset", pa.string()),
+            ("question_id", pa.string()),
+            ("question", pa.string()),
+            ("golden_answers", pa.list_(pa.string())),
+            ("kind", pa.string()),  # type of question; empty where the data set names none
+            ("hops", pa.int32()),  # searches that the question needs; null where unknown
+            ("answer", pa.string()),  # null where the trajectory ended without one
+            ("stop_reason", pa.string()),  # answered | forced_answer | no_answer
+            ("em", pa.float64()),
+            ("f1", pa.float64()),
+            ("acc", pa.float64()),
+            ("retrievals", pa.int32()),
+            ("steps", pa.int32()),
+            ("forced", pa.int32()),  # 1 where the answer was forced at the step limit
+            ("format_rate", pa.float64()),  # 1 where every step could be read
+            ("prompt_tokens", pa.int64()),  # null where the backend reports none
+            ("completion_tokens", pa.int64()),
+            ("trajectory", pa.list_(step)),
         ]
     )
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.config import PRESETS, Config, dump_config, identity, load_config, parse_assignment
+from reasonrag.config import PRESETS, Config, load_config
 from reasonrag.errors import ConfigError
+from reasonrag.settings import dump, identity, parse_assignment
 
 
 def test_defaults_are_those_of_the_paper():
@@ -24,7 +25,7 @@ def test_flags_beat_the_file_and_the_file_beats_the_preset(tmp_path):
 def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
     config = load_config(preset=preset)
     file = tmp_path / "c.yaml"
-    file.write_text(dump_config(config))
+    file.write_text(dump(config))
     assert load_config(file=file) == config
 
 

@@ -101,6 +101,8 @@ def _pair(chosen: Row, rejected: Row, column: str) -> Row:
         "depth": chosen["depth"] - 1,
         "chosen_type": chosen["action"],
         "rejected_type": rejected["action"],
+        "chosen_end": _end(chosen),
+        "rejected_end": _end(rejected),
         "chosen_reward": chosen[column],
         "rejected_reward": rejected[column],
         "margin": chosen[column] - rejected[column],
@@ -111,6 +113,13 @@ def _pair(chosen: Row, rejected: Row, column: str) -> Row:
         "rejected_node_id": rejected["node_id"],
         "prompt_tokens": chosen["prompt_tokens"],
     }
+
+
+def _end(node: Row) -> str:
+    """What ended a step. Only a turn that the policy itself ended has an end-of-turn token to score."""
+    if node["text"].endswith(tuple(node["stop"])):
+        return "stop"
+    return "turn" if node["finish_reason"] == "stop" else "length"
 
 
 def _digest(*parts: object) -> bytes:

@@ -1,0 +1,151 @@
+"""How a policy is trained. Names are those of TRL and transformers; `trainer.*` reaches every other argument of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, field_validator, model_validator
+
+from reasonrag.settings import EXECUTION, Section, Tree, gather, validate
+
+
+class LoraSettings(Section):
+    """Low-rank adapters (peft); unused with `method: full`."""
+
+    r: Annotated[int, Field(ge=1)] = 16
+    alpha: Annotated[int, Field(ge=1)] = 32
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+
+class TrainSettings(Section):
+    """What DPO and SFT have in common."""
+
+    seed: int = 0
+    data: Annotated[str | None, Field(description="a run's folder, Parquet, or a Hub id"), EXECUTION] = None
+    model: Annotated[str | None, Field(description="a folder or a Hub id; `demo` is the shipped policy"), EXECUTION] = (
+        None
+    )
+    revision: str | None = None
+    trust_remote_code: bool = False
+    method: Literal["lora", "full"] = "lora"
+    lora: LoraSettings = LoraSettings()
+    dtype: Annotated[str | None, Field(description="of the weights: float32, bfloat16; bfloat16 on a GPU")] = None
+    limit: Annotated[int | None, Field(ge=1, description="a seeded sample of this many questions")] = None
+    max_length: Annotated[
+        int | None, Field(ge=8, description="tokens of prompt and step; longer ones are left out, never cut")
+    ] = None  # the longest of the data, within the model's context
+    max_dropped: Annotated[float, Field(ge=0, le=1, description="share that may be left out"), EXECUTION] = 0.01
+    turn_end: Annotated[
+        Literal["as_sampled", "always"],
+        Field(description="score the end-of-turn token where the policy itself wrote it, or after every step"),
+    ] = "as_sampled"
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    lr_scheduler_type: str = "cosine"
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
+    max_steps: Annotated[int, Field(description="optimizer steps; -1: as many as the epochs have")] = -1
+    per_device_train_batch_size: Annotated[int, Field(ge=1)] = 2
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    logging_steps: Annotated[int, Field(ge=1), EXECUTION] = 10
+    save_steps: Annotated[int, Field(ge=1), EXECUTION] = 200
+    eval_steps: Annotated[int, Field(ge=1, description="the held-out questions are looked at"), EXECUTION] = 200
+    save_total_limit: Annotated[int, Field(ge=1), EXECUTION] = 2
+    gradient_checkpointing: Annotated[bool | None, Field(description="on where there is a GPU"), EXECUTION] = None
+    device: Annotated[Literal["auto", "cpu"], EXECUTION] = "auto"
+    report_to: Annotated[tuple[str, ...], Field(description="wandb, tensorboard, ..."), EXECUTION] = ()
+    merge: Annotated[bool, Field(description="also write the adapter merged into its model"), EXECUTION] = False
+    trainer: Annotated[dict[str, Any], Field(description="any other argument of TRL's configuration")] = {}
+
+    @field_validator("report_to", "target_modules", mode="before", check_fields=False)
+    @classmethod
+    def _one(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+
+class DPOSettings(TrainSettings):
+    """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
+
+    beta: Annotated[float, Field(gt=0)] = 0.3
+    loss_type: str = "sigmoid"
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    reference: Annotated[
+        Literal["auto", "adapter_off", "frozen", "precomputed"],
+        Field(description="auto: the adapter switched off, or a frozen copy in full training"),
+        EXECUTION,
+    ] = "auto"
+    weight: Annotated[
+        Literal["none", "margin"], Field(description="weigh pairs by their margin of rewards, mean 1")
+    ] = "none"
+    reward_margin: Annotated[
+        float, Field(ge=0, description="the implicit rewards shall differ by this times the pair's margin")
+    ] = 0.0
+    sft_weight: Annotated[float, Field(ge=0, description="of the chosen step's negative log-likelihood")] = 0.0
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> DPOSettings:
+        if self.reference == "adapter_off" and self.method == "full":
+            raise ValueError(
+                "reference adapter_off needs an adapter; use --method lora, or a frozen or precomputed one"
+            )
+        own = self.weight != "none" or self.reward_margin or self.sft_weight
+        if own and self.loss_type != "sigmoid":
+            raise ValueError("weight, reward_margin and sft_weight go with loss_type sigmoid only")
+        return self
+
+
+class SFTSettings(TrainSettings):
+    """Supervised fine-tuning on chosen steps: the paper's Table 3 rival."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+
+
+_DEMO: Tree = {
+    "model": "demo",
+    "method": "full",
+    "device": "cpu",
+    "dtype": "float32",
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 1,
+}
+DPO_PRESETS: dict[str, Tree] = {
+    # The published configuration: full fine-tuning, 2 pairs a device and optimizer step.
+    "reasonrag": {
+        "method": "full",
+        "beta": 0.3,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "cosine",
+        "warmup_ratio": 0.2,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "max_length": 10_000,
+    },
+    "demo": {**_DEMO, "beta": 0.1, "learning_rate": 1e-4, "num_train_epochs": 3},
+}
+SFT_PRESETS: dict[str, Tree] = {
+    "reasonrag": {"method": "full", "learning_rate": 1e-6, "warmup_ratio": 0.2, "max_length": 10_000},
+    "demo": {**_DEMO, "learning_rate": 3e-4, "num_train_epochs": 3},
+}
+
+T = TypeVar("T", bound=TrainSettings)
+
+
+def load_settings(
+    model: type[T],
+    presets: Mapping[str, Tree],
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> T:
+    """The resolved settings of a training.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
+    """
+    return validate(model, gather(presets, preset=preset, file=file, overrides=overrides))
