@@ -201,7 +201,7 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
 
     try:
         table = pq.ParquetFile(path, page_checksum_verification=True).read()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # a damaged name is no UTF-8
         raise DataError(f"{path.name} cannot be read ({error}); it is damaged or not Parquet") from error
     if table.schema.names != schema.names:
         raise DataError(f"{path.name} has columns {table.schema.names}, not those of this version of reasonrag")

@@ -1,4 +1,4 @@
-"""How a policy is trained. Names are those of TRL and transformers; `trainer.*` reaches every other argument of theirs."""
+"""How a policy is trained. Names are those of TRL; `trainer.*` reaches every other argument of its configuration."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TrainSettings(Section):
     device: Annotated[Literal["auto", "cpu"], EXECUTION] = "auto"
     report_to: Annotated[tuple[str, ...], Field(description="wandb, tensorboard, ..."), EXECUTION] = ()
     merge: Annotated[bool, Field(description="also write the adapter merged into its model"), EXECUTION] = False
-    trainer: Annotated[dict[str, Any], Field(description="any other argument of TRL's configuration")] = {}
+    trainer: Annotated[dict[str, Any], Field(default_factory=dict, description="any other argument of TRL's")]
 
     @field_validator("report_to", "target_modules", mode="before", check_fields=False)
     @classmethod

@@ -20,6 +20,8 @@ def node(node_id, parent=0, spre=0.5, text=None, action="query", content=None, *
         "spre": spre,
         "value": spre,
         "visits": 1,
+        "stop": ["</query>", "</evidence>", "</answer>"],
+        "finish_reason": "stop",
         "prompt_tokens": None,
     } | more
 
