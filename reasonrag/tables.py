@@ -203,7 +203,7 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
         table = pq.ParquetFile(path, page_checksum_verification=True).read()
     except (OSError, ValueError, pa.ArrowException) as error:  # a damaged name is no UTF-8
         raise DataError(f"{path.name} cannot be read ({error}); it is damaged or not Parquet") from error
-    if table.schema.names != schema.names:
+    if not table.schema.equals(schema):  # nested names too: the footer has no checksum
         raise DataError(f"{path.name} has columns {table.schema.names}, not those of this version of reasonrag")
     rows: list[Row] = table.to_pylist()
     return rows
