@@ -14,9 +14,8 @@ from typing import Any
 import structlog
 
 from reasonrag.config import Config
-from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.errors import BackendError, Interrupted, RunError
-from reasonrag.export import export_run
+from reasonrag.export import export_run, pairs_of
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, SearchSettings, TreeSearch
 from reasonrag.parts import Parts, open_judge, sampling
@@ -151,14 +150,7 @@ class Build:
         return self.progress.failed > self.config.run.max_failed * self.progress.total
 
     def _pairs(self, rows: Sequence[Row]) -> Iterator[Row]:
-        pairs = self.config.pairs
-        return derive_pairs(
-            rows,
-            policy=self.policy.name,
-            config_hash=self.run_folder.config_hash,
-            min_margin=pairs.min_margin,
-            reward=pairs.reward,
-        )
+        return pairs_of(rows, self.config, policy=self.policy.name, config_hash=self.run_folder.config_hash)
 
     def export(self) -> dict[str, Any]:
         """Write trees, pairs and `run.json` from the journal alone; returns what `run.json` holds."""

@@ -158,16 +158,23 @@ def build_tree(
 
 @cli.command()
 @_PAIRS
+@setting("--alpha", "pairs.alpha", "Decay of the rewards per action; 1 leaves the shortest-path term out.", type=float)
+@setting(
+    "--level", "pairs.level", "Steps, or whole trajectories by outcome.", type=click.Choice(["step", "trajectory"])
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Write there and leave the run as it is.")
 @click.argument("run", type=click.Path(path_type=Path))
-def pairs(run: Path, **flags: Any) -> None:
+def pairs(run: Path, out: Path | None, **flags: Any) -> None:
     """Derive a finished run's pairs anew, with no model call.
 
     \b
       reasonrag pairs runs/hotpot --min-margin 0.05
+    Without the shortest-path term, beside the run:
+      reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
     """
     from reasonrag import commands
 
-    commands.derive(run, {name.replace("__", "."): value for name, value in flags.items() if value is not None})
+    commands.derive(run, out, {name.replace("__", "."): value for name, value in flags.items() if value is not None})
 
 
 @cli.group()

@@ -24,6 +24,7 @@ from reasonrag.mcts.tree import Node, Tree
 from reasonrag.parts import check, open_format, open_parts, open_questions, open_retriever
 from reasonrag.progress import shown, summary_table
 from reasonrag.runs import RunFolder, read_run, write_text
+from reasonrag.settings import dump
 from reasonrag.spre import node_rewards
 from reasonrag.spre.rows import label
 from reasonrag.text import one_line, printable
@@ -63,15 +64,22 @@ def preview(config: Config, out: Path | None) -> None:
         asyncio.run(_preview(Build(config, parts, run), Console(markup=False)))
 
 
-def derive(run: Path, overrides: dict[str, Any]) -> None:
-    """Derive a run's pairs with other thresholds, and note them in its files."""
+def derive(run: Path, out: Path | None, overrides: dict[str, Any]) -> None:
+    """Derive a run's pairs with other settings: in the run itself, noted in its files, or beside it in `out`."""
     _, summary = read_run(run)
     config = load_config(file=run / "config.yaml", overrides=overrides)
-    with RunFolder.open(run, config, summary["content"]) as folder:
-        summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)
-        folder.write_summary(summary)
+    if out is None:
+        with RunFolder.open(run, config, summary["content"]) as folder:
+            summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)
+            folder.write_summary(summary)
+    else:
+        summary["pairs"] = export_pairs(
+            run, config, policy=summary["policy"], config_hash=summary["config_hash"], out=out
+        )
+        write_text(out / "config.yaml", dump(config))
+        write_text(out / "pairs.json", json.dumps(summary["pairs"], indent=2) + "\n")
     Console().print(summary_table(summary))
-    print(f"data set: {run / 'pairs'}")
+    print(f"data set: {out or run / 'pairs'}")
 
 
 def write_world(out: Path, world_seed: int) -> None:

@@ -122,6 +122,12 @@ class PairsConfig(Section):
 
     min_margin: Annotated[float, Field(ge=0), EXECUTION] = 0.01
     reward: Annotated[Literal["spre", "judge"], EXECUTION] = "spre"
+    alpha: Annotated[
+        float | None, Field(gt=0, le=1, description="decay of the rewards; value.alpha if not given"), EXECUTION
+    ] = None
+    level: Annotated[
+        Literal["step", "trajectory"], Field(description="siblings, or whole trajectories by outcome"), EXECUTION
+    ] = "step"
     test_share: Annotated[float, Field(ge=0, lt=1), EXECUTION] = 0.1
 
 
@@ -152,6 +158,10 @@ class Config(Section):
             raise ValueError("a judge is named, but nodes are valued by rollouts; add --value judge, or leave it out")
         if self.value.kind != "judge" and self.pairs.reward == "judge":
             raise ValueError("pairs.reward is judge, but no judge values the nodes; add --value judge, or take spre")
+        if self.pairs.reward == "judge" and self.pairs.alpha is not None:
+            raise ValueError("pairs.alpha is for SPRE, but pairs.reward is judge; leave one of them out")
+        if self.pairs.level == "trajectory" and (self.pairs.reward == "judge" or self.pairs.alpha is not None):
+            raise ValueError("whole trajectories are compared by the F1 of their answers; leave reward and alpha out")
         if self.retrieval.url and self.retrieval.corpus:
             raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
         return self

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from reasonrag.config import Config
 from reasonrag.dpo.pairs import derive_pairs, in_test_split
+from reasonrag.dpo.trajectories import derive_trajectory_pairs
 from reasonrag.journal import Journal
 from reasonrag.parts import Parts
 from reasonrag.runs import RunFolder, versions
-from reasonrag.tables import Row, ShardWriter, pair_schema, read_shards, tree_schema
+from reasonrag.spre.estimate import Weighting
+from reasonrag.spre.rows import revalued
+from reasonrag.tables import Row, ShardWriter, pair_schema, read_shards, trajectory_pair_schema, tree_schema
 from reasonrag.types import Question
 
 _TREE_SHARD_ROWS = 20_000
@@ -58,30 +62,33 @@ def export_trees(run: RunFolder, questions: Sequence[Question]) -> dict[str, Any
     return count.summary()
 
 
-def export_pairs(run: Path, config: Config, *, policy: str, config_hash: str) -> dict[str, Any]:
-    """Derive pairs from a run's tree tables and write both splits; no model is called.
+def export_pairs(
+    run: Path, config: Config, *, policy: str, config_hash: str, out: Path | None = None
+) -> dict[str, Any]:
+    """Derive pairs from a run's tree tables and write both splits to `out` (the run's `pairs/`); no model is called.
 
     Returns:
-        Counts: total, by split, by type of chosen and rejected, by depth; the median margin.
+        Counts: total, by split, by type of chosen and rejected (of steps), by depth; the median margin.
 
     Raises:
         RunError, DataError: the tree tables are missing or damaged.
     """
     settings = config.pairs
+    whole = settings.level == "trajectory"
+    schema = trajectory_pair_schema() if whole else pair_schema()
     writers = {
-        name: ShardWriter(run / "pairs", name, pair_schema(), shard_rows=_PAIR_SHARD_ROWS) for name in ("train", "test")
+        name: ShardWriter(out or run / "pairs", name, schema, shard_rows=_PAIR_SHARD_ROWS) for name in ("train", "test")
     }
     types: Counter[str] = Counter()
     depths: Counter[int] = Counter()
     questions: set[tuple[str, str]] = set()
     margins: list[float] = []
     nodes = read_shards(run / "trees", "nodes", tree_schema())
-    for pair in derive_pairs(
-        nodes, policy=policy, config_hash=config_hash, min_margin=settings.min_margin, reward=settings.reward
-    ):
+    for pair in pairs_of(nodes, config, policy=policy, config_hash=config_hash):
         question = (pair["dataset"], pair["question_id"])
         writers["test" if in_test_split(*question, settings.test_share) else "train"].add(pair)
-        types[f"{pair['chosen_type']} > {pair['rejected_type']}"] += 1
+        if not whole:
+            types[f"{pair['chosen_type']} > {pair['rejected_type']}"] += 1
         depths[pair["depth"]] += 1
         questions.add(question)
         margins.append(pair["margin"])
@@ -95,8 +102,27 @@ def export_pairs(run: Path, config: Config, *, policy: str, config_hash: str) ->
         "by_depth": {str(depth): count for depth, count in sorted(depths.items())},
         "median_margin": median(margins) if margins else None,
         "min_margin": settings.min_margin,
-        "reward": settings.reward,
+        "reward": "f1" if whole else settings.reward,
+        "alpha": None if whole else settings.alpha or config.value.alpha,
+        "level": settings.level,
     }
+
+
+def pairs_of(nodes: Iterable[Row], config: Config, *, policy: str, config_hash: str) -> Iterator[Row]:
+    """The pairs that the configuration asks for, from rows of `tables.tree_schema`, a question's together and by id."""
+    settings, value = config.pairs, config.value
+    if settings.level == "trajectory":
+        return derive_trajectory_pairs(nodes, policy=policy, config_hash=config_hash, min_margin=settings.min_margin)
+    if settings.alpha not in (None, value.alpha):
+        nodes = _revalued(nodes, settings.alpha or 1.0, value.weighting)
+    return derive_pairs(
+        nodes, policy=policy, config_hash=config_hash, min_margin=settings.min_margin, reward=settings.reward
+    )
+
+
+def _revalued(nodes: Iterable[Row], alpha: float, weighting: Weighting) -> Iterator[Row]:
+    for _, tree in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
+        yield from revalued(list(tree), alpha=alpha, weighting=weighting)
 
 
 def count_calls(journal: Journal, config: Config) -> dict[str, Any]:

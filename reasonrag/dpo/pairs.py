@@ -36,17 +36,17 @@ def derive_pairs(
         min_margin: smallest difference of rewards, in [0, 1].
         reward: "spre", or "judge" for the search's value Q.
     """
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     column = "spre" if reward == "spre" else "value"
     for _, tree in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
         for first, second in _siblings(tree):
             chosen, rejected = (first, second) if _more(first, second, column) else (second, first)
             if not _is_preference(chosen, rejected, column, min_margin):
                 continue
-            mark = _digest(chosen["prompt"], chosen["text"], rejected["text"])
+            mark = digest(chosen["prompt"], chosen["text"], rejected["text"])
             if mark not in seen:
                 seen.add(mark)
-                pair_id = _digest(config_hash, mark.hex()).hex()[:16]
+                pair_id = digest(config_hash, mark)[:16]
                 yield _pair(chosen, rejected, column) | {
                     "pair_id": pair_id,
                     "policy": policy,
@@ -101,8 +101,8 @@ def _pair(chosen: Row, rejected: Row, column: str) -> Row:
         "depth": chosen["depth"] - 1,
         "chosen_type": chosen["action"],
         "rejected_type": rejected["action"],
-        "chosen_end": _end(chosen),
-        "rejected_end": _end(rejected),
+        "chosen_end": step_end(chosen),
+        "rejected_end": step_end(rejected),
         "chosen_reward": chosen[column],
         "rejected_reward": rejected[column],
         "margin": chosen[column] - rejected[column],
@@ -115,12 +115,13 @@ def _pair(chosen: Row, rejected: Row, column: str) -> Row:
     }
 
 
-def _end(node: Row) -> str:
+def step_end(node: Row) -> str:
     """What ended a step. Only a turn that the policy itself ended has an end-of-turn token to score."""
     if node["text"].endswith(tuple(node["stop"])):
         return "stop"
     return "turn" if node["finish_reason"] == "stop" else "length"
 
 
-def _digest(*parts: object) -> bytes:
-    return hashlib.sha256(json.dumps(parts).encode()).digest()
+def digest(*parts: object) -> str:
+    """64 hex digits that identify JSON-able parts."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

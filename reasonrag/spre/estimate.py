@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-from reasonrag.mcts.tree import Node, Tree
+from reasonrag.mcts.tree import Tree
 from reasonrag.text import token_f1
 from reasonrag.types import Trajectory
 
@@ -54,18 +54,40 @@ def node_rewards(tree: Tree, *, alpha: float, weighting: Weighting = "trajectori
     Returns:
         `[len(tree.nodes)]` rewards in [0, 1], by node id.
     """
-    weight: Callable[[Node], int] = (
-        (lambda node: node.visits) if weighting == "visits" else (lambda node: ends[node.id])
+    return means_below(
+        [node.parent for node in tree.nodes],
+        [trajectory_reward(node.trajectory, alpha=alpha) for node in tree.nodes],
+        [node.visits for node in tree.nodes] if weighting == "visits" else None,
     )
-    ends = [0] * len(tree.nodes)  # complete trajectories through each node
-    rewards: list[float | None] = [None] * len(tree.nodes)
-    for node in reversed(tree.nodes):  # children are younger than their parents
-        if node.terminal:
-            rewards[node.id] = trajectory_reward(node.trajectory, alpha=alpha)
-            ends[node.id] = int(rewards[node.id] is not None)
-            continue
-        valued = [(weight(c), r) for c in tree.children(node) if (r := rewards[c.id]) is not None]
-        ends[node.id] = sum(ends[child] for child in node.children)
-        if total := sum(w for w, _ in valued):
-            rewards[node.id] = sum(w * r for w, r in valued) / total
-    return rewards
+
+
+def means_below(
+    parents: Sequence[int | None], ends: Sequence[float | None], visits: Sequence[int] | None = None
+) -> list[float | None]:
+    """The mean of the ends below each node of a tree; None where there is no end.
+
+    Args:
+        parents: `[N]` of each node, which come before it; None at the root.
+        ends: `[N]` what the complete trajectory that ends in a node is worth; None elsewhere.
+        visits: `[N]` weights of a node's children; without them every end counts once.
+
+    Returns:
+        `[N]` means, an end's own worth at an end.
+
+    >>> means_below([None, 0, 0, 2, 2], [None, 1.0, None, 0.0, 0.5])
+    [0.5, 1.0, 0.25, 0.0, 0.5]
+    """
+    means = list(ends)
+    counts = [int(end is not None) for end in ends]
+    sums = [0.0] * len(ends)
+    weights = [0] * len(ends)
+    for node in reversed(range(len(ends))):
+        if ends[node] is None and weights[node]:
+            means[node] = sums[node] / weights[node]
+        parent, mean = parents[node], means[node]
+        if parent is not None and mean is not None:
+            weight = counts[node] if visits is None else visits[node]
+            counts[parent] += counts[node]
+            weights[parent] += weight
+            sums[parent] += weight * mean
+    return means

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from reasonrag.formats.base import Format
 from reasonrag.mcts.tree import Node, Tree
-from reasonrag.spre.estimate import Weighting, node_rewards
+from reasonrag.spre.estimate import Weighting, means_below, node_rewards
 from reasonrag.tables import Row
 from reasonrag.text import exact_match, token_f1
 from reasonrag.types import Action, Answer, Malformed, Note, Search
@@ -16,6 +17,16 @@ def tree_rows(tree: Tree, format: Format, *, alpha: float, weighting: Weighting 
     """`[len(tree.nodes)]` rows by node id, with each node's SPRE."""
     rewards = node_rewards(tree, alpha=alpha, weighting=weighting)
     return [_row(tree, node, rewards[node.id], format) for node in tree.nodes]
+
+
+def revalued(tree: Sequence[Row], *, alpha: float, weighting: Weighting = "trajectories") -> list[Row]:
+    """The rows of one tree, in order of their ids, with SPRE at another alpha: no new search is needed for that."""
+    rewards = means_below(
+        [None if row["parent_id"] < 0 else row["parent_id"] for row in tree],
+        [None if row["f1"] is None else row["f1"] * alpha ** row["depth"] for row in tree],
+        [row["visits"] for row in tree] if weighting == "visits" else None,
+    )
+    return [{**row, "spre": reward} for row, reward in zip(tree, rewards, strict=True)]
 
 
 def _row(tree: Tree, node: Node, reward: float | None, format: Format) -> Row:

@@ -24,6 +24,8 @@ FLAT = {
     "depth": "int32",
     "chosen_type": "string",
     "rejected_type": "string",
+    "chosen_end": "string",
+    "rejected_end": "string",
     "chosen_reward": "float64",
     "rejected_reward": "float64",
     "margin": "float64",

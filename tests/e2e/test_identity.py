@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.tables import pair_schema, read_parquet, trajectory_pair_schema
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
@@ -194,3 +195,23 @@ def test_a_preview_needs_no_folder_and_binds_none(world: World, tmp_path: Path) 
         done = product.run("build-tree", *world.flags, *SETTINGS, "--iterations", "3", "--preview", *place)
         assert done.returncode == 0 and "SPRE=" in done.stdout
     product.build(*world.flags, *SETTINGS, "--out", tmp_path / "run")
+
+
+def test_pairs_with_another_alpha_go_beside_the_run_and_leave_it_alone(own_run: Path, tmp_path: Path) -> None:
+    before = product.file_digests(own_run)
+    done = product.run("pairs", own_run, "--alpha", "1", "--out", tmp_path / "alpha1")
+    assert done.returncode == 0, done.stderr
+    assert product.file_digests(own_run) == before
+    rows = [row for f in (tmp_path / "alpha1").glob("*.parquet") for row in read_parquet(f, pair_schema())]
+    by_step = {row["pair_id"]: row for row in product.pair_rows(own_run)}
+    shared = [row for row in rows if row["pair_id"] in by_step]
+    assert shared and all(row["chosen_reward"] >= by_step[row["pair_id"]]["chosen_reward"] for row in shared)
+
+
+def test_whole_trajectories_are_compared_by_their_outcome(own_run: Path, tmp_path: Path) -> None:
+    done = product.run("pairs", own_run, "--level", "trajectory", "--out", tmp_path / "outcome")
+    assert done.returncode == 0, done.stderr
+    files = (tmp_path / "outcome").glob("*.parquet")
+    rows = [row for file in files for row in read_parquet(file, trajectory_pair_schema())]
+    assert rows and all(row["chosen_reward"] > row["rejected_reward"] for row in rows)
+    assert all(len(row["chosen_steps"]) >= 1 <= len(row["rejected_steps"]) for row in rows)
