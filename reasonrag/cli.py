@@ -10,94 +10,15 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 
-from reasonrag import __version__
-from reasonrag.config import PRESETS, Config, load_config
+from reasonrag import __version__, flags
 from reasonrag.errors import ReasonRAGError
-from reasonrag.settings import dump, parse_assignment
+from reasonrag.settings import dump
 from reasonrag.text import printable
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def setting(flag: str, key: str, help: str, **kwargs: Any) -> Callable[[F], F]:
-    """A flag that overrides one configuration key."""
-    return click.option(flag, key.replace(".", "__"), help=f"{help}  [{key}]", default=None, **kwargs)
-
-
-def settings(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Options in the order in which `--help` shall show them."""
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-_DATA = settings(
-    setting("--dataset", "questions.dataset", "hotpotqa, 2wikimultihopqa, musique, popqa, ...; demo; or a file."),
-    setting("--split", "questions.split", "Split of a named data set."),
-    setting("--limit", "questions.limit", "A seeded sample of this many questions.", type=int),
-    setting("--world-seed", "questions.world_seed", "Which demo world.", type=int),
-    setting("--corpus", "retrieval.corpus", "JSONL(.gz) or Parquet with id and contents."),
-    setting("--retriever-url", "retrieval.url", "A server that speaks POST /retrieve (repeatable).", multiple=True),
-    setting("--top-k", "retrieval.top_k", "Passages per search.", type=int),
-)
-_MODELS = settings(
-    setting(
-        "--policy",
-        "policy.spec",
-        "http://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME, demo, extractive.",
-        envvar="REASONRAG_POLICY",
-        show_envvar=True,
-    ),
-    setting("--model", "policy.model", "The model's name at the server.", envvar="REASONRAG_MODEL", show_envvar=True),
-    setting("--temperature", "policy.temperature", "Of the policy.", type=float),
-    setting("--max-tokens", "policy.max_tokens", "Of one step.", type=int),
-    setting("--judge", "judge.spec", "The judge; the policy if not given."),
-    setting("--judge-model", "judge.model", "The judge's name at its server."),
-    setting("--prompts", "format.prompts", "default, brief, or a folder."),
-)
-_SEARCH = settings(
-    setting("--seed", "seed", "Same seed, same rows.", type=int),
-    setting("--iterations", "search.iterations", "Visits to the root of a tree.", type=int),
-    setting("--max-children", "search.max_children", "Per node.", type=int),
-    setting("--selection", "search.selection", "Eq. 5 or UCB1.", type=click.Choice(["puct", "ucb1"])),
-    setting("--value", "value.kind", "Eq. 1 or Eq. 6.", type=click.Choice(["rollout", "judge"])),
-    setting("--rollouts", "value.rollouts", "Completions per new node, k of Eq. 1.", type=int),
-    setting("--alpha", "value.alpha", "Decay per action.", type=float),
-    setting("--max-steps", "format.max_steps", "Actions of a trajectory; the last one has to answer.", type=int),
-)
-_PAIRS = settings(
-    setting("--min-margin", "pairs.min_margin", "Smallest difference of rewards.", type=float),
-    setting("--reward", "pairs.reward", "What pairs compare.", type=click.Choice(["spre", "judge"])),
-    setting("--test-share", "pairs.test_share", "Share of questions held out.", type=float),
-)
-_EXECUTION = settings(
-    setting("--concurrency", "run.concurrency", "Questions in work at a time.", type=int),
-    setting("--max-failed", "run.max_failed", "Share of failed questions above which the run fails.", type=float),
-    setting("--input-price", "policy.input_price", "Of the policy, per million tokens.", type=float),
-    setting("--output-price", "policy.output_price", "Of the policy, per million tokens.", type=float),
-)
-_CONFIG = settings(
-    click.option("--preset", type=click.Choice(sorted(PRESETS)), help="A published or shipped set of settings."),
-    click.option("--config", "file", type=click.Path(path_type=Path), help="YAML; flags override it."),
-    click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any other setting (repeatable)."),
-)
-
-
-def resolve(preset: str | None, file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any]) -> Config:
-    """Defaults, then the preset, then the file, then `--set`, then flags."""
-    overrides = dict(map(parse_assignment, assignments))
-    overrides |= {name.replace("__", "."): value for name, value in flags.items() if value not in (None, ())}
-    return load_config(preset=preset, file=file, overrides=overrides)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -112,12 +33,12 @@ def cli() -> None:
 
 
 @cli.command("build-tree")
-@_DATA
-@_MODELS
-@_SEARCH
-@_PAIRS
-@_EXECUTION
-@_CONFIG
+@flags.DATA
+@flags.MODELS
+@flags.SEARCH
+@flags.PAIRS
+@flags.EXECUTION
+@flags.CONFIG
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder; the same command resumes it.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration and an estimate; call nothing.")
 @click.option("--preview", is_flag=True, help="Build the first question's tree and print it.")
@@ -128,7 +49,7 @@ def build_tree(
     out: Path | None,
     dry_run: bool,
     preview: bool,
-    **flags: Any,
+    **given: Any,
 ) -> None:
     """Search trees over agentic-RAG steps, value them by SPRE, write preference pairs as Parquet.
 
@@ -143,28 +64,30 @@ def build_tree(
 
     Killed or stopped, the same command goes on where it was.
     """
-    from reasonrag import commands
+    from reasonrag.commands import search
 
-    config = resolve(preset, file, assignments, flags)
+    config = flags.resolve(preset, file, assignments, given)
     if dry_run:
         click.echo(printable(dump(config)))
-        click.echo(printable(commands.estimate(config)))
+        click.echo(printable(search.estimate(config)))
         return
     if preview:
-        commands.preview(config, out)
+        search.preview(config, out)
         return
-    sys.exit(commands.build_tree(config, out))
+    sys.exit(search.build_tree(config, out))
 
 
 @cli.command()
-@_PAIRS
-@setting("--alpha", "pairs.alpha", "Decay of the rewards per action; 1 leaves the shortest-path term out.", type=float)
-@setting(
+@flags.PAIRS
+@flags.setting(
+    "--alpha", "pairs.alpha", "Decay of the rewards per action; 1 leaves the shortest-path term out.", type=float
+)
+@flags.setting(
     "--level", "pairs.level", "Steps, or whole trajectories by outcome.", type=click.Choice(["step", "trajectory"])
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write there and leave the run as it is.")
 @click.argument("run", type=click.Path(path_type=Path))
-def pairs(run: Path, out: Path | None, **flags: Any) -> None:
+def pairs(run: Path, out: Path | None, **given: Any) -> None:
     """Derive a finished run's pairs anew, with no model call.
 
     \b
@@ -172,9 +95,9 @@ def pairs(run: Path, out: Path | None, **flags: Any) -> None:
     Without the shortest-path term, beside the run:
       reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
     """
-    from reasonrag import commands
+    from reasonrag.commands import search
 
-    commands.derive(run, out, {name.replace("__", "."): value for name, value in flags.items() if value is not None})
+    search.derive(run, out, flags.overrides(given))
 
 
 @cli.group()
@@ -195,9 +118,9 @@ def demo_world(out: Path, world_seed: int) -> None:
     \b
       reasonrag demo world --out world
     """
-    from reasonrag import commands
+    from reasonrag.commands import search
 
-    commands.write_world(out, world_seed)
+    search.write_world(out, world_seed)
 
 
 @demo.command("policy")

@@ -1,22 +1,18 @@
-"""What the commands do once their settings are resolved."""
+"""`build-tree`, `pairs` and `demo world`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shlex
-import signal
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import structlog
 from rich.console import Console
 from rich.tree import Tree as Drawing
 
 from reasonrag.build import Build
+from reasonrag.commands.shell import error_console, log_plainly, run_draining, say_how_to_go_on
 from reasonrag.config import Config, load_config
 from reasonrag.errors import ConfigError
 from reasonrag.export import export_pairs
@@ -35,14 +31,13 @@ def build_tree(config: Config, out: Path | None) -> int:
     """Run, export, and say where it is; returns the exit code."""
     if out is None:
         raise ConfigError("build-tree needs a folder for the run: add --out runs/NAME")
-    _log_plainly()
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+    log_plainly()
+    console = error_console()
     parts = open_parts(config)
     with RunFolder.open(out, config, parts.content) as run:
         build = Build(config, parts, run)
-        stopped_by = asyncio.run(_run(build, console))
-        if stopped_by:
-            console.print(f"stopped; everything paid for is kept. Go on with:\n  {_this_command()}")
+        if stopped_by := run_draining(_work(build, console), build.drain, console):
+            say_how_to_go_on(console)
             return 128 + stopped_by
         summary = build.export()
     Console().print(summary_table(summary))
@@ -58,7 +53,7 @@ def build_tree(config: Config, out: Path | None) -> int:
 
 def preview(config: Config, out: Path | None) -> None:
     """Build the first question's tree and print it. With a run's folder its calls are kept and not paid again."""
-    _log_plainly()
+    log_plainly()
     parts = open_parts(config)
     with tempfile.TemporaryDirectory() as nowhere, RunFolder.open(out or Path(nowhere), config, parts.content) as run:
         asyncio.run(_preview(Build(config, parts, run), Console(markup=False)))
@@ -100,7 +95,7 @@ def write_world(out: Path, world_seed: int) -> None:
 
 def estimate(config: Config) -> str:
     """Calls, tokens and cost that a run would need at most, in words. Reads questions and corpus, calls no model."""
-    _log_plainly()
+    log_plainly()
     questions = open_questions(config)
     format = open_format(config)
     search, steps = config.search, config.format.max_steps
@@ -140,29 +135,13 @@ async def _passage_chars(config: Config, questions: list[Question]) -> float:
     )
 
 
-async def _run(build: Build, console: Console) -> int:
-    """Build the trees; returns the number of the signal that stopped it, or 0."""
-    stopped_by = 0
-
-    def stop(number: int) -> None:
-        nonlocal stopped_by
-        if stopped_by:
-            console.show_cursor(True)  # the live panel hid it
-            os._exit(128 + number)  # threads of a model would keep the process; the journal is whole at any moment
-        stopped_by = number
-        build.drain()
-        console.print("stopping when the calls in flight have ended; once more stops now")
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
+async def _work(build: Build, console: Console) -> None:
     try:
         await check(build.parts)
         async with shown(build, console):
             await build.trees()
     finally:
         await build.parts.aclose()
-    return stopped_by
 
 
 async def _preview(build: Build, console: Console) -> None:
@@ -198,32 +177,3 @@ def _number(value: float | None) -> str:
 
 def _write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-def _this_command() -> str:
-    return printable(shlex.join(["reasonrag", *sys.argv[1:]]))
-
-
-_QUIET = (
-    ("TRANSFORMERS_VERBOSITY", "error"),
-    ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
-    ("HF_HUB_VERBOSITY", "critical"),
-)
-
-
-def _log_plainly() -> None:
-    """Warnings as single lines on stderr, without control characters; no bars and hints of libraries."""
-    for name, value in _QUIET:
-        os.environ.setdefault(name, value)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            _printable_values,
-            structlog.dev.ConsoleRenderer(colors=False),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )
-
-
-def _printable_values(logger: Any, method: str, event: Any) -> Any:
-    return {key: printable(one_line(str(value))) for key, value in event.items()}

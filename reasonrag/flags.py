@@ -1,0 +1,135 @@
+"""Flags that name settings, in groups that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from reasonrag.config import PRESETS, Config, load_config
+from reasonrag.settings import parse_assignment
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def setting(flag: str, key: str, help: str, **kwargs: Any) -> Callable[[F], F]:
+    """A flag that overrides one configuration key."""
+    return click.option(flag, key.replace(".", "__"), help=f"{help}  [{key}]", default=None, **kwargs)
+
+
+def settings(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Options in the order in which `--help` shall show them."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+DATA = settings(
+    setting("--dataset", "questions.dataset", "hotpotqa, 2wikimultihopqa, musique, popqa, ...; demo; or a file."),
+    setting("--split", "questions.split", "Split of a named data set."),
+    setting("--limit", "questions.limit", "A seeded sample of this many questions.", type=int),
+    setting("--world-seed", "questions.world_seed", "Which demo world.", type=int),
+    setting("--corpus", "retrieval.corpus", "JSONL(.gz) or Parquet with id and contents."),
+    setting("--retriever-url", "retrieval.url", "A server that speaks POST /retrieve (repeatable).", multiple=True),
+    setting("--top-k", "retrieval.top_k", "Passages per search.", type=int),
+)
+MODELS = settings(
+    setting(
+        "--policy",
+        "policy.spec",
+        "http://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME, demo, extractive.",
+        envvar="REASONRAG_POLICY",
+        show_envvar=True,
+    ),
+    setting("--model", "policy.model", "The model's name at the server.", envvar="REASONRAG_MODEL", show_envvar=True),
+    setting("--temperature", "policy.temperature", "Of the policy.", type=float),
+    setting("--max-tokens", "policy.max_tokens", "Of one step.", type=int),
+    setting("--judge", "judge.spec", "The judge; the policy if not given."),
+    setting("--judge-model", "judge.model", "The judge's name at its server."),
+    setting("--prompts", "format.prompts", "default, brief, or a folder."),
+)
+SEARCH = settings(
+    setting("--seed", "seed", "Same seed, same rows.", type=int),
+    setting("--iterations", "search.iterations", "Visits to the root of a tree.", type=int),
+    setting("--max-children", "search.max_children", "Per node.", type=int),
+    setting("--selection", "search.selection", "Eq. 5 or UCB1.", type=click.Choice(["puct", "ucb1"])),
+    setting("--value", "value.kind", "Eq. 1 or Eq. 6.", type=click.Choice(["rollout", "judge"])),
+    setting("--rollouts", "value.rollouts", "Completions per new node, k of Eq. 1.", type=int),
+    setting("--alpha", "value.alpha", "Decay per action.", type=float),
+    setting("--max-steps", "format.max_steps", "Actions of a trajectory; the last one has to answer.", type=int),
+)
+PAIRS = settings(
+    setting("--min-margin", "pairs.min_margin", "Smallest difference of rewards.", type=float),
+    setting("--reward", "pairs.reward", "What pairs compare.", type=click.Choice(["spre", "judge"])),
+    setting("--test-share", "pairs.test_share", "Share of questions held out.", type=float),
+)
+EXECUTION = settings(
+    setting("--concurrency", "run.concurrency", "Questions in work at a time.", type=int),
+    setting("--max-failed", "run.max_failed", "Share of failed questions above which the run fails.", type=float),
+    setting("--input-price", "policy.input_price", "Of the policy, per million tokens.", type=float),
+    setting("--output-price", "policy.output_price", "Of the policy, per million tokens.", type=float),
+)
+CONFIG = settings(
+    click.option("--preset", type=click.Choice(sorted(PRESETS)), help="A published or shipped set of settings."),
+    click.option("--config", "file", type=click.Path(path_type=Path), help="YAML; flags override it."),
+    click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any other setting (repeatable)."),
+)
+
+
+TRAINING = settings(
+    setting("--data", "data", "A run's folder, Parquet or JSONL files, or a Hub id."),
+    setting("--model", "model", "The policy to train: a folder or a Hub id; demo."),
+    setting("--method", "method", "Adapters, or all weights.", type=click.Choice(["lora", "full"])),
+    setting("--lora-r", "lora.r", "Rank of the adapters.", type=int),
+    setting("--lora-alpha", "lora.alpha", "Scale of the adapters.", type=int),
+    setting("--learning-rate", "learning_rate", "Peak.", type=float),
+    setting("--epochs", "num_train_epochs", "Over the data.", type=float),
+    setting("--batch-size", "per_device_train_batch_size", "Examples a device.", type=int),
+    setting("--accumulation", "gradient_accumulation_steps", "Batches an optimizer step.", type=int),
+    setting("--max-length", "max_length", "Tokens of prompt and step; longer ones are left out, never cut.", type=int),
+    setting("--max-dropped", "max_dropped", "Share that may be left out.", type=float),
+    setting("--limit", "limit", "A seeded sample of this many questions.", type=int),
+    setting("--seed", "seed", "Of order and adapters.", type=int),
+    setting("--save-steps", "save_steps", "Optimizer steps between checkpoints.", type=int),
+    setting("--report-to", "report_to", "wandb, tensorboard, ... (repeatable).", multiple=True),
+    setting("--merge/--no-merge", "merge", "Also write the adapters merged into the model, as OUT/merged."),
+)
+DPO = settings(
+    setting("--beta", "beta", "Weight of the reference.", type=float),
+    setting("--loss-type", "loss_type", "One of TRL's: sigmoid, ipo, hinge, ..."),
+    setting(
+        "--reference",
+        "reference",
+        "Adapter off, a frozen copy, or log-probabilities computed before.",
+        type=click.Choice(["auto", "adapter_off", "frozen", "precomputed"]),
+    ),
+    setting("--weight", "weight", "Weigh pairs by their margin.", type=click.Choice(["none", "margin"])),
+    setting("--reward-margin", "reward_margin", "Times the pair's margin: what rewards shall differ by.", type=float),
+    setting("--sft-weight", "sft_weight", "Of the chosen step's negative log-likelihood.", type=float),
+)
+
+
+def training_config(presets: Mapping[str, Any]) -> Callable[[F], F]:
+    """`--preset`, `--config` and `--set` of a kind of training."""
+    return settings(
+        click.option("--preset", type=click.Choice(sorted(presets)), help="A published or shipped set of settings."),
+        click.option("--config", "file", type=click.Path(path_type=Path), help="YAML; flags override it."),
+        click.option("--set", "assignments", multiple=True, metavar="A=C", help="Any other setting (repeatable)."),
+        click.option("--out", type=click.Path(path_type=Path), required=True, help="The policy's folder."),
+    )
+
+
+def resolve(preset: str | None, file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any]) -> Config:
+    """Defaults, then the preset, then the file, then `--set`, then flags."""
+    return load_config(preset=preset, file=file, overrides=dict(map(parse_assignment, assignments)) | overrides(flags))
+
+
+def overrides(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were given, as dotted names of settings."""
+    return {name.replace("__", "."): value for name, value in flags.items() if value not in (None, ())}
