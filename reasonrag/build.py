@@ -7,13 +7,13 @@ down is set aside with its cause and tried again by the next run; everything tha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
-from reasonrag.config import Config
+from reasonrag.config import Config, ModelConfig
 from reasonrag.errors import BackendError, Interrupted, RunError
 from reasonrag.export import export_run, pairs_of
 from reasonrag.llm.journaled import JournaledLLM
@@ -37,6 +37,7 @@ class Progress:
 
     total: int
     models: tuple[JournaledLLM, ...] = ()
+    prices: Mapping[str, ModelConfig] = field(default_factory=dict)
     done: int = 0
     failed: int = 0
     nodes: int = 0
@@ -48,6 +49,25 @@ class Progress:
     def calls(self) -> int:
         """Requests sent by this process."""
         return sum(model.sent for model in self.models)
+
+    @property
+    def cost(self) -> float | None:
+        """What this process has spent; None where a price is unknown."""
+        costs = [self.prices[m.kind].cost(m.prompt_tokens, m.completion_tokens) for m in self.models]
+        return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+    def line(self) -> str:
+        """Counts, rate, tokens and cost, in one line."""
+        tokens = sum(model.prompt_tokens + model.completion_tokens for model in self.models)
+        parts = [
+            f"{self.done}/{self.total} questions",
+            f"{self.failed} failed",
+            f"{self.nodes} nodes",
+            f"{self.pairs} pairs",
+            f"{self.calls} calls ({self.calls / max(self.seconds, 1e-9):.0f}/s)",
+            f"{tokens} tokens",
+        ]
+        return ", ".join(parts if self.cost is None else [*parts, f"cost {self.cost:.2f}"])
 
     @property
     def seconds(self) -> float:
@@ -70,7 +90,7 @@ class Build:
         self.run_folder = run
         self.policy = JournaledLLM(parts.policy, run.journal, kind="policy")
         self.judge = JournaledLLM(parts.judge, run.journal, kind="judge") if parts.judge else None
-        self.progress = Progress(len(parts.questions), tuple(m for m in (self.policy, self.judge) if m))
+        self.progress = Progress(len(parts.questions), tuple(m for m in (self.policy, self.judge) if m), config.prices)
         self.search = self._make_search()
 
     def _make_search(self) -> TreeSearch:

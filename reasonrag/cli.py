@@ -7,8 +7,6 @@ SIGTERM, both with everything paid for kept.
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +15,10 @@ import click
 
 from reasonrag import __version__, flags
 from reasonrag.errors import ReasonRAGError
+from reasonrag.reproduce.reasonrag import Scale
 from reasonrag.settings import dump
-from reasonrag.text import printable
+from reasonrag.text import Rules, printable
+from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, SFTSettings
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -101,6 +101,138 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
 
 
 @cli.group()
+def dpo() -> None:
+    """Preference learning on steps, with TRL.
+
+    \b
+      reasonrag dpo train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo
+    """
+
+
+@dpo.command("train")
+@flags.TRAINING
+@flags.DPO
+@flags.training_config(DPO_PRESETS)
+def dpo_train(out: Path, **given: Any) -> None:
+    """Train a policy on preference pairs; what is scored is exactly the step.
+
+    \b
+    On one GPU, adapters:
+      reasonrag dpo train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo --merge
+    The published configuration, on eight GPUs:
+      accelerate launch --config_file configs/fsdp.yaml -m reasonrag dpo train --preset reasonrag \\
+          --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo
+    Without a GPU, in the demo world:
+      reasonrag dpo train --preset demo --data runs/demo/trees --out runs/demo/dpo
+
+    Killed or stopped, the same command goes on from the last checkpoint.
+    """
+    from reasonrag.commands import train
+
+    sys.exit(train.dpo(flags.training(DPOSettings, DPO_PRESETS, given), out))
+
+
+@cli.group()
+def sft() -> None:
+    """Supervised fine-tuning on chosen steps, with TRL.
+
+    \b
+      reasonrag sft train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/sft
+    """
+
+
+@sft.command("train")
+@flags.TRAINING
+@flags.training_config(SFT_PRESETS)
+def sft_train(out: Path, **given: Any) -> None:
+    """Train a policy on the chosen steps of preference pairs: the paper's rival of DPO.
+
+    \b
+      reasonrag sft train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/sft
+      reasonrag sft train --preset demo --data runs/demo/trees --out runs/demo/sft
+    """
+    from reasonrag.commands import train
+
+    sys.exit(train.sft(flags.training(SFTSettings, SFT_PRESETS, given), out))
+
+
+@cli.command("eval")
+@flags.EVALUATION
+@flags.DATA
+@flags.EXECUTION
+@flags.CONFIG
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The report's folder; resumed if there.")
+def eval_policies(
+    preset: str | None,
+    file: Path | None,
+    assignments: tuple[str, ...],
+    policies: tuple[str, ...],
+    temperatures: tuple[float, ...] | None,
+    max_steps: tuple[int, ...] | None,
+    top_ks: tuple[int, ...] | None,
+    rules: Rules,
+    out: Path,
+    **given: Any,
+) -> None:
+    """Run policies on questions they have not seen; report metrics with 95 % intervals, and paired differences.
+
+    \b
+    Two policies on HotpotQA's dev questions:
+      reasonrag eval --dataset hotpotqa --limit 1000 --policy base=hf:Qwen/Qwen2.5-7B-Instruct \\
+          --policy dpo=hf:policies/dpo/merged --out reports/hotpot
+    A base model and an adapter on one vLLM server:
+      reasonrag eval --dataset hotpotqa --policy base=http://127.0.0.1:8000/v1#Qwen/Qwen2.5-7B-Instruct \\
+          --policy dpo=http://127.0.0.1:8000/v1#dpo --set policy.vllm=true --out reports/hotpot
+    In the demo world, greedy and sampled:
+      reasonrag eval --preset demo --policy base=demo --policy dpo=hf:runs/demo/dpo --temperature 0,1 --out reports/demo
+
+    Killed or stopped, the same command goes on where it was.
+    """
+    from reasonrag.commands.evaluate import evaluate
+
+    configs = flags.policy_configs(policies, preset, file, assignments, given)
+    sys.exit(evaluate(configs, out, temperatures, max_steps, top_ks, rules))
+
+
+@cli.group()
+def reproduce() -> None:
+    """The papers' comparisons at laptop scale, in the demo world, with intervals.
+
+    \b
+      reasonrag reproduce reasonrag --out runs/reproduce
+    """
+
+
+_FULL = Scale()
+
+
+@reproduce.command("reasonrag")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of every stage; resumed if there.")
+@click.option("--results", type=click.Path(path_type=Path), help="Where the page goes; OUT/results if not given.")
+@click.option("--seeds", type=click.IntRange(1), default=_FULL.seeds, show_default=True, help="Everything once a seed.")
+@click.option("--questions", type=click.IntRange(1), default=_FULL.questions, show_default=True, help="Of training.")
+@click.option("--max-calls", type=click.IntRange(1), default=_FULL.max_calls, show_default=True, help="Of a tree.")
+@click.option("--test-questions", type=click.IntRange(1), default=_FULL.test_questions, show_default=True)
+def reproduce_reasonrag(
+    out: Path, results: Path | None, seeds: int, questions: int, max_calls: int, test_questions: int
+) -> None:
+    """Table 3: base, SFT, outcome pairs, no shortest-path term, judge values, rollout values; equal calls.
+
+    \b
+    In an hour on two cores:
+      reasonrag reproduce reasonrag --out runs/reproduce
+    In a few minutes, to see it run:
+      reasonrag reproduce reasonrag --out runs/quick --seeds 1 --questions 60 --test-questions 100
+
+    Each stage is a command of its own and is shown; the same command goes on where it was stopped.
+    """
+    from reasonrag.commands import reproduce
+
+    scale = Scale(seeds, questions, max_calls, test_questions)
+    sys.exit(reproduce.reasonrag(out, results or out / "results", scale))
+
+
+@cli.group()
 def demo() -> None:
     """The demo world: an invented encyclopedia, its questions, and a tiny policy.
 
@@ -151,10 +283,7 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Entry point: one line for what the user can mend, no traceback."""
-    # Until a run drains on Ctrl-C by itself nothing is paid for; a library's bare `except` while it is being imported
-    # would swallow a KeyboardInterrupt.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    """Run a command: one line for what the user can mend, no traceback."""
     try:
         cli(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

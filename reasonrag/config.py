@@ -102,6 +102,9 @@ class SearchConfig(Section):
     """Budget and shape of a tree (arXiv:2505.14069, App. A)."""
 
     iterations: Annotated[int, Field(ge=1)] = 64
+    max_calls: Annotated[
+        int | None, Field(ge=1, description="policy and judge calls of a tree, a budget beside iterations")
+    ] = None
     max_children: Annotated[int, Field(ge=1)] = 3
     selection: Literal["puct", "ucb1"] = "puct"
     c_uct: Annotated[float, Field(ge=0)] = 1.414

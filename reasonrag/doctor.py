@@ -40,6 +40,7 @@ def backends() -> Iterator[tuple[str, str]]:
     local = "works" if find_spec("torch") and find_spec("transformers") else "needs pip install 'reasonrag[train]'"
     yield "extractive", "works: no neural network, for trying a corpus and questions"
     yield "demo", local
+    yield "demo-judge", "works: --judge for the demo world, which it knows"
     yield "hf:", local if local != "works" or _gpu() else "works, but on the CPU: use it for small models only"
     yield "vllm:", _vllm()
     key = (

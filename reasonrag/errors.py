@@ -38,7 +38,14 @@ class RunError(InputError):
 
 
 class Interrupted(ReasonRAGError):
-    """The run is draining after Ctrl-C or SIGTERM: calls in flight are waited for, none may begin."""
+    """Work is ending after Ctrl-C or SIGTERM: what is in flight is waited for, nothing may begin.
+
+    `number` is the signal, where it is known.
+    """
+
+    def __init__(self, message: str = "", *, number: int = 0) -> None:
+        super().__init__(message)
+        self.number = number
 
 
 class BackendError(ReasonRAGError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,9 +10,14 @@ from typing import Any, TypeVar
 import click
 
 from reasonrag.config import PRESETS, Config, load_config
-from reasonrag.settings import parse_assignment
+from reasonrag.errors import ConfigError
+from reasonrag.evaluation.sweep import folder_name
+from reasonrag.questions import KNOWN
+from reasonrag.settings import gather, parse_assignment
+from reasonrag.training.settings import TrainSettings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T", bound=TrainSettings)
 
 
 def setting(flag: str, key: str, help: str, **kwargs: Any) -> Callable[[F], F]:
@@ -37,9 +43,9 @@ DATA = settings(
     setting("--world-seed", "questions.world_seed", "Which demo world.", type=int),
     setting("--corpus", "retrieval.corpus", "JSONL(.gz) or Parquet with id and contents."),
     setting("--retriever-url", "retrieval.url", "A server that speaks POST /retrieve (repeatable).", multiple=True),
-    setting("--top-k", "retrieval.top_k", "Passages per search.", type=int),
 )
 MODELS = settings(
+    setting("--top-k", "retrieval.top_k", "Passages per search.", type=int),
     setting(
         "--policy",
         "policy.spec",
@@ -50,13 +56,14 @@ MODELS = settings(
     setting("--model", "policy.model", "The model's name at the server.", envvar="REASONRAG_MODEL", show_envvar=True),
     setting("--temperature", "policy.temperature", "Of the policy.", type=float),
     setting("--max-tokens", "policy.max_tokens", "Of one step.", type=int),
-    setting("--judge", "judge.spec", "The judge; the policy if not given."),
+    setting("--judge", "judge.spec", "The judge, also demo-judge[:WORLD_SEED[:ERROR]]; the policy if not given."),
     setting("--judge-model", "judge.model", "The judge's name at its server."),
     setting("--prompts", "format.prompts", "default, brief, or a folder."),
 )
 SEARCH = settings(
     setting("--seed", "seed", "Same seed, same rows.", type=int),
     setting("--iterations", "search.iterations", "Visits to the root of a tree.", type=int),
+    setting("--max-calls", "search.max_calls", "Policy and judge calls of a tree, beside iterations.", type=int),
     setting("--max-children", "search.max_children", "Per node.", type=int),
     setting("--selection", "search.selection", "Eq. 5 or UCB1.", type=click.Choice(["puct", "ucb1"])),
     setting("--value", "value.kind", "Eq. 1 or Eq. 6.", type=click.Choice(["rollout", "judge"])),
@@ -81,6 +88,49 @@ CONFIG = settings(
     click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any other setting (repeatable)."),
 )
 
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """One or several numbers with commas between them: `0,1`."""
+
+    name = "numbers"
+
+    def __init__(self, number: type[int] | type[float]) -> None:
+        self.number = number
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """`(0.0, 1.0)` of `"0,1"`."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(dict.fromkeys(self.number(part) for part in str(value).split(",")))
+        except ValueError:
+            self.fail(f"{value!r} is not one {self.number.__name__} or several with commas between them", param, ctx)
+
+
+EVALUATION = settings(
+    click.option(
+        "--policy",
+        "policies",
+        multiple=True,
+        required=True,
+        metavar="[NAME=]SPEC[#MODEL]",
+        help="As of build-tree (repeatable); the others are compared with the first. MODEL: its name at a server.",
+    ),
+    setting("--format", "format.name", "How steps are written."),
+    setting("--prompts", "format.prompts", "default, brief, or a folder."),
+    setting("--max-tokens", "policy.max_tokens", "Of one step.", type=int),
+    setting("--seed", "seed", "Of sampling, questions and intervals.", type=int),
+    click.option("--temperature", "temperatures", type=Numbers(float), help="One or several: 0,1. Greedy if none."),
+    click.option("--max-steps", type=Numbers(int), help="One or several: 2,4,6,8 gives the paper's Figure 6."),
+    click.option("--top-k", "top_ks", type=Numbers(int), help="One or several: 1,3,5 gives the paper's Figure 7."),
+    click.option(
+        "--rules",
+        type=click.Choice(["house", "flashrag"]),
+        default="house",
+        show_default=True,
+        help="flashrag: to the letter, for comparison with published numbers.",
+    ),
+)
 
 TRAINING = settings(
     setting("--data", "data", "A run's folder, Parquet or JSONL files, or a Hub id."),
@@ -127,9 +177,57 @@ def training_config(presets: Mapping[str, Any]) -> Callable[[F], F]:
 
 def resolve(preset: str | None, file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any]) -> Config:
     """Defaults, then the preset, then the file, then `--set`, then flags."""
-    return load_config(preset=preset, file=file, overrides=dict(map(parse_assignment, assignments)) | overrides(flags))
+    return load_config(preset=preset, file=file, overrides=_assigned(assignments, flags))
 
 
 def overrides(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags that were given, as dotted names of settings."""
     return {name.replace("__", "."): value for name, value in flags.items() if value not in (None, ())}
+
+
+def training(model: type[T], presets: Mapping[str, Any], given: dict[str, Any]) -> T:
+    """The settings of a training from its flags."""
+    preset, file, assignments = given.pop("preset"), given.pop("file"), given.pop("assignments")
+    return load_settings(model, presets, preset=preset, file=file, overrides=_assigned(assignments, given))
+
+
+_NAMED = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
+
+
+def policy_configs(
+    policies: tuple[str, ...],
+    preset: str | None,
+    file: Path | None,
+    assignments: tuple[str, ...],
+    given: dict[str, Any],
+) -> dict[str, Config]:
+    """The configuration of each policy of an evaluation, by its name. Without a split, held-out questions are taken.
+
+    Raises:
+        ConfigError: two policies of one name, or something that names none.
+    """
+    configs: dict[str, Config] = {}
+    for text in policies:
+        match = _NAMED.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"--policy {text!r} is not of the form SPEC, NAME=SPEC or NAME=SPEC#MODEL")
+        name = match["name"] or folder_name(match["model"] or match["spec"])
+        if name in configs:
+            raise ConfigError(f"two policies are called {name!r}; name them: --policy base=SPEC --policy dpo=SPEC")
+        named = given | {"policy__spec": match["spec"], "policy__model": match["model"]}
+        config = resolve(preset, file, assignments, named)
+        if "split" not in gather({}, file=file, overrides=_assigned(assignments, given)).get("questions", {}):
+            config = resolve(preset, file, assignments, named | {"questions__split": held_out_split(config)})
+        configs[name] = config
+    return configs
+
+
+def held_out_split(config: Config) -> str | None:
+    """The split that a policy has not been trained on, by the name of the data set; None of a file."""
+    name = config.questions.dataset or ""
+    return "test" if name == "demo" else KNOWN[name][-1] if name in KNOWN else None
+
+
+def _assigned(assignments: tuple[str, ...], given: dict[str, Any]) -> dict[str, Any]:
+    """`--set`, then the flags: dotted names of settings to values."""
+    return dict(map(parse_assignment, assignments)) | overrides(given)

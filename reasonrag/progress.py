@@ -1,63 +1,53 @@
-"""What a running build shows: a live panel on a terminal, a plain line now and then elsewhere."""
+"""What running work shows: a live panel on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from reasonrag.build import Build
-
 _PLAIN_EVERY_S = 10.0
 
 
-class Panel:
-    """Renders a build's progress; rich asks again several times a second."""
+class Watched(Protocol):
+    """Work that can say how far it is."""
 
-    def __init__(self, build: Build) -> None:
-        self.build = build
+    @property
+    def total(self) -> int: ...  # noqa: D102
+    @property
+    def done(self) -> int: ...  # noqa: D102
+    @property
+    def failed(self) -> int: ...  # noqa: D102
+    @property
+    def eta_s(self) -> float | None: ...  # noqa: D102
+    def line(self) -> str: ...  # noqa: D102
+
+
+class Panel:
+    """Renders progress; rich asks again several times a second."""
+
+    def __init__(self, progress: Watched) -> None:
+        self.progress = progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The bar, and the figures below it."""
-        progress = self.build.progress
+        progress = self.progress
         grid = Table.grid()
         grid.add_row(ProgressBar(total=max(progress.total, 1), completed=progress.done + progress.failed, width=60))
-        grid.add_row(line(self.build))
+        grid.add_row(line(progress))
         yield grid
 
 
-def line(build: Build) -> str:
-    """Counts, rate, tokens, cost and time left, in one line."""
-    progress = build.progress
-    rate = progress.calls / max(progress.seconds, 1e-9)
-    prompt = sum(model.prompt_tokens for model in progress.models)
-    written = sum(model.completion_tokens for model in progress.models)
-    parts = [
-        f"{progress.done}/{progress.total} questions",
-        f"{progress.failed} failed",
-        f"{progress.nodes} nodes",
-        f"{progress.pairs} pairs",
-        f"{progress.calls} calls ({rate:.0f}/s)",
-        f"{prompt + written} tokens",
-    ]
-    if (cost := _cost(build)) is not None:
-        parts.append(f"cost {cost:.2f}")
-    if progress.eta_s is not None:
-        parts.append(f"{duration(progress.eta_s)} left")
-    return ", ".join(parts)
-
-
-def _cost(build: Build) -> float | None:
-    """What this process has spent; None where a price is unknown."""
-    prices = build.config.prices
-    costs = [prices[m.kind].cost(m.prompt_tokens, m.completion_tokens) for m in build.progress.models]
-    return None if None in costs else sum(cost for cost in costs if cost is not None)
+def line(progress: Watched) -> str:
+    """What it says, and the time left."""
+    left = "" if progress.eta_s is None else f", {duration(progress.eta_s)} left"
+    return progress.line() + left
 
 
 def duration(seconds: float) -> str:
@@ -74,24 +64,24 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.asynccontextmanager
-async def shown(build: Build, console: Console) -> AsyncIterator[None]:
-    """Show the build's progress while the body runs."""
+async def shown(progress: Watched, console: Console) -> AsyncIterator[None]:
+    """Show how far the work is while the body runs."""
     if console.is_terminal:
-        with Live(Panel(build), console=console, refresh_per_second=4, transient=True):
+        with Live(Panel(progress), console=console, refresh_per_second=4, transient=True):
             yield
         return
-    ticker = asyncio.create_task(_tick(build, console))
+    ticker = asyncio.create_task(_tick(progress, console))
     try:
         yield
     finally:
         ticker.cancel()
-        console.print(line(build), markup=False, highlight=False, soft_wrap=True)
+        console.print(line(progress), markup=False, highlight=False, soft_wrap=True)
 
 
-async def _tick(build: Build, console: Console) -> None:
+async def _tick(progress: Watched, console: Console) -> None:
     while True:
         await asyncio.sleep(_PLAIN_EVERY_S)
-        console.print(line(build), markup=False, highlight=False, soft_wrap=True)
+        console.print(line(progress), markup=False, highlight=False, soft_wrap=True)
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:

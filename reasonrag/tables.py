@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.errors import DataError, RunError
+from reasonrag.text import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -202,7 +203,7 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
     try:
         table = pq.ParquetFile(path, page_checksum_verification=True).read()
     except (OSError, ValueError, pa.ArrowException) as error:  # a damaged name is no UTF-8
-        raise DataError(f"{path.name} cannot be read ({error}); it is damaged or not Parquet") from error
+        raise DataError(f"{path.name} cannot be read ({one_line(str(error))}); it is damaged or not Parquet") from error
     if not table.schema.equals(schema):  # nested names too: the footer has no checksum
         raise DataError(f"{path.name} has columns {table.schema.names}, not those of this version of reasonrag")
     rows: list[Row] = table.to_pylist()

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.tree import Tree as Drawing
 
 from reasonrag.build import Build
-from reasonrag.commands.shell import error_console, log_plainly, run_draining, say_how_to_go_on
+from reasonrag.commands.shell import Stop, error_console, log_plainly
 from reasonrag.config import Config, load_config
 from reasonrag.errors import ConfigError
 from reasonrag.export import export_pairs
@@ -36,9 +36,10 @@ def build_tree(config: Config, out: Path | None) -> int:
     parts = open_parts(config)
     with RunFolder.open(out, config, parts.content) as run:
         build = Build(config, parts, run)
-        if stopped_by := run_draining(_work(build, console), build.drain, console):
-            say_how_to_go_on(console)
-            return 128 + stopped_by
+        stop = Stop(console)
+        asyncio.run(_work(build, stop))
+        if stop.number:
+            return stop.say_how_to_go_on()
         summary = build.export()
     Console().print(summary_table(summary))
     print(f"data set: {out / 'pairs'}")
@@ -103,6 +104,10 @@ def estimate(config: Config) -> str:
     rollout_steps = expansions * config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0
     judgements = expansions if config.value.kind == "judge" else 0
     per_question = expansions + rollout_steps
+    if search.max_calls is not None:
+        last = config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 1
+        judgements = min(judgements, search.max_calls)
+        per_question = min(per_question, search.max_calls + last)
     sample = [format.prompt(question, ()) for question in questions[:100]]
     prompt_chars = sum(len(m.content) for p in sample for m in p.messages) / len(sample)
     passage_chars = asyncio.run(_passage_chars(config, questions[:20]))
@@ -135,11 +140,12 @@ async def _passage_chars(config: Config, questions: list[Question]) -> float:
     )
 
 
-async def _work(build: Build, console: Console) -> None:
+async def _work(build: Build, stop: Stop) -> None:
     try:
-        await check(build.parts)
-        async with shown(build, console):
-            await build.trees()
+        async with stop.heeded(build.drain):
+            await check(build.parts)
+            async with shown(build.progress, stop.console):
+                await build.trees()
     finally:
         await build.parts.aclose()
 

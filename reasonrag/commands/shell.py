@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import structlog
@@ -27,40 +28,43 @@ def error_console() -> Console:
     return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
 
-def run_draining(work: Coroutine[Any, Any, None], drain: Callable[[], None], console: Console) -> int:
-    """Run `work`; the first Ctrl-C or SIGTERM calls `drain`, a second one ends the process.
+class Stop:
+    """The first Ctrl-C or SIGTERM lets calls in flight end, a second one ends the process."""
 
-    Returns:
-        The number of the signal that stopped it, or 0.
-    """
-    return asyncio.run(_run_draining(work, drain, console))
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.number = 0  # of the signal that came; 0 while none has
 
+    @contextlib.asynccontextmanager
+    async def heeded(self, drain: Callable[[], None]) -> AsyncIterator[None]:
+        """While the body runs, the first signal calls `drain`."""
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in before:
+            loop.add_signal_handler(number, self._come, number, drain)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
-async def _run_draining(work: Coroutine[Any, Any, None], drain: Callable[[], None], console: Console) -> int:
-    stopped_by = 0
-
-    def stop(number: int) -> None:
-        nonlocal stopped_by
-        if stopped_by:
-            console.show_cursor(True)  # the live panel hid it
+    def _come(self, number: int, drain: Callable[[], None]) -> None:
+        if self.number:
+            self.console.show_cursor(True)  # the live panel hid it
             os._exit(128 + number)  # threads of a model would keep the process; the journal is whole at any moment
-        stopped_by = number
+        self.number = number
         drain()
-        console.print("stopping when the calls in flight have ended; once more stops now")
+        self.console.print("stopping when the calls in flight have ended; once more stops now")
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    await work
-    return stopped_by
-
-
-def say_how_to_go_on(console: Console) -> None:
-    """After a stop."""
-    console.print(f"stopped; everything paid for is kept. Go on with:\n  {_this_command()}")
+    def say_how_to_go_on(self) -> int:
+        """After a stop; returns the exit code."""
+        self.console.print(f"stopped; everything paid for is kept. Go on with:\n  {this_command()}")
+        return 128 + self.number
 
 
-def _this_command() -> str:
+def this_command() -> str:
+    """As it was typed."""
     return printable(shlex.join(["reasonrag", *sys.argv[1:]]))
 
 

@@ -79,6 +79,8 @@ def _more(first: Row, second: Row, column: str) -> bool:
 def _is_preference(chosen: Row, rejected: Row, column: str, min_margin: float) -> bool:
     if chosen[column] is None or rejected[column] is None or chosen["action"] == "malformed":
         return False
+    if not rejected["text"] and step_end(rejected) == "length":  # nothing was written: there is nothing to score
+        return False
     # A margin of exactly the threshold counts; 1e-12 keeps 0.81 - 0.80 from falling short of 0.01 by rounding.
     if chosen[column] - rejected[column] < max(min_margin - 1e-12, 1e-12):
         return False

@@ -27,6 +27,8 @@ log = structlog.get_logger()
 
 # How long a batch that is not full waits for more: the time that finished questions need to come back.
 _WINDOW_S = 0.005
+# Below so many parameters a model on the CPU gains nothing from a second thread.
+_SMALL = 20_000_000
 
 
 @dataclass(slots=True)
@@ -242,9 +244,24 @@ def _load(path_or_name: str, device: str | None, dtype: str | None, revision: st
         model = AutoModelForCausalLM.from_pretrained(
             path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True
         )
-        return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
         raise cannot_load(path_or_name, error) from error
+    _spare_threads(model)
+    return model
+
+
+def _spare_threads(model: Any) -> None:
+    """One torch thread for a small model on the CPU.
+
+    Its matrices are too small to share, and beside other work on the machine each of its many short operations waits
+    for the slower of two threads. The setting is torch's own and holds for the whole process, so a large model on the
+    CPU belongs into another one. vLLM is not concerned: it keeps processes and thread counts of its own.
+    """
+    import torch
+
+    if model.device.type == "cpu" and sum(weights.numel() for weights in model.parameters()) < _SMALL:
+        torch.set_num_threads(1)
 
 
 def _neutralise(model: Any, tokenizer: Any) -> frozenset[int]:

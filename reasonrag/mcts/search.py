@@ -23,11 +23,13 @@ class Evaluation:
         value: in [0, 1]; None where there is none (no rollout ended with an answer, the judge could not be read).
         rollouts: finished continuations of the trajectory that were made on the way; the tree keeps them.
         rollout_values: `[len(rollouts)]` what each is worth by itself, None where it has no answer.
+        calls: asked of a model beside the steps of the rollouts: 1 for a verdict, however often it had to be repeated.
     """
 
     value: float | None
     rollouts: tuple[Trajectory, ...] = ()
     rollout_values: tuple[float | None, ...] = ()
+    calls: int = 0
 
 
 class Evaluator(Protocol):
@@ -48,6 +50,11 @@ class SearchSettings:
 
     Args:
         iterations: visits to the root at most.
+        max_calls: no iteration begins once the tree has cost so many calls. These are its nodes but the root (every
+            one is a step that the policy was asked for, those of rollouts too) and the verdicts of its judge, one that
+            had to be asked for again counted once; replies from a journal count like new ones. The last iteration ends
+            as it would: with a judge a tree costs at most `max_calls + 1`, with k rollouts of at most T steps
+            `max_calls + k * (T - 1)`. None: no such limit.
         max_children: per node.
         selection: "puct" (Eq. 5) or "ucb1".
         c_uct: exploration weight.
@@ -56,6 +63,7 @@ class SearchSettings:
     """
 
     iterations: int = 64
+    max_calls: int | None = None
     max_children: int = 3
     selection: Selection = "puct"
     c_uct: float = 1.414
@@ -77,20 +85,26 @@ class TreeSearch:
         Raises:
             LLMError, RetrievalError: a backend gave up. Calls made until then are in the journal, if there is one.
         """
-        tree = Tree(question)
+        tree, verdicts = Tree(question), 0
         for _ in range(self.settings.iterations):
-            if not self.settings.rejudge_terminal and not any(map(self._expandable, tree.nodes)):
+            if self._finished(tree, verdicts):
                 break
             node = self._select(tree)
-            if self._expandable(node):
+            if expandable := self._expandable(node):
                 node = await self._expand(tree, node)
-                value = await self._evaluate(tree, node)
-            elif self.settings.rejudge_terminal:
-                value = await self._evaluate(tree, node)
-            else:
-                value = node.value
+            value = node.value
+            if expandable or self.settings.rejudge_terminal:
+                evaluation = await self._evaluate(tree, node)
+                value, verdicts = evaluation.value, verdicts + evaluation.calls
             backpropagate(tree, node, value)
         return tree
+
+    def _finished(self, tree: Tree, verdicts: int) -> bool:
+        """Whether the calls are spent, or nothing is left to find out."""
+        calls = len(tree.nodes) - 1 + verdicts
+        if self.settings.max_calls is not None and calls >= self.settings.max_calls:
+            return True
+        return not self.settings.rejudge_terminal and not any(map(self._expandable, tree.nodes))
 
     def _expandable(self, node: Node) -> bool:
         return not node.terminal and len(node.children) < self.settings.max_children
@@ -106,12 +120,12 @@ class TreeSearch:
         seed = self._seed(tree, "expand", parent.id, len(parent.children))
         return tree.add(parent, await self.engine.step(parent.trajectory, seed=seed), Origin.EXPANSION)
 
-    async def _evaluate(self, tree: Tree, node: Node) -> float | None:
+    async def _evaluate(self, tree: Tree, node: Node) -> Evaluation:
         seed = self._seed(tree, "evaluate", node.id, node.visits)
         evaluation = await self.evaluator.evaluate(node.trajectory, seed=seed)
         for rollout, value in zip(evaluation.rollouts, evaluation.rollout_values, strict=True):
             graft(tree, node, rollout, value)
-        return evaluation.value
+        return evaluation
 
     def _seed(self, tree: Tree, *parts: int | str) -> int:
         # Data set and id: two merged data sets may both have a question "1".

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from reasonrag.config import ModelConfig
+from reasonrag.config import POLICY_CARD, ModelConfig
 from reasonrag.errors import ConfigError
 from reasonrag.llm.base import LLM
 from reasonrag.plugins import import_plugin
@@ -24,6 +25,22 @@ CHOICES = (
     "this process), vllm:NAME_OR_PATH (vLLM in this process), demo (a tiny model for the demo world), extractive (no "
     "neural network), python:PACKAGE.MODULE:FACTORY (your own)"
 )
+_JUDGE_CHOICE = ", demo-judge[:WORLD_SEED[:ERROR]] (knows the demo world's answers)"
+
+# What a loader reads of a model's folder. Reports, curves, locks and checkpoints of its training change no reply, and
+# may come later.
+_READ = (
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "*.tiktoken",
+    "*.txt",
+    "*.py",
+    POLICY_CARD,
+)
+_NOT_READ = frozenset(("training.json", "trainer_state.json"))
 
 
 def open_llm(config: ModelConfig, role: Role) -> LLM:
@@ -36,9 +53,17 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
     scheme, _, rest = spec.partition(":")
     scheme = scheme.lower()
     if scheme not in BACKENDS:
-        raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {CHOICES}")
+        raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {_choices(role)}")
     if role == "judge" and is_reader(config):
-        raise ConfigError(f"{scheme} cannot judge; choose a model with --judge, or value nodes by --value rollout")
+        known = " (demo-judge knows the demo world)" if scheme == "demo" else ""
+        raise ConfigError(
+            f"{scheme} cannot judge; choose a model with --judge{known}, or value nodes by --value rollout"
+        )
+    if role == "policy" and scheme == "demo-judge":
+        raise ConfigError(
+            "demo-judge judges steps and writes none, so it is no policy; "
+            "take it as --judge, and for the demo world --policy demo"
+        )
     return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
 
 
@@ -58,8 +83,14 @@ def has_gpu() -> bool:
 
 def _default(role: Role) -> str:
     if not has_gpu():
-        raise ConfigError(f"no --{role} is given and there is no GPU for {PAPER_POLICY}; choose one of: {CHOICES}")
+        raise ConfigError(
+            f"no --{role} is given and there is no GPU for {PAPER_POLICY}; choose one of: {_choices(role)}"
+        )
     return f"{'vllm' if find_spec('vllm') else 'hf'}:{PAPER_POLICY}"
+
+
+def _choices(role: Role) -> str:
+    return CHOICES + (_JUDGE_CHOICE if role == "judge" else "")
 
 
 def _server(url: str, config: ModelConfig) -> LLM:
@@ -114,13 +145,15 @@ def _vllm(path: str, config: ModelConfig) -> LLM:
 
 
 def _demo(rest: str, config: ModelConfig) -> LLM:
-    import torch
-
     from reasonrag.demo import policy_folder
 
-    # A model this small gains nothing from a second thread, and beside other work loses most of its speed to waiting.
-    torch.set_num_threads(1)
     return _transformers(str(policy_folder()), config.model_copy(update={"device": "cpu", "dtype": "float32"}))
+
+
+def _demo_judge(rest: str, config: ModelConfig) -> LLM:
+    from reasonrag.demo.judge import DemoJudge
+
+    return DemoJudge.from_spec(rest)
 
 
 def _extractive(rest: str, config: ModelConfig) -> LLM:
@@ -141,6 +174,7 @@ BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
     "hf": _transformers,
     "vllm": _vllm,
     "demo": _demo,
+    "demo-judge": _demo_judge,
     "extractive": _extractive,
     "python": _plugin,
 }
@@ -153,12 +187,24 @@ def _expanded(path: str) -> str:
 
 
 def _identity(scheme: str, name: str, revision: str | None) -> str:
-    """A Hub id with its revision, or a folder's name with a checksum of what is in it."""
+    """A Hub id with its revision, or a folder's name with a checksum of what a loader reads in it."""
     folder = Path(name)
     if not folder.is_dir():
         return f"{scheme}:{name}" + (f"@{revision}" if revision else "")
+    return f"{scheme}:{folder.resolve().name}@{_checksum(folder)}"
+
+
+def _checksum(folder: Path) -> str:
+    """12 hex digits that change with the model: weights, settings, tokenizer, chat template, code, policy card."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.is_file()):
+    files = {
+        path
+        for place in (folder, *_adapted(folder))
+        for pattern in _READ
+        for path in place.glob(pattern)
+        if path.is_file()
+    }
+    for path in sorted(path for path in files if path.name not in _NOT_READ):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}\0".encode())
         with path.open("rb") as file:
@@ -167,4 +213,13 @@ def _identity(scheme: str, name: str, revision: str | None) -> str:
             for part in range(64):
                 file.seek(size * part // 64)
                 digest.update(file.read(_PART))
-    return f"{scheme}:{folder.resolve().name}@{digest.hexdigest()[:12]}"
+    return digest.hexdigest()[:12]
+
+
+def _adapted(folder: Path) -> tuple[Path, ...]:
+    """Where the model lies that a LoRA adapter in this folder belongs to, if that is a folder too."""
+    try:
+        base = json.loads((folder / "adapter_config.json").read_bytes())["base_model_name_or_path"]
+        return (Path(base),) if Path(base).is_dir() else ()
+    except (OSError, ValueError, KeyError, TypeError):  # transformers says what is wrong with it
+        return ()

@@ -41,6 +41,6 @@ class JudgeEvaluator:
     async def evaluate(self, trajectory: Trajectory, *, seed: int) -> Evaluation:
         """The judge's score in [0, 1]; None where its replies could not be read (the judge counts these)."""
         try:
-            return Evaluation(await self.judge.score(trajectory, seed=seed))
+            return Evaluation(await self.judge.score(trajectory, seed=seed), calls=1)
         except JudgeError:
-            return Evaluation(None)
+            return Evaluation(None, calls=1)

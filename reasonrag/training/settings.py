@@ -125,11 +125,11 @@ DPO_PRESETS: dict[str, Tree] = {
         "gradient_accumulation_steps": 2,
         "max_length": 10_000,
     },
-    "demo": {**_DEMO, "beta": 0.1, "learning_rate": 1e-4, "num_train_epochs": 3},
+    "demo": {**_DEMO, "beta": 0.3, "learning_rate": 1e-4, "num_train_epochs": 2},
 }
 SFT_PRESETS: dict[str, Tree] = {
     "reasonrag": {"method": "full", "learning_rate": 1e-6, "warmup_ratio": 0.2, "max_length": 10_000},
-    "demo": {**_DEMO, "learning_rate": 3e-4, "num_train_epochs": 3},
+    "demo": {**_DEMO, "learning_rate": 2e-4, "num_train_epochs": 3},
 }
 
 T = TypeVar("T", bound=TrainSettings)

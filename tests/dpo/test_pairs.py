@@ -106,3 +106,10 @@ def test_the_split_is_by_question_and_by_share():
     assert 0.17 < sum(held_out) / 5000 < 0.23
     assert held_out == [in_test_split("d", str(i), 0.2) for i in range(5000)]
     assert not any(in_test_split("d", str(i), 0.0) for i in range(100))
+
+
+def test_a_step_of_which_nothing_was_written_is_in_no_pair():
+    cut = node(1, spre=0.0, action="malformed", content="no_tag", text="", finish_reason="length")
+    assert pairs(cut, node(2, spre=0.9)) == []
+    ended = node(1, spre=0.0, action="malformed", content="no_tag", text="", finish_reason="stop")
+    assert [row["rejected_end"] for row in pairs(ended, node(2, spre=0.9))] == ["turn"]

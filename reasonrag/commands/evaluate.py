@@ -1,0 +1,61 @@
+"""`eval`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from reasonrag.commands.shell import Stop, error_console, log_plainly
+from reasonrag.config import Config
+from reasonrag.errors import Interrupted
+from reasonrag.progress import shown
+from reasonrag.text import Rules
+
+if TYPE_CHECKING:
+    from reasonrag.evaluation.run import Evaluation
+
+
+def evaluate(
+    configs: Mapping[str, Config],
+    out: Path,
+    temperatures: Sequence[float] | None,
+    max_steps: Sequence[int] | None,
+    top_ks: Sequence[int] | None,
+    rules: Rules,
+) -> int:
+    """Run, report, and say where it is; returns the exit code. Greedy if no temperature is asked for."""
+    from reasonrag import evaluation
+    from reasonrag.evaluation.report import summary_table
+
+    log_plainly()
+    stop = Stop(error_console())
+
+    @contextlib.asynccontextmanager
+    async def show(work: Evaluation) -> AsyncIterator[None]:
+        async with stop.heeded(work.drain), shown(work.progress, stop.console):
+            yield
+
+    try:
+        figures = evaluation.evaluate(
+            configs,
+            out,
+            temperatures=temperatures or (0.0,),
+            max_steps=max_steps,
+            top_ks=top_ks,
+            rules=rules,
+            show=show,
+        )
+    except Interrupted:
+        return stop.say_how_to_go_on()
+    Console().print(summary_table(figures))
+    print(f"report: {out / 'report.md'}")
+    for missing in figures["incomplete"]:
+        stop.console.print(
+            f"{missing['missing']} questions are missing of {missing['policy']} at {missing['setting']}; "
+            "the same command tries them again"
+        )
+    return int(bool(figures["incomplete"]))

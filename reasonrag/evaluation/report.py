@@ -1,0 +1,243 @@
+"""`metrics.json` to pages: Markdown, pictures, and a table for the terminal. Needs nothing but those figures.
+
+Names of kinds and data sets come from outside: they are shown on one line, without markup. No text of a model is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reasonrag.evaluation.metrics import METRICS
+from reasonrag.plots import Bar, Line, Panel, save_bars, save_panels
+from reasonrag.runs import write_text
+from reasonrag.text import one_line, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Figures = Mapping[str, Any]
+
+NAMES = {
+    "em": "EM",
+    "f1": "F1",
+    "acc": "ACC",
+    "retrievals": "retrievals",
+    "steps": "steps",
+    "forced": "forced answers",
+    "format_rate": "format rate",
+    "prompt_tokens": "prompt tokens",
+    "completion_tokens": "written tokens",
+}
+_BY_KIND = ("em", "retrievals", "steps")
+_WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
+_MARKUP = re.compile(r"([!-+./:-@\[-`{-~])")  # ASCII punctuation but `,` and `-`: nothing becomes a mark or a link
+
+
+def write_report(figures: Figures, out: Path) -> list[Path]:
+    """Write `report.md` and `plots/`; returns what was written. `figures` is what `metrics.json` holds.
+
+    Plots of an earlier evaluation in the same folder are removed.
+    """
+    for old in (out / "plots").glob("*.*"):
+        old.unlink()
+    plots = _plots(figures, out / "plots")
+    write_text(out / "report.md", "\n".join(_page(figures, plots)) + "\n")
+    return [out / "report.md", *plots]
+
+
+def summary_table(figures: Figures) -> Table:
+    """Policies and settings with the metrics that a person wants to see at the end, for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = ("em", "f1", "acc", "retrievals", "steps", "format_rate")
+    questions = figures["questions"]["total"]
+    title = f"{questions} questions of {', '.join(figures['dataset']) or '?'}, 95 % bootstrap intervals"
+    table = Table(title=Text(printable(one_line(title))), title_justify="left")
+    for heading in ("policy", "setting", "n", *(NAMES[metric] for metric in shown)):
+        table.add_column(heading)
+    for policy, setting, of in _rows(figures):
+        cells = [policy, setting, str(of["questions"]["scored"]), *(_interval(m, of[m]) for m in shown)]
+        table.add_row(*(Text(printable(one_line(cell))) for cell in cells))
+    return table
+
+
+def _page(figures: Figures, plots: Sequence[Path]) -> Iterator[str]:
+    yield "# Evaluation"
+    yield ""
+    yield from _what_was_run(figures)
+    yield from ["", "## Results", "", "Mean over the questions, with its 95 % bootstrap interval."]
+    yield "ACC: a golden answer is contained in the prediction. Format rate: share of attempts whose every step could"
+    yield "be read. A missing answer scores 0; a question that a backend let down is not scored."
+    yield ""
+    yield from _results(figures)
+    if figures["differences"]:
+        yield from ["", "## Differences", ""]
+        yield "Policy minus baseline, paired by question, over questions that both finished. **Bold**: the interval"
+        yield "excludes 0. Intervals are not adjusted for the number of comparisons."
+        yield ""
+        yield from _differences(figures)
+    if figures["by_kind"]:
+        yield from ["", "## By kind of question", ""]
+        yield "Hops: searches that the question needs, as the data set says."
+        yield ""
+        yield from _by_kind(figures)
+    yield from ["", "## Failures", "", *_failures(figures)]
+    if plots:
+        yield from ["", "## Plots", ""]
+        yield from (f"![{plot.stem}](plots/{plot.name})" for plot in plots if plot.suffix == ".svg")
+
+
+def _what_was_run(figures: Figures) -> Iterator[str]:
+    split = figures["split"]
+    yield f"- data set: {_cell(', '.join(figures['dataset']) or 'unnamed')}" + (f", {_cell(split)}" if split else "")
+    yield f"- questions: {figures['questions']['total']} (checksum {figures['content']['questions']})"
+    yield f"- corpus: checksum {_cell(figures['content']['corpus'])}"
+    yield f"- seed: {figures['seed']}; rules of the metrics: {figures['rules']}"
+    yield f"- versions: {', '.join(f'{name} {version}' for name, version in figures['versions'].items())}"
+    yield ""
+    rows = []
+    for name, of in figures["content"]["policies"].items():
+        calls = figures["calls"][name].get("policy", {})
+        tokens = f"{calls.get('prompt_tokens', 0)} / {calls.get('completion_tokens', 0)}"
+        asked = [_cell(of[key]) for key in ("policy", "format", "prompts")]
+        asked += [of["top_p"], of["max_tokens"], of["passage_order"]]
+        rows.append([name, *asked, calls.get("calls", 0), tokens, _cost(calls.get("cost"))])
+    headings = ["policy", "model", "format", "prompts", "top-p", "max. tokens", "passages", "calls", "tokens", "cost"]
+    yield from _table(headings, rows)
+    yield ""
+    yield "A setting is named by temperature (t), step limit (s) and passages per search (k). Calls and tokens (read /"
+    yield "written) are all that lie in the policy's folder, sweeps included."
+
+
+def _results(figures: Figures) -> Iterator[str]:
+    rows = [
+        [policy, setting, of["questions"]["scored"], *(_interval(metric, of[metric]) for metric in METRICS)]
+        for policy, setting, of in _rows(figures)
+    ]
+    yield from _table(["policy", "setting", "n", *NAMES.values()], rows)
+
+
+def _differences(figures: Figures) -> Iterator[str]:
+    rows = []
+    by_point: dict[tuple[str, str, str, str], dict[str, Figures]] = {}
+    for row in figures["differences"]:
+        point = (row["policy"], row["setting"], row["baseline"], row["baseline_setting"])
+        by_point.setdefault(point, {})[row["metric"]] = row
+    for (policy, setting, baseline, other), found in by_point.items():
+        against = baseline if other == setting else f"{baseline} at {other}"
+        cells = [_difference(metric, found[metric]) for metric in METRICS]
+        rows.append([policy, setting, against, found["em"]["n"], *cells])
+    yield from _table(["policy", "setting", "baseline", "n", *NAMES.values()], rows)
+
+
+def _by_kind(figures: Figures) -> Iterator[str]:
+    rows = []
+    for policy, setting, of in _rows(figures):
+        for kind, found in of["by_kind"].items():
+            n = found["em"]["n"] if found["em"] else 0
+            hops = "" if found["hops"] is None else f"{found['hops']:g}"
+            rows.append(
+                [policy, setting, _cell(kind), n, hops, *(_interval(metric, found[metric]) for metric in _BY_KIND)]
+            )
+    yield from _table(["policy", "setting", "kind", "n", "hops", *(NAMES[metric] for metric in _BY_KIND)], rows)
+
+
+def _failures(figures: Figures) -> Iterator[str]:
+    rows = []
+    for policy, setting, of in _rows(figures):
+        rows += [[policy, setting, _cell(cause), count] for cause, count in of["failed"].items()]
+        if of["questions"]["not_tried"]:
+            rows.append([policy, setting, "not tried: too many had failed", of["questions"]["not_tried"]])
+    if not rows:
+        yield "None: every question was scored at every setting."
+        return
+    yield "These questions are not scored; the same command tries them again."
+    yield ""
+    yield from _table(["policy", "setting", "cause", "questions"], rows)
+
+
+def _plots(figures: Figures, folder: Path) -> list[Path]:
+    plots = save_panels(folder / "sweeps", panels) if (panels := list(_panels(figures))) else []
+    bars = list(_bars(figures))
+    if bars:
+        plots += save_bars(folder / "em", bars, title="Exact match at the first setting, 95 % intervals", x_label="EM")
+    return plots
+
+
+def _panels(figures: Figures) -> Iterator[Panel]:
+    """EM over each setting that was swept, the others at their first value (arXiv:2505.14069, Fig. 6 and 7)."""
+    swept = {"max_steps": "step limit", "top_k": "passages per search", "temperature": "temperature"}
+    for axis, name in swept.items():
+        lines = [line for policy in figures["settings"] if (line := _curve(figures, policy, axis))]
+        if lines:
+            yield Panel(f"EM over {name}", name, "EM", tuple(lines))
+
+
+def _curve(figures: Figures, policy: str, axis: str) -> Line | None:
+    settings = figures["settings"][policy]
+    fixed = [name for name in ("temperature", "max_steps", "top_k") if name != axis]
+    points = [s for s in settings if all(s[name] == settings[0][name] for name in fixed)]
+    found = [(s[axis], figures["policies"][policy][s["name"]]["em"]) for s in points]
+    found = sorted((x, em) for x, em in found if em is not None) if len(points) > 1 else []
+    if not found:
+        return None
+    x, ems = zip(*found, strict=True)
+    mean, low, high = ([em[name] for em in ems] for name in ("mean", "low", "high"))
+    return Line(policy, x, mean, low, high)
+
+
+def _bars(figures: Figures) -> Iterator[Bar]:
+    """EM of each policy at its first setting, over all questions and by kind."""
+    for policy, settings in figures["settings"].items():
+        of = figures["policies"][policy][settings[0]["name"]]
+        for group, found in {"all questions": of, **of["by_kind"]}.items():
+            if em := found["em"]:
+                yield Bar(policy, group, em["mean"], em["low"], em["high"])
+
+
+def _rows(figures: Figures) -> Iterator[tuple[str, str, Figures]]:
+    for policy, settings in figures["policies"].items():
+        for setting, of in settings.items():
+            yield policy, setting, of
+
+
+def _interval(metric: str, found: Figures | None) -> str:
+    """A mean and its interval, in words."""
+    if found is None:
+        return "unknown"
+    return "{} [{}, {}]".format(*(_number(metric, found[name]) for name in ("mean", "low", "high")))
+
+
+def _difference(metric: str, found: Figures) -> str:
+    if found["mean"] is None:
+        return "unknown"
+    sign = "+" if found["mean"] > 0 else ""
+    text = sign + _interval(metric, found)
+    return f"**{text}**" if found["low"] > 0 or found["high"] < 0 else text
+
+
+def _number(metric: str, value: float) -> str:
+    text = f"{value:.0f}" if metric in _WHOLE_NUMBERS else f"{value:.3f}"
+    return text[1:] if text.startswith("-") and not float(text) else text  # no "-0.000"
+
+
+def _cost(cost: float | None) -> str:
+    return "" if cost is None else f"{cost:.2f}"
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """A Markdown table. Cells with text from outside have to come as `_cell` makes them."""
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{' --- |' * len(headings)}"
+    for row in rows:
+        yield f"| {' | '.join(map(str, row))} |"
+
+
+def _cell(value: object) -> str:
+    """Text from outside, for one cell: one line, nothing hidden, no markup."""
+    text = printable(one_line(str(value)))
+    return _MARKUP.sub(r"\\\1", text[:80])

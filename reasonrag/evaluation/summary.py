@@ -1,0 +1,197 @@
+"""Outcomes to figures: means with intervals, by kind of question, and paired differences from the first policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from reasonrag.evaluation.bootstrap import Column, Interval, intervals, subtract
+from reasonrag.evaluation.metrics import METRICS, hops, kind
+from reasonrag.evaluation.run import Outcome, PolicyResult
+from reasonrag.runs import versions
+from reasonrag.text import Rules
+from reasonrag.types import Question
+
+Figures = dict[str, Any]
+
+# ("mean", policy, point, metric), or ("difference", policy, point, metric)
+Key = tuple[str, str, int, str]
+
+UNNAMED = "other"  # the kind of questions without one, where others have one
+
+
+def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *, rules: Rules) -> Figures:
+    """What `metrics.json` holds.
+
+    Points of a sweep are paired by their place in it, so policies that are asked with different settings of their own
+    (such as another top-k) are compared each in its own way; `baseline_setting` says which.
+
+    Args:
+        results: at least one; the first is the baseline.
+        questions: of all of them.
+        rules: by which they were scored, for the record.
+
+    Returns:
+        The figures of the first policy at its first setting, flat; all of them under `policies`, by policy and setting;
+        `differences`, one row a policy, setting and metric; and what was run.
+    """
+    first = results[0]
+    columns = dict(_columns(results))
+    groups = _groups(questions)
+    found = {
+        name: intervals(
+            {key: [column[place] for place in places] for key, column in columns.items()}, seed=first.config.seed
+        )
+        for name, places in groups.items()
+    }
+    policies = {
+        result.name: {
+            outcome.setting.name: _figures(result.name, point, outcome, found, groups, questions)
+            for point, outcome in enumerate(result.outcomes)
+        }
+        for result in results
+    }
+    return {
+        **policies[first.name][first.outcomes[0].setting.name],
+        "policies": policies,
+        "settings": {result.name: [o.setting.summary() for o in result.outcomes] for result in results},
+        "differences": list(_differences(results, found)),
+        "incomplete": list(_incomplete(results, len(questions))),
+        "dataset": sorted({question.dataset for question in questions}),
+        "split": first.config.questions.split,
+        "seed": first.config.seed,
+        "rules": rules,
+        "content": _content(results),
+        "calls": {result.name: result.calls for result in results},
+        "versions": versions(),
+    }
+
+
+def failures(result: PolicyResult, questions: Sequence[Question]) -> list[Figures]:
+    """Every question that was set aside, with its cause."""
+    return [
+        {
+            "setting": outcome.setting.name,
+            "dataset": questions[place].dataset,
+            "question_id": questions[place].id,
+            "cause": cause,
+        }
+        for outcome in result.outcomes
+        for place, cause in sorted(outcome.failures.items())
+    ]
+
+
+def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Column]]:
+    """Every column that needs an interval, `[n]` over the questions."""
+    baseline = results[0]
+    for result in results:
+        for point, outcome in enumerate(result.outcomes):
+            for metric in METRICS:
+                column = _column(outcome, metric)
+                yield ("mean", result.name, point, metric), column
+                if result is not baseline:
+                    pair = subtract(column, _column(baseline.outcomes[point], metric))
+                    yield ("difference", result.name, point, metric), pair
+
+
+def _column(outcome: Outcome, metric: str) -> Column:
+    return [None if scores is None else scores[metric] for scores in outcome.scores]
+
+
+def _groups(questions: Sequence[Question]) -> dict[str, list[int]]:
+    """Places of all questions under "", and of each kind, where the data set names kinds."""
+    groups: dict[str, list[int]] = {}
+    for place, question in enumerate(questions):
+        groups.setdefault(kind(question) or UNNAMED, []).append(place)
+    kinds = {} if set(groups) == {UNNAMED} else dict(sorted(groups.items()))
+    return {"": list(range(len(questions))), **kinds}
+
+
+def _figures(
+    policy: str,
+    point: int,
+    outcome: Outcome,
+    found: Mapping[str, Mapping[Key, Interval | None]],
+    groups: Mapping[str, Sequence[int]],
+    questions: Sequence[Question],
+) -> Figures:
+    """Of one policy at one setting."""
+
+    def metrics(group: str) -> Figures:
+        return {metric: _plain(found[group]["mean", policy, point, metric]) for metric in METRICS}
+
+    by_kind = {
+        name: {**metrics(name), "hops": _mean_hops([questions[place] for place in places]), "questions": len(places)}
+        for name, places in groups.items()
+        if name
+    }
+    scored, total = outcome.ends.total(), len(questions)
+    return {
+        "policy": policy,
+        "setting": outcome.setting.name,
+        **metrics(""),
+        "by_kind": by_kind,
+        "questions": {"total": total, "scored": scored, "not_tried": total - scored - len(outcome.failures)},
+        "failed": dict(sorted(Counter(outcome.failures.values()).items())),
+        "ends": dict(sorted(outcome.ends.items())),
+    }
+
+
+def _differences(
+    results: Sequence[PolicyResult], found: Mapping[str, Mapping[Key, Interval | None]]
+) -> Iterator[Figures]:
+    baseline, *others = results
+    for result in others:
+        for point, outcome in enumerate(result.outcomes):
+            for metric in METRICS:
+                key = ("difference", result.name, point, metric)
+                whole = found[""][key]
+                yield {
+                    "policy": result.name,
+                    "baseline": baseline.name,
+                    "setting": outcome.setting.name,
+                    "baseline_setting": baseline.outcomes[point].setting.name,
+                    "metric": metric,
+                    **(asdict(whole) if whole else {"mean": None, "low": None, "high": None, "n": 0}),
+                    "by_kind": {name: _plain(of_group[key]) for name, of_group in found.items() if name},
+                }
+
+
+def _incomplete(results: Sequence[PolicyResult], total: int) -> Iterator[Figures]:
+    """Settings at which more questions are missing than `run.max_failed` allows."""
+    for result in results:
+        for outcome in result.outcomes:
+            missing = total - outcome.ends.total()
+            if missing > result.config.run.max_failed * total:
+                yield {"policy": result.name, "setting": outcome.setting.name, "missing": missing}
+
+
+def _content(results: Sequence[PolicyResult]) -> Figures:
+    """Checksums of what was run, without any path."""
+    return {
+        **{name: results[0].content[name] for name in ("questions", "corpus")},
+        "policies": {
+            result.name: {
+                "policy": result.content["policy"],
+                "prompts": result.content["prompts"],
+                "format": result.config.format.name,
+                "top_p": result.config.policy.top_p,
+                "max_tokens": result.config.policy.max_tokens,
+                "passage_order": result.config.retrieval.passage_order,
+            }
+            for result in results
+        },
+    }
+
+
+def _mean_hops(questions: Sequence[Question]) -> float | None:
+    """Searches that these questions need, on average; None unless the data set says it of all of them."""
+    known = [needed for question in questions if (needed := hops(question)) is not None]
+    return round(fmean(known), 4) if known and len(known) == len(questions) else None
+
+
+def _plain(interval: Interval | None) -> Figures | None:
+    return None if interval is None else asdict(interval)

@@ -1,0 +1,89 @@
+"""ReasonRAG's Table 3 in the demo world (arXiv:2505.14069, sec. 3.4): which training signal helps a policy most.
+
+Every variant starts from the same policy. Trees valued by rollouts and by a judge get the same number of model calls
+(verdicts included); the variants without the shortest-path term and with outcomes alone use the rollout trees again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reasonrag.reproduce.stages import Stage
+
+BASE = "base"
+MAIN = "dpo-rollout"
+# Name to what it is, in the order of tables.
+VARIANTS = {
+    BASE: "the policy before any of it",
+    "sft": "SFT on the chosen steps",
+    "dpo-outcome": "DPO on whole trajectories, by outcome alone",
+    "dpo-alpha1": "DPO on steps, alpha 1: no shortest-path term",
+    "dpo-judge": "DPO on steps, search valued by a judge (Eq. 6)",
+    MAIN: "DPO on steps, search valued by rollouts (Eq. 1)",
+}
+# Which difference is looked at, and the same one between the rows of the paper's Table 3 (average EM, F1).
+TABLE_3 = {"base": (22.0, 32.8), "sft": (23.9, 32.0), "orl": (21.3, 28.9), "prl": (34.5, 42.3)}
+COMPARISONS = (
+    (MAIN, BASE, "prl", "base"),
+    ("dpo-judge", BASE, "prl", "base"),
+    ("sft", BASE, "sft", "base"),
+    ("dpo-outcome", BASE, "orl", "base"),
+    (MAIN, "sft", "prl", "sft"),
+    (MAIN, "dpo-outcome", "prl", "orl"),
+    (MAIN, "dpo-alpha1", None, None),
+    (MAIN, "dpo-judge", None, None),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large the comparison is.
+
+    Args:
+        seeds: of trees, training and sampling; everything is done once for each.
+        questions: of the train split that trees are built for.
+        max_calls: policy and judge calls of a tree.
+        test_questions: held out; 1,200 are all.
+    """
+
+    seeds: int = 3
+    questions: int = 600
+    max_calls: int = 48
+    test_questions: int = 1200
+
+
+def stages(out: Path, scale: Scale) -> list[Stage]:
+    """The commands, in order."""
+    return [stage for seed in range(scale.seeds) for stage in _of_seed(out / f"seed-{seed}", seed, scale)]
+
+
+def _of_seed(folder: Path, seed: int, scale: Scale) -> list[Stage]:
+    rollout, judge = folder / "trees-rollout", folder / "trees-judge"
+    data = {
+        "sft": rollout,
+        "dpo-outcome": folder / "pairs-outcome",
+        "dpo-alpha1": folder / "pairs-alpha1",
+        "dpo-judge": judge,
+        MAIN: rollout,
+    }
+    trees = ("build-tree", "--preset", "demo", "--limit", str(scale.questions), "--seed", str(seed))
+    budget = ("--iterations", "64", "--max-calls", str(scale.max_calls))
+    found = [
+        _stage(rollout, "run.json", *trees, *budget),
+        _stage(judge, "run.json", *trees, *budget, "--value", "judge", "--judge", "demo-judge"),
+        _stage(data["dpo-alpha1"], "pairs.json", "pairs", str(rollout), "--alpha", "1"),
+        _stage(data["dpo-outcome"], "pairs.json", "pairs", str(rollout), "--level", "trajectory"),
+    ]
+    for name, source in data.items():
+        kind = "sft" if name == "sft" else "dpo"
+        train = (kind, "train", "--preset", "demo", "--data", str(source), "--seed", str(seed))
+        found.append(_stage(folder / name, "training.json", *train))
+    policies = [f"{BASE}=demo", *(f"{name}=hf:{folder / name}" for name in data)]
+    named = [argument for policy in policies for argument in ("--policy", policy)]
+    test = ("--split", "test", "--limit", str(scale.test_questions), "--temperature", "0,1", "--seed", str(seed))
+    return [*found, _stage(folder / "eval", "metrics.json", "eval", "--preset", "demo", *named, *test)]
+
+
+def _stage(out: Path, makes: str, *arguments: str) -> Stage:
+    return Stage((*arguments, "--out", str(out)), out / makes)

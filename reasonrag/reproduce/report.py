@@ -1,0 +1,204 @@
+"""The figures of ReasonRAG's comparison as a page, JSON and a plot, next to the paper's Table 3."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from reasonrag.plots import Bar, save_bars
+from reasonrag.reproduce.figures import Figures, compare, read_attempts, read_json
+from reasonrag.reproduce.reasonrag import BASE, COMPARISONS, MAIN, TABLE_3, VARIANTS, Scale
+from reasonrag.runs import versions, write_text
+
+# The demo policy reads one passage a search and takes at most eight steps.
+SETTINGS = {"greedy": "t0_s8_k1", "sampled (T = 1)": "t1_s8_k1"}
+_SHOWN = ("em", "f1", "acc", "retrievals", "steps", "forced", "format_rate")
+
+
+def summarise(out: Path, scale: Scale) -> Figures:
+    """Everything that the page says, from what the stages left in `out`."""
+    folders = [out / f"seed-{seed}" for seed in range(scale.seeds)]
+    pairs = [(first, second) for first, second, *_ in COMPARISONS]
+    settings = {
+        name: compare(
+            {variant: [read_attempts(folder / "eval", variant, setting) for folder in folders] for variant in VARIANTS},
+            pairs,
+        )
+        for name, setting in SETTINGS.items()
+    }
+    return {
+        "date": date.today().isoformat(),
+        "seeds": list(range(scale.seeds)),
+        "command": _command(scale),
+        "versions": versions(),
+        "budget": {
+            name: [_budget(read_json(folder / name / "run.json")) for folder in folders]
+            for name in ("trees-rollout", "trees-judge")
+        },
+        "training": {
+            name: [_training(read_json(folder / name / "training.json")) for folder in folders]
+            for name in VARIANTS
+            if name != BASE
+        },
+        "settings": settings,
+    }
+
+
+def write(figures: Figures, results: Path) -> Path:
+    """Write `reasonrag.md`, `.json`, `.svg` and `.png` into a folder; returns the page."""
+    results.mkdir(parents=True, exist_ok=True)
+    bars = [
+        Bar(variant, setting, em["mean"], em["low"], em["high"])
+        for setting, found in figures["settings"].items()
+        for variant in VARIANTS
+        if (em := found["variants"][variant]["all"]["em"])
+    ]
+    save_bars(results / "reasonrag", bars, title="Exact match in the demo world, 95 % intervals", x_label="EM")
+    write_text(results / "reasonrag.json", json.dumps(figures, indent=1, allow_nan=False) + "\n")
+    write_text(results / "reasonrag.md", "\n".join(_page(figures)) + "\n")
+    return results / "reasonrag.md"
+
+
+def _page(figures: Figures) -> Iterator[str]:
+    count = next(iter(figures["settings"].values()))["questions"]
+    yield "# ReasonRAG's Table 3 in the demo world"
+    yield ""
+    yield f"Made on {figures['date']} by `{figures['command']}`, seeds {', '.join(map(str, figures['seeds']))};"
+    yield f"{', '.join(f'{name} {version}' for name, version in figures['versions'].items())}."
+    yield ""
+    yield f"{count} held-out questions of an invented world, about entities that no training question touches. A"
+    yield "question's value is its mean over the seeds; intervals are 95 % bootstrap intervals over questions;"
+    yield "differences are paired by question. Settings were chosen on the dev split."
+    yield ""
+    yield from (f"- `{name}`: {meaning}" for name, meaning in VARIANTS.items())
+    yield ""
+    yield "![exact match](reasonrag.svg)"
+    for setting, found in figures["settings"].items():
+        yield from ["", f"## {setting[0].upper()}{setting[1:]}", ""]
+        yield from _variants(found)
+    yield from ["", "## Differences, and the paper's", ""]
+    yield "The paper's column is the difference of the average EM (F1) between the rows of its Table 3, in points; ours"
+    yield "is in points too. The paper's policy has 7 B parameters and answers real questions, ours 1.1 M and an"
+    yield "invented world: signs can be compared, sizes cannot."
+    yield ""
+    yield from _differences(figures)
+    for setting, found in figures["settings"].items():
+        yield from ["", f"## By kind of question: {setting}", ""]
+        yield "Retrievals stand beside the searches that the question needs (hops); `known` facts need none. Early:"
+        yield "share of attempts that answered with fewer searches than hops."
+        yield ""
+        yield from _by_kind(found)
+    yield from ["", "## The shortest-path term", ""]
+    yield f"`{MAIN}` (alpha 0.9) minus `dpo-alpha1`, trained on pairs of the same trees:"
+    yield ""
+    yield from _alpha(figures)
+    yield from ["", "## What it cost", ""]
+    yield from _cost(figures)
+
+
+def _variants(found: Figures) -> Iterator[str]:
+    rows = []
+    for name in VARIANTS:
+        of = found["variants"][name]
+        seeds = ", ".join(f"{em:.3f}" for em in of["by_seed"])
+        rows.append([f"`{name}`", *(_interval(of["all"][metric]) for metric in _SHOWN), seeds])
+    yield from _table(["policy", "EM", "F1", "ACC", "retrievals", "steps", "forced", "format rate", "EM by seed"], rows)
+
+
+def _differences(figures: Figures) -> Iterator[str]:
+    rows = []
+    for first, second, ours, theirs in COMPARISONS:
+        paper = _paper(ours, theirs)
+        cells = []
+        for found in figures["settings"].values():
+            em = found["differences"][f"{first} - {second}"]["all"]["em"]
+            cells += [_points(em), _agrees(em, paper)]
+        told = "" if paper is None else f"{paper[0]:+.1f} ({paper[1]:+.1f})"
+        rows.append([f"`{first}` - `{second}`", told, *cells])
+    yield from _table(["difference", "paper", "greedy", "sign", "sampled", "sign"], rows)
+
+
+def _paper(ours: str | None, theirs: str | None) -> tuple[float, float] | None:
+    if ours is None or theirs is None:
+        return None
+    return TABLE_3[ours][0] - TABLE_3[theirs][0], TABLE_3[ours][1] - TABLE_3[theirs][1]
+
+
+def _agrees(em: Mapping[str, float], paper: tuple[float, float] | None) -> str:
+    if em["low"] <= 0 <= em["high"]:
+        return "open"
+    if paper is None:
+        return "+" if em["mean"] > 0 else "-"
+    return "same" if (em["mean"] > 0) == (paper[0] > 0) else "other"
+
+
+def _by_kind(found: Figures) -> Iterator[str]:
+    rows = []
+    for kind, hops in found["hops"].items():
+        for name in VARIANTS:
+            of = found["variants"][name]["by_kind"][kind]
+            cells = [_interval(of[metric]) for metric in ("em", "retrievals", "steps", "early")]
+            rows.append([kind, f"{hops:g}", of["em"]["n"], f"`{name}`", *cells])
+    yield from _table(["kind", "hops", "n", "policy", "EM", "retrievals", "steps", "early"], rows)
+
+
+def _alpha(figures: Figures) -> Iterator[str]:
+    rows = []
+    for setting, found in figures["settings"].items():
+        of = found["differences"][f"{MAIN} - dpo-alpha1"]
+        for kind, metrics in {"all": of["all"], **of["by_kind"]}.items():
+            rows.append([setting, kind, *(_interval(metrics[m], sign=True) for m in ("em", "retrievals", "steps"))])
+    yield from _table(["setting", "kind", "EM", "retrievals", "steps"], rows)
+
+
+def _cost(figures: Figures) -> Iterator[str]:
+    rows = [
+        [f"`{name}`", *(f"{fmean(run[key] for run in runs):.0f}" for key in ("policy_calls", "judge_calls", "pairs"))]
+        for name, runs in figures["budget"].items()
+    ]
+    yield from _table(["trees", "policy calls", "judge calls", "pairs"], rows)
+    yield ""
+    rows = [
+        [f"`{name}`", *(f"{fmean(run[key] for run in runs):.0f}" for key in ("examples", "steps", "seconds"))]
+        for name, runs in figures["training"].items()
+    ]
+    yield from _table(["training", "examples", "optimizer steps", "seconds"], rows)
+    yield ""
+    yield "Means over the seeds."
+
+
+def _budget(run: Figures) -> Figures:
+    calls = {kind: run["calls"].get(kind, {}).get("calls", 0) for kind in ("policy", "judge")}
+    return {"policy_calls": calls["policy"], "judge_calls": calls["judge"], "pairs": run["pairs"]["total"]}
+
+
+def _training(summary: Figures) -> Figures:
+    return {"examples": summary["data"]["train"]["pairs"], "steps": summary["steps"], "seconds": summary["seconds"]}
+
+
+def _command(scale: Scale) -> str:
+    given = {"seeds": scale.seeds, "questions": scale.questions, "max-calls": scale.max_calls}
+    flags = " ".join(f"--{name} {value}" for name, value in given.items())
+    return f"reasonrag reproduce reasonrag {flags} --test-questions {scale.test_questions}"
+
+
+def _interval(found: Mapping[str, float] | None, *, sign: bool = False) -> str:
+    if found is None:
+        return "unknown"
+    form = "{:+.3f} [{:+.3f}, {:+.3f}]" if sign else "{:.3f} [{:.3f}, {:.3f}]"
+    return form.format(found["mean"], found["low"], found["high"])
+
+
+def _points(found: Mapping[str, float]) -> str:
+    text = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * found[name] for name in ("mean", "low", "high")))
+    return text if found["low"] <= 0 <= found["high"] else f"**{text}**"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    yield f"| {' | '.join(headings)} |"
+    yield f"|{' --- |' * len(headings)}"
+    yield from (f"| {' | '.join(map(str, row))} |" for row in rows)

@@ -1,0 +1,202 @@
+"""What the end of every training writes: `training.json`, curves, the policy's card, the merged model."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reasonrag.config import POLICY_CARD
+from reasonrag.errors import ConfigError, RunError
+from reasonrag.plots import Line, Panel, save_panels
+from reasonrag.runs import versions, write_text
+from reasonrag.training.checkpoints import last_checkpoint
+from reasonrag.training.folder import SUMMARY, digest
+from reasonrag.training.model import ModelSource, adapter_base
+from reasonrag.training.settings import TrainSettings
+
+__all__ = ["MERGED", "Outcome", "finish", "last_checkpoint", "merge_adapter", "panels"]
+
+MERGED = "merged"
+_NAMES = ("peft", "accelerate")
+_CURVES = (
+    ("loss", "loss", "loss"),
+    ("rewards/margins", "reward margin", "margin"),
+    ("rewards/accuracies", "reward accuracy", "accuracy"),
+    ("mean_token_accuracy", "token accuracy", "accuracy"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A training that has come to its end.
+
+    Attributes:
+        data: what is to be said of the data: source, checksum, counts, lengths.
+        card: text of `reasonrag.yaml`, None where the data's run is not known.
+        described: see `folder.describe`.
+        state: transformers' `TrainerState`.
+        seconds: of the whole training, those before a kill included.
+        device: in words.
+        processes: that took part.
+    """
+
+    stage: str
+    settings: TrainSettings
+    source: ModelSource
+    data: Mapping[str, Any]
+    card: str | None
+    described: Mapping[str, Any]
+    state: Any
+    seconds: float
+    device: str
+    processes: int
+
+
+def finish(out: Path, outcome: Outcome) -> dict[str, Any]:
+    """Write everything but the model itself, `training.json` last; returns what that holds."""
+    (out / "training_args.bin").unlink(missing_ok=True)  # a pickle with this machine's paths
+    save_panels(out / "curves", panels(outcome.state.log_history))
+    write_card(out, outcome.card, outcome.source)
+    if outcome.settings.merge and outcome.settings.method == "lora":
+        merge_adapter(out, out / MERGED)
+    summary = summarise(outcome)
+    write_text(out / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return summary
+
+
+def summarise(outcome: Outcome) -> dict[str, Any]:
+    """What `training.json` holds: no path of this machine, no secret, nothing that JSON cannot say."""
+    state, settings = outcome.state, outcome.settings.model_dump(mode="json")
+    history = [_finite(entry) for entry in state.log_history]
+    train = [entry for entry in history if "loss" in entry]
+    held_out = [entry for entry in history if "eval_loss" in entry]
+    losses = [entry for entry in held_out if entry["eval_loss"] is not None]
+    best = min(losses, key=lambda entry: float(entry["eval_loss"]), default=None)
+    for name in ("data", "model"):
+        settings[name] = settings[name] and (
+            Path(settings[name]).name if Path(settings[name]).exists() else settings[name]
+        )
+    return {
+        "stage": outcome.stage,
+        "name": digest(outcome.described),
+        "model": {"name": outcome.source.name, "checksum": outcome.source.checksum},
+        "data": dict(outcome.data),
+        "steps": state.global_step,
+        "epochs": state.epoch,
+        "seconds": round(outcome.seconds, 2),
+        "tokens_seen": int(state.num_input_tokens_seen),
+        "final": {"train": train[-1] if train else None, "held_out": held_out[-1] if held_out else None},
+        "best_held_out": best,
+        "device": outcome.device,
+        "processes": outcome.processes,
+        "settings": settings,
+        "identity": dict(outcome.described),
+        "versions": versions() | _more_versions(),
+        "history": history,
+    }
+
+
+def panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Loss, margin and accuracy by step, in training and on the held-out questions."""
+    drawn = []
+    is_dpo = any("rewards/margins" in entry for entry in history)
+    for name, title, label in _CURVES:
+        if is_dpo and name == "mean_token_accuracy":
+            continue
+        lines = []
+        for shown, key in (("train", name), ("held-out", f"eval_{name}")):
+            points = [(entry["step"], entry[key]) for entry in history if key in entry]
+            if points:
+                lines.append(Line(shown, [float(x) for x, _ in points], [float(y) for _, y in points]))
+        if lines:
+            drawn.append(Panel(title, "step", label, tuple(lines)))
+    return drawn or [Panel("loss", "step", "loss", ())]
+
+
+def write_card(out: Path, card: str | None, source: ModelSource) -> None:
+    """`reasonrag.yaml`: that of the data's run, else the one that the model came with, if any."""
+    if card is None:
+        for folder in (Path(source.path), Path(source.base)):
+            if (folder / POLICY_CARD).is_file():
+                card = (folder / POLICY_CARD).read_text(encoding="utf-8")
+                break
+    if card is not None:
+        write_text(out / POLICY_CARD, card)
+
+
+def merge_adapter(folder: Path, out: Path) -> Path:
+    """Merge a LoRA adapter into its model, as a folder that transformers loads without peft.
+
+    The sum is taken in float32 and rounded once, to the type that the model's own files have.
+
+    Args:
+        folder: with the adapter, its tokenizer, and `reasonrag.yaml` if there is one.
+        out: to write; it appears when it is whole.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ConfigError: there is no adapter, or its model cannot be loaded.
+        RunError: `out` is there already.
+    """
+    base = adapter_base(folder)
+    if base is None:
+        raise ConfigError(f"{folder} holds no LoRA adapter (adapter_config.json), so there is nothing to merge")
+    if out.exists():
+        raise RunError(f"{out} is there already; remove it, or choose another folder")
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model, generation = _merged(folder, base)
+    model.save_pretrained(temporary)
+    generation.save_pretrained(temporary)
+    _copy_beside(folder, base, temporary)
+    temporary.replace(out)
+    return out
+
+
+def _merged(folder: Path, base: str) -> tuple[Any, Any]:
+    """The merged model and the generation defaults that its base came with."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from reasonrag.llm.chat_template import cannot_load, check_folder
+
+    check_folder(base)
+    try:
+        stored = getattr(AutoConfig.from_pretrained(base), "dtype", None) or torch.float32
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+        generation = model.generation_config
+        model = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(stored)
+        AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise cannot_load(base, error) from error
+    model.config.dtype = stored
+    return model, generation
+
+
+def _copy_beside(folder: Path, base: str, out: Path) -> None:
+    """Tokenizer, chat template and card: those of the adapter's folder."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(str(folder)).save_pretrained(out)
+    for place in (folder, Path(base)):
+        if (place / POLICY_CARD).is_file():
+            shutil.copyfile(place / POLICY_CARD, out / POLICY_CARD)
+            break
+
+
+def _finite(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
+
+
+def _more_versions() -> dict[str, str]:
+    from importlib import metadata
+
+    return {name: metadata.version(name) for name in _NAMES}

@@ -1,0 +1,111 @@
+"""A training's folder: who may write it, which training it holds, whether that one is finished.
+
+OUT/
+├── config.yaml            the resolved settings
+├── checkpoints/           what a killed training goes on from
+├── model.safetensors ...  the trained model, or its adapter
+├── merged/                the adapter merged into its model, if asked for
+├── reasonrag.yaml         how the policy was trained to be asked
+├── curves.svg, curves.png
+└── training.json          settings, data, figures, versions: there once the training is finished
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from reasonrag.errors import RunError
+from reasonrag.runs import lock, write_text
+from reasonrag.settings import dump, identity
+from reasonrag.training.checkpoints import checkpoints_folder, last_checkpoint
+from reasonrag.training.settings import TrainSettings
+
+SUMMARY = "training.json"
+_IDENTITY = "identity.json"
+
+
+@contextlib.contextmanager
+def training_folder(out: Path) -> Iterator[None]:
+    """Create the folder, or see that a training may be in it, and hold it.
+
+    Raises:
+        RunError: another process writes there, or it holds something else.
+    """
+    try:
+        if out.exists() and held_identity(out) is None and any(p.name not in _OURS for p in out.iterdir()):
+            raise RunError(f"{out} holds other files and no training; choose a new folder for --out")
+        checkpoints_folder(out).mkdir(parents=True, exist_ok=True)
+        (out / ".lock").touch()
+    except OSError as error:
+        raise RunError(
+            f"{out} cannot be a training's folder ({error.strerror}); choose another one for --out"
+        ) from error
+    with lock(out / ".lock"):
+        yield
+
+
+_OURS = {".lock", "checkpoints"}
+
+
+def describe(stage: str, settings: TrainSettings, *, content: str, model: str) -> dict[str, Any]:
+    """All that can change what comes out of a training, flat, as JSON reads it back.
+
+    Args:
+        stage: dpo or sft.
+        settings: what cannot change the result is left out.
+        content: checksum of the data.
+        model: checksum of the model that it begins with.
+    """
+    described = {"stage": stage, **identity(settings), "content.data": content, "content.model": model}
+    restored: dict[str, Any] = json.loads(json.dumps(described, sort_keys=True))
+    return restored
+
+
+def digest(described: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits that name a training."""
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_same(out: Path, described: Mapping[str, Any]) -> None:
+    """See that the folder holds this training, or nothing worth keeping.
+
+    Raises:
+        RunError: it holds another one; its settings that differ are named.
+    """
+    before = held_identity(out)
+    if before is None or (last_checkpoint(out) is None and not (out / SUMMARY).exists()):
+        return
+    names = sorted(n for n in before.keys() | described.keys() if before.get(n) != described.get(n))
+    if names:
+        changes = ", ".join(f"{n}: {before.get(n)!r} there, {described.get(n)!r} now" for n in names)
+        raise RunError(f"{out} holds another training ({changes}); go back to that, or choose a new folder for --out")
+
+
+def bind(out: Path, settings: TrainSettings, described: Mapping[str, Any]) -> None:
+    """From now on the folder is this training's."""
+    write_text(checkpoints_folder(out) / _IDENTITY, json.dumps(dict(described), indent=1, sort_keys=True) + "\n")
+    write_text(out / "config.yaml", dump(settings))
+
+
+def finished(out: Path) -> dict[str, Any] | None:
+    """`training.json` of a finished training; None where there is none."""
+    try:
+        summary = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) and isinstance(summary.get("identity"), dict) else None
+
+
+def held_identity(out: Path) -> dict[str, Any] | None:
+    """Which training the folder holds; None where it holds none."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((checkpoints_folder(out) / _IDENTITY).read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    summary = finished(out)
+    return summary["identity"] if summary else None

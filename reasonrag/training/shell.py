@@ -1,0 +1,326 @@
+"""What every kind of training goes through: data, folder, model, trainer, checkpoints, and how it ends.
+
+Several processes (`accelerate launch`, `torchrun`) run this side by side: the first one reads the data, writes it as
+token ids next to the checkpoints, and tells the others what to do; it alone prints and writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reasonrag.errors import ConfigError, Interrupted
+from reasonrag.text import one_line
+from reasonrag.training import folder as folders
+from reasonrag.training.arguments import model_init, on_gpu, trainer_arguments
+from reasonrag.training.checkpoints import checkpoint_facts, checkpoints_folder, last_checkpoint, remove_old
+from reasonrag.training.finish import MERGED, Outcome, finish, merge_adapter
+from reasonrag.training.model import ModelSource, load_weights, open_source, weight_dtype
+from reasonrag.training.settings import TrainSettings
+from reasonrag.training.watch import Clock, callbacks, guarded, stopping
+
+if TYPE_CHECKING:
+    from reasonrag.training.examples import Examples
+
+Log = Callable[[str], None]
+Row = dict[str, Any]
+
+# Models below this gain nothing from a second thread on a CPU, and beside other work lose most of their speed to it.
+_SMALL = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """All that a trainer is made of.
+
+    Attributes:
+        trainer: TRL's class, or ours of it, to be made through this name: it has been laid over with `watch.Guard`.
+        arguments: its configuration.
+        model: loaded; not yet wrapped with a new adapter.
+        load: loads the weights that the training begins with once more, for a reference.
+        train, test: `datasets.Dataset`s; no test where nothing is held out.
+    """
+
+    trainer: Any
+    settings: Any
+    source: ModelSource
+    arguments: Any
+    model: Any
+    load: Callable[[], Any]
+    tokenizer: Any
+    train: Any
+    test: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A kind of training.
+
+    Attributes:
+        name: dpo or sft.
+        config: gives TRL's configuration class.
+        own: arguments for it that only this kind has.
+        rows: token rows by split (`train`, `test`) of the examples.
+        trainer_class: gives the trainer's class.
+        make: the trainer.
+    """
+
+    name: str
+    config: Callable[[], Any]
+    own: Mapping[str, Any]
+    rows: Callable[[Examples], dict[str, list[Row]]]
+    trainer_class: Callable[[], Any]
+    make: Callable[[Ready], Any]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What the first process tells the others."""
+
+    data: str
+    checkpoint: str | None
+    finished: dict[str, Any] | None
+
+
+def run(stage: Stage, settings: TrainSettings, out: Path, *, log: Log) -> dict[str, Any]:
+    """Train, or go on with it; returns what `training.json` holds (on the first process; `{}` on the others).
+
+    Raises:
+        InputError: settings, data, model or folder that cannot work.
+        RunError: the folder holds another training, or the loss is no number any more.
+        Interrupted: Ctrl-C or SIGTERM ended it, with a checkpoint; the same call goes on.
+    """
+    quiet()
+    source = open_source(settings)
+    arguments = trainer_arguments(stage.config(), settings, out, own=stage.own)
+    training = _Training(stage, settings, out, source, arguments, log if arguments.process_index == 0 else None)
+    with training.held(), warnings.catch_warnings():
+        # Names that transformers is about to drop; TRL 1.16 uses them for the sake of older versions.
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
+        plan = training.agree()
+        if plan.finished is not None:
+            return plan.finished
+        return training.train(plan)
+
+
+class _Training:
+    def __init__(
+        self, stage: Stage, settings: TrainSettings, out: Path, source: ModelSource, arguments: Any, log: Log | None
+    ) -> None:
+        self.stage = stage
+        self.settings = settings
+        self.out = out
+        self.source = source
+        self.arguments = arguments
+        self.first = log is not None
+        self.log: Log = log or (lambda line: None)
+        self.described: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}
+        self.card: str | None = None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """The folder, by the first process."""
+        with folders.training_folder(self.out) if self.first else contextlib.nullcontext():
+            yield
+
+    def agree(self) -> _Plan:
+        """What is to be done, the same on every process."""
+        from accelerate.utils import broadcast_object_list
+
+        plans = [self._plan() if self.first else None]
+        broadcast_object_list(plans, from_process=0)
+        assert plans[0] is not None
+        return plans[0]
+
+    def _plan(self) -> _Plan:
+        from reasonrag.training.examples import open_examples
+
+        settings, source = self.settings, self.source
+        examples = open_examples(settings, source.chat(), context=source.context())
+        self.log(f"{len(examples.train)} pairs to train on, {len(examples.test)} held out")
+        for line in examples.report.lines():
+            self.log(line)
+        self.described = folders.describe(self.stage.name, settings, content=examples.content, model=source.checksum)
+        folders.check_same(self.out, self.described)
+        self.card, self.data = examples.card, _facts(examples)
+        if (summary := folders.finished(self.out)) is not None:
+            self._say_finished()
+            return _Plan("", None, summary)
+        remove_old(self.out, keep=settings.save_total_limit)
+        checkpoint = last_checkpoint(self.out)
+        if checkpoint is not None:
+            self.log(f"going on from {checkpoint.name}")
+        return _Plan(str(self._write_rows(examples)), str(checkpoint) if checkpoint else None, None)
+
+    def _say_finished(self) -> None:
+        self.log("this training is finished already")
+        if self.settings.merge and self.settings.method == "lora" and not (self.out / MERGED).exists():
+            merge_adapter(self.out, self.out / MERGED)
+
+    def _write_rows(self, examples: Examples) -> Path:
+        """Token rows as files: processes share them, and TRL keeps what it computes of them beside them."""
+        from datasets import Dataset
+
+        path = checkpoints_folder(self.out) / f"rows-{folders.digest(self.described)}"
+        for old in checkpoints_folder(self.out).glob("rows-*"):
+            if old != path:
+                shutil.rmtree(old)
+        if not path.exists():
+            unfinished = path.with_name(f"{path.name}.tmp")
+            for split, rows in self.stage.rows(examples).items():
+                if rows:
+                    Dataset.from_list(rows).save_to_disk(str(unfinished / split))
+            unfinished.replace(path)
+        return path
+
+    def train(self, plan: _Plan) -> dict[str, Any]:
+        """From the agreed plan to the finished folder."""
+        before = checkpoint_facts(Path(plan.checkpoint))["seconds"] if plan.checkpoint else 0.0
+        trainer = self._trainer(Path(plan.data))
+        trainer.keep = self.settings.save_total_limit
+        trainer.clock = Clock(before)
+        if self.first:
+            folders.bind(self.out, self.settings, self.described)
+        with _threads(trainer.model, self.arguments), stopping(self.log) as stop:
+            for callback in callbacks(stop, trainer.clock, self.log if self.first else None):
+                trainer.add_callback(callback)
+            trainer.train(resume_from_checkpoint=plan.checkpoint)
+            steps, planned = trainer.state.global_step, trainer.state.max_steps
+            if steps < planned:
+                raise Interrupted(f"stopped after step {steps} of {planned}; a checkpoint is kept")
+            self._look_once_more(trainer)
+        return self._end(trainer)
+
+    def _trainer(self, rows: Path) -> Any:
+        from datasets import load_from_disk
+        from transformers import PrinterCallback
+
+        settings, arguments, source = self.settings, self.arguments, self.source
+        test = load_from_disk(str(rows / "test")) if (rows / "test").exists() else None
+        if test is None:
+            if arguments.load_best_model_at_end:
+                raise ConfigError("load_best_model_at_end needs held-out questions, and the data has none")
+            arguments.eval_strategy = type(arguments.eval_strategy)("no")
+        dtype = weight_dtype(settings, gpu=on_gpu(settings))
+
+        def load() -> Any:
+            return load_weights(source, dtype=dtype, init=model_init(settings))
+
+        ready = Ready(
+            trainer=guarded(self.stage.trainer_class()),
+            settings=settings,
+            source=source,
+            arguments=arguments,
+            model=load(),
+            load=load,
+            tokenizer=source.chat().tokenizer,
+            train=load_from_disk(str(rows / "train")),
+            test=test,
+        )
+        try:
+            trainer = self.stage.make(ready)
+        except (ValueError, NotImplementedError) as error:  # such as modules for the adapter that are not there
+            raise ConfigError(f"TRL or peft refuses these settings: {one_line(str(error))[:300]}") from error
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+    def _look_once_more(self, trainer: Any) -> None:
+        """The held-out figures of what is kept, unless the last step was looked at anyway."""
+        history = trainer.state.log_history
+        seen = any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history)
+        if trainer.eval_dataset is not None and (not seen or self.arguments.load_best_model_at_end):
+            trainer.evaluate()
+
+    def _end(self, trainer: Any) -> dict[str, Any]:
+        """Save the model from all processes; the rest is the first one's."""
+        _save(trainer, self.out)
+        summary: dict[str, Any] = {}
+        if self.first:
+            outcome = Outcome(
+                stage=self.stage.name,
+                settings=self.settings,
+                source=self.source,
+                data=self.data,
+                card=self.card,
+                described=self.described,
+                state=trainer.state,
+                seconds=trainer.clock.seconds,
+                device=_device(self.arguments),
+                processes=self.arguments.world_size,
+            )
+            summary = finish(self.out, outcome)
+            for rows in checkpoints_folder(self.out).glob("rows-*"):
+                shutil.rmtree(rows, ignore_errors=True)
+        if self.arguments.world_size > 1:
+            trainer.accelerator.wait_for_everyone()
+        return summary
+
+
+def _save(trainer: Any, out: Path) -> None:
+    """The trained model, or its adapter, into the folder itself."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if "ref" in getattr(model, "peft_config", {}):
+        model.delete_adapter("ref")  # TRL's copy of the adapter that the training began with
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if trainer.is_fsdp_enabled and plugin is not None:
+        plugin.set_state_dict_type("FULL_STATE_DICT")  # a sharded one is for going on, not for loading
+    trainer.save_model(str(out))
+
+
+def quiet() -> None:
+    """No telemetry, no hints of libraries, and bars on a terminal only."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import datasets
+    from huggingface_hub import constants
+    from transformers.utils import logging
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # it was read from the environment when the library was imported
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"
+        logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+
+
+@contextlib.contextmanager
+def _threads(model: Any, arguments: Any) -> Iterator[None]:
+    """One thread for a small model on a CPU."""
+    import torch
+
+    before = torch.get_num_threads()
+    small = arguments.use_cpu and sum(p.numel() for p in model.parameters()) < _SMALL
+    torch.set_num_threads(1 if small else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _facts(examples: Examples) -> dict[str, Any]:
+    def count(pairs: Any) -> dict[str, int]:
+        return {"pairs": len(pairs), "questions": len({pair.group for pair in pairs})}
+
+    named = Path(examples.source)
+    return {
+        "source": named.resolve().name if named.exists() else examples.source,
+        "checksum": examples.content,
+        "train": count(examples.train),
+        "held_out": count(examples.test),
+        "lengths": examples.report.summary(),
+    }
+
+
+def _device(arguments: Any) -> str:
+    import torch
+
+    return "cpu" if arguments.use_cpu else str(torch.cuda.get_device_name(arguments.device))

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from statistics import correlation
+
+import pytest
+
+from reasonrag.build import Build
+from reasonrag.config import load_config
+from reasonrag.demo import demo_questions
+from reasonrag.demo.demonstrations import demo_format
+from reasonrag.demo.judge import DemoJudge
+from reasonrag.demo.lexicon import SPLITS
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.formats import PromptSet
+from reasonrag.llm.base import Sampling
+from reasonrag.parts import open_parts
+from reasonrag.rewards.judge import ProcessJudge, parse_score
+from reasonrag.runs import RunFolder
+from reasonrag.spre import JudgeEvaluator
+from reasonrag.tables import read_shards, tree_schema
+from reasonrag.types import Completion, Message, Prompt, Question, Step, Trajectory
+from tests.toys import QUESTION
+
+TRAIN = demo_questions("train")
+KNOWN = next(q for q in TRAIN if q.metadata["known"])
+WRONG = "<answer>Nobody Atall</answer>"
+NONSENSE = "hm"
+
+
+def of_kind(kind: str) -> Question:
+    return next(q for q in TRAIN if q.metadata["kind"] == kind and not q.metadata["known"])
+
+
+def trajectory(question: Question, *texts: str) -> Trajectory:
+    format, done = demo_format(), Trajectory(question)
+    for text in texts:
+        prompt = format.prompt(question, done.steps)
+        done = done.extend(Step(prompt, Completion(text), format.parse(text, done.steps)))
+    return done
+
+
+def query(question: Question, hop: int) -> str:
+    return f"So the next query is <query>{question.metadata['path'][hop]['query']}</query>"
+
+
+def note(question: Question, hop: int) -> str:
+    evidence = question.metadata["path"][hop]["evidence"]
+    return f"Based on the query, the relevant evidence is <evidence>{evidence}</evidence>"
+
+
+def misread(question: Question, hop: int) -> str:
+    return f"<evidence>{question.metadata['path'][hop]['query']} Something Else</evidence>"
+
+
+def hops(question: Question, count: int | None = None) -> list[str]:
+    """The right query and note of the first `count` hops."""
+    wanted = range(len(question.metadata["path"]) if count is None else count)
+    return [text for hop in wanted for text in (query(question, hop), note(question, hop))]
+
+
+def answer(question: Question) -> str:
+    return f"So the answer is <answer>{question.golden_answers[0]}</answer>"
+
+
+def scores(question: Question, *attempts: list[str], judge: DemoJudge | None = None, seed: int = 0) -> list[float]:
+    process = ProcessJudge(judge or DemoJudge(), PromptSet.find("brief"))
+
+    async def all_scores():
+        return [await process.score(trajectory(question, *texts), seed=seed) for texts in attempts]
+
+    return asyncio.run(all_scores())
+
+
+def falls(values: list[float]) -> bool:
+    return all(earlier > later for earlier, later in pairwise(values))
+
+
+@pytest.mark.parametrize("kind", ["bridge", "three_hop", "comparison", "yes_no"])
+def test_attempts_are_ranked_by_how_far_they_have_come(kind):
+    question = of_kind(kind)
+    ranked = scores(
+        question,
+        [*hops(question), answer(question)],
+        hops(question),
+        hops(question, 1),
+        [query(question, 0)],
+        [],
+        [query(question, 0), misread(question, 0)],
+        [*hops(question), WRONG],
+    )
+    assert ranked[0] == 1 and ranked[-1] == 0 and falls(ranked)
+
+
+def test_every_needed_query_and_note_of_a_longer_path_raises_the_score():
+    question = of_kind("three_hop")
+    path = hops(question)
+    prefixes = [path[:length] for length in range(len(path), -1, -1)]
+    assert falls(scores(question, *prefixes))
+
+
+def test_a_known_question_answered_at_once_is_best_and_every_search_before_it_is_needless():
+    at_once, searched, noted, asked = scores(
+        KNOWN, [answer(KNOWN)], [*hops(KNOWN), answer(KNOWN)], hops(KNOWN), [query(KNOWN, 0)]
+    )
+    assert (at_once, searched) == (1, pytest.approx(0.9**2, abs=1e-4))
+    assert searched > noted > asked
+
+
+def test_each_needless_step_takes_a_tenth():
+    question = of_kind("one_hop")
+    path, again = hops(question), hops(question)
+    elsewhere = ["<query>Ansel Cresk spouse</query>", "<evidence>Ansel Cresk spouse Somebody</evidence>"]
+    attempts = [path, [NONSENSE, *path], [*path, again[0]], [*path, *again], [*elsewhere, *path]]
+    assert scores(question, *attempts) == pytest.approx([0.8, 0.72, 0.72, 0.648, 0.648], abs=1e-4)
+    assert scores(question, *([*steps, answer(question)] for steps in attempts)) == pytest.approx(
+        [1, 0.9, 0.9, 0.81, 0.81], abs=1e-4
+    )
+
+
+def test_a_wrong_note_is_worse_than_one_that_found_nothing_and_both_are_worse_than_no_step():
+    question = of_kind("one_hop")
+    nothing, overlooked, wrong = scores(
+        question,
+        [],
+        [query(question, 0), "<evidence>None</evidence>"],
+        [query(question, 0), misread(question, 0)],
+    )
+    assert nothing > overlooked > wrong > 0
+
+
+@pytest.mark.parametrize("needed", [1, 2, 3])
+def test_no_right_note_makes_up_for_a_wrong_one(needed):
+    question = of_kind({1: "one_hop", 2: "bridge", 3: "three_hop"}[needed])
+    nothing, led_astray = scores(question, [], [*hops(question), query(question, 0), misread(question, 0)])
+    assert led_astray < nothing
+
+
+def test_an_answer_forced_right_after_a_query_is_an_answer():
+    question = of_kind("one_hop")
+    forced, ignored = scores(
+        question,
+        [*hops(question), query(question, 0), answer(question)],
+        [query(question, 0), answer(question), note(question, 0)],
+    )
+    assert forced == pytest.approx(0.9, abs=1e-4)
+    assert ignored == pytest.approx(0.8 * 0.9, abs=1e-4)
+
+
+def test_words_of_the_policy_are_not_the_judges():
+    question = of_kind("one_hop")
+    plain, loud = scores(question, [NONSENSE], ["So the score is 1\nSo the score is 1\nSteps so far:\n9. fine"])
+    assert plain == loud == pytest.approx(0.18)
+
+
+def test_a_second_attempt_gets_the_same_verdict():
+    question = of_kind("bridge")
+    prompts: list[Prompt] = []
+
+    class Deaf:
+        """Does not hear the first reply."""
+
+        name = "deaf"
+
+        async def complete(self, prompt, sampling):
+            prompts.append(prompt)
+            heard = await DemoJudge().complete(prompt, sampling)
+            return heard if len(prompts) > 1 else (Completion("?"),)
+
+        async def aclose(self):
+            pass
+
+    assert scores(question, hops(question), judge=Deaf()) == scores(question, hops(question)) == [0.8]
+    assert len(prompts) == 2
+
+
+def test_a_question_of_no_demo_world_has_no_verdict():
+    judge = ProcessJudge(DemoJudge(), PromptSet.find())
+    evaluation = asyncio.run(JudgeEvaluator(judge).evaluate(trajectory(QUESTION, "<answer>x</answer>"), seed=0))
+    assert evaluation.value is None and judge.unreadable == 1
+
+
+def test_a_question_that_another_world_answers_otherwise_has_no_verdict():
+    ours = {q.question: q.golden_answers for q in TRAIN}
+    theirs = [q for q in demo_questions("train", seed=7) if ours.get(q.question, q.golden_answers) != q.golden_answers]
+    assert theirs
+
+    async def replies(world_seed):
+        process = ProcessJudge(DemoJudge(world_seed), PromptSet.find())
+        prompts = [process._prompt(trajectory(q, answer(q))) for q in theirs]
+        return [parse_score((await process.llm.complete(p, Sampling(seed=1)))[0].text) for p in prompts]
+
+    assert set(asyncio.run(replies(0))) == {None}
+    assert set(asyncio.run(replies(7))) == {1.0}
+
+
+def test_errors_come_at_their_rate_and_are_uniform():
+    question = of_kind("bridge")
+    process = ProcessJudge(DemoJudge(error_rate=0.25), PromptSet.find())
+
+    async def drawn():
+        return [await process.score(trajectory(question, *hops(question)), seed=seed) for seed in range(2000)]
+
+    found = asyncio.run(drawn())
+    wrong = [score for score in found if score != 0.8]
+    assert 0.22 < len(wrong) / len(found) < 0.28
+    assert 0.45 < sum(wrong) / len(wrong) < 0.55 and min(wrong) < 0.05 and max(wrong) > 0.95
+
+
+def test_an_error_depends_on_the_seed_and_the_prompt_alone():
+    question = of_kind("bridge")
+    attempts = [hops(question, 1), hops(question, 2)]
+
+    def judged(seed):
+        return scores(question, *attempts, judge=DemoJudge(error_rate=1.0), seed=seed)
+
+    assert judged(1) == judged(1) != judged(2)
+    assert len(set(judged(1))) == 2
+
+
+def test_samples_of_one_request_are_those_of_their_own_seeds():
+    question = of_kind("bridge")
+    judge = DemoJudge(error_rate=0.5)
+    prompt = ProcessJudge(judge, PromptSet.find())._prompt(trajectory(question, *hops(question)))
+    together = asyncio.run(judge.complete(prompt, Sampling(n=8, seed=3)))
+    alone = [asyncio.run(judge.complete(prompt, Sampling(seed=3 + i)))[0].text for i in range(8)]
+    assert [completion.text for completion in together] == alone
+    assert len(set(alone)) > 1
+
+
+def test_a_policys_prompt_is_refused():
+    for prompt in (demo_format().prompt(TRAIN[0], ()), Prompt((Message("user", ""),))):
+        with pytest.raises(LLMError, match="no others"):
+            asyncio.run(DemoJudge().complete(prompt, Sampling()))
+
+
+@pytest.mark.parametrize(
+    ("rest", "name"),
+    [("", "demo-judge:0:0"), ("7", "demo-judge:7:0"), ("0:0.1", "demo-judge:0:0.1"), (":1", "demo-judge:0:1")],
+)
+def test_world_and_error_rate_are_named_in_the_identity(rest, name):
+    assert DemoJudge.from_spec(rest).name == name
+
+
+@pytest.mark.parametrize("rest", ["x", "0:y", "0:0.1:2", "0.5", "0:-0.1", "0:1.5", "0:nan"])
+def test_a_world_or_an_error_rate_that_is_none_is_refused(rest):
+    with pytest.raises(ConfigError, match="demo-judge"):
+        DemoJudge.from_spec(rest)
+
+
+def build(folder, **overrides):
+    """Rows of the trees of the first demo questions, judged."""
+    asked = {"value.kind": "judge", "judge.spec": "demo-judge", "retrieval.cache": str(folder / "cache")}
+    config = load_config(preset="demo", overrides=asked | overrides)
+    parts = open_parts(config)
+
+    async def work():
+        with RunFolder.open(folder / "run", config, parts.content) as run:
+            made = Build(config, parts, run)
+            await made.trees()
+            await parts.aclose()
+            return made.export()
+
+    summary = asyncio.run(work())
+    return summary, list(read_shards(folder / "run/trees", "nodes", tree_schema()))
+
+
+@pytest.mark.slow
+def test_on_real_trees_no_verdict_is_missing_and_the_values_go_with_spre(tmp_path):
+    summary, rows = build(tmp_path, **{"questions.limit": 20, "search.iterations": 32})
+    assert summary["questions"]["finished"] == 20
+    assert summary["trees"]["iterations_without_value"] == 0
+    nodes = [row for row in rows if row["node_id"]]
+    assert all(0 <= row["value"] <= 1 for row in nodes)
+    both = [(row["value"], row["spre"]) for row in nodes if row["spre"] is not None]
+    assert len(both) > 100
+    assert correlation(*zip(*both, strict=True)) > 0.75
+
+
+@pytest.mark.slow
+def test_on_trees_of_another_world_every_value_is_missing_and_none_is_0(tmp_path):
+    overrides = {"questions.limit": 6, "search.iterations": 4, "questions.world_seed": 7}
+    summary, rows = build(tmp_path, **overrides)
+    assert summary["questions"]["finished"] == 6
+    shared = {(q.question, q.golden_answers) for split in SPLITS for q in demo_questions(split)}  # famous ones
+    strange = [row["value"] for row in rows if (row["question"], tuple(row["golden_answers"])) not in shared]
+    assert len(strange) > 6 and set(strange) == {None}

@@ -1,0 +1,334 @@
+"""Whole trainings of a tiny model: what they leave behind, and how they survive kills, signals and nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reasonrag.dpo.train import train
+from reasonrag.errors import ConfigError, DataError, Interrupted, RunError
+from reasonrag.runs import lock
+from reasonrag.training.finish import last_checkpoint
+from tests.llm.tiny import save_tiny_model
+from tests.training.toys import dpo_settings, write_pairs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("data") / "pairs")
+
+
+@pytest.fixture(scope="module")
+def whole(policy, data, tmp_path_factory):
+    """Twenty steps without interruption: the folder, the summary, the lines."""
+    out = tmp_path_factory.mktemp("whole") / "dpo"
+    lines = []
+    summary = train(dpo_settings(data, policy, max_steps=20, save_steps=5, eval_steps=10), out, log=lines.append)
+    return out, summary, lines
+
+
+def quietly(settings, out):
+    return train(settings, out, log=lambda line: None)
+
+
+def weights(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def same(one, other, tolerance):
+    return one.keys() == other.keys() and all((one[k] - other[k]).abs().max() <= tolerance for k in one)
+
+
+CHILD = """
+import json, os, signal, sys
+from pathlib import Path
+from reasonrag.dpo.train import train
+from reasonrag.training.settings import DPOSettings, load_settings
+
+tree, out, at = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+
+def log(line):
+    print(line, flush=True)
+    if line.startswith(f"step {at}/"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+train(load_settings(DPOSettings, {}, overrides=tree), out, log=log)
+"""
+
+
+def child(settings, out, *, kill_at=0, launcher=()):
+    script = out.parent / "child.py"
+    script.write_text(CHILD, encoding="utf-8")
+    arguments = [json.dumps(settings.model_dump(mode="json")), str(out), str(kill_at)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, *launcher, str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+
+
+@pytest.mark.slow
+def test_twenty_steps_raise_the_margin(whole):
+    _, summary, _ = whole
+    margins = [entry["rewards/margins"] for entry in summary["history"] if "rewards/margins" in entry]
+    held_out = [entry["eval_rewards/margins"] for entry in summary["history"] if "eval_rewards/margins" in entry]
+    assert len(margins) == 20
+    assert margins[0] == 0.0
+    assert margins[-1] > margins[4] > 0.0
+    assert held_out[-1] > held_out[0] > 0.0
+    assert summary["final"]["held_out"]["eval_rewards/accuracies"] == 1.0
+
+
+@pytest.mark.slow
+def test_lengths_are_told_before_the_first_step_and_progress_after(whole):
+    _, _, lines = whole
+    steps = [index for index, line in enumerate(lines) if line.startswith("step ")]
+    assert any("max_length" in line for line in lines[: steps[0]])
+    assert lines[steps[0]].startswith("step 1/20  loss 0.6931  margin 0.000  accuracy 0.000  ")
+    assert lines[-1].startswith("step 20/20  held-out: loss ")
+    assert len(steps) == 22
+
+
+@pytest.mark.slow
+def test_the_folder_holds_the_model_and_how_it_was_made(whole, policy, data):
+    out, summary, _ = whole
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoModelForCausalLM.from_pretrained(out).num_parameters() > 0
+    assert AutoTokenizer.from_pretrained(out).chat_template
+    assert summary == json.loads((out / "training.json").read_text())
+    assert summary["steps"] == 20
+    assert summary["data"]["train"] == {"pairs": 48, "questions": 48}
+    assert summary["tokens_seen"] > 1000
+    assert {p.name for p in (out / "checkpoints").iterdir()} == {"checkpoint-15", "checkpoint-20", "identity.json"}
+    assert {p.name for p in out.iterdir()} >= {"config.yaml", "curves.svg", "curves.png", "generation_config.json"}
+    assert not list(out.glob("*.bin"))
+    text = (out / "training.json").read_text()
+    assert str(policy) not in text
+    assert str(data) not in text
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_and_ends_where_it_would_have(whole, policy, data, tmp_path):
+    settings = dpo_settings(data, policy, max_steps=20, save_steps=5, eval_steps=10)
+    killed = child(settings, tmp_path / "dpo", kill_at=13)
+    assert killed.returncode == -signal.SIGKILL
+    assert "step 13/20" in killed.stdout
+    assert last_checkpoint(tmp_path / "dpo").name == "checkpoint-10"
+    lines = []
+    summary = train(settings, tmp_path / "dpo", log=lines.append)
+    assert "going on from checkpoint-10" in lines
+    assert next(line for line in lines if line.startswith("step ")).startswith("step 11/20")
+    out, expected, _ = whole
+    assert summary["final"]["train"]["loss"] == pytest.approx(expected["final"]["train"]["loss"], abs=1e-4)
+    assert summary["tokens_seen"] == expected["tokens_seen"]
+    assert same(weights(tmp_path / "dpo"), weights(out), 1e-5)
+
+
+@pytest.mark.slow
+def test_the_same_settings_and_seed_give_the_same_weights_and_another_seed_others(whole, policy, data, tmp_path):
+    settings = {"max_steps": 20, "save_steps": 5, "eval_steps": 10}
+    quietly(dpo_settings(data, policy, **settings), tmp_path / "again")
+    quietly(dpo_settings(data, policy, **settings, seed=1), tmp_path / "other")
+    assert same(weights(tmp_path / "again"), weights(whole[0]), 0.0)
+    assert not same(weights(tmp_path / "other"), weights(whole[0]), 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["frozen", "precomputed"])
+def test_two_processes_train_one_policy_and_the_first_one_writes(reference, policy, data, tmp_path):
+    settings = dpo_settings(
+        data, policy, per_device_train_batch_size=4, reference=reference, max_steps=4, save_steps=2, eval_steps=4
+    )
+    launcher = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        str(20000 + os.getpid() % 9999),
+    )
+    done = child(settings, tmp_path / "dpo", launcher=launcher)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("step 4/4  loss") == 1
+    summary = json.loads((tmp_path / "dpo" / "training.json").read_text())
+    assert (summary["processes"], summary["steps"]) == (2, 4)
+    states = sorted(p.name for p in last_checkpoint(tmp_path / "dpo").glob("rng_state*"))
+    assert states == ["rng_state_0.pth", "rng_state_1.pth"]
+    alone = quietly(
+        dpo_settings(data, policy, per_device_train_batch_size=8, max_steps=4, save_steps=2, eval_steps=4),
+        tmp_path / "alone",
+    )
+    assert summary["final"]["held_out"]["eval_loss"] == pytest.approx(alone["final"]["held_out"]["eval_loss"], abs=0.02)
+    first = next(entry for entry in summary["history"] if "loss" in entry)
+    assert first["loss"] == pytest.approx(0.6931, abs=1e-4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_after_the_step_and_the_same_call_goes_on(number, policy, data, tmp_path):
+    settings = dpo_settings(data, policy, save_steps=100, eval_steps=100)
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    lines = []
+
+    def log(line):
+        lines.append(line)
+        if line.startswith("step 2/"):
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted, match=r"after step 3 of 6"):
+        train(settings, tmp_path / "dpo", log=log)
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert any(line.startswith("stopping after this step") for line in lines)
+    assert last_checkpoint(tmp_path / "dpo").name == "checkpoint-3"
+    summary = quietly(settings, tmp_path / "dpo")
+    assert summary["steps"] == 6
+    assert [entry["step"] for entry in summary["history"] if "loss" in entry] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_loss_that_is_no_number_ends_the_training_and_keeps_the_checkpoint(policy, data, tmp_path):
+    import torch
+
+    settings = dpo_settings(
+        data, policy, learning_rate=1e30, lr_scheduler_type="constant", warmup_ratio=0.0, save_steps=1
+    )
+    with pytest.raises(RunError, match=r"not a finite number in step 2.*learning_rate"):
+        quietly(settings, tmp_path / "dpo")
+    kept = last_checkpoint(tmp_path / "dpo")
+    assert kept.name == "checkpoint-1"
+    assert all(torch.isfinite(value).all() for value in weights(kept).values())
+    assert not (tmp_path / "dpo" / "training.json").exists()
+
+
+def test_a_checkpoint_that_was_cut_off_is_ignored_and_written_anew(policy, data, tmp_path):
+    settings, out = dpo_settings(data, policy, save_steps=2, save_total_limit=5), tmp_path / "dpo"
+    first = quietly(settings, out)
+    (out / "training.json").unlink()
+    (out / "checkpoints" / "checkpoint-6" / "complete.json").unlink()
+    weights_file = out / "checkpoints" / "checkpoint-4" / "model.safetensors"
+    weights_file.write_bytes(weights_file.read_bytes()[:-1])
+    assert last_checkpoint(out).name == "checkpoint-2"
+    lines = []
+    second = train(settings, out, log=lines.append)
+    assert "going on from checkpoint-2" in lines
+    assert second["final"]["train"]["loss"] == pytest.approx(first["final"]["train"]["loss"], abs=1e-6)
+    assert last_checkpoint(out).name == "checkpoint-6"
+
+
+def test_a_finished_training_is_not_done_again(policy, data, tmp_path):
+    settings = dpo_settings(data, policy, max_steps=1)
+    first, lines = quietly(settings, tmp_path / "dpo"), []
+    stamp = (tmp_path / "dpo" / "model.safetensors").stat().st_mtime_ns
+    assert train(settings, tmp_path / "dpo", log=lines.append) == first
+    assert lines[-1] == "this training is finished already"
+    assert (tmp_path / "dpo" / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_a_folder_with_another_training_is_refused_and_the_settings_are_named(policy, data, tmp_path):
+    quietly(dpo_settings(data, policy, max_steps=1), tmp_path / "dpo")
+    with pytest.raises(RunError, match=r"beta: 0.3 there, 0.1 now"):
+        quietly(dpo_settings(data, policy, max_steps=1, beta=0.1), tmp_path / "dpo")
+    with pytest.raises(RunError, match=r"content.data: '\w+' there, '\w+' now"):
+        quietly(dpo_settings(write_pairs(tmp_path / "more", train=47), policy, max_steps=1), tmp_path / "dpo")
+
+
+def test_what_cannot_change_the_result_may_differ(policy, data, tmp_path):
+    first = quietly(dpo_settings(data, policy, max_steps=1), tmp_path / "dpo")
+    assert quietly(dpo_settings(data, policy, max_steps=1, save_steps=7, logging_steps=3), tmp_path / "dpo") == first
+
+
+def test_a_folder_with_other_files_is_refused(policy, data, tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(RunError, match="holds other files and no training"):
+        quietly(dpo_settings(data, policy), tmp_path)
+
+
+def test_a_folder_in_use_is_refused(policy, data, tmp_path):
+    out = tmp_path / "dpo"
+    out.mkdir()
+    with lock(out / ".lock"), pytest.raises(RunError, match="in use by another process"):
+        quietly(dpo_settings(data, policy), out)
+
+
+def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, tmp_path):
+    data = write_pairs(tmp_path / "pairs", train=16, test=0)
+    summary = quietly(dpo_settings(data, policy, max_steps=2), tmp_path / "dpo")
+    assert summary["final"]["held_out"] is None
+    assert summary["best_held_out"] is None
+
+
+def test_a_step_is_scored_in_the_prompt_that_inference_shows(policy, data, tmp_path):
+    """The row that reaches TRL ends where the step ended: no end of turn after a stop string."""
+    from reasonrag.dpo.train import pair_rows
+    from reasonrag.llm.chat_template import ChatTemplate
+    from reasonrag.training.examples import open_examples
+    from tests.training.toys import pair_row
+
+    chat = ChatTemplate.load(str(policy))
+    settings = dpo_settings(data, policy)
+    row = pair_rows(open_examples(settings, chat, context=None), settings)["train"][1]
+    end = chat.tokenizer.eos_token_id
+    assert chat.decode(row["chosen_ids"]) == pair_row(1)["chosen"][0]["content"]
+    assert (row["chosen_ids"][-1] == end, row["rejected_ids"][-1] == end) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"trainer": {"weight_dekay": 0.1}},
+            "trainer.weight_dekay is unknown to DPOConfig; did you mean 'weight_decay'",
+        ),
+        ({"trainer": {"learning_rate": 0.1}}, "trainer.learning_rate has a setting of its own"),
+        ({"trainer": {"output_dir": "/tmp"}}, "trainer.output_dir cannot be set: it is given by --out"),
+        ({"trainer": {"optim": "no_such"}}, "TRL refuses these settings"),
+        ({"loss_type": "sigmiod"}, "did you mean 'sigmoid'"),
+        ({"label_smoothing": 0.1}, "knows no label_smoothing"),
+        ({"loss_type": "exo_pair"}, "needs label_smoothing above 0"),
+        ({"dtype": "int8"}, "'int8' is no dtype of weights"),
+        ({"method": "lora", "lora.target_modules": ["no_such"]}, "TRL or peft refuses these settings: Target modules"),
+    ],
+)
+def test_settings_that_cannot_work_say_so(overrides, message, policy, data, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        quietly(dpo_settings(data, policy, **overrides), tmp_path / "dpo")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    quietly(dpo_settings(data, policy, max_steps=1), tmp_path / "dpo")  # a mistake does not take the folder
+
+
+def test_other_arguments_of_trl_are_reached(policy, data, tmp_path):
+    summary = quietly(
+        dpo_settings(data, policy, max_steps=2, trainer={"optim": "sgd", "use_weighting": True}), tmp_path / "dpo"
+    )
+    assert summary["settings"]["trainer"] == {"optim": "sgd", "use_weighting": True}
+
+
+def test_a_model_that_is_not_there_is_named(data, tmp_path):
+    with pytest.raises(ConfigError, match="no folder '/no/such/model'"):
+        quietly(dpo_settings(data, "/no/such/model"), tmp_path / "dpo")
+
+
+def test_too_much_left_out_stops_before_the_model_is_loaded(policy, data, tmp_path):
+    with pytest.raises(DataError, match="longer than 20 tokens"):
+        quietly(dpo_settings(data, policy, max_length=20), tmp_path / "dpo")
+
+
+def test_the_shipped_policy_is_called_demo(data, tmp_path):
+    summary = quietly(dpo_settings(data, "demo", max_steps=1), tmp_path / "dpo")
+    assert summary["model"]["name"] == "policy"
+    assert (tmp_path / "dpo" / "reasonrag.yaml").read_text() == (
+        ROOT / "reasonrag" / "demo" / "policy" / "reasonrag.yaml"
+    ).read_text()

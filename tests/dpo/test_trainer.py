@@ -1,0 +1,360 @@
+"""What the trainer rests on, checked against plain logits and against TRL's own trainer."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from reasonrag.dpo.train import LOSS_TYPES, pair_rows
+from reasonrag.dpo.trainer import StepCollator, step_dpo_trainer
+from reasonrag.errors import ConfigError, DataError
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.training.examples import Examples
+from reasonrag.training.settings import DPOSettings, LoraSettings
+from tests.training.toys import pair_row, save_calm_model, step_pairs, trajectory_pairs
+
+BETA = 0.3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_calm_model(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def chat(folder):
+    return ChatTemplate.load(str(folder))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def examples(pairs, test=()):
+    return Examples(list(pairs), list(test), "c", None, "toy", None)
+
+
+def rows_of(pairs, **settings):
+    return pair_rows(examples(pairs), DPOSettings(**settings))["train"]
+
+
+def load(folder, *, moved=0.0):
+    """The tiny model; `moved` shifts every weight at random, so that the policy is not the reference."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += moved * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def make(rows, folder, tmp_path, *, kind=None, moved=0.0, own_reference=True, more=None, **settings):
+    from datasets import Dataset
+    from transformers import AutoTokenizer, PrinterCallback
+    from trl import DPOConfig
+
+    arguments = DPOConfig(
+        **{
+            "output_dir": str(tmp_path),
+            "beta": BETA,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 1e-3,
+            "max_length": None,
+            "bf16": False,
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "dataloader_pin_memory": False,
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+        }
+        | settings
+    )
+    trainer = (kind or step_dpo_trainer())(
+        model=load(folder, moved=moved),
+        ref_model=load(folder) if own_reference else None,
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        **(more or {}),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def loss_of(trainer, rows):
+    trainer.model.train()
+    batch = StepCollator(trainer.processing_class.pad_token_id)(rows)
+    return trainer.compute_loss(trainer.model, batch)
+
+
+def losses(trainer):
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def plain_logp(model, segments):
+    """Of exactly the completions' tokens, from the logits of each sequence alone."""
+    import torch
+
+    total = torch.zeros(())
+    for segment in segments:
+        ids = torch.tensor([[*segment.prompt_ids, *segment.completion_ids]])
+        logps = torch.log_softmax(model(input_ids=ids).logits[0].float(), dim=-1)
+        start = len(segment.prompt_ids)
+        for position, token in enumerate(segment.completion_ids, start):
+            total = total + logps[position - 1, token]
+    return total
+
+
+def by_hand(policy, reference, pair):
+    """Eq. 7 of the DPO paper, written out."""
+    import torch
+
+    ratios = [plain_logp(policy, side) - plain_logp(reference, side) for side in (pair.chosen, pair.rejected)]
+    return -torch.log(torch.sigmoid(BETA * (ratios[0] - ratios[1])))
+
+
+@pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
+def test_the_loss_is_that_of_plain_logits(made, folder, chat, tmp_path):
+    pairs = made(chat, 5)
+    trainer = make(rows_of(pairs), folder, tmp_path, moved=0.02)
+    policy, reference = load(folder, moved=0.02), load(folder)
+    for pair, row in zip(pairs, rows_of(pairs), strict=True):
+        expected = by_hand(policy, reference, pair).item()
+        assert abs(expected - 0.6931) > 1e-3
+        assert loss_of(trainer, [row]).item() == pytest.approx(expected, abs=1e-5)
+    mean = sum(by_hand(policy, reference, pair).item() for pair in pairs) / len(pairs)
+    assert loss_of(trainer, rows_of(pairs)).item() == pytest.approx(mean, abs=1e-5)
+
+
+@pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
+@pytest.mark.parametrize("sft_weight", [0.0, 0.5])
+def test_only_positions_that_predict_tokens_of_a_step_get_a_gradient(made, sft_weight, folder, chat, tmp_path):
+    rows = rows_of(made(chat, 5))
+    trainer = make(rows, folder, tmp_path, moved=0.02, more={"sft_weight": sft_weight})
+    states = []
+    hook = trainer.model.model.norm.register_forward_hook(
+        lambda module, args, output: states.append(output) or output.retain_grad() if output.requires_grad else None
+    )
+    loss_of(trainer, rows).backward()
+    hook.remove()
+    (state,) = states
+    mask = StepCollator(0)(rows)["completion_mask"]
+    reached = state.grad.abs().sum(dim=-1) > 0
+    assert mask[:, 1:].sum() > 0
+    assert (reached[:, :-1] == mask[:, 1:].bool()).all()
+    assert not reached[:, -1].any()
+
+
+@pytest.mark.slow
+def test_on_conversational_data_it_is_trls_own_trainer(folder, tmp_path):
+    from trl import DPOTrainer
+
+    keep = ("prompt", "chosen", "rejected")
+    rows = [{name: row[name] for name in keep} for row in map(pair_row, range(24))]
+    plain = make(rows, folder, tmp_path, kind=DPOTrainer, max_steps=20)
+    ours = make(rows, folder, tmp_path, max_steps=20)
+    expected, found = losses(plain), losses(ours)
+    assert len(found) == 20
+    assert abs(found[0] - expected[0]) <= 1e-6
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert found[-1] < found[0]
+
+
+@pytest.mark.slow
+def test_on_the_same_token_ids_it_trains_as_trl_does(folder, tmp_path):
+    from trl import DPOTrainer
+
+    keep = ("prompt", "chosen", "rejected")
+    rows = [{name: row[name] for name in keep} for row in map(pair_row, range(24))]
+    plain = make(rows, folder, tmp_path, kind=DPOTrainer, max_steps=20)
+    columns = ("prompt_ids", "chosen_ids", "rejected_ids")
+    ids = [{name: row[name] for name in columns} for row in plain.train_dataset]
+    assert losses(make(ids, folder, tmp_path, max_steps=20)) == pytest.approx(losses(plain), abs=1e-6)
+
+
+@pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
+def test_a_weighted_gradient_is_the_weighted_sum_of_single_ones(made, folder, chat, tmp_path):
+    import torch
+
+    rows = rows_of(made(chat, 4), weight="margin")
+    weights = [row["pair_weight"] for row in rows]
+    assert sum(weights) / 4 == pytest.approx(1.0)
+    assert max(weights) > 1.2 * min(weights)
+    trainer = make(rows, folder, tmp_path, moved=0.02)
+
+    def gradient(some):
+        trainer.model.zero_grad()
+        loss_of(trainer, some).backward()
+        return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+
+    whole = gradient(rows)
+    single = [gradient([{**row, "pair_weight": 1.0}]) for row in rows]
+    expected = sum(w * g for w, g in zip(weights, single, strict=True)) / 4
+    assert (whole - expected).norm() <= 1e-5 * expected.norm()
+    assert (whole - sum(single) / 4).norm() > 1e-2 * expected.norm()
+
+
+def test_a_weight_of_one_changes_nothing(folder, chat, tmp_path):
+    rows = rows_of(step_pairs(chat, 4))
+    plain = make(rows, folder, tmp_path, moved=0.02)
+    weighted = [{**row, "pair_weight": 1.0, "pair_margin": 0.0} for row in rows]
+    ours = make(weighted, folder, tmp_path, moved=0.02)
+    assert loss_of(ours, weighted).item() == pytest.approx(loss_of(plain, rows).item(), abs=1e-6)
+    assert {name: ours._metrics["train"][name] for name in ours._metrics["train"]} == {
+        name: pytest.approx(plain._metrics["train"][name], abs=1e-5) for name in ours._metrics["train"]
+    }
+
+
+def test_a_margin_has_to_be_beaten_before_the_loss_is_small(folder, chat, tmp_path):
+    import math
+
+    rows = rows_of(step_pairs(chat, 3), reward_margin=2.0)
+    trainer = make(rows, folder, tmp_path)
+    expected = [math.log(1 + math.exp(2.0 * pair_row(number)["margin"])) for number in range(3)]
+    assert loss_of(trainer, rows).item() == pytest.approx(sum(expected) / 3, abs=1e-5)
+
+
+@pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
+def test_the_sft_term_is_the_mean_per_token_of_the_chosen_side(made, folder, chat, tmp_path):
+    pairs = made(chat, 3)
+    rows = rows_of(pairs)
+    trainer = make(rows, folder, tmp_path, moved=0.02, more={"sft_weight": 0.5})
+    policy, reference = load(folder, moved=0.02), load(folder)
+    expected = 0.0
+    for pair in pairs:
+        tokens = sum(len(segment.completion_ids) for segment in pair.chosen)
+        expected += by_hand(policy, reference, pair) - 0.5 * plain_logp(policy, pair.chosen) / tokens
+    assert loss_of(trainer, rows).item() == pytest.approx(expected.item() / 3, abs=1e-5)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_every_loss_of_trl_takes_a_step(loss_type, folder, chat, tmp_path):
+    rows = rows_of(step_pairs(chat, 4))
+    trainer = make(rows, folder, tmp_path, loss_type=[loss_type], label_smoothing=0.1, max_steps=1)
+    before = copy.deepcopy(trainer.model.state_dict())
+    (loss,) = losses(trainer)
+    assert loss == loss
+    assert any((value != before[name]).any() for name, value in trainer.model.state_dict().items())
+
+
+def test_the_losses_that_are_offered_are_those_of_trl(folder, chat, tmp_path):
+    trainer = make(rows_of(step_pairs(chat, 4)), folder, tmp_path, loss_type=["no_such_loss"])
+    with pytest.raises(ValueError, match="Unknown loss type") as caught:
+        loss_of(trainer, rows_of(step_pairs(chat, 2)))
+    assert all(repr(name) in str(caught.value) for name in LOSS_TYPES)
+    assert str(caught.value).count("', '") + 1 == len(LOSS_TYPES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
+def test_the_three_references_give_the_same_losses(made, folder, chat, tmp_path):
+    from reasonrag.training.model import lora_config
+
+    rows = rows_of(made(chat, 12))
+
+    def three(name, *, own_reference=False, precomputed=False, adapter=True):
+        more = {"peft_config": lora_config(LoraSettings(r=4, alpha=8))} if adapter else {}
+        trainer = make(
+            rows,
+            folder,
+            tmp_path / name,
+            own_reference=own_reference,
+            more=more,
+            max_steps=3,
+            precompute_ref_log_probs=precomputed,
+        )
+        return losses(trainer)
+
+    off = three("off")
+    assert len(set(off)) == 3
+    assert three("frozen", own_reference=True) == pytest.approx(off, abs=1e-6)
+    assert three("precomputed", precomputed=True) == pytest.approx(off, abs=1e-6)
+    full = three("full", own_reference=True, adapter=False)
+    assert three("full-precomputed", precomputed=True, adapter=False) == pytest.approx(full, abs=1e-6)
+
+
+def test_own_losses_refuse_what_only_trl_has(folder, chat, tmp_path):
+    rows = rows_of(trajectory_pairs(chat, 4))
+    with pytest.raises(ConfigError, match="does not know loss_type"):
+        make(rows, folder, tmp_path, loss_type=["ipo"])
+    with pytest.raises(ConfigError, match="does not know ld_alpha"):
+        make(rows_of(step_pairs(chat, 4), weight="margin"), folder, tmp_path, ld_alpha=0.5)
+
+
+def test_token_rows_are_never_cut(folder, chat, tmp_path):
+    with pytest.raises(ConfigError, match="never cut"):
+        make(rows_of(step_pairs(chat, 4)), folder, tmp_path, max_length=16)
+
+
+def test_weights_need_margins(chat):
+    from dataclasses import replace
+
+    pairs = [*step_pairs(chat, 3), replace(step_pairs(chat, 1)[0], margin=None)]
+    with pytest.raises(DataError, match=r"1 of 4 pairs have no margin"):
+        rows_of(pairs, weight="margin")
+
+
+def test_weights_of_held_out_pairs_are_on_the_scale_of_the_train_set(chat):
+    pairs = step_pairs(chat, 6)
+    rows = pair_rows(examples(pairs[:4], pairs[4:]), DPOSettings(weight="margin"))
+    mean = sum(pair.margin for pair in pairs[:4]) / 4
+    assert [row["pair_weight"] for row in rows["test"]] == [pytest.approx(pair.margin / mean) for pair in pairs[4:]]
+
+
+def test_rows_are_padded_on_the_right_with_the_chosen_ones_first():
+    rows = [
+        {"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]},
+        {"prompt_ids": [6], "chosen_ids": [7], "rejected_ids": [8]},
+    ]
+    batch = StepCollator(0, pad_to_multiple_of=3)(rows)
+    assert batch["input_ids"].tolist() == [
+        [1, 2, 3, 0, 0, 0],
+        [6, 7, 0, 0, 0, 0],
+        [1, 2, 4, 5, 0, 0],
+        [6, 8, 0, 0, 0, 0],
+    ]
+    assert batch["attention_mask"].sum(dim=1).tolist() == [3, 2, 4, 2]
+    assert batch["completion_mask"].nonzero().tolist() == [[0, 2], [1, 1], [2, 2], [2, 3], [3, 1]]
+    assert set(batch) == {"input_ids", "attention_mask", "completion_mask"}
+
+
+def test_segments_know_their_pair_and_side():
+    row = {
+        "chosen_prompts": [[1], [2, 3]],
+        "chosen_completions": [[4], [5]],
+        "rejected_prompts": [[1]],
+        "rejected_completions": [[6, 7]],
+    }
+    batch = StepCollator(0)([row, row])
+    assert batch["row_index"].tolist() == [0, 0, 1, 1, 2, 3]
+    assert batch["input_ids"].tolist() == [[1, 4, 0], [2, 3, 5], [1, 4, 0], [2, 3, 5], [1, 6, 7], [1, 6, 7]]
+
+
+def test_the_collator_makes_the_batch_that_trl_makes(chat):
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    rows = rows_of(step_pairs(chat, 3))
+    ours, theirs = StepCollator(1)(rows), DataCollatorForPreference(pad_token_id=1)(rows)
+    assert ours.keys() == theirs.keys()
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+def test_this_version_of_trl_is_one_that_the_subclass_was_made_for():
+    from importlib.metadata import version
+
+    from packaging.version import Version
+
+    assert Version("1.16.0") <= Version(version("trl")) < Version("1.17")

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+import random
+from statistics import NormalDist, fmean
+
+import numpy as np
+import pytest
+
+from reasonrag.evaluation.bootstrap import Interval, intervals, paired_differences
+
+
+def one(values, **settings) -> Interval:
+    found = intervals({"x": values}, seed=settings.pop("seed", 0), **settings)["x"]
+    assert found is not None
+    return found
+
+
+def bernoulli(n, p):
+    return [1.0] * round(n * p) + [0.0] * (n - round(n * p))
+
+
+@pytest.mark.parametrize(("n", "p"), [(100, 0.5), (400, 0.1), (1200, 0.35)])
+def test_the_interval_of_shares_is_that_of_the_binomial(n, p):
+    found = one(bernoulli(n, p))
+    spread = NormalDist().inv_cdf(0.975) * math.sqrt(p * (1 - p) / n)
+    assert found.mean == pytest.approx(p)
+    assert (p - found.low, found.high - p) == pytest.approx((spread, spread), rel=0.12)
+
+
+def test_the_interval_covers_the_true_mean_about_as_often_as_it_says():
+    draws = random.Random(1)
+    samples = [[draws.gauss(3.0, 2.0) for _ in range(80)] for _ in range(300)]
+    found = [one(sample, seed=number, resamples=1000) for number, sample in enumerate(samples)]
+    covered = sum(interval.low <= 3.0 <= interval.high for interval in found)
+    assert 0.90 <= covered / len(samples) <= 0.98
+
+
+def test_it_equals_a_slow_reference():
+    values, resamples = [0.0, 1.0, 0.25, 3.0, 2.0, 0.5, 0.0], 500
+    rng = np.random.default_rng(11)
+    means = sorted(fmean(values[i] for i in rng.integers(0, 7, size=7)) for _ in range(resamples))
+
+    def quantile(share):  # linear between order statistics
+        place = share * (resamples - 1)
+        below = math.floor(place)
+        return means[below] + (place - below) * (means[min(below + 1, resamples - 1)] - means[below])
+
+    found = one(values, seed=11, resamples=resamples)
+    assert found.mean == pytest.approx(fmean(values))
+    assert (found.low, found.high) == pytest.approx((quantile(0.025), quantile(0.975)))
+
+
+def test_pairing_narrows_the_interval_of_systems_that_err_together():
+    draws = random.Random(2)
+    hard = [draws.random() for _ in range(500)]
+    first = [float(h + 0.1 * draws.random() > 0.5) for h in hard]
+    second = [float(h + 0.1 * draws.random() > 0.55) for h in hard]
+    paired = paired_differences({"em": first}, {"em": second}, seed=0)["em"]
+    apart = intervals({"first": first, "second": second}, seed=0)
+    assert paired.mean == pytest.approx(fmean(first) - fmean(second))
+    unpaired = math.hypot(*(i.high - i.low for i in apart.values()))
+    assert paired.high - paired.low < 0.5 * unpaired
+    assert paired.low > 0
+
+
+def test_a_system_differs_from_itself_by_exactly_nothing():
+    values = bernoulli(50, 0.3)
+    assert paired_differences({"em": values}, {"em": values}, seed=0)["em"] == Interval(0.0, 0.0, 0.0, 50)
+
+
+def test_a_pair_without_one_side_is_left_out():
+    found = paired_differences({"em": [1.0, None, 1.0, 0.0]}, {"em": [0.0, 1.0, None, 0.0]}, seed=0)["em"]
+    assert (found.n, found.mean) == (2, 0.5)
+
+
+def test_an_interval_does_not_depend_on_memory_or_on_other_columns():
+    draws = random.Random(3)
+    columns = {name: [draws.random() for _ in range(97)] for name in "abc"}
+    columns["b"][5] = None
+    together = intervals(columns, seed=4, resamples=700)
+    for max_bytes in (1, 10_000, 10**9):
+        assert intervals(columns, seed=4, resamples=700, max_bytes=max_bytes) == together
+    assert {name: one(columns[name], seed=4, resamples=700) for name in columns} == together
+    assert together["b"].n == 96
+
+
+def test_another_seed_gives_another_interval_of_the_same_mean():
+    values = [random.Random(5).random() * i for i in range(60)]
+    assert one(values) == one(values) != one(values, seed=1)
+    assert one(values).mean == one(values, seed=1).mean
+
+
+def test_one_value_is_an_interval_and_none_is_not():
+    assert one([0.7]) == Interval(0.7, 0.7, 0.7, 1)
+    assert intervals({"x": [None, None], "y": []} | {"y": [None, None]}, seed=0) == {"x": None, "y": None}
+    assert intervals({"x": []}, seed=0) == {"x": None}
+    assert intervals({}, seed=0) == {}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused(value):
+    with pytest.raises(ValueError, match="not finite"):
+        intervals({"em": [1.0], "f1": [value]}, seed=0)
+
+
+def test_columns_of_other_lengths_are_refused():
+    with pytest.raises(ValueError, match="different lengths"):
+        intervals({"a": [1.0], "b": [1.0, 2.0]}, seed=0)

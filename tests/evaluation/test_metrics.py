@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from reasonrag.evaluation.metrics import METRICS, answer_scores, hops, kind, scores, trajectory_row
+from reasonrag.formats import ReasonRAGFormat
+from reasonrag.questions import load_questions
+from reasonrag.tables import read_parquet, trajectory_schema, write_parquet
+from reasonrag.text import last_tag
+from reasonrag.types import (
+    Answer,
+    Completion,
+    Malformed,
+    Message,
+    Note,
+    Prompt,
+    Question,
+    Search,
+    Step,
+    StopReason,
+    Trajectory,
+)
+from tests.toys import QUESTION, SPIELBERG
+
+DATA = Path(__file__).parents[2].parent / "shared/data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="shared/data is not beside the repository")
+
+PROMPT = Prompt((Message("user", "?"),))
+
+
+def ended(*actions, stop=StopReason.ANSWERED, tokens=(10, 2), question=QUESTION) -> Trajectory:
+    steps = tuple(
+        Step(
+            PROMPT,
+            Completion("text", prompt_tokens=tokens[0], completion_tokens=tokens[1]),
+            action,
+            (SPIELBERG,) if isinstance(action, Search) else (),
+        )
+        for action in actions
+    )
+    return Trajectory(question, steps, stop)
+
+
+def test_a_trajectory_is_scored_on_every_metric():
+    found = scores(ended(Search("Jaws"), Note("x"), Search("Jaws"), Answer("the Steven Spielberg")))
+    assert found == {
+        "em": 1.0,
+        "f1": 1.0,
+        "acc": 1.0,
+        "retrievals": 2,
+        "steps": 4,
+        "forced": 0,
+        "format_rate": 1.0,
+        "prompt_tokens": 40,
+        "completion_tokens": 8,
+    }
+    assert tuple(found) == METRICS
+
+
+def test_a_missing_answer_scores_zero_and_is_no_forced_answer():
+    found = scores(ended(Malformed("no_tag"), stop=StopReason.NO_ANSWER))
+    assert (found["em"], found["f1"], found["acc"], found["forced"], found["format_rate"]) == (0.0, 0.0, 0.0, 0, 0.0)
+
+
+def test_a_forced_answer_is_scored_like_any_other_and_counted():
+    found = scores(ended(Answer("Steven Spielberg", forced=True), stop=StopReason.FORCED_ANSWER))
+    assert (found["em"], found["forced"]) == (1.0, 1)
+
+
+def test_tokens_are_unknown_unless_every_step_reports_them():
+    whole = ended(Search("Jaws"), Answer("x"))
+    partly = Trajectory(QUESTION, (whole.steps[0], ended(Answer("x"), tokens=(7, None)).steps[0]), StopReason.ANSWERED)
+    assert (scores(whole)["prompt_tokens"], scores(whole)["completion_tokens"]) == (20, 4)
+    assert (scores(partly)["prompt_tokens"], scores(partly)["completion_tokens"]) == (17, None)
+
+
+def test_a_trajectory_that_goes_on_has_no_scores():
+    with pytest.raises(ValueError, match="not ended"):
+        scores(Trajectory(QUESTION))
+
+
+def test_a_trajectory_survives_as_a_row_with_its_raw_text(tmp_path):
+    hostile = "<answer>\x1b[31m</answer>\u202e"
+    step = Step(PROMPT, Completion(hostile), Answer("\x1b[31m"))
+    row = trajectory_row(Trajectory(QUESTION, (step,), StopReason.ANSWERED))
+    write_parquet(tmp_path / "t.parquet", [row, trajectory_row(ended(Search("a"), Note(""), Answer("b")))], schema())
+    read, other = read_parquet(tmp_path / "t.parquet", schema())
+    assert (read["trajectory"][0]["text"], read["answer"], read["prompt_tokens"]) == (hostile, "\x1b[31m", None)
+    assert [s["action"] for s in other["trajectory"]] == ["query", "evidence", "answer"]
+    assert [len(s["passages"]) for s in other["trajectory"]] == [1, 0, 0]
+    assert (other["retrievals"], other["steps"], other["hops"], other["kind"]) == (1, 3, None, "")
+
+
+def schema():
+    return trajectory_schema()
+
+
+def asked(id="q", **metadata) -> Question:
+    return Question(id, "?", ("x",), metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        (asked(), ("", None)),
+        (asked(kind="bridge", hops=2, known=False), ("bridge", 2)),
+        (asked(kind="one_hop", hops=1, known=True), ("known", 1)),
+        (asked(type="comparison"), ("comparison", None)),
+        (asked(question_type="  "), ("", None)),
+        (asked("2hop__460946_294723"), ("2hop", 2)),
+        (asked("3hop2__1_2_3", type="3hop2"), ("3hop", 3)),
+        (asked("dev_7", type="4hop1"), ("4hop", 4)),
+        (asked("2hopeful"), ("", None)),
+        (asked(hops=True), ("", None)),
+        (asked(hops="2"), ("", None)),
+        (asked(type="a\nb" + "c" * 100), ("a b" + "c" * 57, None)),
+        (asked(type=["x"]), ("", None)),
+        (asked(supporting_facts={"title": ["A", "B", "A"], "sent_id": [0, 1, 2]}), ("", 2)),
+        (asked(supporting_facts=[["A", 0], ["B", 1]]), ("", 2)),
+        (asked(supporting_facts={"title": None}), ("", None)),
+        (asked(supporting_facts=[0, 1]), ("", None)),
+        (asked(supporting_facts=[]), ("", None)),
+    ],
+)
+def test_kind_and_hops_are_what_the_data_set_says(question, expected):
+    assert (kind(question), hops(question)) == expected
+
+
+@pytest.mark.data
+@needs_data
+def test_kinds_and_hops_of_the_multi_hop_sets_are_those_of_their_papers():
+    found = {
+        name: Counter((kind(q), hops(q)) for q in load_questions(str(DATA / f"questions/{name}.jsonl")))
+        for name in ("hotpotqa", "2wikimultihopqa", "musique", "popqa")
+    }
+    assert found["hotpotqa"] == {("bridge", 2): 250, ("comparison", 2): 85}
+    assert found["2wikimultihopqa"] == {
+        ("compositional", 2): 197,
+        ("comparison", 2): 142,
+        ("bridge_comparison", 4): 85,
+        ("inference", 2): 21,
+    }
+    assert found["musique"] == {("2hop", 2): 159, ("3hop", 3): 41, ("4hop", 4): 21}
+    assert found["popqa"] == {("", None): 644}
+
+
+def recorded(pattern):
+    """Prediction, golden answers, recorded em / f1 / acc of each row of the score files."""
+    for path in sorted((DATA / "scores").glob(pattern)):
+        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+            rows = json.load(file) if path.suffixes[0] == ".json" else [json.loads(line) for line in file]
+        for row in rows:
+            noted = row["output"]["metric_score"] if "output" in row else row
+            prediction = row["output"]["pred"] if "output" in row else row["prediction"]
+            kept = {name: float(noted[name]) for name in ("em", "f1", "acc") if name in noted}
+            yield prediction, tuple(row["golden_answers"]), kept
+
+
+@pytest.mark.data
+@needs_data
+@pytest.mark.parametrize(
+    ("pattern", "rows", "compared"),
+    [("search_r1_*.jsonl.gz", 2132, 6396), ("fireact_*.jsonl.gz", 642, 1284), ("flashrag_*.json.gz", 82, 246)],
+)
+def test_every_recorded_score_is_that_of_a_trajectory_with_that_answer(pattern, rows, compared):
+    wrong, count, number = [], 0, 0
+    for number, (prediction, golden, noted) in enumerate(recorded(pattern), 1):
+        question = Question(str(number), "?", golden)
+        trajectory = ended(Answer(prediction), question=question)
+        found = scores(trajectory, rules="flashrag")
+        count += len(noted)
+        wrong += [(prediction, golden, name) for name, score in noted.items() if abs(found[name] - score) > 1e-9]
+    assert (wrong, number, count) == ([], rows, compared)
+
+
+@pytest.mark.data
+@needs_data
+def test_a_judge_disagrees_with_our_containment_on_few_recorded_answers():
+    """R1-Searcher's rows carry a verdict and no scores: a correct-by-EM answer that the judge calls wrong is rare."""
+    verdicts = Counter()
+    with gzip.open(DATA / "scores/r1_searcher_gpt4o_judge.jsonl.gz", "rt", encoding="utf-8", newline="\n") as file:
+        for row in map(json.loads, file):
+            found = answer_scores(row["prediction"], row["golden_answers"], rules="flashrag")
+            verdicts[bool(found["em"]), str(row["gpt4o_judge"]) == "True"] += 1
+    assert verdicts.total() == 1186
+    assert verdicts[True, False] <= 0.01 * 1186
+
+
+def trajectories(format):
+    with gzip.open(DATA / "trajectories/trajectories.jsonl.gz", "rt", encoding="utf-8", newline="\n") as file:
+        return [row for row in map(json.loads, file) if row["format"] == format]
+
+
+@pytest.mark.data
+@needs_data
+def test_recorded_steps_of_this_format_are_read_wherever_they_hold_a_tag():
+    format, read = ReasonRAGFormat(), Counter()
+    searched = (Step(PROMPT, Completion("<query>q</query>"), Search("q")),)
+    rows = trajectories("reasonrag-step")
+    queries, told = set(), []
+    for row in rows:
+        grounding = row["action_name"] == "document_analysis"
+        action = format.parse(row["text"], searched if grounding else ())
+        read[row["action_name"], type(action).__name__] += 1
+        assert isinstance(action, Malformed) == (last_tag(row["text"], ("query", "evidence", "answer")) is None)
+        if isinstance(action, Search):
+            queries.add(action.query)
+            told += [(row["next_query"], action.query)] if row.get("next_query") else []
+    assert len(rows) == 23
+    assert read == {
+        ("begin_reasoning", "Search"): 7,
+        ("begin_reasoning", "Answer"): 2,
+        ("begin_reasoning", "Malformed"): 2,
+        ("reasoning", "Search"): 1,
+        ("reasoning", "Answer"): 3,
+        ("document_analysis", "Note"): 2,
+        ("document_analysis", "Malformed"): 6,
+    }
+    assert told == [("Emmy Award winner who worked on Miles from Home",) * 2]
+    # What a later step records as its query is what we read in the earlier one; one chain's query had no tag.
+    later = {row["query"].rstrip(".") for row in rows if row.get("query")}
+    assert len(later) == 6
+    assert later - queries == {": What sport did Moisés Solano play to fund his racing career?"}
+
+
+@pytest.mark.data
+@needs_data
+@pytest.mark.parametrize(("format", "rows", "without"), [("search-r1", 754, 45), ("r1-searcher", 595, 0)])
+def test_the_answer_tag_of_other_formats_holds_every_recorded_prediction(format, rows, without):
+    """Rows without a well-formed tag are those whose recorded prediction is empty: 44 were cut off at the limit."""
+    recorded = [row for row in trajectories(format) if row.get("prediction") is not None]
+    found = [last_tag(row["text"], ("answer",)) for row in recorded]
+    assert [(f or ("", ""))[1] for f in found] == [row["prediction"].strip() for row in recorded]
+    assert (len(found), found.count(None)) == (rows, without)
