@@ -1,7 +1,7 @@
 # Everything runs in .venv, which the first target that needs it creates.
 PYTHON ?= python3
 BIN := .venv/bin
-DEMO_RUN := runs/demo
+DEMO := runs/demo
 
 .PHONY: setup demo test quick slow gpu smoke lint type fmt check clean
 
@@ -12,8 +12,15 @@ setup: .venv/.complete
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
 	touch $@
 
-demo: setup  ## questions to preference pairs in the demo world, with a tiny policy, on a CPU
-	$(BIN)/reasonrag build-tree --preset demo --limit 200 --seed 0 --out $(DEMO_RUN)
+# The whole story in the demo world, on a CPU: a tiny policy, trees over training questions, preference pairs, DPO (and
+# SFT, its rival), and all three on questions about entities that no training question touches. Each line can be
+# repeated on real data: give --dataset, --corpus and --policy (or --model) instead of --preset demo.
+demo: setup
+	$(BIN)/reasonrag build-tree --preset demo --seed 0 --out $(DEMO)/trees
+	$(BIN)/reasonrag sft train --preset demo --data $(DEMO)/trees --out $(DEMO)/sft
+	$(BIN)/reasonrag dpo train --preset demo --data $(DEMO)/trees --out $(DEMO)/dpo
+	$(BIN)/reasonrag eval --preset demo --split test --limit 500 --temperature 0,1 --out $(DEMO)/eval \
+	    --policy base=demo --policy sft=hf:$(DEMO)/sft --policy dpo=hf:$(DEMO)/dpo
 
 test: setup  ## everything that needs no GPU
 	$(BIN)/pytest -m "not gpu"
@@ -27,10 +34,12 @@ slow: setup
 gpu: setup
 	$(BIN)/pytest -m gpu
 
-smoke: setup  ## a run and its pairs derived anew, in seconds
+smoke: setup  ## every step of the demo, in a minute
 	rm -rf runs/smoke
-	$(BIN)/reasonrag build-tree --preset demo --limit 5 --seed 0 --out runs/smoke
-	$(BIN)/reasonrag pairs runs/smoke --min-margin 0.05
+	$(BIN)/reasonrag build-tree --preset demo --limit 20 --seed 0 --out runs/smoke/trees
+	$(BIN)/reasonrag pairs runs/smoke/trees --min-margin 0.05
+	$(BIN)/reasonrag dpo train --preset demo --data runs/smoke/trees --out runs/smoke/dpo
+	$(BIN)/reasonrag eval --preset demo --limit 20 --out runs/smoke/eval --policy base=demo --policy dpo=hf:runs/smoke/dpo
 
 lint: setup
 	$(BIN)/ruff check .

@@ -56,6 +56,7 @@ def trainer(kind: Any, model: str, folder: str, data: Any, **more: Any) -> Any:
         **more,
     )
     made.create_optimizer()
+    made.current_gradient_accumulation_steps = 1  # set by `train` otherwise
     return made
 
 

@@ -103,7 +103,7 @@ def save_bars(stem: Path, bars: Sequence[Bar], *, title: str, x_label: str) -> l
         raise ValueError("no bar to draw")
     groups = list(dict.fromkeys(bar.group for bar in bars))
     labels = list(dict.fromkeys(bar.label for bar in bars))
-    with _figure(6.0, 1.2 + len(groups) * (0.14 + 0.2 * len(labels))) as figure:
+    with _figure(7.0, 1.2 + len(groups) * (0.14 + 0.2 * len(labels))) as figure:
         axes = figure.add_subplot(1, 1, 1)
         height = 0.8 / len(labels)
         for bar in bars:
@@ -118,7 +118,7 @@ def save_bars(stem: Path, bars: Sequence[Bar], *, title: str, x_label: str) -> l
         axes.set_title(_text(title), parse_math=False)
         axes.set_xlabel(_text(x_label), parse_math=False)
         if len(labels) > 1:
-            _legend(axes, labels, [_COLOURS[i % len(_COLOURS)] for i in range(len(labels))])
+            _legend(axes, labels, [_COLOURS[i % len(_COLOURS)] for i in range(len(labels))], beside=True)
         return _save(figure, stem)
 
 
@@ -142,12 +142,14 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         _legend(axes, [line.label for line in panel.lines], colours)
 
 
-def _legend(axes: Axes, labels: Sequence[str], colours: Sequence[str]) -> None:
+def _legend(axes: Axes, labels: Sequence[str], colours: Sequence[str], *, beside: bool = False) -> None:
+    """Where it hides least; `beside` the axes where bars may fill them."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colour, linewidth=3) for colour in colours]
     # Matplotlib leaves out labels that start with "_", so the texts are set afterwards.
-    legend = axes.legend(handles, [f"line {i}" for i in range(len(labels))], fontsize="small")
+    place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if beside else {}
+    legend = axes.legend(handles, [f"line {i}" for i in range(len(labels))], fontsize="small", **place)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)
         text.set_text(_text(label))

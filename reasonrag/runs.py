@@ -60,7 +60,7 @@ class RunFolder:
         _prepare(path)
         with lock(path / ".lock"), contextlib.closing(Journal(path / _JOURNAL)) as journal:
             before = journal.meta("identity")
-            changes = "" if before is None else _changes(before, described)
+            changes = "" if before is None else differences(before, described)
             if changes and journal.meta("bound"):
                 raise RunError(
                     f"{path} holds a run of another configuration ({changes}); "
@@ -142,6 +142,7 @@ def lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which settings differ, in words; empty where none does."""
     names = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
     return ", ".join(f"{n}: {before.get(n)!r} there, {now.get(n)!r} now" for n in names)

@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from reasonrag.commands.shell import Stop, error_console, log_plainly
+from reasonrag.commands.shell import Stop, error_console, log_plainly, table_console
 from reasonrag.config import Config
 from reasonrag.errors import Interrupted
 from reasonrag.progress import shown
@@ -51,7 +49,7 @@ def evaluate(
         )
     except Interrupted:
         return stop.say_how_to_go_on()
-    Console().print(summary_table(figures))
+    table_console().print(summary_table(figures))
     print(f"report: {out / 'report.md'}")
     for missing in figures["incomplete"]:
         stop.console.print(

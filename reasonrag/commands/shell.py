@@ -28,6 +28,12 @@ def error_console() -> Console:
     return Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
 
 
+def table_console() -> Console:
+    """Where results go; a pipe or a file has no width of its own, and tables are not squeezed for it."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
 class Stop:
     """The first Ctrl-C or SIGTERM lets calls in flight end, a second one ends the process."""
 

@@ -118,7 +118,7 @@ def _make(ready: Ready) -> Any:
         train_dataset=ready.train,
         eval_dataset=ready.test,
         processing_class=ready.tokenizer,
-        peft_config=lora_config(settings.lora) if new_adapter else None,
+        peft_config=lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
         sft_weight=settings.sft_weight,
     )
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from reasonrag.config import POLICY_CARD, ModelConfig
+from reasonrag.config import ModelConfig
 from reasonrag.errors import ConfigError
 from reasonrag.llm.base import LLM
+from reasonrag.llm.model_folder import model_identity
 from reasonrag.plugins import import_plugin
 
 Role = Literal["policy", "judge"]
-
-_PART = 2**20
 
 PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
 CHOICES = (
@@ -26,21 +23,6 @@ CHOICES = (
     "neural network), python:PACKAGE.MODULE:FACTORY (your own)"
 )
 _JUDGE_CHOICE = ", demo-judge[:WORLD_SEED[:ERROR]] (knows the demo world's answers)"
-
-# What a loader reads of a model's folder. Reports, curves, locks and checkpoints of its training change no reply, and
-# may come later.
-_READ = (
-    "*.safetensors",
-    "pytorch_model*.bin",
-    "*.json",
-    "*.jinja",
-    "*.model",
-    "*.tiktoken",
-    "*.txt",
-    "*.py",
-    POLICY_CARD,
-)
-_NOT_READ = frozenset(("training.json", "trainer_state.json"))
 
 
 def open_llm(config: ModelConfig, role: Role) -> LLM:
@@ -126,7 +108,7 @@ def _transformers(path: str, config: ModelConfig) -> LLM:
         batch_size=config.batch_size,
         device=config.device,
         dtype=config.dtype,
-        name=_identity("hf", name, config.revision),
+        name=f"hf:{model_identity(name, config.revision)}",
         trust_remote_code=config.trust_remote_code,
         revision=config.revision,
     )
@@ -138,7 +120,7 @@ def _vllm(path: str, config: ModelConfig) -> LLM:
     name = _expanded(path)
     return VLLMEngine(
         name,
-        name=_identity("vllm", name, config.revision),
+        name=f"vllm:{model_identity(name, config.revision)}",
         revision=config.revision,
         engine_args={"dtype": config.dtype or "auto", "trust_remote_code": config.trust_remote_code},
     )
@@ -184,42 +166,3 @@ def _expanded(path: str) -> str:
     if not path:
         raise ConfigError("hf: and vllm: need a model, such as hf:Qwen/Qwen2.5-7B-Instruct or hf:FOLDER")
     return str(Path(path).expanduser()) if path.startswith("~") else path
-
-
-def _identity(scheme: str, name: str, revision: str | None) -> str:
-    """A Hub id with its revision, or a folder's name with a checksum of what a loader reads in it."""
-    folder = Path(name)
-    if not folder.is_dir():
-        return f"{scheme}:{name}" + (f"@{revision}" if revision else "")
-    return f"{scheme}:{folder.resolve().name}@{_checksum(folder)}"
-
-
-def _checksum(folder: Path) -> str:
-    """12 hex digits that change with the model: weights, settings, tokenizer, chat template, code, policy card."""
-    digest = hashlib.sha256()
-    files = {
-        path
-        for place in (folder, *_adapted(folder))
-        for pattern in _READ
-        for path in place.glob(pattern)
-        if path.is_file()
-    }
-    for path in sorted(path for path in files if path.name not in _NOT_READ):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}\0".encode())
-        with path.open("rb") as file:
-            # Whole files up to 64 MiB. Of larger ones 64 evenly spaced parts: any training changes all of the weights,
-            # and reading 15 GB would take longer than a preview.
-            for part in range(64):
-                file.seek(size * part // 64)
-                digest.update(file.read(_PART))
-    return digest.hexdigest()[:12]
-
-
-def _adapted(folder: Path) -> tuple[Path, ...]:
-    """Where the model lies that a LoRA adapter in this folder belongs to, if that is a folder too."""
-    try:
-        base = json.loads((folder / "adapter_config.json").read_bytes())["base_model_name_or_path"]
-        return (Path(base),) if Path(base).is_dir() else ()
-    except (OSError, ValueError, KeyError, TypeError):  # transformers says what is wrong with it
-        return ()

@@ -24,6 +24,7 @@ _FIXED = {
     "use_cpu": "set device to cpu",
     "resume_from_checkpoint": "the same command goes on from the last checkpoint by itself",
     "push_to_hub": "upload the finished folder instead",
+    "hub_token": "settings are written down; log in to the Hub instead",
     "padding_free": "TRL's DPO has none, and steps are kept apart",
     "packing": "steps are kept apart",
 }
@@ -111,6 +112,7 @@ def _from_settings(settings: TrainSettings, out: Path) -> dict[str, Any]:
         "dataloader_pin_memory": gpu,
         "report_to": list(settings.report_to) or "none",
         "disable_tqdm": True,
+        "log_level_replica": "error",
         "logging_nan_inf_filter": False,  # it would put an average in place of a loss that is not a number
         "include_num_input_tokens_seen": "non_padding",
     }

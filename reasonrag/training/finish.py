@@ -12,11 +12,13 @@ from typing import Any
 
 from reasonrag.config import POLICY_CARD
 from reasonrag.errors import ConfigError, RunError
+from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
+from reasonrag.llm.model_folder import adapter_base
 from reasonrag.plots import Line, Panel, save_panels
 from reasonrag.runs import versions, write_text
 from reasonrag.training.checkpoints import last_checkpoint
 from reasonrag.training.folder import SUMMARY, digest
-from reasonrag.training.model import ModelSource, adapter_base
+from reasonrag.training.model import ModelSource
 from reasonrag.training.settings import TrainSettings
 
 __all__ = ["MERGED", "Outcome", "finish", "last_checkpoint", "merge_adapter", "panels"]
@@ -59,11 +61,12 @@ class Outcome:
 
 def finish(out: Path, outcome: Outcome) -> dict[str, Any]:
     """Write everything but the model itself, `training.json` last; returns what that holds."""
-    (out / "training_args.bin").unlink(missing_ok=True)  # a pickle with this machine's paths
+    for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card: both with this machine's paths
+        (out / name).unlink(missing_ok=True)
     save_panels(out / "curves", panels(outcome.state.log_history))
     write_card(out, outcome.card, outcome.source)
     if outcome.settings.merge and outcome.settings.method == "lora":
-        merge_adapter(out, out / MERGED)
+        merge_adapter(out, out / MERGED, trust_remote_code=outcome.settings.trust_remote_code)
     summary = summarise(outcome)
     write_text(out / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return summary
@@ -129,7 +132,7 @@ def write_card(out: Path, card: str | None, source: ModelSource) -> None:
         write_text(out / POLICY_CARD, card)
 
 
-def merge_adapter(folder: Path, out: Path) -> Path:
+def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -> Path:
     """Merge a LoRA adapter into its model, as a folder that transformers loads without peft.
 
     The sum is taken in float32 and rounded once, to the type that the model's own files have.
@@ -137,6 +140,7 @@ def merge_adapter(folder: Path, out: Path) -> Path:
     Args:
         folder: with the adapter, its tokenizer, and `reasonrag.yaml` if there is one.
         out: to write; it appears when it is whole.
+        trust_remote_code: whether to run code that comes with the model.
 
     Returns:
         `out`.
@@ -152,44 +156,41 @@ def merge_adapter(folder: Path, out: Path) -> Path:
         raise RunError(f"{out} is there already; remove it, or choose another folder")
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    model, generation = _merged(folder, base)
+    model, generation = _merged(folder, base, trust_remote_code)
     model.save_pretrained(temporary)
     generation.save_pretrained(temporary)
-    _copy_beside(folder, base, temporary)
+    _tokenizer(folder, base, trust_remote_code).save_pretrained(temporary)
+    for place in (folder, Path(base)):
+        if (place / POLICY_CARD).is_file():
+            shutil.copyfile(place / POLICY_CARD, temporary / POLICY_CARD)
+            break
     temporary.replace(out)
     return out
 
 
-def _merged(folder: Path, base: str) -> tuple[Any, Any]:
+def _merged(folder: Path, base: str, trust: bool) -> tuple[Any, Any]:
     """The merged model and the generation defaults that its base came with."""
     import torch
-    from peft import PeftModel
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    from reasonrag.llm.chat_template import cannot_load, check_folder
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     check_folder(base)
     try:
-        stored = getattr(AutoConfig.from_pretrained(base), "dtype", None) or torch.float32
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True)
+        options = {"revision": PeftConfig.from_pretrained(str(folder)).revision, "trust_remote_code": trust}
+        stored = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True, **options)
         generation = model.generation_config
         model = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(stored)
-        AutoTokenizer.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise cannot_load(base, error) from error
     model.config.dtype = stored
     return model, generation
 
 
-def _copy_beside(folder: Path, base: str, out: Path) -> None:
-    """Tokenizer, chat template and card: those of the adapter's folder."""
-    from transformers import AutoTokenizer
-
-    AutoTokenizer.from_pretrained(str(folder)).save_pretrained(out)
-    for place in (folder, Path(base)):
-        if (place / POLICY_CARD).is_file():
-            shutil.copyfile(place / POLICY_CARD, out / POLICY_CARD)
-            break
+def _tokenizer(folder: Path, base: str, trust: bool) -> Any:
+    """That of the adapter's folder, else of its model."""
+    place = str(folder) if (folder / "tokenizer_config.json").is_file() else base
+    return ChatTemplate.load(place, trust_remote_code=trust).tokenizer
 
 
 def _finite(entry: Mapping[str, Any]) -> dict[str, Any]:

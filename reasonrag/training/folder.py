@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.errors import RunError
-from reasonrag.runs import lock, write_text
+from reasonrag.runs import differences, lock, write_text
 from reasonrag.settings import dump, identity
 from reasonrag.training.checkpoints import checkpoints_folder, last_checkpoint
 from reasonrag.training.settings import TrainSettings
@@ -80,9 +80,7 @@ def check_same(out: Path, described: Mapping[str, Any]) -> None:
     before = held_identity(out)
     if before is None or (last_checkpoint(out) is None and not (out / SUMMARY).exists()):
         return
-    names = sorted(n for n in before.keys() | described.keys() if before.get(n) != described.get(n))
-    if names:
-        changes = ", ".join(f"{n}: {before.get(n)!r} there, {described.get(n)!r} now" for n in names)
+    if changes := differences(before, described):
         raise RunError(f"{out} holds another training ({changes}); go back to that, or choose a new folder for --out")
 
 

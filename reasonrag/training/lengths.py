@@ -94,6 +94,7 @@ def fit(
     max_dropped: float,
     shifted: int = 0,
     shared_prompts: int = 0,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, list[Pair]], LengthReport]:
     """The pairs that fit, by split, whole; and what was measured.
 
@@ -105,21 +106,19 @@ def fit(
         max_dropped: share of a split that may be left out, in [0, 1].
         shifted: for the report.
         shared_prompts: for the report.
+        say: is told the report, before anything is refused.
 
     Raises:
         DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
     """
-    sizes = {split: [longest(pair) for pair in pairs] for split, pairs in splits.items()}
-    limit, limited_by = _limit(max(max(found, default=0) for found in sizes.values()), max_length, context)
-    kept = {
-        split: [pair for pair, size in zip(pairs, sizes[split], strict=True) if size <= limit]
-        for split, pairs in splits.items()
-    }
+    every = [pair for pairs in splits.values() for pair in pairs]
+    limit, limited_by = _limit(max(map(longest, every), default=0), max_length, context)
+    kept = {split: [pair for pair in pairs if longest(pair) <= limit] for split, pairs in splits.items()}
     report = LengthReport(
-        quantiles=_quantiles([pair for pairs in splits.values() for pair in pairs]),
+        quantiles=_quantiles(every),
         pairs={split: len(pairs) for split, pairs in splits.items()},
         left_out={
-            split: dict(sorted(Counter(p.depth for p, n in zip(pairs, sizes[split], strict=True) if n > limit).items()))
+            split: dict(sorted(Counter(pair.depth for pair in pairs if longest(pair) > limit).items()))
             for split, pairs in splits.items()
         },
         max_length=limit,
@@ -127,9 +126,12 @@ def fit(
         shifted=shifted,
         shared_prompts=shared_prompts,
     )
+    if say is not None:
+        for line in report.lines():
+            say(line)
     for split in splits:
         if report.share(split) > max_dropped or (split == "train" and not kept[split]):
-            raise DataError(_too_long(report, split, source, max(sizes[split]), context, max_dropped))
+            raise DataError(_too_long(report, split, source, max(map(longest, splits[split])), context, max_dropped))
     return kept, report
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +10,9 @@ from typing import Any
 from reasonrag.errors import ConfigError
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.common import public_name
+from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
-_PART = 2**20
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -26,7 +24,7 @@ class ModelSource:
         path: a folder or a Hub id.
         base: that of the weights; another one than `path` where that is an adapter.
         name: without a path, for people.
-        checksum: of the folder, or the Hub id with its revision.
+        checksum: the folder's name with a checksum, or the Hub id with its revision.
     """
 
     path: str
@@ -87,28 +85,8 @@ def open_source(settings: TrainSettings) -> ModelSource:
             f"{settings.model} is a LoRA adapter, which has no weights of its own for full training; "
             "merge it first, or take --method lora to train it further"
         )
-    checksum = _checksum(path, settings.revision)
-    if base is not None:
-        checksum = f"{checksum}+{_checksum(base, None)}"
+    checksum = model_identity(path, settings.revision)
     return ModelSource(path, base or path, settings.revision, settings.trust_remote_code, public_name(path), checksum)
-
-
-def adapter_base(folder: Path) -> str | None:
-    """The model that the adapter in a folder belongs to; None where there is no adapter.
-
-    Raises:
-        ConfigError: the adapter's configuration cannot be read.
-    """
-    file = folder / "adapter_config.json"
-    if not file.is_file():
-        return None
-    try:
-        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file} does not name the adapter's model; write it again with save_pretrained") from error
-    if not base:
-        raise ConfigError(f"{file} names no base_model_name_or_path; put the model's folder or Hub id there")
-    return str(base)
 
 
 def weight_dtype(settings: TrainSettings, *, gpu: bool) -> str:
@@ -145,8 +123,8 @@ def load_weights(source: ModelSource, *, dtype: str, init: Mapping[str, Any] | N
         raise cannot_load(source.path, error) from error
 
 
-def lora_config(settings: LoraSettings) -> Any:
-    """What peft calls these settings."""
+def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
+    """What peft calls these settings. `revision` of the model is noted, so that merging loads the same one."""
     from peft import LoraConfig
 
     modules = settings.target_modules
@@ -158,6 +136,7 @@ def lora_config(settings: LoraSettings) -> Any:
         lora_dropout=settings.dropout,
         target_modules=modules if isinstance(modules, str) else list(modules),
         task_type="CAUSAL_LM",
+        revision=revision,
     )
 
 
@@ -176,19 +155,3 @@ def _load_base(source: ModelSource, *, dtype: str, init: Mapping[str, Any]) -> A
         return AutoModelForCausalLM.from_pretrained(source.base, **(options | dict(init)))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, ImportError) as error:
         raise cannot_load(source.base, error) from error
-
-
-def _checksum(path: str, revision: str | None) -> str:
-    folder = Path(path)
-    if not folder.is_dir():
-        return f"{path}@{revision or 'main'}"
-    digest = hashlib.sha256()
-    for file in sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")):
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}\0".encode())
-        with file.open("rb") as opened:
-            # Of a large file 64 evenly spaced parts: any training changes all of the weights.
-            for part in range(64):
-                opened.seek(size * part // 64)
-                digest.update(opened.read(_PART))
-    return digest.hexdigest()[:16]

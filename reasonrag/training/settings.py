@@ -32,7 +32,9 @@ class TrainSettings(Section):
     trust_remote_code: bool = False
     method: Literal["lora", "full"] = "lora"
     lora: LoraSettings = LoraSettings()
-    dtype: Annotated[str | None, Field(description="of the weights: float32, bfloat16; bfloat16 on a GPU")] = None
+    dtype: Annotated[str | None, Field(description="of the weights; bfloat16 for adapters on a GPU, else float32")] = (
+        None
+    )
     limit: Annotated[int | None, Field(ge=1, description="a seeded sample of this many questions")] = None
     max_length: Annotated[
         int | None, Field(ge=8, description="tokens of prompt and step; longer ones are left out, never cut")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.errors import ConfigError, Interrupted
+from reasonrag.errors import ConfigError, InputError, Interrupted
 from reasonrag.text import one_line
 from reasonrag.training import folder as folders
 from reasonrag.training.arguments import model_init, on_gpu, trainer_arguments
@@ -101,10 +101,10 @@ def run(stage: Stage, settings: TrainSettings, out: Path, *, log: Log) -> dict[s
     source = open_source(settings)
     arguments = trainer_arguments(stage.config(), settings, out, own=stage.own)
     training = _Training(stage, settings, out, source, arguments, log if arguments.process_index == 0 else None)
-    with training.held(), warnings.catch_warnings():
+    with contextlib.ExitStack() as held, warnings.catch_warnings():
         # Names that transformers is about to drop; TRL 1.16 uses them for the sake of older versions.
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
-        plan = training.agree()
+        plan = training.agree(held)
         if plan.finished is not None:
             return plan.finished
         return training.train(plan)
@@ -125,29 +125,31 @@ class _Training:
         self.data: dict[str, Any] = {}
         self.card: str | None = None
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """The folder, by the first process."""
-        with folders.training_folder(self.out) if self.first else contextlib.nullcontext():
-            yield
-
-    def agree(self) -> _Plan:
-        """What is to be done, the same on every process."""
+    def agree(self, held: contextlib.ExitStack) -> _Plan:
+        """What is to be done, or why nothing can be, the same on every process. The first one holds the folder."""
         from accelerate.utils import broadcast_object_list
 
-        plans = [self._plan() if self.first else None]
-        broadcast_object_list(plans, from_process=0)
-        assert plans[0] is not None
-        return plans[0]
+        found: list[Any] = [None]
+        if self.first:
+            try:
+                examples = self._examples()
+                held.enter_context(folders.training_folder(self.out))
+                found = [self._plan(examples)]
+            except InputError as error:  # told to all, or the others would wait for it
+                found = [error]
+        broadcast_object_list(found, from_process=0)
+        if isinstance(found[0], InputError):
+            raise found[0]
+        plan: _Plan = found[0]
+        return plan
 
-    def _plan(self) -> _Plan:
+    def _examples(self) -> Examples:
         from reasonrag.training.examples import open_examples
 
+        return open_examples(self.settings, self.source.chat(), context=self.source.context(), say=self.log)
+
+    def _plan(self, examples: Examples) -> _Plan:
         settings, source = self.settings, self.source
-        examples = open_examples(settings, source.chat(), context=source.context())
-        self.log(f"{len(examples.train)} pairs to train on, {len(examples.test)} held out")
-        for line in examples.report.lines():
-            self.log(line)
         self.described = folders.describe(self.stage.name, settings, content=examples.content, model=source.checksum)
         folders.check_same(self.out, self.described)
         self.card, self.data = examples.card, _facts(examples)
@@ -163,7 +165,7 @@ class _Training:
     def _say_finished(self) -> None:
         self.log("this training is finished already")
         if self.settings.merge and self.settings.method == "lora" and not (self.out / MERGED).exists():
-            merge_adapter(self.out, self.out / MERGED)
+            merge_adapter(self.out, self.out / MERGED, trust_remote_code=self.settings.trust_remote_code)
 
     def _write_rows(self, examples: Examples) -> Path:
         """Token rows as files: processes share them, and TRL keeps what it computes of them beside them."""
@@ -195,7 +197,7 @@ class _Training:
             trainer.train(resume_from_checkpoint=plan.checkpoint)
             steps, planned = trainer.state.global_step, trainer.state.max_steps
             if steps < planned:
-                raise Interrupted(f"stopped after step {steps} of {planned}; a checkpoint is kept")
+                raise Interrupted(f"stopped after step {steps} of {planned}; a checkpoint is kept", number=stop.number)
             self._look_once_more(trainer)
         return self._end(trainer)
 
@@ -204,7 +206,9 @@ class _Training:
         from transformers import PrinterCallback
 
         settings, arguments, source = self.settings, self.arguments, self.source
+        train = load_from_disk(str(rows / "train"))
         test = load_from_disk(str(rows / "test")) if (rows / "test").exists() else None
+        self.data["rows"] = {"train": len(train), "held_out": 0 if test is None else len(test)}
         if test is None:
             if arguments.load_best_model_at_end:
                 raise ConfigError("load_best_model_at_end needs held-out questions, and the data has none")
@@ -222,7 +226,7 @@ class _Training:
             model=load(),
             load=load,
             tokenizer=source.chat().tokenizer,
-            train=load_from_disk(str(rows / "train")),
+            train=train,
             test=test,
         )
         try:

@@ -72,11 +72,13 @@ def test_the_loss_falls_and_the_folder_is_complete(policy, data, tmp_path):
     losses = [entry["loss"] for entry in summary["history"] if "loss" in entry]
     assert losses[-1] < 0.7 * losses[0]
     assert summary["stage"] == "sft"
+    assert summary["data"]["rows"] == {"train": 48, "held_out": 8}
     assert any("token accuracy" in line for line in lines)
     names = {path.name for path in (tmp_path / "sft").iterdir()}
     assert names >= {"model.safetensors", "training.json", "curves.svg", "curves.png", "config.yaml"}
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_a_signal(policy, data, tmp_path):
     settings = sft_settings(data, policy, save_steps=100, eval_steps=100)
 

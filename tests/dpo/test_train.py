@@ -212,6 +212,7 @@ def test_a_loss_that_is_no_number_ends_the_training_and_keeps_the_checkpoint(pol
     assert not (tmp_path / "dpo" / "training.json").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_cut_off_is_ignored_and_written_anew(policy, data, tmp_path):
     settings, out = dpo_settings(data, policy, save_steps=2, save_total_limit=5), tmp_path / "dpo"
     first = quietly(settings, out)
@@ -332,3 +333,62 @@ def test_the_shipped_policy_is_called_demo(data, tmp_path):
     assert (tmp_path / "dpo" / "reasonrag.yaml").read_text() == (
         ROOT / "reasonrag" / "demo" / "policy" / "reasonrag.yaml"
     ).read_text()
+
+
+def write_trajectories(folder, count):
+    from reasonrag.tables import trajectory_pair_schema, write_parquet
+
+    def side(number, name, steps):
+        return [
+            {
+                "prompt": [{"role": "user", "content": f"Question {number}, step {step}?"}],
+                "prefix": "",
+                "text": f"<query>{name}</query>" if step + 1 < steps else f"<answer>{name}</answer>",
+                "end": "stop",
+            }
+            for step in range(steps)
+        ]
+
+    rows = [
+        {
+            "chosen_steps": side(number, "Steven Spielberg", 1 + number % 2),
+            "rejected_steps": side(number, "the sea", 2 + number % 2),
+            "question_id": str(number),
+            "dataset": "toy",
+            "depth": 0,
+            "margin": 0.5 + number % 3,
+        }
+        for number in range(count)
+    ]
+    rows = [dict.fromkeys(trajectory_pair_schema().names) | row | {"pair_id": row["question_id"]} for row in rows]
+    folder.mkdir()
+    for split, some in (("train", rows[:-6]), ("test", rows[-6:])):
+        write_parquet(folder / f"{split}-00000-of-00001.parquet", some, trajectory_pair_schema())
+    return folder
+
+
+def test_pairs_of_trajectories_are_trained_on_with_any_reference(policy, tmp_path):
+    data = write_trajectories(tmp_path / "trajectories", 30)
+    found = {}
+    for reference in ("frozen", "precomputed"):
+        settings = dpo_settings(data, policy, reference=reference, weight="margin", max_steps=6)
+        found[reference] = quietly(settings, tmp_path / reference)
+    frozen, precomputed = (
+        [entry[name] for entry in found[reference]["history"] for name in ("loss", "eval_loss") if name in entry]
+        for reference in ("frozen", "precomputed")
+    )
+    assert len(frozen) == 8
+    assert precomputed == pytest.approx(frozen, abs=1e-6)
+    assert found["frozen"]["final"]["train"]["rewards/margins"] > 0.1
+
+
+def test_the_held_out_loss_counts_every_pair_alike_whatever_its_length(policy, tmp_path):
+    """In batches of four and two, with sides of one to three steps."""
+    data = write_trajectories(tmp_path / "trajectories", 30)
+    losses = [
+        quietly(
+            dpo_settings(data, policy, max_steps=2, trainer={"per_device_eval_batch_size": size}), tmp_path / str(size)
+        )["final"]["held_out"]["eval_loss"]
+        for size in (4, 6)
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)

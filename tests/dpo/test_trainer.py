@@ -105,13 +105,13 @@ def losses(trainer):
 
 
 def plain_logp(model, segments):
-    """Of exactly the completions' tokens, from the logits of each sequence alone."""
+    """Of exactly the completions' tokens, from the logits of each sequence alone, in the model's own precision."""
     import torch
 
     total = torch.zeros(())
     for segment in segments:
         ids = torch.tensor([[*segment.prompt_ids, *segment.completion_ids]])
-        logps = torch.log_softmax(model(input_ids=ids).logits[0].float(), dim=-1)
+        logps = torch.log_softmax(model(input_ids=ids).logits[0], dim=-1)
         start = len(segment.prompt_ids)
         for position, token in enumerate(segment.completion_ids, start):
             total = total + logps[position - 1, token]
@@ -130,7 +130,7 @@ def by_hand(policy, reference, pair):
 def test_the_loss_is_that_of_plain_logits(made, folder, chat, tmp_path):
     pairs = made(chat, 5)
     trainer = make(rows_of(pairs), folder, tmp_path, moved=0.02)
-    policy, reference = load(folder, moved=0.02), load(folder)
+    policy, reference = load(folder, moved=0.02).double(), load(folder).double()
     for pair, row in zip(pairs, rows_of(pairs), strict=True):
         expected = by_hand(policy, reference, pair).item()
         assert abs(expected - 0.6931) > 1e-3
@@ -232,7 +232,7 @@ def test_the_sft_term_is_the_mean_per_token_of_the_chosen_side(made, folder, cha
     pairs = made(chat, 3)
     rows = rows_of(pairs)
     trainer = make(rows, folder, tmp_path, moved=0.02, more={"sft_weight": 0.5})
-    policy, reference = load(folder, moved=0.02), load(folder)
+    policy, reference = load(folder, moved=0.02).double(), load(folder).double()
     expected = 0.0
     for pair in pairs:
         tokens = sum(len(segment.completion_ids) for segment in pair.chosen)

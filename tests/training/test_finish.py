@@ -74,6 +74,7 @@ def test_the_merged_folder_is_a_plain_one(adapter, policy):
     names = {path.name for path in (adapter / "merged").iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "reasonrag.yaml"}
     assert not any("adapter" in name for name in names)
+    assert not (adapter / "README.md").exists()
     generation = [
         json.loads((folder / "generation_config.json").read_text()) for folder in (policy, adapter / "merged")
     ]
@@ -95,6 +96,7 @@ def test_an_adapter_is_trained_further_against_a_frozen_copy_of_itself(adapter, 
     assert (logits(tmp_path / "more") - logits(adapter)).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_going_on_with_an_adapter_of_an_adapter_keeps_the_reference(adapter, data, tmp_path):
     import os
     import signal
@@ -153,6 +155,7 @@ def test_an_adapter_whose_model_is_gone_says_so(adapter, tmp_path):
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.slow
 def test_merging_a_bfloat16_model_rounds_once(policy, data, tmp_path):
     import torch
     from peft import PeftModel

@@ -1,0 +1,229 @@
+"""From trees to a trained policy to a report, by the commands that a user types."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reasonrag.tables import read_parquet, trajectory_schema
+from tests.e2e import product
+
+pytestmark = pytest.mark.slow
+SHORT = ("--set", "max_steps=6", "--batch-size", "4")
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the demo policy: 24 questions, a few dozen pairs. Read only."""
+    out = tmp_path_factory.mktemp("trained") / "trees"
+    product.build("--preset", "demo", "--limit", "24", "--seed", "3", "--out", out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def trained(trees: Path) -> Path:
+    """A policy after six optimizer steps on them. Read only."""
+    out = trees.parent / "dpo"
+    done = product.run("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def refused(*args: str | Path) -> str:
+    """The last line on stderr of a command that has to be refused."""
+    done = product.run(*args)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
+
+
+def test_training_says_what_it_reads_and_leaves_a_policy_with_its_curves(trees: Path, trained: Path) -> None:
+    summary = read(trained / "training.json")
+    assert (summary["stage"], summary["steps"]) == ("dpo", 6)
+    assert summary["data"]["train"]["pairs"] == product.summary(trees)["pairs"]["train"]
+    assert {p.name for p in trained.iterdir()} >= {
+        *("model.safetensors", "config.json", "tokenizer.json", "reasonrag.yaml", "curves.svg", "curves.png")
+    }
+
+
+def test_the_same_command_finds_the_training_finished(trees: Path, trained: Path) -> None:
+    before = (trained / "model.safetensors").read_bytes()
+    done = product.run("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", trained)
+    assert done.returncode == 0 and "finished already" in done.stderr
+    assert (trained / "model.safetensors").read_bytes() == before
+
+
+def test_another_training_in_the_same_folder_is_refused(trees: Path, trained: Path) -> None:
+    line = refused("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--beta", "0.2", "--out", trained)
+    assert "beta" in line and "new folder" in line
+
+
+def test_a_trained_policy_is_asked_as_it_was_trained_without_a_preset(trained: Path, tmp_path: Path) -> None:
+    done = product.run(
+        *("eval", "--dataset", "demo", "--limit", "4", "--policy", f"hf:{trained}", "--out", tmp_path / "eval")
+    )
+    assert done.returncode == 0, done.stderr
+    figures = read(tmp_path / "eval" / "metrics.json")
+    assert (figures["policy"], figures["split"], figures["setting"]) == ("dpo", "test", "t0_s8_k1")
+    (file,) = (tmp_path / "eval" / "dpo" / "trajectories").glob("*.parquet")
+    rows = read_parquet(file, trajectory_schema())
+    prompts = [step["prompt"][0]["content"] for row in rows for step in row["trajectory"]]
+    assert len(rows) == 4 and max(map(len, prompts)) < 100  # the brief prompts
+    assert all(len(step["passages"]) <= 1 for row in rows for step in row["trajectory"])
+
+
+def test_two_policies_give_a_table_paired_differences_and_a_plot(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "eval"
+    command = (
+        *("eval", "--preset", "demo", "--limit", "12", "--temperature", "0,1", "--out", out),
+        *("--policy", "base=demo", "--policy", f"dpo=hf:{trained}"),
+    )
+    done = product.run(*command)
+    assert done.returncode == 0, done.stderr
+    assert "base" in done.stdout and "t1_s8_k1" in done.stdout
+    figures = read(out / "metrics.json")
+    for metric in ("em", "f1", "acc", "retrievals", "steps", "format_rate"):
+        assert set(figures[metric]) == {"mean", "low", "high", "n"} and figures[metric]["n"] == 12
+    compared = {(d["policy"], d["baseline"], d["setting"]) for d in figures["differences"]}
+    assert compared == {("dpo", "base", "t0_s8_k1"), ("dpo", "base", "t1_s8_k1")}
+    assert (out / "report.md").read_text().startswith("# Evaluation")
+    assert (out / "plots" / "em.svg").stat().st_size > 1000
+    calls = figures["calls"]
+    again = product.run(*command)
+    assert again.returncode == 0 and ", 0 calls" in again.stderr
+    assert read(out / "metrics.json")["calls"] == calls
+
+
+def test_an_evaluation_that_is_stopped_goes_on_by_the_printed_command(tmp_path: Path) -> None:
+    out = tmp_path / "eval"
+    whole = tmp_path / "whole"
+    arguments = ("eval", "--preset", "demo", "--policy", "demo", "--limit", "100")
+    child = product.start(*arguments, "--out", out)
+    product.wait_until(lambda: (out / "demo" / "journal.sqlite-wal").exists(), timeout_s=60)
+    product.wait_until(lambda: (out / "demo" / "journal.sqlite-wal").stat().st_size > 100_000, timeout_s=60)
+    child.send_signal(signal.SIGINT)
+    stdout, stderr = child.communicate(timeout=30)
+    assert child.returncode == 130 and stdout == "" and "Traceback" not in stderr
+    (line,) = [line.strip() for line in stderr.splitlines() if line.strip().startswith("reasonrag eval")]
+    assert product.run(*shlex.split(line)[1:]).returncode == 0
+    assert product.run(*arguments, "--out", whole).returncode == 0
+    first, second = read(out / "metrics.json"), read(whole / "metrics.json")
+    assert first["em"] == second["em"] and first["steps"] == second["steps"]
+    assert first["calls"]["demo"]["policy"]["calls"] == second["calls"]["demo"]["policy"]["calls"]
+
+
+def test_a_training_that_is_stopped_goes_on_by_the_printed_command(trees: Path, tmp_path: Path) -> None:
+    out = tmp_path / "dpo"
+    arguments = ("dpo", "train", "--preset", "demo", "--data", trees, "--batch-size", "2", "--save-steps", "5")
+    child = product.start(*arguments, "--set", "max_steps=400", "--out", out)
+    product.wait_until(lambda: any((out / "checkpoints").glob("checkpoint-*/trainer_state.json")), timeout_s=90)
+    child.send_signal(signal.SIGTERM)
+    stdout, stderr = child.communicate(timeout=60)
+    assert child.returncode == 143 and stdout == "" and "Traceback" not in stderr
+    line = next(line.strip() for line in stderr.splitlines() if line.strip().startswith("reasonrag dpo train"))
+    again = product.start(*shlex.split(line)[1:])
+    _, stderr = again.communicate(timeout=120)
+    assert again.returncode == 0 and "going on from checkpoint-" in stderr
+    assert read(out / "training.json")["steps"] == 400
+
+
+def test_whole_trajectories_train_a_policy_too(trees: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "outcome"
+    assert product.run("pairs", trees, "--level", "trajectory", "--out", pairs).returncode == 0
+    done = product.run("dpo", "train", "--preset", "demo", "--data", pairs, *SHORT, "--out", tmp_path / "dpo")
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "dpo" / "training.json")["steps"] == 6
+
+
+def test_sft_trains_on_the_chosen_steps(trees: Path, tmp_path: Path) -> None:
+    done = product.run("sft", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", tmp_path / "sft")
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "sft" / "training.json")["stage"] == "sft"
+    assert (tmp_path / "sft" / "reasonrag.yaml").exists()
+
+
+def test_adapters_are_merged_into_a_folder_that_needs_no_peft(trees: Path, tmp_path: Path) -> None:
+    done = product.run(
+        *("dpo", "train", "--preset", "demo", "--method", "lora", "--lora-r", "4", "--merge", "--data", trees),
+        *(*SHORT, "--out", tmp_path / "lora"),
+    )
+    assert done.returncode == 0, done.stderr
+    merged = tmp_path / "lora" / "merged"
+    assert not list(merged.glob("adapter*")) and (merged / "model.safetensors").exists()
+    for name, folder in (("adapter", tmp_path / "lora"), ("merged", merged)):
+        done = product.run(
+            *("eval", "--preset", "demo", "--limit", "8", "--policy", f"{name}=hf:{folder}"),
+            *("--out", tmp_path / f"eval-{name}"),
+        )
+        assert done.returncode == 0, done.stderr
+    first, second = (read(tmp_path / f"eval-{name}" / "metrics.json") for name in ("adapter", "merged"))
+    assert first["em"] == second["em"] and first["steps"] == second["steps"]
+
+
+def test_trees_of_a_trained_policy_are_built_with_its_own_settings(trained: Path, tmp_path: Path) -> None:
+    product.build(
+        "--dataset", "demo", "--policy", f"hf:{trained}", "--limit", "2", "--iterations", "4", "--out", tmp_path / "r"
+    )
+    settings = (tmp_path / "r" / "config.yaml").read_text()
+    assert "prompts: brief" in settings and "top_k: 1" in settings
+
+
+# What cannot work
+
+
+def test_training_without_data_or_model_is_refused(tmp_path: Path) -> None:
+    assert "--data" in refused("dpo", "train", "--model", "demo", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_setting_names_the_nearest(trees: Path, tmp_path: Path) -> None:
+    line = refused(
+        *("dpo", "train", "--preset", "demo", "--data", trees, "--set", "learning_rat=1e-4", "--out", tmp_path / "out")
+    )
+    assert "learning_rate" in line
+
+
+def test_prompts_that_do_not_fit_are_reported_and_refused(trees: Path, tmp_path: Path) -> None:
+    rows = product.pair_rows(trees, "train")
+    long = [{**rows[0]["prompt"][-1], "content": "Question: " + "Marla Tovik " * 3000}]
+    file = tmp_path / "pairs.jsonl"
+    with file.open("w") as lines:
+        for row in (*rows[:9], {**rows[9], "prompt": long}):
+            lines.write(json.dumps(row) + "\n")
+    done = product.run(
+        "dpo", "train", "--preset", "demo", "--data", file, "--max-length", "500", "--out", tmp_path / "out"
+    )
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert "10.0%" in last and "500" in last and "--max-dropped" in last
+    kept = product.run(
+        *("dpo", "train", "--preset", "demo", "--data", file, "--max-length", "500", "--max-dropped", "0.2"),
+        *("--set", "max_steps=2", "--out", tmp_path / "out"),
+    )
+    assert kept.returncode == 0, kept.stderr
+    assert read(tmp_path / "out" / "training.json")["data"]["train"]["pairs"] == 9
+
+
+def test_policies_of_one_name_are_refused(tmp_path: Path) -> None:
+    line = refused("eval", "--preset", "demo", "--policy", "demo", "--policy", "demo", "--out", tmp_path / "out")
+    assert "two policies are called 'demo'" in line
+
+
+def test_a_folder_of_something_else_is_no_evaluation(trees: Path) -> None:
+    assert "run of build-tree" in refused("eval", "--preset", "demo", "--policy", "demo", "--out", trees)
+
+
+def test_numbers_of_a_sweep_have_to_be_numbers(tmp_path: Path) -> None:
+    line = refused("eval", "--preset", "demo", "--policy", "demo", "--max-steps", "2,x", "--out", tmp_path / "out")
+    assert "'2,x'" in line
