@@ -113,6 +113,7 @@ _DEMO: Tree = {
     "dtype": "float32",
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 1,
+    "eval_steps": 50,
 }
 DPO_PRESETS: dict[str, Tree] = {
     # The published configuration: full fine-tuning, 2 pairs a device and optimizer step.

@@ -227,3 +227,16 @@ def test_a_folder_of_something_else_is_no_evaluation(trees: Path) -> None:
 def test_numbers_of_a_sweep_have_to_be_numbers(tmp_path: Path) -> None:
     line = refused("eval", "--preset", "demo", "--policy", "demo", "--max-steps", "2,x", "--out", tmp_path / "out")
     assert "'2,x'" in line
+
+
+def test_reproduce_says_each_command_and_writes_a_page_next_to_the_papers_table(tmp_path: Path) -> None:
+    scale = ("--seeds", "1", "--questions", "30", "--max-calls", "30", "--test-questions", "10")
+    done = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out", timeout_s=600)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "out" / "results" / "reasonrag.md").read_text(encoding="utf-8")
+    assert "| `dpo-rollout` - `base` | +12.5 (+9.5) |" in page and "10 held-out questions" in page
+    assert (tmp_path / "out" / "results" / "reasonrag.svg").stat().st_size > 1000
+    commands = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    again = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out")
+    assert again.returncode == 0
+    assert [line.replace("done before:", "$") for line in again.stderr.splitlines() if line.startswith("[")] == commands
