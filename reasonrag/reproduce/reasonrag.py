@@ -2,6 +2,7 @@
 
 Every variant starts from the same policy. Trees valued by rollouts and by a judge get the same number of model calls
 (verdicts included); the variants without the shortest-path term and with outcomes alone use the rollout trees again.
+How many optimizer steps each variant takes was chosen on the dev split, for each of them alike.
 """
 
 from __future__ import annotations
@@ -19,20 +20,28 @@ VARIANTS = {
     "sft": "SFT on the chosen steps",
     "dpo-outcome": "DPO on whole trajectories, by outcome alone",
     "dpo-alpha1": "DPO on steps, alpha 1: no shortest-path term",
-    "dpo-judge": "DPO on steps, search valued by a judge (Eq. 6)",
-    MAIN: "DPO on steps, search valued by rollouts (Eq. 1)",
+    "dpo-judge": "DPO on steps, search valued by a judge (Eq. 6), pairs by SPRE",
+    "dpo-judge-reward": "DPO on steps, search valued by a judge, pairs by its values too",
+    MAIN: "DPO on steps, search valued by rollouts (Eq. 1), pairs by SPRE",
 }
+# Optimizer steps of each, chosen on the dev split.
+STEPS = {"sft": 180, "dpo-outcome": 150, "dpo-alpha1": 150, "dpo-judge": 150, "dpo-judge-reward": 150, MAIN: 150}
+# An iteration that is under way when the budget is reached is finished: with rollouts that is several calls, with a
+# judge one. So much more budget makes the two spend the same.
+_JUDGE_EXTRA = 3
 # Which difference is looked at, and the same one between the rows of the paper's Table 3 (average EM, F1).
 TABLE_3 = {"base": (22.0, 32.8), "sft": (23.9, 32.0), "orl": (21.3, 28.9), "prl": (34.5, 42.3)}
 COMPARISONS = (
     (MAIN, BASE, "prl", "base"),
     ("dpo-judge", BASE, "prl", "base"),
+    ("dpo-judge-reward", BASE, "prl", "base"),
     ("sft", BASE, "sft", "base"),
     ("dpo-outcome", BASE, "orl", "base"),
     (MAIN, "sft", "prl", "sft"),
     (MAIN, "dpo-outcome", "prl", "orl"),
     (MAIN, "dpo-alpha1", None, None),
     (MAIN, "dpo-judge", None, None),
+    (MAIN, "dpo-judge-reward", None, None),
 )
 
 
@@ -65,19 +74,23 @@ def _of_seed(folder: Path, seed: int, scale: Scale) -> list[Stage]:
         "dpo-outcome": folder / "pairs-outcome",
         "dpo-alpha1": folder / "pairs-alpha1",
         "dpo-judge": judge,
+        "dpo-judge-reward": folder / "pairs-judge-reward",
         MAIN: rollout,
     }
-    trees = ("build-tree", "--preset", "demo", "--limit", str(scale.questions), "--seed", str(seed))
-    budget = ("--iterations", "64", "--max-calls", str(scale.max_calls))
+    size = ("--limit", str(scale.questions), "--seed", str(seed), "--iterations", "64")
+    trees = ("build-tree", "--preset", "demo", *size, "--max-calls")
+    by_judge = (str(scale.max_calls + _JUDGE_EXTRA), "--value", "judge", "--judge", "demo-judge")
     found = [
-        _stage(rollout, "run.json", *trees, *budget),
-        _stage(judge, "run.json", *trees, *budget, "--value", "judge", "--judge", "demo-judge"),
+        _stage(rollout, "run.json", *trees, str(scale.max_calls)),
+        _stage(judge, "run.json", *trees, *by_judge),
         _stage(data["dpo-alpha1"], "pairs.json", "pairs", str(rollout), "--alpha", "1"),
+        _stage(data["dpo-judge-reward"], "pairs.json", "pairs", str(judge), "--reward", "judge"),
         _stage(data["dpo-outcome"], "pairs.json", "pairs", str(rollout), "--level", "trajectory"),
     ]
     for name, source in data.items():
         kind = "sft" if name == "sft" else "dpo"
-        train = (kind, "train", "--preset", "demo", "--data", str(source), "--seed", str(seed))
+        dose = ("--seed", str(seed), "--set", f"max_steps={STEPS[name]}")
+        train = (kind, "train", "--preset", "demo", "--data", str(source), *dose)
         found.append(_stage(folder / name, "training.json", *train))
     policies = [f"{BASE}=demo", *(f"{name}=hf:{folder / name}" for name in data)]
     named = [argument for policy in policies for argument in ("--policy", policy)]
