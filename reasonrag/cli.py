@@ -211,10 +211,10 @@ _FULL = Scale()
 @click.option("--results", type=click.Path(path_type=Path), help="Where the page goes; OUT/results if not given.")
 @click.option("--seeds", type=click.IntRange(1), default=_FULL.seeds, show_default=True, help="Everything once a seed.")
 @click.option("--questions", type=click.IntRange(1), default=_FULL.questions, show_default=True, help="Of training.")
-@click.option("--max-calls", type=click.IntRange(1), default=_FULL.max_calls, show_default=True, help="Of a tree.")
+@click.option("--iterations", type=click.IntRange(1), default=_FULL.iterations, show_default=True, help="Of a tree.")
 @click.option("--test-questions", type=click.IntRange(1), default=_FULL.test_questions, show_default=True)
 def reproduce_reasonrag(
-    out: Path, results: Path | None, seeds: int, questions: int, max_calls: int, test_questions: int
+    out: Path, results: Path | None, seeds: int, questions: int, iterations: int, test_questions: int
 ) -> None:
     """Table 3: base, SFT, outcome pairs, no shortest-path term, judge values, rollout values; equal calls.
 
@@ -228,7 +228,7 @@ def reproduce_reasonrag(
     """
     from reasonrag.commands import reproduce
 
-    scale = Scale(seeds, questions, max_calls, test_questions)
+    scale = Scale(seeds, questions, iterations, test_questions)
     sys.exit(reproduce.reasonrag(out, results or out / "results", scale))
 
 

@@ -25,10 +25,9 @@ VARIANTS = {
     MAIN: "DPO on steps, search valued by rollouts (Eq. 1), pairs by SPRE",
 }
 # Optimizer steps of each, chosen on the dev split.
-STEPS = {"sft": 180, "dpo-outcome": 150, "dpo-alpha1": 150, "dpo-judge": 150, "dpo-judge-reward": 150, MAIN: 150}
-# An iteration that is under way when the budget is reached is finished: with rollouts that is several calls, with a
-# judge one. So much more budget makes the two spend the same.
-_JUDGE_EXTRA = 3
+STEPS = {"sft": 180, "dpo-outcome": 75, "dpo-alpha1": 110, "dpo-judge": 75, "dpo-judge-reward": 110, MAIN: 150}
+# Calls of an iteration with two rollouts, measured: what a tree valued by a judge may spend, verdicts included.
+_CALLS_AN_ITERATION = 5.75
 # Which difference is looked at, and the same one between the rows of the paper's Table 3 (average EM, F1).
 TABLE_3 = {"base": (22.0, 32.8), "sft": (23.9, 32.0), "orl": (21.3, 28.9), "prl": (34.5, 42.3)}
 COMPARISONS = (
@@ -52,13 +51,13 @@ class Scale:
     Args:
         seeds: of trees, training and sampling; everything is done once for each.
         questions: of the train split that trees are built for.
-        max_calls: policy and judge calls of a tree.
+        iterations: of a tree valued by rollouts; one valued by a judge gets as many calls.
         test_questions: held out; 1,200 are all.
     """
 
     seeds: int = 3
     questions: int = 600
-    max_calls: int = 48
+    iterations: int = 8
     test_questions: int = 1200
 
 
@@ -77,12 +76,11 @@ def _of_seed(folder: Path, seed: int, scale: Scale) -> list[Stage]:
         "dpo-judge-reward": folder / "pairs-judge-reward",
         MAIN: rollout,
     }
-    size = ("--limit", str(scale.questions), "--seed", str(seed), "--iterations", "64")
-    trees = ("build-tree", "--preset", "demo", *size, "--max-calls")
-    by_judge = (str(scale.max_calls + _JUDGE_EXTRA), "--value", "judge", "--judge", "demo-judge")
+    trees = ("build-tree", "--preset", "demo", "--limit", str(scale.questions), "--seed", str(seed))
+    budget = ("--iterations", "64", "--max-calls", str(round(scale.iterations * _CALLS_AN_ITERATION)))
     found = [
-        _stage(rollout, "run.json", *trees, str(scale.max_calls)),
-        _stage(judge, "run.json", *trees, *by_judge),
+        _stage(rollout, "run.json", *trees, "--iterations", str(scale.iterations)),
+        _stage(judge, "run.json", *trees, *budget, "--value", "judge", "--judge", "demo-judge"),
         _stage(data["dpo-alpha1"], "pairs.json", "pairs", str(rollout), "--alpha", "1"),
         _stage(data["dpo-judge-reward"], "pairs.json", "pairs", str(judge), "--reward", "judge"),
         _stage(data["dpo-outcome"], "pairs.json", "pairs", str(rollout), "--level", "trajectory"),

@@ -181,7 +181,7 @@ def _training(summary: Figures) -> Figures:
 
 
 def _command(scale: Scale) -> str:
-    given = {"seeds": scale.seeds, "questions": scale.questions, "max-calls": scale.max_calls}
+    given = {"seeds": scale.seeds, "questions": scale.questions, "iterations": scale.iterations}
     flags = " ".join(f"--{name} {value}" for name, value in given.items())
     return f"reasonrag reproduce reasonrag {flags} --test-questions {scale.test_questions}"
 
