@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.config import PRESETS, Config, load_config
+from reasonrag.config import POLICY_CARD, PRESETS, Config, load_config, policy_card
 from reasonrag.errors import ConfigError
 from reasonrag.settings import dump, identity, parse_assignment
 
@@ -91,3 +91,41 @@ def test_a_policy_that_judges_itself_has_one_price():
     assert load_config(overrides=prices).prices["judge"].cost(1_000_000, 1_000_000) == 3.0
     other = load_config(overrides=prices | {"judge.spec": "http://h/v1", "judge.model": "m"})
     assert other.prices["judge"].cost(1, 1) is None
+
+
+def carried(tmp_path, text):
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / POLICY_CARD).write_text(text)
+    return f"hf:{folder}"
+
+
+def test_a_policys_folder_says_how_it_is_asked_and_flags_beat_it(tmp_path):
+    spec = carried(tmp_path, "format: {prompts: brief}\nretrieval: {top_k: 2, passage_order: best_last}\n")
+    config = load_config(overrides={"policy.spec": spec})
+    assert (config.format.prompts, config.retrieval.top_k, config.retrieval.passage_order) == ("brief", 2, "best_last")
+    assert load_config(preset="paper", overrides={"policy.spec": spec}).retrieval.top_k == 3
+    assert load_config(overrides={"policy.spec": spec, "retrieval.top_k": 5}).retrieval.top_k == 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "retrieval: {url: ['http://example.org/retrieve']}",
+        "format: {name: 'python:os:system'}",
+        "policy: {trust_remote_code: true}",
+        "run: {concurrency: 1}",
+        "format: brief",
+        "- format",
+    ],
+)
+def test_a_policys_folder_cannot_name_code_or_places(text, tmp_path):
+    with pytest.raises(ConfigError, match=POLICY_CARD):
+        load_config(overrides={"policy.spec": carried(tmp_path, text)})
+
+
+def test_the_card_of_a_configuration_reads_back(tmp_path):
+    config = load_config(preset="demo", overrides={"retrieval.passage_order": "best_last"})
+    again = load_config(overrides={"policy.spec": carried(tmp_path, policy_card(config))})
+    assert (again.format, again.policy.max_tokens) == (config.format, config.policy.max_tokens)
+    assert (again.retrieval.top_k, again.retrieval.passage_order) == (1, "best_last")
