@@ -19,7 +19,8 @@ def derive_trajectory_pairs(
 ) -> Iterator[Row]:
     """Rows of `tables.trajectory_pair_schema`: the best trajectory against the worst, the next against the next, ...
 
-    Each distinct trajectory stands in one pair at most, so that a question with many does not outweigh the others.
+    Each distinct trajectory stands in one pair at most, so that a question with many does not outweigh the others. One
+    with a step that could not be read is never chosen.
 
     Args:
         nodes: rows of `tables.tree_schema`, the nodes of a question together and by id.
@@ -29,16 +30,18 @@ def derive_trajectory_pairs(
     """
     for _, tree in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
         ranked = _ranked(list(tree))
-        for best, worst in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            if best[-1]["f1"] - worst[-1]["f1"] < max(min_margin, 1e-12):
-                break
-            yield _pair(best, worst) | {
-                "pair_id": digest(config_hash, [step["node_id"] for step in (*best, *worst)], best[0]["question_id"])[
-                    :16
-                ],
-                "policy": policy,
-                "config_hash": config_hash,
-            }
+        readable = [path for path in ranked if all(step["action"] != "malformed" for step in path)]
+        for best, worst in zip(readable, reversed(ranked), strict=False):
+            if best[-1]["f1"] - worst[-1]["f1"] < max(min_margin - 1e-12, 1e-12):
+                break  # neither list goes on to anything better, so none of them comes up a second time
+            pair = _pair(best, worst)
+            if pair["rejected_steps"]:
+                nodes_of_both = [step["node_id"] for step in (*best, *worst)]
+                yield pair | {
+                    "pair_id": digest(config_hash, nodes_of_both, best[0]["question_id"])[:16],
+                    "policy": policy,
+                    "config_hash": config_hash,
+                }
 
 
 def _ranked(tree: Sequence[Row]) -> list[list[Row]]:
@@ -68,8 +71,8 @@ def _pair(best: Sequence[Row], worst: Sequence[Row]) -> Row:
         shared += 1  # they differ somewhere: their answers have another F1
     chosen, rejected = best[-1], worst[-1]
     return {
-        "chosen_steps": [_step(step) for step in best[shared:]],
-        "rejected_steps": [_step(step) for step in worst[shared:]],
+        "chosen_steps": _steps(best[shared:]),
+        "rejected_steps": _steps(worst[shared:]),
         "question_id": chosen["question_id"],
         "dataset": chosen["dataset"],
         "depth": shared,
@@ -81,5 +84,7 @@ def _pair(best: Sequence[Row], worst: Sequence[Row]) -> Row:
     }
 
 
-def _step(node: Row) -> Row:
-    return {name: node[name] for name in ("prompt", "prefix", "text")} | {"end": step_end(node)}
+def _steps(path: Sequence[Row]) -> list[Row]:
+    """Without those of which nothing was written before they were cut off: there is nothing to score."""
+    steps = [{name: node[name] for name in ("prompt", "prefix", "text")} | {"end": step_end(node)} for node in path]
+    return [step for step in steps if step["text"] or step["end"] != "length"]

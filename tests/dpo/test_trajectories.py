@@ -19,6 +19,7 @@ def tree(*paths, question="1"):
                 same = [
                     {"node_id": len(rows), "parent_id": parent["node_id"], "depth": depth, "text": text, "f1": None}
                     | {"prompt": prompt, "prefix": "", "stop": STOPS, "finish_reason": "stop"}
+                    | {"action": "query" if text.endswith(tuple(STOPS)) else "malformed"}
                 ]
                 rows += same
             parent = same[0]
@@ -91,3 +92,17 @@ def test_only_a_turn_that_the_policy_ended_has_an_end(finish, end):
     rows = tree(("<answer>a</answer>", 1.0), ("no tag", "<answer>b</answer>", 0.0))
     rows[2]["finish_reason"] = finish
     assert pairs(rows)[0]["rejected_steps"][0]["end"] == end
+
+
+def test_a_trajectory_with_a_step_that_cannot_be_read_is_never_chosen():
+    right, wrong = "<answer>a</answer>", "<answer>b</answer>"
+    assert pairs(tree(("no tag", right, 1.0), (wrong, 0.0))) == []
+    (row,) = pairs(tree(("no tag", right, 1.0), (wrong, 0.0), ("<query>q</query>", right, 1.0)))
+    assert texts(row["chosen_steps"]) == ["<query>q</query>", right]
+
+
+def test_a_step_of_which_nothing_was_written_is_not_scored():
+    rows = tree(("<answer>a</answer>", 1.0), ("", "<answer>b</answer>", 0.0))
+    rows[2]["finish_reason"] = "length"
+    (row,) = pairs(rows)
+    assert texts(row["rejected_steps"]) == ["<answer>b</answer>"]
