@@ -191,6 +191,7 @@ def eval_policies(
     from reasonrag.commands.evaluate import evaluate
 
     configs = flags.policy_configs(policies, preset, file, assignments, given)
+    temperatures = flags.temperatures_asked_for(temperatures, configs, assignments)
     sys.exit(evaluate(configs, out, temperatures, max_steps, top_ks, rules))
 
 
@@ -282,6 +283,12 @@ def doctor() -> None:
     click.echo(report())
 
 
+_OF_THE_USER = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
+
+
 def main() -> None:
     """Run a command: one line for what the user can mend, no traceback."""
     try:
@@ -296,7 +303,7 @@ def main() -> None:
     except ReasonRAGError as error:
         _fail(str(error))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        if error.errno not in _OF_THE_USER:
             raise
         _fail(f"{error.filename or 'a file'} cannot be written ({error.strerror}); mend that and run the command again")
 

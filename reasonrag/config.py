@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.errors import ConfigError
-from reasonrag.settings import EXECUTION, Section, Tree, gather, merge, read_yaml, validate
+from reasonrag.card import carried_settings
+from reasonrag.settings import EXECUTION, Section, Tree, gather, merge, validate
 
 
 class QuestionsConfig(Section):
@@ -207,15 +206,6 @@ PRESETS: dict[str, Tree] = {
 }
 
 
-# What a policy's folder may say about how the policy is to be asked. Nothing here can run code or reach a network.
-POLICY_CARD = "reasonrag.yaml"
-_CARRIED = {
-    "format": {"name", "prompts"},
-    "retrieval": {"top_k", "passage_order", "max_passage_chars"},
-    "policy": {"max_tokens"},
-}
-
-
 def load_config(
     *, preset: str | None = None, file: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
@@ -224,7 +214,7 @@ def load_config(
     Args:
         preset: a key of `PRESETS`.
         file: YAML; the same tree as `Config`.
-        overrides: dotted names to values, `{"search.iterations": 32}`; strings are read as YAML scalars.
+        overrides: dotted names to values, `{"search.iterations": 32}`.
 
     Raises:
         ConfigError: an unknown key (with the nearest name), a value out of range, a file that is not YAML.
@@ -234,37 +224,6 @@ def load_config(
     tree = carried_settings(policy.get("spec")) if isinstance(policy, dict) else {}
     merge(tree, asked)
     return validate(Config, tree)
-
-
-def carried_settings(spec: object) -> Tree:
-    """What the folder of a policy says in `reasonrag.yaml`: it was trained on these prompts, with so many passages.
-
-    Raises:
-        ConfigError: the file asks for something that is not a policy's to say.
-    """
-    scheme, _, rest = str(spec or "").partition(":")
-    if scheme not in ("demo", "hf", "vllm") or not (scheme == "demo" or rest):
-        return {}
-    folder = Path(__file__).with_name("demo") / "policy" if scheme == "demo" else Path(rest).expanduser()
-    file = folder / POLICY_CARD
-    if not file.is_file():
-        return {}
-    tree = read_yaml(file)
-    for section, values in tree.items():
-        unknown = set(values) - _CARRIED.get(section, set()) if isinstance(values, dict) else {"not a mapping"}
-        if unknown or str(values.get("name", "")).startswith("python:"):
-            raise ConfigError(
-                f"{file}: a policy's folder may not set {section}.{min(unknown, default='name')}; remove that line, "
-                "and set it by a flag or in your own configuration"
-            )
-    return tree
-
-
-def policy_card(config: Config) -> str:
-    """What `carried_settings` reads back: how the policy of this configuration is asked, as YAML."""
-    tree = config.model_dump(mode="json")
-    carried = {section: {name: tree[section][name] for name in sorted(names)} for section, names in _CARRIED.items()}
-    return "# How this policy was trained to be asked: the defaults wherever it is used.\n" + yaml.safe_dump(carried)
 
 
 def _refuse_password(url: str) -> None:

@@ -216,10 +216,28 @@ def policy_configs(
             raise ConfigError(f"two policies are called {name!r}; name them: --policy base=SPEC --policy dpo=SPEC")
         named = given | {"policy__spec": match["spec"], "policy__model": match["model"]}
         config = resolve(preset, file, assignments, named)
-        if "split" not in gather({}, file=file, overrides=_assigned(assignments, given)).get("questions", {}):
+        if _split_asked_for(file, assignments, given) is None:
             config = resolve(preset, file, assignments, named | {"questions__split": held_out_split(config)})
         configs[name] = config
     return configs
+
+
+def _split_asked_for(file: Path | None, assignments: tuple[str, ...], given: dict[str, Any]) -> str | None:
+    """By a flag or `--set`; a file's too, unless it is that of training: files of `build-tree` name it."""
+    if (asked := _assigned(assignments, given).get("questions.split")) is not None:
+        return str(asked)
+    of_file = gather({}, file=file).get("questions")
+    split = of_file.get("split") if isinstance(of_file, dict) else None
+    return None if split == "train" else split
+
+
+def temperatures_asked_for(
+    several: tuple[float, ...] | None, configs: dict[str, Config], assignments: tuple[str, ...]
+) -> tuple[float, ...]:
+    """Of an evaluation: by its own flag, else by `--set policy.temperature`, else greedy."""
+    if several is None and "policy.temperature" in dict(map(parse_assignment, assignments)):
+        return (next(iter(configs.values())).policy.temperature,)
+    return several or (0.0,)
 
 
 def held_out_split(config: Config) -> str | None:

@@ -57,7 +57,7 @@ class RunFolder:
         """
         described = {name: value for name, value in identity(config).items() if name not in varying}
         described |= {f"content.{name}": value for name, value in sorted(content.items())}
-        _prepare(path)
+        claim_folder(path, "run", holds=(path / _JOURNAL).exists())
         with lock(path / ".lock"), contextlib.closing(Journal(path / _JOURNAL)) as journal:
             before = journal.meta("identity")
             changes = "" if before is None else differences(before, described)
@@ -115,15 +115,27 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _prepare(path: Path) -> None:
-    """Create the folder, or see that a run may be in it."""
+def claim_folder(path: Path, what: str, *, holds: bool, besides: Collection[str] = ()) -> None:
+    """Create a folder, or see that `what` may be written into it.
+
+    Args:
+        path: of the folder.
+        what: a run, a training, ...
+        holds: whether `what` is in there already.
+        besides: files that a beginning of `what` may have left.
+
+    Raises:
+        RunError: it holds other files, or cannot be written.
+    """
     try:
-        if path.exists() and not (path / _JOURNAL).exists() and any(p.name != ".lock" for p in path.iterdir()):
-            raise RunError(f"{path} holds other files and no run; choose a new folder for --out")
+        if path.exists() and not holds and any(p.name not in (".lock", *besides) for p in path.iterdir()):
+            raise RunError(f"{path} holds other files and no {what}; choose a new folder for --out")
         path.mkdir(parents=True, exist_ok=True)
         (path / ".lock").touch()
     except OSError as error:
-        raise RunError(f"{path} cannot be a run's folder ({error.strerror}); choose another one for --out") from error
+        raise RunError(
+            f"{path} cannot be the folder of a {what} ({error.strerror}); choose another for --out"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from reasonrag.errors import ConfigError
 
 Tree = dict[str, Any]
+
+# What yaml raises: also for dates that are none, and for brackets thousands deep.
+_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r} is not of the form section.name=value")
     try:
         return name.strip(), yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"--set {text!r}: {value!r} is not a YAML value") from error
 
 
@@ -114,7 +118,7 @@ def read_yaml(file: Path) -> Tree:
     """
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, *_UNREADABLE) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"configuration {file} cannot be read: {reason}") from error
     if not isinstance(tree, dict | None):
@@ -164,7 +168,7 @@ def _explain(model: type[Section], error: ValidationError) -> str:
         elif problem["type"] == "value_error":  # our own validators: what was found may be a secret
             lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
         else:
-            lines.append(f"{where}: {problem['msg']} (found {problem['input']!r})")
+            lines.append(f"{where}: {problem['msg']} (found {reprlib.repr(problem['input'])})")
     return "configuration: " + "; ".join(lines)
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.config import POLICY_CARD, PRESETS, Config, load_config, policy_card
+from reasonrag.card import POLICY_CARD, PolicyCard, copy_card
+from reasonrag.config import PRESETS, Config, load_config
 from reasonrag.errors import ConfigError
 from reasonrag.settings import dump, identity, parse_assignment
 
@@ -117,6 +118,13 @@ def test_a_policys_folder_says_how_it_is_asked_and_flags_beat_it(tmp_path):
         "run: {concurrency: 1}",
         "format: brief",
         "- format",
+        "format: null",
+        "format: {1: a, b: c}",
+        "format: {prompts: /etc}",
+        "format: {prompts: ../prompts}",
+        "retrieval: {top_k: [[[1]]]}",
+        "retrieval: {top_k: 2024-99-99}",
+        "retrieval: " + "[" * 3000,
     ],
 )
 def test_a_policys_folder_cannot_name_code_or_places(text, tmp_path):
@@ -126,6 +134,24 @@ def test_a_policys_folder_cannot_name_code_or_places(text, tmp_path):
 
 def test_the_card_of_a_configuration_reads_back(tmp_path):
     config = load_config(preset="demo", overrides={"retrieval.passage_order": "best_last"})
-    again = load_config(overrides={"policy.spec": carried(tmp_path, policy_card(config))})
+    again = load_config(
+        overrides={"policy.spec": carried(tmp_path, PolicyCard.of(config.model_dump(mode="json")).text)}
+    )
     assert (again.format, again.policy.max_tokens) == (config.format, config.policy.max_tokens)
     assert (again.retrieval.top_k, again.retrieval.passage_order) == (1, "best_last")
+
+
+def test_prompts_of_ones_own_travel_with_the_policy(tmp_path):
+    mine = tmp_path / "mine"
+    (mine / "reasonrag").mkdir(parents=True)
+    (mine / "reasonrag" / "reasoning.txt").write_text("Think.")
+    config = load_config(overrides={"format.prompts": str(mine)})
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    PolicyCard.of(config.model_dump(mode="json")).write(first)
+    assert copy_card(first, second) and not copy_card(mine, second)
+    for folder in (first, second):
+        prompts = load_config(overrides={"policy.spec": f"HF:{folder}"}).format.prompts
+        assert prompts == str(folder / "prompts") and str(mine) not in (folder / POLICY_CARD).read_text()
+        assert (folder / "prompts" / "reasonrag" / "reasoning.txt").read_text() == "Think."

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def evaluate(
     configs: Mapping[str, Config],
     out: Path,
-    temperatures: Sequence[float] | None,
+    temperatures: Sequence[float],
     max_steps: Sequence[int] | None,
     top_ks: Sequence[int] | None,
     rules: Rules,
 ) -> int:
-    """Run, report, and say where it is; returns the exit code. Greedy if no temperature is asked for."""
+    """Run, report, and say where it is; returns the exit code."""
     from reasonrag import evaluation
     from reasonrag.evaluation.report import summary_table
 
@@ -41,7 +41,7 @@ def evaluate(
         figures = evaluation.evaluate(
             configs,
             out,
-            temperatures=temperatures or (0.0,),
+            temperatures=temperatures,
             max_steps=max_steps,
             top_ks=top_ks,
             rules=rules,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reasonrag.commands.shell import error_console, log_plainly
 from reasonrag.reproduce.reasonrag import Scale, stages
-from reasonrag.reproduce.stages import bind_plan, run_stages
+from reasonrag.reproduce.stages import Plan
 
 
 def reasonrag(out: Path, results: Path, scale: Scale) -> int:
@@ -15,9 +15,7 @@ def reasonrag(out: Path, results: Path, scale: Scale) -> int:
 
     log_plainly()
     console = error_console()
-    todo = stages(out, scale)
-    bind_plan(out, todo)
-    if code := run_stages(todo, console.print):
+    if code := Plan(out, stages(out, scale)).run(console.print):
         console.print("stopped; what is done is kept, the same command goes on")
         return code
     print(f"results: {write(summarise(out, scale), results)}")

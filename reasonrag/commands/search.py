@@ -14,12 +14,12 @@ from rich.tree import Tree as Drawing
 from reasonrag.build import Build
 from reasonrag.commands.shell import Stop, error_console, log_plainly
 from reasonrag.config import Config, load_config
-from reasonrag.errors import ConfigError
+from reasonrag.errors import ConfigError, RunError
 from reasonrag.export import export_pairs
 from reasonrag.mcts.tree import Node, Tree
 from reasonrag.parts import check, open_format, open_parts, open_questions, open_retriever
 from reasonrag.progress import shown, summary_table
-from reasonrag.runs import RunFolder, read_run, write_text
+from reasonrag.runs import RunFolder, claim_folder, read_run, write_text
 from reasonrag.settings import dump
 from reasonrag.spre import node_rewards
 from reasonrag.spre.rows import label
@@ -61,14 +61,21 @@ def preview(config: Config, out: Path | None) -> None:
 
 
 def derive(run: Path, out: Path | None, overrides: dict[str, Any]) -> None:
-    """Derive a run's pairs with other settings: in the run itself, noted in its files, or beside it in `out`."""
+    """Derive a run's pairs with other settings: in the run itself, noted in its files, or beside it in `out`.
+
+    What the pairs compare is the default unless it is asked for; other thresholds stay those of the run.
+    """
     _, summary = read_run(run)
-    config = load_config(file=run / "config.yaml", overrides=overrides)
+    compared: dict[str, Any] = {"pairs.alpha": None, "pairs.level": "step", "pairs.reward": "spre"}
+    config = load_config(file=run / "config.yaml", overrides=compared | overrides)
     if out is None:
         with RunFolder.open(run, config, summary["content"]) as folder:
             summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)
             folder.write_summary(summary)
     else:
+        if out.resolve().is_relative_to(run.resolve()):
+            raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or leave --out away")
+        claim_folder(out, "set of pairs", holds=(out / "pairs.json").exists())
         summary["pairs"] = export_pairs(
             run, config, policy=summary["policy"], config_hash=summary["config_hash"], out=out
         )
@@ -82,7 +89,7 @@ def write_world(out: Path, world_seed: int) -> None:
     """The demo world as FlashRAG files."""
     from reasonrag.demo import demo_corpus, demo_questions
 
-    out.mkdir(parents=True, exist_ok=True)
+    claim_folder(out, "demo world", holds=(out / "corpus.jsonl").exists())
     for split in ("train", "dev", "test"):
         questions = demo_questions(split, seed=world_seed)
         rows = [

@@ -42,7 +42,7 @@ from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.journaled import JournalStore
 from reasonrag.rollout.engine import Engine, derive_seed, gather_all
-from reasonrag.runs import RunFolder, lock
+from reasonrag.runs import RunFolder, claim_folder, lock
 from reasonrag.tables import Row, ShardWriter, trajectory_schema
 from reasonrag.text import Rules
 from reasonrag.types import Question, Trajectory
@@ -289,15 +289,9 @@ def _place(config: Config) -> dict[str, Any]:
 
 def _prepare(out: Path) -> None:
     """Create the folder, or see that an evaluation may be in it."""
-    try:
-        if (out / _JOURNAL).exists():
-            raise RunError(f"{out} is a run of build-tree; choose another folder for --out, such as {out / 'eval'}")
-        if out.exists() and not (out / ".lock").exists() and any(out.iterdir()):
-            raise RunError(f"{out} holds other files and no evaluation; choose a new folder for --out")
-        out.mkdir(parents=True, exist_ok=True)
-        (out / ".lock").touch()
-    except OSError as error:
-        raise RunError(f"{out} cannot be used ({error.strerror}); choose another folder for --out") from error
+    if (out / _JOURNAL).exists():
+        raise RunError(f"{out} is a run of build-tree; choose another folder for --out, such as {out / 'eval'}")
+    claim_folder(out, "evaluation", holds=(out / ".lock").exists())
 
 
 def _release_memory() -> None:

@@ -34,7 +34,7 @@ class Setting:
         >>> Setting(0.7, 8, 3).name
         't0.7_s8_k3'
         """
-        return f"t{self.temperature:g}_s{self.max_steps}_k{self.top_k}"
+        return f"t{self.temperature:.12g}_s{self.max_steps}_k{self.top_k}"
 
     def apply(self, config: Config) -> Config:
         """The configuration at this point.

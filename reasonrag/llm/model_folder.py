@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from reasonrag.config import POLICY_CARD
+from reasonrag.card import POLICY_CARD
 from reasonrag.errors import ConfigError
 
 # What a loader reads. Reports, curves, locks and checkpoints of a training change no reply, and may come later.

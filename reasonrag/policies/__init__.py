@@ -79,7 +79,10 @@ def _server(url: str, config: ModelConfig) -> LLM:
     from reasonrag.llm.server import ServerLLM
 
     if config.model is None:
-        raise ConfigError(f"{url} needs the name of the model that it serves: add --model (or --judge-model)")
+        raise ConfigError(
+            f"{url} needs the name of the model that it serves: add --model (or --judge-model); "
+            "in eval, --policy NAME=URL#MODEL"
+        )
     render = None
     if config.api == "completions":
         from reasonrag.llm.chat_template import ChatTemplate

@@ -79,22 +79,22 @@ def _of_seed(folder: Path, seed: int, scale: Scale) -> list[Stage]:
     trees = ("build-tree", "--preset", "demo", "--limit", str(scale.questions), "--seed", str(seed))
     budget = ("--iterations", "64", "--max-calls", str(round(scale.iterations * _CALLS_AN_ITERATION)))
     found = [
-        _stage(rollout, "run.json", *trees, "--iterations", str(scale.iterations)),
-        _stage(judge, "run.json", *trees, *budget, "--value", "judge", "--judge", "demo-judge"),
-        _stage(data["dpo-alpha1"], "pairs.json", "pairs", str(rollout), "--alpha", "1"),
-        _stage(data["dpo-judge-reward"], "pairs.json", "pairs", str(judge), "--reward", "judge"),
-        _stage(data["dpo-outcome"], "pairs.json", "pairs", str(rollout), "--level", "trajectory"),
+        _stage(rollout, *trees, "--iterations", str(scale.iterations)),
+        _stage(judge, *trees, *budget, "--value", "judge", "--judge", "demo-judge"),
+        _stage(data["dpo-alpha1"], "pairs", str(rollout), "--alpha", "1"),
+        _stage(data["dpo-judge-reward"], "pairs", str(judge), "--reward", "judge"),
+        _stage(data["dpo-outcome"], "pairs", str(rollout), "--level", "trajectory"),
     ]
     for name, source in data.items():
         kind = "sft" if name == "sft" else "dpo"
         dose = ("--seed", str(seed), "--set", f"max_steps={STEPS[name]}")
         train = (kind, "train", "--preset", "demo", "--data", str(source), *dose)
-        found.append(_stage(folder / name, "training.json", *train))
+        found.append(_stage(folder / name, *train))
     policies = [f"{BASE}=demo", *(f"{name}=hf:{folder / name}" for name in data)]
     named = [argument for policy in policies for argument in ("--policy", policy)]
     test = ("--split", "test", "--limit", str(scale.test_questions), "--temperature", "0,1", "--seed", str(seed))
-    return [*found, _stage(folder / "eval", "metrics.json", "eval", "--preset", "demo", *named, *test)]
+    return [*found, _stage(folder / "eval", "eval", "--preset", "demo", *named, *test)]
 
 
-def _stage(out: Path, makes: str, *arguments: str) -> Stage:
-    return Stage((*arguments, "--out", str(out)), out / makes)
+def _stage(out: Path, *arguments: str) -> Stage:
+    return Stage((*arguments, "--out", str(out)), out)

@@ -9,13 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from reasonrag.evaluation.sweep import Setting
 from reasonrag.plots import Bar, save_bars
 from reasonrag.reproduce.figures import Figures, compare, read_attempts, read_json
 from reasonrag.reproduce.reasonrag import BASE, COMPARISONS, MAIN, TABLE_3, VARIANTS, Scale
 from reasonrag.runs import versions, write_text
 
 # The demo policy reads one passage a search and takes at most eight steps.
-SETTINGS = {"greedy": "t0_s8_k1", "sampled (T = 1)": "t1_s8_k1"}
+SETTINGS = {"greedy": Setting(0.0, 8, 1).name, "sampled (T = 1)": Setting(1.0, 8, 1).name}
 _SHOWN = ("em", "f1", "acc", "retrievals", "steps", "forced", "format_rate")
 
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reasonrag.errors import RunError
-from reasonrag.runs import write_text
+from reasonrag.runs import claim_folder, write_text
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One command; it is done once the file that it writes last is there."""
+    """One command, and the folder that it writes."""
 
     arguments: tuple[str, ...]
-    makes: Path
+    out: Path
 
     @property
     def line(self) -> str:
@@ -29,42 +29,61 @@ class Stage:
         return shlex.join(["reasonrag", *self.arguments])
 
 
-def bind_plan(out: Path, stages: Sequence[Stage]) -> None:
-    """Make a folder that of this plan.
+class Plan:
+    """A list of commands bound to a folder, which keeps what is done in `plan.json`.
 
-    Raises:
-        RunError: another plan's results are in it.
+    A command is done once it has ended with exit code 0: one that failed may have left a summary all the same.
     """
-    file = out / "plan.json"
-    lines = [stage.line for stage in stages]
-    if file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        changed = [(old, new) for old, new in zip(before, lines, strict=False) if old != new]
-        if changed or len(before) != len(lines):
-            told = f"{changed[0][0]!r} there, {changed[0][1]!r} now" if changed else f"{len(before)} stages there"
+
+    def __init__(self, out: Path, stages: Sequence[Stage]) -> None:
+        """Make a folder that of this plan.
+
+        Raises:
+            RunError: another plan's results are in it, or other files.
+        """
+        self.stages = stages
+        self._file = out / "plan.json"
+        claim_folder(out, "plan", holds=self._file.exists())
+        before = self._read()
+        lines = [stage.line for stage in stages]
+        if before is not None and before["plan"] != lines:
+            pairs = zip(before["plan"], lines, strict=False)
+            told = next((f"{old!r} there, {new!r} now" for old, new in pairs if old != new), "of another length")
             raise RunError(f"{out} holds another plan ({told}); go back to that, or choose a new folder for --out")
-        return
-    if out.exists() and any(out.iterdir()):
-        raise RunError(f"{out} holds other files; choose a new folder for --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(lines, indent=1) + "\n")
+        self._done = set(before["done"] if before else ())
+        self._write()
 
+    def run(self, say: Callable[[str], None]) -> int:
+        """Run what is not done yet, one after the other; each command is said before it runs.
 
-def run_stages(stages: Sequence[Stage], say: Callable[[str], None]) -> int:
-    """Run what is not done yet, one after the other; each command is said before it runs.
+        Returns:
+            0, or the exit code of the first command that failed or was stopped.
+        """
+        for number, stage in enumerate(self.stages, 1):
+            mark = f"[{number}/{len(self.stages)}]"
+            if stage.line in self._done:
+                say(f"{mark} done before: {stage.line}")
+                continue
+            say(f"{mark} $ {stage.line}")
+            if code := _run(stage.arguments):
+                return code
+            self._done.add(stage.line)
+            self._write()
+        return 0
 
-    Returns:
-        0, or the exit code of the first command that failed or was stopped.
-    """
-    for number, stage in enumerate(stages, 1):
-        mark = f"[{number}/{len(stages)}]"
-        if stage.makes.exists():
-            say(f"{mark} done before: {stage.line}")
-            continue
-        say(f"{mark} $ {stage.line}")
-        if code := _run(stage.arguments):
-            return code
-    return 0
+    def _read(self) -> dict[str, list[str]] | None:
+        if not self._file.exists():
+            return None
+        try:
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+            return {name: [str(line) for line in found[name]] for name in ("plan", "done")}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{self._file} cannot be read ({error}); choose a new folder for --out") from error
+
+    def _write(self) -> None:
+        lines = [stage.line for stage in self.stages]
+        known = {"plan": lines, "done": [line for line in lines if line in self._done]}
+        write_text(self._file, json.dumps(known, indent=1) + "\n")
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from reasonrag.card import PolicyCard
 from reasonrag.errors import ConfigError, DataError
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.questions import quoted
@@ -32,7 +33,7 @@ class Examples:
         train: to learn from.
         test: held-out questions; empty where the source holds none out.
         content: 16 hex digits that change with any row of the source, a sample or not.
-        card: of a known run, how its policy was asked (`config.policy_card`).
+        card: of a known run, how its policy was asked .
         source: as it was given.
         report: of lengths, and of what was left out.
     """
@@ -40,7 +41,7 @@ class Examples:
     train: list[Pair]
     test: list[Pair]
     content: str
-    card: str | None
+    card: PolicyCard | None
     source: str
     report: LengthReport
 

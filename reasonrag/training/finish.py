@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reasonrag.config import POLICY_CARD
+from reasonrag.card import PolicyCard, copy_card
 from reasonrag.errors import ConfigError, RunError
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.model_folder import adapter_base
@@ -39,7 +39,7 @@ class Outcome:
 
     Attributes:
         data: what is to be said of the data: source, checksum, counts, lengths.
-        card: text of `reasonrag.yaml`, None where the data's run is not known.
+        card: for `reasonrag.yaml`, None where the data's run is not known.
         described: see `folder.describe`.
         state: transformers' `TrainerState`.
         seconds: of the whole training, those before a kill included.
@@ -51,7 +51,7 @@ class Outcome:
     settings: TrainSettings
     source: ModelSource
     data: Mapping[str, Any]
-    card: str | None
+    card: PolicyCard | None
     described: Mapping[str, Any]
     state: Any
     seconds: float
@@ -121,15 +121,12 @@ def panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return drawn or [Panel("loss", "step", "loss", ())]
 
 
-def write_card(out: Path, card: str | None, source: ModelSource) -> None:
-    """`reasonrag.yaml`: that of the data's run, else the one that the model came with, if any."""
-    if card is None:
-        for folder in (Path(source.path), Path(source.base)):
-            if (folder / POLICY_CARD).is_file():
-                card = (folder / POLICY_CARD).read_text(encoding="utf-8")
-                break
+def write_card(out: Path, card: PolicyCard | None, source: ModelSource) -> None:
+    """That of the data's run, else the one that the model came with, if any."""
     if card is not None:
-        write_text(out / POLICY_CARD, card)
+        card.write(out)
+    elif not copy_card(Path(source.path), out):
+        copy_card(Path(source.base), out)
 
 
 def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -> Path:
@@ -160,10 +157,8 @@ def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -
     model.save_pretrained(temporary)
     generation.save_pretrained(temporary)
     _tokenizer(folder, base, trust_remote_code).save_pretrained(temporary)
-    for place in (folder, Path(base)):
-        if (place / POLICY_CARD).is_file():
-            shutil.copyfile(place / POLICY_CARD, temporary / POLICY_CARD)
-            break
+    if not copy_card(folder, temporary):
+        copy_card(Path(base), temporary)
     temporary.replace(out)
     return out
 

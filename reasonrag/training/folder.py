@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.errors import RunError
-from reasonrag.runs import differences, lock, write_text
+from reasonrag.runs import claim_folder, differences, lock, write_text
 from reasonrag.settings import dump, identity
 from reasonrag.training.checkpoints import checkpoints_folder, last_checkpoint
 from reasonrag.training.settings import TrainSettings
@@ -36,20 +36,10 @@ def training_folder(out: Path) -> Iterator[None]:
     Raises:
         RunError: another process writes there, or it holds something else.
     """
-    try:
-        if out.exists() and held_identity(out) is None and any(p.name not in _OURS for p in out.iterdir()):
-            raise RunError(f"{out} holds other files and no training; choose a new folder for --out")
-        checkpoints_folder(out).mkdir(parents=True, exist_ok=True)
-        (out / ".lock").touch()
-    except OSError as error:
-        raise RunError(
-            f"{out} cannot be a training's folder ({error.strerror}); choose another one for --out"
-        ) from error
+    claim_folder(out, "training", holds=held_identity(out) is not None, besides=("checkpoints",))
     with lock(out / ".lock"):
+        checkpoints_folder(out).mkdir(exist_ok=True)
         yield
-
-
-_OURS = {".lock", "checkpoints"}
 
 
 def describe(stage: str, settings: TrainSettings, *, content: str, model: str) -> dict[str, Any]:

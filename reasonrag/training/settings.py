@@ -63,6 +63,13 @@ class TrainSettings(Section):
     merge: Annotated[bool, Field(description="also write the adapter merged into its model"), EXECUTION] = False
     trainer: Annotated[dict[str, Any], Field(default_factory=dict, description="any other argument of TRL's")]
 
+    @field_validator("max_steps")
+    @classmethod
+    def _some_steps(cls, value: int) -> int:
+        if value < 1 and value != -1:
+            raise ValueError(f"{value} optimizer steps train nothing; give 1 or more, or -1 for whole epochs")
+        return value
+
     @field_validator("report_to", "target_modules", mode="before", check_fields=False)
     @classmethod
     def _one(cls, value: object) -> object:

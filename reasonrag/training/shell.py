@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reasonrag.card import PolicyCard
 from reasonrag.errors import ConfigError, InputError, Interrupted
 from reasonrag.text import one_line
 from reasonrag.training import folder as folders
@@ -123,7 +124,7 @@ class _Training:
         self.log: Log = log or (lambda line: None)
         self.described: dict[str, Any] = {}
         self.data: dict[str, Any] = {}
-        self.card: str | None = None
+        self.card: PolicyCard | None = None
 
     def agree(self, held: contextlib.ExitStack) -> _Plan:
         """What is to be done, or why nothing can be, the same on every process. The first one holds the folder."""

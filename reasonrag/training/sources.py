@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reasonrag.config import load_config, policy_card
+from reasonrag.card import PolicyCard
+from reasonrag.config import Config, load_config
 from reasonrag.errors import DataError
 from reasonrag.questions import RowProblems, quoted, read_rows
 from reasonrag.runs import read_run
@@ -27,7 +28,7 @@ class Source:
 
     train: list[Row]
     test: list[Row]
-    card: str | None = None
+    card: PolicyCard | None = None
 
 
 def read_source(data: str) -> Source:
@@ -50,7 +51,7 @@ def read_source(data: str) -> Source:
 def _run(path: Path) -> Source:
     """Pairs of a run, as many as its `run.json` counts."""
     config, summary = read_run(path)
-    source = Source(*_by_split(path / "pairs"), policy_card(config))
+    source = Source(*_by_split(path / "pairs"), _card(config))
     for split, rows in (("train", source.train), ("test", source.test)):
         counted = (summary.get("pairs") or {}).get(split)
         if counted != len(rows):
@@ -72,7 +73,7 @@ def _folder(path: Path) -> Source:
     place = next((p for p in (path, path / "data") if any(p.glob("*.parquet"))), None)
     if place is None:
         raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
-    source = Source(*_by_split(place), policy_card(load_config(file=config)) if config.is_file() else None)
+    source = Source(*_by_split(place), _card(load_config(file=config)) if config.is_file() else None)
     if not source.train:
         raise DataError(f"{path}: only held-out rows in it; there has to be a train-*.parquet")
     return source
@@ -167,3 +168,7 @@ def _hub(name: str) -> Source:
     if not rows[0]:
         raise DataError(f"data set {name!r}: no pairs in its split train")
     return Source(rows[0], rows[1])
+
+
+def _card(config: Config) -> PolicyCard:
+    return PolicyCard.of(config.model_dump(mode="json"))

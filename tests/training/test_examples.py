@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.config import load_config, policy_card
+from reasonrag.card import PolicyCard
+from reasonrag.config import load_config
 from reasonrag.errors import ConfigError, DataError, RunError
 from reasonrag.export import export_pairs
 from reasonrag.llm.chat_template import ChatTemplate
@@ -104,7 +105,7 @@ def test_a_run_brings_its_split_and_how_its_policy_was_asked(run, chat):
     assert (len(found.train), len(found.test)) == (counted["train"], counted["test"])
     assert found.test
     assert not set(questions(found.train)) & set(questions(found.test))
-    assert found.card == policy_card(load_config(preset="demo"))
+    assert found.card == PolicyCard.of(load_config(preset="demo").model_dump(mode="json"))
     assert (found.train[0].margin, found.train[0].depth) == (pytest.approx(0.8), 0)
     assert chat.decode(found.train[0].chosen[0].completion_ids) == "So the answer is <answer>Kelda</answer>"
 
@@ -121,7 +122,7 @@ def test_a_folder_of_pairs_is_read_with_its_configuration(tmp_path, chat):
     (tmp_path / "config.yaml").write_text(dump(load_config(preset="demo")))
     found = opened(tmp_path, chat)
     assert (questions(found.train), questions(found.test)) == (["1"], ["2"])
-    assert found.card == policy_card(load_config(preset="demo"))
+    assert found.card == PolicyCard.of(load_config(preset="demo").model_dump(mode="json"))
 
 
 @pytest.mark.parametrize("held_out", ["test", "validation", "dev"])
