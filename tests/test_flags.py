@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from reasonrag.errors import ConfigError
-from reasonrag.flags import policy_configs
+from reasonrag.flags import policy_configs, temperatures_asked_for
 
 
 def configs(*policies, preset="demo", file=None, assignments=(), **given):
@@ -40,3 +40,19 @@ def test_a_split_that_is_asked_for_is_taken_wherever_it_was_asked_for(tmp_path):
     assert configs("demo", assignments=("questions.split=dev",))["demo"].questions.split == "dev"
     assert configs("demo", file=file)["demo"].questions.split == "dev"
     assert configs("demo")["demo"].questions.split == "test"  # the preset's own is that of training
+
+
+def test_the_split_of_a_file_made_for_training_is_not_evaluated(tmp_path):
+    file = tmp_path / "c.yaml"
+    for split in ("train", "null"):
+        file.write_text(f"questions: {{dataset: demo, split: {split}}}\n")
+        assert configs("demo", preset=None, file=file)["demo"].questions.split == "test"
+    assert configs("demo", assignments=("questions.split=null",))["demo"].questions.split == "test"
+
+
+def test_evaluation_is_greedy_unless_told_otherwise(tmp_path):
+    found = configs("demo")
+    assert temperatures_asked_for(None, found, ()) == (0.0,)
+    assert temperatures_asked_for((0.0, 1.0), found, ("policy.temperature=0.5",)) == (0.0, 1.0)
+    half = ("policy.temperature=0.5",)
+    assert temperatures_asked_for(None, configs("demo", assignments=half), half) == (0.5,)

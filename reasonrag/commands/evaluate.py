@@ -11,7 +11,7 @@ from reasonrag.commands.shell import Stop, error_console, log_plainly, table_con
 from reasonrag.config import Config
 from reasonrag.errors import Interrupted
 from reasonrag.progress import shown
-from reasonrag.text import Rules
+from reasonrag.text import Rules, printable
 
 if TYPE_CHECKING:
     from reasonrag.evaluation.run import Evaluation
@@ -51,6 +51,8 @@ def evaluate(
         return stop.say_how_to_go_on()
     table_console().print(summary_table(figures))
     print(f"report: {out / 'report.md'}")
+    for told in figures["asked_differently"]:
+        stop.console.print(printable(told))
     for missing in figures["incomplete"]:
         stop.console.print(
             f"{missing['missing']} questions are missing of {missing['policy']} at {missing['setting']}; "

@@ -33,6 +33,7 @@ NAMES = {
 }
 _BY_KIND = ("em", "retrievals", "steps")
 _WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
+_FEW = 10  # resamples of fewer questions than this say little
 _MARKUP = re.compile(r"([!-+./:-@\[-`{-~])")  # ASCII punctuation but `,` and `-`: nothing becomes a mark or a link
 
 
@@ -77,7 +78,9 @@ def _page(figures: Figures, plots: Sequence[Path]) -> Iterator[str]:
     if figures["differences"]:
         yield from ["", "## Differences", ""]
         yield "Policy minus baseline, paired by question, over questions that both finished. **Bold**: the interval"
-        yield "excludes 0. Intervals are not adjusted for the number of comparisons."
+        yield f"excludes 0, and there are {_FEW} questions or more. Intervals are not adjusted for the number of"
+        yield "comparisons."
+        yield from (f"\n{_plain(told)}." for told in figures["asked_differently"])
         yield ""
         yield from _differences(figures)
     if figures["by_kind"]:
@@ -217,7 +220,8 @@ def _difference(metric: str, found: Figures) -> str:
         return "unknown"
     sign = "+" if found["mean"] > 0 else ""
     text = sign + _interval(metric, found)
-    return f"**{text}**" if found["low"] > 0 or found["high"] < 0 else text
+    certain = found["n"] >= _FEW and (found["low"] > 0 or found["high"] < 0)
+    return f"**{text}**" if certain else text
 
 
 def _number(metric: str, value: float) -> str:
@@ -241,3 +245,8 @@ def _cell(value: object) -> str:
     """Text from outside, for one cell: one line, nothing hidden, no markup."""
     text = printable(one_line(str(value)))
     return _MARKUP.sub(r"\\\1", text[:80])
+
+
+def _plain(text: str) -> str:
+    """A sentence that holds names from outside."""
+    return _MARKUP.sub(r"\\\1", printable(one_line(text)))

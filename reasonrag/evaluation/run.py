@@ -36,7 +36,7 @@ from reasonrag.export import count_calls
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.parts import Parts, check, open_format, open_questions, open_retriever, sampling
-from reasonrag.policies import open_llm
+from reasonrag.policies import check_llm, open_llm
 from reasonrag.questions import questions_fingerprint
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
@@ -104,6 +104,8 @@ class Evaluation:
         """
         check_names(configs)
         check_alike(configs)
+        for config in configs.values():  # before the first of them is paid for
+            check_llm(config.policy, "policy")
         self.out = out
         self.rules = rules
         self.points = {

@@ -64,7 +64,8 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         "split": first.config.questions.split,
         "seed": first.config.seed,
         "rules": rules,
-        "content": _content(results),
+        "content": (content := _content(results)),
+        "asked_differently": list(_asked_differently(content["policies"], first.name)),
         "calls": {result.name: result.calls for result in results},
         "versions": versions(),
     }
@@ -185,6 +186,16 @@ def _content(results: Sequence[PolicyResult]) -> Figures:
             for result in results
         },
     }
+
+
+def _asked_differently(policies: Mapping[str, Figures], baseline: str) -> Iterator[str]:
+    """In words, how a policy is asked otherwise than the baseline: a difference may come from that alone."""
+    usual = policies[baseline]
+    for name, asked in policies.items():
+        changed = [key for key in asked if key != "policy" and asked[key] != usual[key]]
+        if changed:
+            told = ", ".join(f"{key} {asked[key]} ({usual[key]})" for key in changed)
+            yield f"{name} is asked otherwise than {baseline}: {told}"
 
 
 def _mean_hops(questions: Sequence[Question]) -> float | None:

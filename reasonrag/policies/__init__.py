@@ -11,7 +11,8 @@ from typing import Literal
 from reasonrag.config import ModelConfig
 from reasonrag.errors import ConfigError
 from reasonrag.llm.base import LLM
-from reasonrag.llm.model_folder import model_identity
+from reasonrag.llm.chat_template import check_folder
+from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.plugins import import_plugin
 
 Role = Literal["policy", "judge"]
@@ -31,6 +32,29 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
     Raises:
         ConfigError: nothing is chosen and there is no GPU, the choice is unknown, or it cannot work here.
     """
+    spec, scheme, rest = _parsed(config, role)
+    return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
+
+
+def check_llm(config: ModelConfig, role: Role) -> None:
+    """What can be seen of a model without loading it: a backend of that name, a folder with a model in it.
+
+    Raises:
+        ConfigError: it cannot work here; one line says why.
+    """
+    spec, scheme, rest = _parsed(config, role)
+    if scheme in ("hf", "vllm"):
+        name = _expanded(rest)
+        check_folder(name)
+        folder = Path(name)
+        if folder.is_dir() and adapter_base(folder) is None and not (folder / "config.json").is_file():
+            raise ConfigError(f"{spec}: there is no model in that folder (no config.json, no adapter_config.json)")
+    if scheme.startswith("http"):
+        _named(spec, config)
+
+
+def _parsed(config: ModelConfig, role: Role) -> tuple[str, str, str]:
+    """A specification, its backend, and what is meant for the backend."""
     spec = config.spec or _default(role)
     scheme, _, rest = spec.partition(":")
     scheme = scheme.lower()
@@ -46,7 +70,7 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
             "demo-judge judges steps and writes none, so it is no policy; "
             "take it as --judge, and for the demo world --policy demo"
         )
-    return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
+    return spec, scheme, rest
 
 
 def is_reader(config: ModelConfig) -> bool:
@@ -78,19 +102,15 @@ def _choices(role: Role) -> str:
 def _server(url: str, config: ModelConfig) -> LLM:
     from reasonrag.llm.server import ServerLLM
 
-    if config.model is None:
-        raise ConfigError(
-            f"{url} needs the name of the model that it serves: add --model (or --judge-model); "
-            "in eval, --policy NAME=URL#MODEL"
-        )
+    model = _named(url, config)
     render = None
     if config.api == "completions":
         from reasonrag.llm.chat_template import ChatTemplate
 
-        render = ChatTemplate.load(config.tokenizer or config.model, revision=config.revision).text
+        render = ChatTemplate.load(config.tokenizer or model, revision=config.revision).text
     return ServerLLM(
         url,
-        config.model,
+        model,
         api=config.api,
         render=render,
         vllm=config.vllm,
@@ -100,6 +120,16 @@ def _server(url: str, config: ModelConfig) -> LLM:
         concurrency=config.concurrency,
         logprobs=config.logprobs,
     )
+
+
+def _named(url: str, config: ModelConfig) -> str:
+    """The model's name at a server, which only its user knows."""
+    if config.model is None:
+        raise ConfigError(
+            f"{url} needs the name of the model that it serves: add --model (or --judge-model); "
+            "in eval, --policy NAME=URL#MODEL"
+        )
+    return config.model
 
 
 def _transformers(path: str, config: ModelConfig) -> LLM:

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from reasonrag.errors import RunError
 from reasonrag.runs import write_text
 
 _MARKER = "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
+
+
+# What safetensors and torch say of a full disk: neither raises an OSError.
+_FULL = ("No space left on device", "file write failed", "Disk quota exceeded")
+
+
+@contextlib.contextmanager
+def room_on_disk(out: Path) -> Iterator[None]:
+    """Say in one line that a training ran out of disk.
+
+    Raises:
+        RunError: a file could not be written; whole checkpoints are kept.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not any(told in str(error) for told in _FULL):
+            raise
+        raise RunError(
+            f"{out}: the disk is full; free some space and run the same command again, it goes on from the last whole "
+            "checkpoint"
+        ) from error
 
 
 def checkpoints_folder(out: Path) -> Path:

@@ -21,7 +21,13 @@ from reasonrag.errors import ConfigError, InputError, Interrupted
 from reasonrag.text import one_line
 from reasonrag.training import folder as folders
 from reasonrag.training.arguments import model_init, on_gpu, trainer_arguments
-from reasonrag.training.checkpoints import checkpoint_facts, checkpoints_folder, last_checkpoint, remove_old
+from reasonrag.training.checkpoints import (
+    checkpoint_facts,
+    checkpoints_folder,
+    last_checkpoint,
+    remove_old,
+    room_on_disk,
+)
 from reasonrag.training.finish import MERGED, Outcome, finish, merge_adapter
 from reasonrag.training.model import ModelSource, load_weights, open_source, weight_dtype
 from reasonrag.training.settings import TrainSettings
@@ -108,7 +114,8 @@ def run(stage: Stage, settings: TrainSettings, out: Path, *, log: Log) -> dict[s
         plan = training.agree(held)
         if plan.finished is not None:
             return plan.finished
-        return training.train(plan)
+        with room_on_disk(out):
+            return training.train(plan)
 
 
 class _Training:

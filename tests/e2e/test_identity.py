@@ -215,3 +215,23 @@ def test_whole_trajectories_are_compared_by_their_outcome(own_run: Path, tmp_pat
     rows = [row for file in files for row in read_parquet(file, trajectory_pair_schema())]
     assert rows and all(row["chosen_reward"] > row["rejected_reward"] for row in rows)
     assert all(len(row["chosen_steps"]) >= 1 <= len(row["rejected_steps"]) for row in rows)
+
+
+def test_pairs_never_take_a_folder_of_something_else(own_run: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "train-mine.parquet").write_text("x")
+    for out in (mine, own_run, own_run / "pairs", own_run / "new"):
+        done = product.run("pairs", own_run, "--out", out)
+        assert done.returncode == 2 and done.stderr.startswith("error: ")
+    assert (mine / "train-mine.parquet").read_text() == "x"
+    assert not (own_run / "new").exists()
+
+
+def test_what_pairs_compared_before_does_not_stick(own_run: Path, tmp_path: Path) -> None:
+    before = product.pair_rows(own_run)
+    assert product.run("pairs", own_run, "--alpha", "1").returncode == 0
+    assert product.summary(own_run)["pairs"]["alpha"] == 1
+    assert product.run("pairs", own_run, "--level", "trajectory", "--out", tmp_path / "outcome").returncode == 0
+    assert product.run("pairs", own_run).returncode == 0
+    assert product.pair_rows(own_run) == before

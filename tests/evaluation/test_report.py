@@ -138,3 +138,21 @@ def test_the_table_for_a_terminal_is_plain_text(compared):
     shown = console.export_text()
     assert len(re.findall(r"(direct|searcher) +│ t1_s[28]_k[13]", shown)) == 8
     assert "12 questions of toy" in shown
+
+
+def test_a_difference_over_a_few_questions_is_not_marked(compared, tmp_path):
+    few = {**compared, "differences": [{**row, "n": 3} for row in compared["differences"]]}
+    write_report(few, tmp_path)
+    assert re.findall(r"\*\*[+-]?[\d.]+ \[", (tmp_path / "report.md").read_text()) == []
+
+
+def test_a_policy_that_is_asked_otherwise_is_told_apart(tmp_path):
+    configs = toys(write_questions(tmp_path / "toy.jsonl"), "direct", "searcher")
+    other = configs["searcher"].model_copy(
+        update={"policy": configs["searcher"].policy.model_copy(update={"max_tokens": 12})}
+    )
+    figures = evaluate({**configs, "searcher": other}, tmp_path / "out")
+    (told,) = figures["asked_differently"]
+    usual = configs["direct"].policy.max_tokens
+    assert told == f"searcher is asked otherwise than direct: max_tokens 12 ({usual})"
+    assert told in (tmp_path / "out" / "report.md").read_text().replace("\\", "")

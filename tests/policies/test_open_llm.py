@@ -9,7 +9,7 @@ from reasonrag.config import ModelConfig
 from reasonrag.demo import policy_folder
 from reasonrag.errors import ConfigError
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.policies import open_llm
+from reasonrag.policies import check_llm, open_llm
 from tests.llm.tiny import save_tiny_model
 
 
@@ -158,3 +158,16 @@ def test_judges_alone_are_offered_the_demo_judge():
         with pytest.raises(ConfigError, match="names no backend") as refusal:
             open_llm(ModelConfig(spec="nothing"), role)
         assert ("demo-judge" in str(refusal.value)) is (role == "judge")
+
+
+def test_what_cannot_be_loaded_is_seen_without_loading(tmp_path):
+    with pytest.raises(ConfigError, match="there is no model in that folder"):
+        check_llm(ModelConfig(spec=f"hf:{tmp_path}"), "policy")
+    with pytest.raises(ConfigError, match="no folder"):
+        check_llm(ModelConfig(spec=f"hf:{tmp_path / 'gone'}"), "policy")
+    with pytest.raises(ConfigError, match="NAME=URL#MODEL"):
+        check_llm(ModelConfig(spec="http://127.0.0.1:9/v1"), "policy")
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="does not name the adapter's model"):
+        check_llm(ModelConfig(spec=f"hf:{tmp_path}"), "policy")
+    check_llm(ModelConfig(spec="demo"), "policy")
