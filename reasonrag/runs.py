@@ -133,9 +133,7 @@ def claim_folder(path: Path, what: str, *, holds: bool, besides: Collection[str]
         path.mkdir(parents=True, exist_ok=True)
         (path / ".lock").touch()
     except OSError as error:
-        raise RunError(
-            f"{path} cannot be the folder of a {what} ({error.strerror}); choose another for --out"
-        ) from error
+        raise RunError(f"{path} cannot hold a {what} ({error.strerror}); choose another one for --out") from error
 
 
 @contextlib.contextmanager

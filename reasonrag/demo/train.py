@@ -19,6 +19,7 @@ from platform import python_version
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from reasonrag.card import copy_card
 from reasonrag.demo.curriculum import Curriculum, Row, vocabulary_texts
 from reasonrag.demo.measure import Figures, measure
 from reasonrag.demo.tokens import make_tokenizer
@@ -106,6 +107,7 @@ def train_policy(
         model.generation_config.update(do_sample=True, top_k=0)
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
+        copy_card(Path(__file__).with_name("policy"), out)
         figures = _on_dev(out, recipe.dev_questions)
     report = {
         "seed": seed,
