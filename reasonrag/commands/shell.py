@@ -31,7 +31,7 @@ def error_console() -> Console:
 def table_console() -> Console:
     """Where results go; a pipe or a file has no width of its own, and tables are not squeezed for it."""
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=190)
 
 
 class Stop:
