@@ -214,8 +214,15 @@ _FULL = Scale()
 @click.option("--questions", type=click.IntRange(1), default=_FULL.questions, show_default=True, help="Of training.")
 @click.option("--iterations", type=click.IntRange(1), default=_FULL.iterations, show_default=True, help="Of a tree.")
 @click.option("--test-questions", type=click.IntRange(1), default=_FULL.test_questions, show_default=True)
+@click.option("--max-steps", type=click.IntRange(1), help="Of each training at most, to see it run.")
 def reproduce_reasonrag(
-    out: Path, results: Path | None, seeds: int, questions: int, iterations: int, test_questions: int
+    out: Path,
+    results: Path | None,
+    seeds: int,
+    questions: int,
+    iterations: int,
+    test_questions: int,
+    max_steps: int | None,
 ) -> None:
     """Table 3: base, SFT, outcome pairs, no shortest-path term, judge values, rollout values; equal calls.
 
@@ -223,13 +230,13 @@ def reproduce_reasonrag(
     In an hour on two cores:
       reasonrag reproduce reasonrag --out runs/reproduce
     In a few minutes, to see it run:
-      reasonrag reproduce reasonrag --out runs/quick --seeds 1 --questions 60 --test-questions 100
+      reasonrag reproduce reasonrag --out runs/quick --seeds 1 --questions 60 --test-questions 100 --max-steps 20
 
     Each stage is a command of its own and is shown; the same command goes on where it was stopped.
     """
     from reasonrag.commands import reproduce
 
-    scale = Scale(seeds, questions, iterations, test_questions)
+    scale = Scale(seeds, questions, iterations, test_questions, max_steps)
     sys.exit(reproduce.reasonrag(out, results or out / "results", scale))
 
 

@@ -53,12 +53,14 @@ class Scale:
         questions: of the train split that trees are built for.
         iterations: of a tree valued by rollouts; one valued by a judge gets as many calls.
         test_questions: held out; 1,200 are all.
+        max_steps: of each training at most, to see it run; None takes as many as were chosen.
     """
 
     seeds: int = 3
     questions: int = 600
     iterations: int = 8
     test_questions: int = 1200
+    max_steps: int | None = None
 
 
 def stages(out: Path, scale: Scale) -> list[Stage]:
@@ -87,7 +89,7 @@ def _of_seed(folder: Path, seed: int, scale: Scale) -> list[Stage]:
     ]
     for name, source in data.items():
         kind = "sft" if name == "sft" else "dpo"
-        dose = ("--seed", str(seed), "--set", f"max_steps={STEPS[name]}")
+        dose = ("--seed", str(seed), "--set", f"max_steps={min(STEPS[name], scale.max_steps or STEPS[name])}")
         train = (kind, "train", "--preset", "demo", "--data", str(source), *dose)
         found.append(_stage(folder / name, *train))
     policies = [f"{BASE}=demo", *(f"{name}=hf:{folder / name}" for name in data)]

@@ -190,7 +190,8 @@ def _training(summary: Figures) -> Figures:
 def _command(scale: Scale) -> str:
     given = {"seeds": scale.seeds, "questions": scale.questions, "iterations": scale.iterations}
     flags = " ".join(f"--{name} {value}" for name, value in given.items())
-    return f"reasonrag reproduce reasonrag {flags} --test-questions {scale.test_questions}"
+    short = "" if scale.max_steps is None else f" --max-steps {scale.max_steps}"
+    return f"reasonrag reproduce reasonrag {flags} --test-questions {scale.test_questions}{short}"
 
 
 def _interval(found: Mapping[str, float] | None, *, sign: bool = False) -> str:

@@ -230,7 +230,7 @@ def test_numbers_of_a_sweep_have_to_be_numbers(tmp_path: Path) -> None:
 
 
 def test_reproduce_says_each_command_and_writes_a_page_next_to_the_papers_table(tmp_path: Path) -> None:
-    scale = ("--seeds", "1", "--questions", "30", "--iterations", "6", "--test-questions", "10")
+    scale = ("--seeds", "1", "--questions", "30", "--iterations", "6", "--test-questions", "10", "--max-steps", "3")
     done = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out", timeout_s=600)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "out" / "results" / "reasonrag.md").read_text(encoding="utf-8")
