@@ -14,11 +14,11 @@ from typing import Any
 import structlog
 
 from reasonrag.config import Config, ModelConfig
-from reasonrag.errors import BackendError, Interrupted, RunError
+from reasonrag.errors import Interrupted, RunError
 from reasonrag.export import export_run, pairs_of
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, SearchSettings, TreeSearch
-from reasonrag.parts import Parts, open_judge, sampling
+from reasonrag.parts import Parts, open_judge, sampling, set_aside
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.journaled import JournalStore
 from reasonrag.rollout.engine import Engine, gather_all
@@ -151,9 +151,7 @@ class Build:
         except RunError:
             raise
         except Exception as error:
-            cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
-            log.warning("question set aside", question=question.id, cause=cause, error=str(error)[:300])
-            await journal.put_failure(question.dataset, question.id, cause, str(error)[:300])
+            await journal.put_failure(question.dataset, question.id, set_aside(question, error), str(error)[:300])
             self.progress.failed += 1
             return
         self.progress.done += 1

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import structlog
+
 from reasonrag.config import Config, ModelConfig
-from reasonrag.errors import ConfigError
+from reasonrag.errors import BackendError, ConfigError
 from reasonrag.formats import FORMATS, Format, PromptSet
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.plugins import import_plugin
@@ -18,6 +20,8 @@ from reasonrag.questions import load_questions, paragraph_corpus, questions_fing
 from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.types import Passage, Question
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,13 @@ def open_judge(llm: LLM, config: Config) -> ProcessJudge:
 def sampling(model: ModelConfig) -> Sampling:
     """How a configured model is sampled."""
     return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
+
+
+def set_aside(question: Question, error: Exception) -> str:
+    """Log why a question is set aside; returns the cause under which it is counted."""
+    cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
+    log.warning("question set aside", question=question.id, cause=cause, error=str(error)[:300])
+    return cause
 
 
 @runtime_checkable

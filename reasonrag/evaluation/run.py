@@ -28,14 +28,14 @@ from typing import Any
 import structlog
 
 from reasonrag.config import Config
-from reasonrag.errors import BackendError, ConfigError, Interrupted, RunError
+from reasonrag.errors import ConfigError, Interrupted, RunError
 from reasonrag.evaluation.metrics import Scores, scores, trajectory_row
 from reasonrag.evaluation.progress import Progress
 from reasonrag.evaluation.sweep import Setting, check_alike, check_names, sweep, varying
 from reasonrag.export import count_calls
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.parts import Parts, check, open_format, open_questions, open_retriever, sampling
+from reasonrag.parts import Parts, check, open_format, open_questions, open_retriever, sampling, set_aside
 from reasonrag.policies import check_llm, open_llm
 from reasonrag.questions import questions_fingerprint
 from reasonrag.retrieval.base import Retriever
@@ -223,9 +223,7 @@ class Evaluation:
             except RunError:
                 raise
             except Exception as error:
-                cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
-                log.warning("question set aside", question=question.id, cause=cause, error=str(error)[:300])
-                outcome.failures[place] = cause
+                outcome.failures[place] = set_aside(question, error)
                 self.progress.failed += 1
                 writer.put(place, None)
                 continue
