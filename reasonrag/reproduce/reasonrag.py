@@ -1,8 +1,8 @@
 """ReasonRAG's Table 3 in the demo world (arXiv:2505.14069, sec. 3.4): which training signal helps a policy most.
 
 Every variant starts from the same policy. Trees valued by rollouts and by a judge get nearly the same number of model
-calls (verdicts included; the page says how many); the variants without the shortest-path term and with outcomes alone use the rollout trees again.
-How many optimizer steps each variant takes was chosen on the dev split, for each of them alike.
+calls (verdicts included; the page says how many); the variants without the shortest-path term and with outcomes alone
+use the rollout trees again. How many optimizer steps each variant takes was chosen on the dev split.
 """
 
 from __future__ import annotations
