@@ -7,6 +7,7 @@ computes in those corners, for comparison with published numbers.
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 import unicodedata
@@ -170,3 +171,26 @@ def last_tag(text: str, names: Sequence[str]) -> tuple[str, str] | None:
         if not opening[1] and closing[1] and opening[2] == closing[2]:
             return opening[2], text[opening.end() : closing.start()].strip()
     return None
+
+
+def tags(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Name and stripped body of every well-formed tag among `names`, in order; none within another. Linear time.
+
+    >>> tags("<query>a</query> then <answer> b </answer>", ["query", "answer"])
+    [('query', 'a'), ('answer', 'b')]
+    """
+    marks = list(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text))
+    return [
+        (opening[2], text[opening.end() : closing.start()].strip())
+        for opening, closing in itertools.pairwise(marks)
+        if not opening[1] and closing[1] and opening[2] == closing[2]
+    ]
+
+
+def before_tag(text: str, name: str) -> str:
+    """What stands before the first `<name>`, stripped; all of the text where there is none.
+
+    >>> before_tag("first this <query>a</query>", "query")
+    'first this'
+    """
+    return text.partition(f"<{name}>")[0].strip()

@@ -56,12 +56,30 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of an open turn: words of the policy, or text that was put in between them.
+
+    `token_ids` are the ids that the policy sampled, to be used as they are; None has the text encoded, by itself and
+    never across the border to its neighbours.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] | None = None
+    by_policy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is asked: a chat, the beginning of the answer if the turn is already open, and where to stop."""
+    """What a model is asked: a chat, the turn so far if it is already open, and where to stop."""
 
     messages: tuple[Message, ...]
-    prefix: str = ""
+    turn: tuple[Span, ...] = ()
     stop: tuple[str, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        """The open turn as text."""
+        return "".join(span.text for span in self.turn)
 
 
 class FinishReason(StrEnum):
@@ -115,9 +133,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A completion that the format cannot read; `reason` is a short name to count by."""
+    """A completion that the format cannot read; `reason` is a short name to count by.
+
+    `ends` where nothing can follow it: in a turn that grows, the policy has ended the turn or run out of tokens.
+    """
 
     reason: str
+    ends: bool = False
 
 
 Action = Search | Note | Answer | Malformed
@@ -138,7 +160,7 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"
     FORCED_ANSWER = "forced_answer"
-    NO_ANSWER = "no_answer"  # the step limit came and the last step could not be read as an answer
+    NO_ANSWER = "no_answer"  # the last step allowed, or one after which nothing can follow, is no answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reasonrag.formats.base import Format, Stage
+from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.formats.promptset import PromptSet
+from reasonrag.formats.reading import Block, Reading
 from reasonrag.formats.reasonrag import ReasonRAGFormat
+from reasonrag.formats.search_p1 import SearchP1Format
+from reasonrag.formats.search_r1 import SearchR1Format
+from reasonrag.formats.stream import StreamFormat
+from reasonrag.formats.when_to_search import WhenToSearchFormat
 
 # Each is called with a `PromptSet` and how passages are shown: `passage_order`, `max_passage_chars`.
-FORMATS: dict[str, Callable[..., Format]] = {ReasonRAGFormat.name: ReasonRAGFormat}
+FORMATS: dict[str, Callable[..., Format]] = {
+    format.name: format
+    for format in (ReasonRAGFormat, SearchR1Format, HiPRAGFormat, SearchP1Format, WhenToSearchFormat)
+}
 
-__all__ = ["FORMATS", "Format", "PromptSet", "ReasonRAGFormat", "Stage"]
+__all__ = ["FORMATS", "Block", "Format", "PromptSet", "Reading", "ReasonRAGFormat", "Stage", "StreamFormat"]

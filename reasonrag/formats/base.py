@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Protocol
 
-from reasonrag.types import Action, Prompt, Question, Step
+from reasonrag.formats.reading import Reading
+from reasonrag.types import Action, Prompt, Question, Step, Trajectory
 
 
 class Stage(StrEnum):
@@ -38,10 +39,22 @@ class Format(Protocol):
         """What comes next after `steps`."""
         ...
 
+    def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:
+        """Whether the step after `steps` has to be the answer, in a trajectory of at most `max_steps` actions."""
+        ...
+
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """What to ask next. With `final` the policy is asked for its answer and nothing else."""
         ...
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """What the completion of `prompt(question, steps, final=final)` decides. Total: never raises."""
+        ...
+
+    def read(self, trajectory: Trajectory) -> Reading:
+        """The whole trajectory; what the engine put in is known for what it is, whatever it says. Total."""
+        ...
+
+    def read_text(self, text: str) -> Reading:
+        """A trajectory of unknown origin, from its text alone. Total, in linear time."""
         ...

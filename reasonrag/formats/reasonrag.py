@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from reasonrag.formats.base import Stage
 from reasonrag.formats.promptset import PromptSet, fingerprint
-from reasonrag.text import inert, inert_tokens, last_tag, one_line
-from reasonrag.types import Action, Answer, Malformed, Message, Note, Passage, Prompt, Question, Search, Step
+from reasonrag.formats.reading import Block, Reading
+from reasonrag.text import before_tag, inert, inert_tokens, last_tag, one_line, tags
+from reasonrag.types import (
+    Action,
+    Answer,
+    Malformed,
+    Message,
+    Note,
+    Passage,
+    Prompt,
+    Question,
+    Search,
+    Step,
+    Trajectory,
+)
 
 PassageOrder = Literal["best_first", "best_last"]
 
@@ -64,6 +77,10 @@ class ReasonRAGFormat:
                 break
         return Stage.REASONING
 
+    def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
+        """The last of all actions has to be the answer."""
+        return len(steps) >= max_steps - 1
+
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """System prompt of the stage, and one user turn: question, previous thoughts, documents when grounding."""
         stage = self.stage(steps)
@@ -94,6 +111,34 @@ class ReasonRAGFormat:
         if tag == "answer":
             return Answer(body, forced=final)
         return Note("" if body.lower().rstrip(".") == "none" else body)
+
+    def read(self, trajectory: Trajectory) -> Reading:
+        """A search with the note on it is one block; in form where every step could be read and the last one answers."""
+        blocks: list[Block] = []
+        for step in trajectory.steps:
+            match step.action:
+                case Search(query):
+                    context = "\n".join(passage.contents for passage in step.passages)
+                    blocks.append(Block(before_tag(step.completion.text, "query"), query, context))
+                case Note(evidence) if blocks:
+                    blocks[-1] = replace(blocks[-1], conclusion=evidence)
+        unread = next((s.action.reason for s in trajectory.steps if isinstance(s.action, Malformed)), "")
+        reason = unread or ("" if trajectory.answer is not None else "no_answer")
+        return Reading(not reason, reason, tuple(blocks), trajectory.answer)
+
+    def read_text(self, text: str) -> Reading:
+        """One step, or the steps of an attempt one after the other."""
+        blocks: list[Block] = []
+        answer: str | None = None
+        for tag, body in tags(text, _TAGS):
+            if tag == "query":
+                blocks.append(Block(query=body))
+            elif tag == "evidence" and blocks:
+                blocks[-1] = replace(blocks[-1], conclusion=body)
+            elif tag == "answer":
+                answer = body or None
+        reason = "" if answer is not None else "no_answer" if blocks else "no_tag"
+        return Reading(not reason, reason, tuple(blocks), answer)
 
     def _chat(self, system: str, user: list[str], tags: tuple[str, ...]) -> Prompt:
         messages = (Message("system", self._system[system]), Message("user", "\n".join(user)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from reasonrag.errors import ConfigError
 from reasonrag.text import one_line, valid_unicode
-from reasonrag.types import Prompt
+from reasonrag.types import Prompt, Span
 
 
 class ChatTemplate:
@@ -51,13 +51,27 @@ class ChatTemplate:
 
     def text(self, prompt: Prompt) -> str:
         """The chat as the model reads it, with the open turn's beginning at its end."""
-        messages = [{"role": m.role, "content": valid_unicode(m.content)} for m in prompt.messages]
-        rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return str(rendered) + valid_unicode(prompt.prefix)
+        return self._chat(prompt) + valid_unicode(prompt.prefix)
 
     def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """`[P]` ids of that text. The template writes its own start token, so none is added."""
-        return tuple(self.tokenizer(self.text(prompt), add_special_tokens=False)["input_ids"])
+        """`[P]` ids: of the chat, then of each span of the open turn by itself, sampled ids untouched."""
+        return (*self.chat_ids(prompt), *(token for span in prompt.turn for token in self.span_ids(span)))
+
+    def chat_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """`[P]` ids of the chat up to where the turn opens. The template writes its own start token: none is added."""
+        return self.encode(self._chat(prompt))
+
+    def span_ids(self, span: Span) -> tuple[int, ...]:
+        """The sampled ids of a span, or those of its text alone."""
+        return self.encode(span.text) if span.token_ids is None else span.token_ids
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text, without special tokens around it."""
+        return tuple(self.tokenizer(valid_unicode(text), add_special_tokens=False)["input_ids"])
+
+    def _chat(self, prompt: Prompt) -> str:
+        messages = [{"role": m.role, "content": valid_unicode(m.content)} for m in prompt.messages]
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens, its blanks untouched."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from reasonrag.formats.base import Format
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.retrieval.base import Retriever
-from reasonrag.types import Answer, Search, Step, StopReason, Trajectory
+from reasonrag.types import Answer, Malformed, Search, Step, StopReason, Trajectory
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Engine:
             llm: the policy.
             retriever: where searches go.
             format: how steps become prompts and completions become actions.
-            max_steps: actions of a trajectory, queries, evidences and the answer alike; the last one has to answer.
+            max_steps: actions of a trajectory, as the format counts them; the last one has to answer.
             top_k: passages per search.
             sampling: temperature, top_p and max_tokens of every step; its seed and n are set by the engine.
         """
@@ -62,7 +62,7 @@ class Engine:
             raise ValueError(f"a trajectory that ended ({trajectory.stop_reason}) cannot go on")
         # The last step has to answer: a trajectory that only searches earns nothing, and its prefix would look
         # worthless.
-        final = len(trajectory.steps) >= self.max_steps - 1
+        final = self.format.must_answer(trajectory.steps, self.max_steps)
         prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
         (completion,) = await self.llm.complete(prompt, replace(self.sampling, n=1, seed=seed))
         action = self.format.parse(completion.text, trajectory.steps, final=final)
@@ -72,7 +72,8 @@ class Engine:
             step = replace(step, passages=passages)
         if isinstance(action, Answer):
             return trajectory.extend(step, StopReason.FORCED_ANSWER if action.forced else StopReason.ANSWERED)
-        return trajectory.extend(step, StopReason.NO_ANSWER if final else None)
+        ended = final or (isinstance(action, Malformed) and action.ends)
+        return trajectory.extend(step, StopReason.NO_ANSWER if ended else None)
 
     async def run(self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int]) -> list[Trajectory]:
         """`[B]` trajectories run to their ends, concurrently; trajectory `i` draws its step seeds from `seeds[i]`.

@@ -12,7 +12,7 @@ from typing import Any
 from reasonrag.questions import RowProblems, text_id
 from reasonrag.text import valid_unicode
 from reasonrag.training.tokens import ChatSides, Messages, Row, StepSides, StepText, TextSides
-from reasonrag.types import Message, Prompt
+from reasonrag.types import Message, Prompt, Span
 
 LAYOUTS = (("prompt", "chosen", "rejected"), ("chosen_steps", "rejected_steps"))
 FURTHER = ["chosen_end", "rejected_end", "margin", "depth", "dataset", "question_id", "tools", "chat_template_kwargs"]
@@ -103,7 +103,8 @@ def _messages(name: str, value: list[Any]) -> Messages:
 
 
 def _prompt(messages: Messages, prefix: str = "") -> Prompt:
-    return Prompt(tuple(Message(message["role"], message["content"]) for message in messages), prefix)
+    chat = tuple(Message(message["role"], message["content"]) for message in messages)
+    return Prompt(chat, (Span(prefix),) if prefix else ())
 
 
 def _step(prompt: Prompt, name: str, messages: Messages, end: object) -> StepText:

@@ -4,9 +4,9 @@ import pytest
 
 from reasonrag.errors import ConfigError
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.types import Message, Prompt
+from reasonrag.types import Message, Prompt, Span
 
-PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who?")), prefix="<query>")
+PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who?")), turn=(Span("<query>"),))
 
 
 def test_a_prompt_is_rendered_by_the_models_own_template(tiny_model):

@@ -13,7 +13,7 @@ import torch
 from reasonrag.errors import ConfigError, LLMError
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.types import Completion, FinishReason, Message, Prompt
+from reasonrag.types import Completion, FinishReason, Message, Prompt, Span
 from tests.llm.tiny import save_tiny_model
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
@@ -182,7 +182,7 @@ def test_a_model_that_says_nothing_gives_the_end_token_alone(biased_llm):
 
 
 def test_the_open_turn_is_continued(tiny_llm):
-    prompt = Prompt(PROMPT.messages, prefix="<query>who")
+    prompt = Prompt(PROMPT.messages, turn=(Span("<query>who"),))
     (completion,) = ask(tiny_llm, prompt)
     shown = tiny_llm.chat.tokenizer.decode(completion.prompt_token_ids)
     assert shown.endswith("<|start|>assistant\n<query>who")

@@ -11,7 +11,7 @@ import pytest
 from reasonrag.errors import LLMError
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
-from reasonrag.types import Completion, FinishReason, Message, Prompt
+from reasonrag.types import Completion, FinishReason, Message, Prompt, Span
 from tests.llm.fake_openai import Answer, Disconnect, FakeOpenAI, Slow
 
 PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who directed Jaws?")), stop=("</query>", "</answer>"))
@@ -86,7 +86,7 @@ def test_vllm_saying_that_an_end_token_stopped_it_means_no_closing_tag():
 
 
 def test_a_closing_tag_is_restored_for_a_tag_that_the_open_turn_began():
-    prompt = Prompt(PROMPT.messages, prefix="<query>", stop=("</query>",))
+    prompt = Prompt(PROMPT.messages, turn=(Span("<query>"),), stop=("</query>",))
     with FakeOpenAI(lambda request: "Jaws</query>") as server:
         (completion,) = ask(server, prompt)
     assert completion.text == "Jaws</query>"

@@ -11,7 +11,7 @@ from reasonrag.errors import ConfigError, DataError
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.tokens import ChatSides, Row, StepSides, StepText, TextSides, encode, end_of_turn
-from reasonrag.types import Message, Prompt
+from reasonrag.types import Message, Prompt, Span
 from tests.llm.tiny import save_tiny_model
 
 DEMO = Path(__file__).parents[2] / "reasonrag/demo/policy"
@@ -93,7 +93,7 @@ def test_the_end_of_the_turn_is_scored_where_it_was_sampled_or_always(turn_end, 
 
 
 def test_a_trajectory_has_one_segment_a_step_each_in_its_own_prompt(chat):
-    later = Prompt((Message("user", "Question: Who?\nPrevious Thoughts:\nx"),), prefix="So ")
+    later = Prompt((Message("user", "Question: Who?\nPrevious Thoughts:\nx"),), turn=(Span("So "),))
     long = (StepText(STATE, QUERY, "stop"), StepText(later, ANSWER, "turn"))
     pair = only([row(StepSides(long, (StepText(STATE, ANSWER, "stop"),)))], chat)
     assert [segment.prompt_ids for segment in pair.chosen] == [chat.token_ids(STATE), chat.token_ids(later)]

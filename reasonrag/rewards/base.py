@@ -1,0 +1,49 @@
+"""The Reward protocol: finished trajectories to scores that explain themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from reasonrag.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a trajectory earns.
+
+    `value` is None where it could not be told, as after a judge's failure: such a trajectory is left out, and
+    `cause` says why. `parts` are all components by name, so that the value can be explained; None where one is unknown.
+    """
+
+    value: float | None
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    cause: str = ""
+
+
+class Reward(Protocol):
+    """Scores trajectories of one format. Safe to call from many tasks at once."""
+
+    async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
+        """`[B]` scores of trajectories that have ended.
+
+        Args:
+            trajectories: such as the group of one question.
+            step: optimizer steps taken so far, for rewards that change as training goes on.
+
+        Never raises for a judge or a model that fails: the score of that trajectory has no value then.
+        """
+        ...
+
+    def observe(self, scores: Sequence[Score], *, step: int) -> None:
+        """Told once a training step of all its scores, in order: for schedules that depend on how training goes."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What has to survive a restart, as JSON can hold it; `{}` of a reward that has no memory."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        ...
