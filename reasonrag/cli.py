@@ -15,6 +15,7 @@ import click
 
 from reasonrag import __version__, flags
 from reasonrag.errors import ReasonRAGError
+from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.reproduce.reasonrag import Scale
 from reasonrag.settings import dump
 from reasonrag.text import Rules, printable
@@ -154,6 +155,39 @@ def sft_train(out: Path, **given: Any) -> None:
     from reasonrag.commands import train
 
     sys.exit(train.sft(flags.training(SFTSettings, SFT_PRESETS, given), out))
+
+
+@cli.group()
+def rl() -> None:
+    """Online training on rollouts, with TRL's GRPO.
+
+    \b
+      reasonrag rl train --preset hiprag --data hotpotqa --policy Qwen/Qwen2.5-3B-Instruct --out policies/hiprag
+    """
+
+
+@rl.command("train")
+@flags.RL
+@flags.training_config(RL_PRESETS)
+def rl_train(out: Path, **given: Any) -> None:
+    """Train a policy online: the engine that builds trees makes the rollouts, a reward scores each of them.
+
+    \b
+    HiPRAG on a corpus of yours, with a judge on a server:
+      reasonrag rl train --preset hiprag --data questions.jsonl --corpus corpus.jsonl \\
+          --policy Qwen/Qwen2.5-3B-Instruct --judge http://127.0.0.1:8001/v1 --judge-model org/judge \\
+          --out policies/hiprag
+    Rollouts by a vLLM server, which is sent the weights after each step:
+      reasonrag rl train --preset search-r1 --data hotpotqa --policy Qwen/Qwen2.5-3B-Instruct \\
+          --rollout-url http://127.0.0.1:8000/v1 --out policies/search-r1
+    Without a GPU, in the demo world:
+      reasonrag rl train --preset demo-outcome --out runs/demo/outcome
+
+    Killed or stopped, the same command goes on from the last checkpoint.
+    """
+    from reasonrag.commands import train
+
+    sys.exit(train.rl(flags.online(RL_PRESETS, given), out))
 
 
 @cli.command("eval")

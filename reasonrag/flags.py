@@ -12,6 +12,7 @@ import click
 from reasonrag.config import PRESETS, Config, load_config
 from reasonrag.errors import ConfigError
 from reasonrag.evaluation.sweep import folder_name
+from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.questions import KNOWN
 from reasonrag.settings import gather, parse_assignment
 from reasonrag.training.settings import TrainSettings, load_settings
@@ -164,6 +165,38 @@ DPO = settings(
     setting("--sft-weight", "sft_weight", "Of the chosen step's negative log-likelihood.", type=float),
 )
 
+RL = settings(
+    setting("--data", "data", "Questions: hotpotqa, ..., demo, or a file."),
+    setting("--split", "split", "Split of a named data set."),
+    setting("--limit", "limit", "A seeded sample of this many questions.", type=int),
+    setting("--world-seed", "world_seed", "Which demo world.", type=int),
+    setting("--corpus", "retrieval.corpus", "JSONL(.gz) or Parquet with id and contents."),
+    setting("--retriever-url", "retrieval.url", "A server that speaks POST /retrieve (repeatable).", multiple=True),
+    setting("--top-k", "retrieval.top_k", "Passages per search.", type=int),
+    setting("--policy", "model", "The policy to train: a folder or a Hub id; demo:FORMAT."),
+    setting("--format", "format.name", "How trajectories are written: search_r1, hiprag, ..."),
+    setting("--prompts", "format.prompts", "default, brief, or a folder."),
+    setting("--turns", "format.max_steps", "Actions of a trajectory; the last one has to answer.", type=int),
+    setting("--reward", "reward.name", "outcome, hiprag, search-p1, when-to-search, or PACKAGE.MODULE:CLASS."),
+    setting("--judge", "judge.spec", "As --policy of build-tree; also demo-judge[:WORLD_SEED[:ERROR]]."),
+    setting("--judge-model", "judge.model", "The judge's name at its server."),
+    setting("--plans", "plans", "Reference plans for search-p1, made by `rl plan`."),
+    setting("--method", "method", "Adapters, or all weights.", type=click.Choice(["lora", "full"])),
+    setting("--loss-type", "loss_type", "dapo, grpo, dr_grpo, bnpo."),
+    setting("--beta", "beta", "Weight of the KL penalty; 0 has none.", type=float),
+    setting("--learning-rate", "learning_rate", "Peak.", type=float),
+    setting("--max-steps", "max_steps", "Optimizer steps.", type=int),
+    setting("--questions", "rollout.questions_per_step", "Of one batch of rollouts.", type=int),
+    setting("--group-size", "rollout.group_size", "Attempts at each question.", type=int),
+    setting("--batch-size", "per_device_train_batch_size", "Trajectories of one forward pass.", type=int),
+    setting("--dynamic-sampling/--no-dynamic-sampling", "sampling.dynamic", "Refill groups that teach nothing."),
+    setting("--rollout-url", "rollout.url", "A vLLM server that is sent the weights after each step."),
+    setting("--seed", "seed", "Of questions, rollouts and adapters.", type=int),
+    setting("--save-steps", "save_steps", "Optimizer steps between checkpoints.", type=int),
+    setting("--report-to", "report_to", "wandb, tensorboard, ... (repeatable).", multiple=True),
+    setting("--merge/--no-merge", "merge", "Also write the adapters merged into the model, as OUT/merged."),
+)
+
 
 def training_config(presets: Mapping[str, Any]) -> Callable[[F], F]:
     """`--preset`, `--config` and `--set` of a kind of training."""
@@ -187,8 +220,19 @@ def overrides(flags: dict[str, Any]) -> dict[str, Any]:
 
 def training(model: type[T], presets: Mapping[str, Any], given: dict[str, Any]) -> T:
     """The settings of a training from its flags."""
+    return load_settings(model, presets, **_asked(given))
+
+
+def online(presets: Mapping[str, Any], given: dict[str, Any]) -> RLSettings:
+    """The settings of an online training from its flags."""
+    if given.get("rollout__url"):
+        given["rollout__engine"] = "vllm-server"
+    return load_rl_settings(presets, **_asked(given))
+
+
+def _asked(given: dict[str, Any]) -> dict[str, Any]:
     preset, file, assignments = given.pop("preset"), given.pop("file"), given.pop("assignments")
-    return load_settings(model, presets, preset=preset, file=file, overrides=_assigned(assignments, given))
+    return {"preset": preset, "file": file, "overrides": _assigned(assignments, given)}
 
 
 _NAMED = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")

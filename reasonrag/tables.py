@@ -161,6 +161,52 @@ def trajectory_schema() -> pa.Schema:
     )
 
 
+def rollout_schema() -> pa.Schema:
+    """One trajectory of online training a row, with all that its reward is made of (`OUT/rollouts`)."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("step", pa.int32()),  # the optimizer step that it was made for, from 1
+            ("dataset", pa.string()),
+            ("question_id", pa.string()),
+            ("sample", pa.int32()),  # within its group
+            ("reward", pa.float64()),  # null without a verdict; `cause` says why
+            ("advantage", pa.float64()),  # within its group, divided by the group's standard deviation
+            ("cause", pa.string()),
+            ("parts", pa.map_(pa.string(), pa.float64())),
+            ("well_formed", pa.bool_()),
+            ("reason", pa.string()),  # why it is not well-formed
+            ("answer", pa.string()),
+            ("stop_reason", pa.string()),
+            ("question", pa.string()),
+            ("golden_answers", pa.list_(pa.string())),
+            ("turn", pa.string()),  # the policy's words and what was put in between
+            ("tokens", pa.int32()),
+            ("policy_tokens", pa.int32()),
+            ("truncated", pa.bool_()),
+        ]
+    )
+
+
+@cache
+def plan_schema() -> pa.Schema:
+    """One row a question that has a reference plan (Search-P1, eq. 5)."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("dataset", pa.string()),
+            ("question_id", pa.string()),
+            ("planner", pa.string()),  # in words
+            ("steps", pa.list_(pa.string())),  # what has to be searched for, in order
+            ("candidates", pa.int32()),  # that could be read
+            ("correct", pa.int32()),  # of them, those whose answer is right
+            ("votes", pa.int32()),  # candidates that were voted on; 0 where there was nothing to vote on
+        ]
+    )
+
+
 def _messages() -> pa.DataType:
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""`dpo train` and `sft train`."""
+"""`dpo train`, `sft train` and `rl train`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from reasonrag.commands.shell import error_console, log_plainly, this_command
 from reasonrag.errors import Interrupted
+from reasonrag.online_rl.settings import RLSettings
 from reasonrag.text import printable
 from reasonrag.training.settings import DPOSettings, SFTSettings
 
@@ -25,6 +26,13 @@ def dpo(settings: DPOSettings, out: Path) -> int:
 def sft(settings: SFTSettings, out: Path) -> int:
     """Train on chosen steps; returns the exit code."""
     from reasonrag.dpo.sft import train
+
+    return _train(lambda log: train(settings, out, log=log), out)
+
+
+def rl(settings: RLSettings, out: Path) -> int:
+    """Train on rollouts; returns the exit code."""
+    from reasonrag.online_rl.train import train
 
     return _train(lambda log: train(settings, out, log=log), out)
 

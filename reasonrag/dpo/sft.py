@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from reasonrag.training.model import lora_config
+from reasonrag.training.examples import ExampleRows, Examples, open_examples, sft_segments
+from reasonrag.training.model import ModelSource, lora_config
 from reasonrag.training.settings import SFTSettings
 from reasonrag.training.shell import Ready, Row, Stage, run
-
-if TYPE_CHECKING:
-    from reasonrag.training.examples import Examples
 
 _NOT_SCORED = -100
 
@@ -32,13 +30,15 @@ def train(settings: SFTSettings, out: Path, *, log: Callable[[str], None] = prin
         RunError: `out` holds another training, or the loss is no number any more.
         Interrupted: a signal ended it, with a checkpoint; the same call goes on.
     """
-    return run(Stage("sft", _config, {}, step_rows, _trainer, _make), settings, out, log=log)
+
+    def data(source: ModelSource, say: Callable[[str], None]) -> ExampleRows:
+        return ExampleRows(open_examples(settings, source.chat(), context=source.context(), say=say), step_rows)
+
+    return run(Stage("sft", _config, {}, data, _trainer, _make), settings, out, log=log)
 
 
 def step_rows(examples: Examples) -> dict[str, list[Row]]:
     """`input_ids` and `labels` by split: only the tokens of the step are scored."""
-    from reasonrag.training.examples import sft_segments
-
     return {
         split: [
             {

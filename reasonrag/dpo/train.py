@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reasonrag.dpo.trainer import step_dpo_trainer
 from reasonrag.errors import ConfigError, DataError
 from reasonrag.settings import nearest
-from reasonrag.training.model import lora_config
+from reasonrag.training.examples import ExampleRows, Examples, Pair, open_examples
+from reasonrag.training.model import ModelSource, lora_config
 from reasonrag.training.settings import DPOSettings
 from reasonrag.training.shell import Ready, Row, Stage, run
-
-if TYPE_CHECKING:
-    from reasonrag.training.examples import Examples, Pair
 
 _SMOOTHED = ("robust", "exo_pair")
 LOSS_TYPES = (
@@ -46,8 +44,12 @@ def train(settings: DPOSettings, out: Path, *, log: Callable[[str], None] = prin
         "label_smoothing": settings.label_smoothing,
         "precompute_ref_log_probs": settings.reference == "precomputed",
     }
-    stage = Stage("dpo", _config, own, lambda examples: pair_rows(examples, settings), step_dpo_trainer, _make)
-    return run(stage, settings, out, log=log)
+
+    def data(source: ModelSource, say: Callable[[str], None]) -> ExampleRows:
+        examples = open_examples(settings, source.chat(), context=source.context(), say=say)
+        return ExampleRows(examples, lambda found: pair_rows(found, settings))
+
+    return run(Stage("dpo", _config, own, data, step_dpo_trainer, _make), settings, out, log=log)
 
 
 def pair_rows(examples: Examples, settings: DPOSettings) -> dict[str, list[Row]]:

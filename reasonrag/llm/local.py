@@ -8,7 +8,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,6 +56,8 @@ class TransformersLLM:
         chat: its tokenizer and chat template.
     """
 
+    model: Any
+
     def __init__(
         self,
         path_or_name: str,
@@ -81,20 +83,55 @@ class TransformersLLM:
         Raises:
             ConfigError: the model cannot be loaded, or it has no chat template.
         """
+        chat = ChatTemplate.load(path_or_name, revision=revision, trust_remote_code=trust_remote_code)
+        model: Any = _load(path_or_name, device, dtype, revision, trust_remote_code)
+        self._start(model, chat, name=name or public_name(path_or_name), batch_size=batch_size)
+
+    @classmethod
+    def borrowing(cls, chat: ChatTemplate, *, name: str, batch_size: int = 16) -> TransformersLLM:
+        """An engine without a model of its own: it works while one is lent to it, see `lent`."""
+        llm = cls.__new__(cls)
+        llm._start(None, chat, name=name, batch_size=batch_size)
+        return llm
+
+    @contextlib.contextmanager
+    def lent(self, model: Any) -> Iterator[None]:
+        """Work on weights that somebody else holds and changes, such as a trainer: there is no second copy.
+
+        No request may be under way when this ends. The model is in evaluation mode meanwhile, and left as it was.
+        """
+        defaults, training = model.generation_config, model.training
+        self._take(model)
+        model.eval()
+        try:
+            yield
+        finally:
+            self.model = None
+            model.generation_config = defaults
+            model.train(training)
+
+    def _start(self, model: Any, chat: ChatTemplate, *, name: str, batch_size: int) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size has to be at least 1, not {batch_size}")
-        self.name = name or public_name(path_or_name)
-        self.chat = ChatTemplate.load(path_or_name, revision=revision, trust_remote_code=trust_remote_code)
-        self.model: Any = _load(path_or_name, device, dtype, revision, trust_remote_code)
-        self._end_ids = _neutralise(self.model, self.chat.tokenizer)
-        self._context = int(getattr(self.model.config, "max_position_embeddings", None) or 2**31)
+        self.name = name
+        self.chat = chat
+        self.model = None
+        self._end_ids: frozenset[int] = frozenset()
+        self._context = 2**31
         self._batch_size = batch_size
+        if model is not None:
+            self._take(model)
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._waiting: list[_Waiting] = []
         self._lock = threading.Lock()  # nothing is queued behind the None that ends the worker
         self._closed = threading.Event()
         self._worker = threading.Thread(target=self._work, name=f"llm-{self.name}", daemon=True)
         self._worker.start()
+
+    def _take(self, model: Any) -> None:
+        self.model = model
+        self._end_ids = _neutralise(model, self.chat.tokenizer)
+        self._context = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """`[n]` completions, with token ids and logprobs. The prompt's tokens are counted on the first one.

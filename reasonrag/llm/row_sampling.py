@@ -64,7 +64,7 @@ def generate_rows(
         input_ids[index, width - len(row.prompt_ids) :] = torch.tensor(row.prompt_ids)
         attention_mask[index, width - len(row.prompt_ids) :] = 1
     sampler = _RowSampler(rows, chat, end_ids, model.device, interrupted)
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference_mode: a model that is trained, too, may keep a tensor that it makes here
         model.generate(
             input_ids=input_ids.to(model.device),
             attention_mask=attention_mask.to(model.device),

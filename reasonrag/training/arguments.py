@@ -41,7 +41,7 @@ def trainer_arguments(kind: Any, settings: TrainSettings, out: Path, *, own: Map
     """TRL's configuration. Making it joins the process group where a launcher has started several processes.
 
     Args:
-        kind: `DPOConfig` or `SFTConfig`.
+        kind: `DPOConfig`, `SFTConfig` or `GRPOConfig`.
         settings: ours; `settings.trainer` is laid over what follows from the rest.
         out: the training's folder.
         own: arguments that only this kind has, and that follow from settings.
@@ -50,8 +50,8 @@ def trainer_arguments(kind: Any, settings: TrainSettings, out: Path, *, own: Map
         ConfigError: an unknown argument (with the nearest name), one that has its own setting, or a value that TRL
             refuses.
     """
-    values = _from_settings(settings, out) | dict(own)
     known = {field.name for field in dataclasses.fields(kind) if field.init}
+    values = {name: value for name, value in _from_settings(settings, out).items() if name in known} | dict(own)
     for name in settings.trainer:
         if name in _FIXED:
             raise ConfigError(f"trainer.{name} cannot be set: {_FIXED[name]}")
@@ -97,12 +97,12 @@ def _from_settings(settings: TrainSettings, out: Path) -> dict[str, Any]:
         "trust_remote_code",
     ]
     return {
-        **{name: getattr(settings, name) for name in same},
+        **{name: getattr(settings, name) for name in same if name in type(settings).model_fields},
         "output_dir": str(out / "checkpoints"),
         # transformers 5 has no warmup_ratio: a number of steps below 1 is the share.
         "warmup_steps": settings.warmup_ratio,
         "per_device_eval_batch_size": settings.per_device_train_batch_size,
-        "eval_strategy": "steps",
+        "eval_strategy": "steps" if "eval_steps" in type(settings).model_fields else "no",
         "save_strategy": "steps",
         "save_total_limit": None,  # older checkpoints go only once the new one is whole, see `watch`
         "max_length": None,

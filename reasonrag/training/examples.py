@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from reasonrag.card import PolicyCard
 from reasonrag.errors import ConfigError, DataError
@@ -18,11 +20,11 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.questions import quoted
 from reasonrag.training.lengths import LengthReport, fit
 from reasonrag.training.rows import BY_PROMPT, as_fields
-from reasonrag.training.settings import TrainSettings
+from reasonrag.training.settings import PairSettings
 from reasonrag.training.sources import Source, read_source
 from reasonrag.training.tokens import Pair, Row, Segment, encode
 
-__all__ = ["Examples", "Pair", "Segment", "open_examples", "sft_segments"]
+__all__ = ["ExampleRows", "Examples", "Pair", "Segment", "open_examples", "sft_segments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,46 @@ class Examples:
     report: LengthReport
 
 
+@dataclass(frozen=True, slots=True)
+class ExampleRows:
+    """Examples as one kind of training takes them."""
+
+    examples: Examples
+    make: Callable[[Examples], dict[str, list[dict[str, Any]]]]
+
+    @property
+    def content(self) -> str:
+        """That of the source."""
+        return self.examples.content
+
+    @property
+    def card(self) -> PolicyCard | None:
+        """That of the data's run."""
+        return self.examples.card
+
+    def facts(self) -> dict[str, Any]:
+        """Source, checksum, counts and lengths."""
+        examples = self.examples
+        named = Path(examples.source)
+        return {
+            "source": named.resolve().name if named.exists() else examples.source,
+            "checksum": examples.content,
+            "train": _count(examples.train),
+            "held_out": _count(examples.test),
+            "lengths": examples.report.summary(),
+        }
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """By split."""
+        return self.make(self.examples)
+
+
+def _count(pairs: Sequence[Pair]) -> dict[str, int]:
+    return {"pairs": len(pairs), "questions": len({pair.group for pair in pairs})}
+
+
 def open_examples(
-    settings: TrainSettings, chat: ChatTemplate, *, context: int | None, say: Callable[[str], None] | None = None
+    settings: PairSettings, chat: ChatTemplate, *, context: int | None, say: Callable[[str], None] | None = None
 ) -> Examples:
     """Read, check and tokenise `settings.data`; leave out, whole, what is too long.
 

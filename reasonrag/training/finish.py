@@ -31,6 +31,17 @@ _CURVES = (
     ("rewards/accuracies", "reward accuracy", "accuracy"),
     ("mean_token_accuracy", "token accuracy", "accuracy"),
 )
+# Of online training: in rollouts, and held out.
+_ROLLOUT_CURVES = (
+    ("rollout/reward", "reward", "reward", "reward"),
+    ("rollout/em", "em", "exact match", "EM"),
+    ("rollout/retrievals", "retrievals", "retrievals a question", "retrievals"),
+    ("rollout/format_rate", "format_rate", "well-formed trajectories", "share"),
+    ("rollout/osr", "osr", "over-search rate", "OSR"),
+    ("rollout/usr", "usr", "under-search rate", "USR"),
+    ("entropy", "entropy", "entropy", "nats a token"),
+    ("rollout/tokens", "tokens", "length", "policy's tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,7 @@ class Outcome:
         seconds: of the whole training, those before a kill included.
         device: in words.
         processes: that took part.
+        more: what this kind of training adds to `training.json`.
     """
 
     stage: str
@@ -57,6 +69,7 @@ class Outcome:
     seconds: float
     device: str
     processes: int
+    more: Mapping[str, Any]
 
 
 def finish(out: Path, outcome: Outcome) -> dict[str, Any]:
@@ -95,6 +108,7 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         "tokens_seen": int(state.num_input_tokens_seen),
         "final": {"train": train[-1] if train else None, "held_out": held_out[-1] if held_out else None},
         "best_held_out": best,
+        **outcome.more,
         "device": outcome.device,
         "processes": outcome.processes,
         "settings": settings,
@@ -106,19 +120,39 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
 
 def panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """Loss, margin and accuracy by step, in training and on the held-out questions."""
-    drawn = []
+    if any("rollout/em" in entry for entry in history):
+        return _rollout_panels(history)
     is_dpo = any("rewards/margins" in entry for entry in history)
+    drawn = []
     for name, title, label in _CURVES:
         if is_dpo and name == "mean_token_accuracy":
             continue
-        lines = []
-        for shown, key in (("train", name), ("held-out", f"eval_{name}")):
-            points = [(entry["step"], entry[key]) for entry in history if key in entry]
-            if points:
-                lines.append(Line(shown, [float(x) for x, _ in points], [float(y) for _, y in points]))
+        lines = _lines(history, (("train", name), ("held-out", f"eval_{name}")))
         if lines:
-            drawn.append(Panel(title, "step", label, tuple(lines)))
+            drawn.append(Panel(title, "step", label, lines))
     return drawn or [Panel("loss", "step", "loss", ())]
+
+
+def _rollout_panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Of online training, and each component of the reward."""
+    drawn = []
+    for name, held_out, title, label in _ROLLOUT_CURVES:
+        if lines := _lines(history, (("rollouts", name), ("held-out", f"eval_{held_out}"))):
+            drawn.append(Panel(title, "step", label, lines))
+    components = sorted({key for entry in history for key in entry if key.startswith("reward/")})
+    if lines := _lines(history, [(key.removeprefix("reward/"), key) for key in components]):
+        drawn.append(Panel("components of the reward", "step", "mean", lines))
+    return drawn
+
+
+def _lines(history: Sequence[Mapping[str, Any]], named: Sequence[tuple[str, str]]) -> tuple[Line, ...]:
+    """A curve for each key that is there at all."""
+    lines = []
+    for shown, key in named:
+        points = [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None]
+        if points:
+            lines.append(Line(shown, [float(x) for x, _ in points], [float(y) for _, y in points]))
+    return tuple(lines)
 
 
 def write_card(out: Path, card: PolicyCard | None, source: ModelSource) -> None:

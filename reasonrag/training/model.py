@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reasonrag.card import demo_folder
 from reasonrag.errors import ConfigError
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.common import public_name
@@ -63,9 +64,14 @@ class ModelSource:
 
 
 def model_path(model: str) -> str:
-    """What transformers loads for a model's name: `demo` is the folder of the shipped policy."""
-    if model == "demo":
-        return str(Path(__file__).parents[1] / "demo" / "policy")
+    """What transformers loads for a model's name: `demo` and `demo:FORMAT` are the folders of the shipped policies.
+
+    Raises:
+        ConfigError: no shipped policy speaks that format.
+    """
+    scheme, _, format = model.partition(":")
+    if scheme == "demo":
+        return str(demo_folder(format))
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 

@@ -21,7 +21,7 @@ class LoraSettings(Section):
 
 
 class TrainSettings(Section):
-    """What DPO and SFT have in common."""
+    """What every training has in common."""
 
     seed: int = 0
     data: Annotated[str | None, Field(description="a run's folder, Parquet, or a Hub id"), EXECUTION] = None
@@ -36,6 +36,31 @@ class TrainSettings(Section):
         None
     )
     limit: Annotated[int | None, Field(ge=1, description="a seeded sample of this many questions")] = None
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    lr_scheduler_type: str = "cosine"
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    per_device_train_batch_size: Annotated[int, Field(ge=1)] = 2
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    logging_steps: Annotated[int, Field(ge=1), EXECUTION] = 10
+    save_steps: Annotated[int, Field(ge=1), EXECUTION] = 200
+    save_total_limit: Annotated[int, Field(ge=1), EXECUTION] = 2
+    gradient_checkpointing: Annotated[bool | None, Field(description="on where there is a GPU"), EXECUTION] = None
+    device: Annotated[Literal["auto", "cpu"], EXECUTION] = "auto"
+    report_to: Annotated[tuple[str, ...], Field(description="wandb, tensorboard, ..."), EXECUTION] = ()
+    merge: Annotated[bool, Field(description="also write the adapter merged into its model"), EXECUTION] = False
+    trainer: Annotated[dict[str, Any], Field(default_factory=dict, description="any other argument of TRL's")]
+
+    @field_validator("report_to", "target_modules", mode="before", check_fields=False)
+    @classmethod
+    def _one(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+
+class PairSettings(TrainSettings):
+    """What DPO and SFT have in common: they train on recorded steps."""
+
     max_length: Annotated[
         int | None, Field(ge=8, description="tokens of prompt and step; longer ones are left out, never cut")
     ] = None  # the longest of the data, within the model's context
@@ -44,24 +69,9 @@ class TrainSettings(Section):
         Literal["as_sampled", "always"],
         Field(description="score the end-of-turn token where the policy itself wrote it, or after every step"),
     ] = "as_sampled"
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    lr_scheduler_type: str = "cosine"
-    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
     num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
     max_steps: Annotated[int, Field(description="optimizer steps; -1: as many as the epochs have")] = -1
-    per_device_train_batch_size: Annotated[int, Field(ge=1)] = 2
-    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    logging_steps: Annotated[int, Field(ge=1), EXECUTION] = 10
-    save_steps: Annotated[int, Field(ge=1), EXECUTION] = 200
     eval_steps: Annotated[int, Field(ge=1, description="the held-out questions are looked at"), EXECUTION] = 200
-    save_total_limit: Annotated[int, Field(ge=1), EXECUTION] = 2
-    gradient_checkpointing: Annotated[bool | None, Field(description="on where there is a GPU"), EXECUTION] = None
-    device: Annotated[Literal["auto", "cpu"], EXECUTION] = "auto"
-    report_to: Annotated[tuple[str, ...], Field(description="wandb, tensorboard, ..."), EXECUTION] = ()
-    merge: Annotated[bool, Field(description="also write the adapter merged into its model"), EXECUTION] = False
-    trainer: Annotated[dict[str, Any], Field(default_factory=dict, description="any other argument of TRL's")]
 
     @field_validator("max_steps")
     @classmethod
@@ -70,13 +80,8 @@ class TrainSettings(Section):
             raise ValueError(f"{value} optimizer steps train nothing; give 1 or more, or -1 for whole epochs")
         return value
 
-    @field_validator("report_to", "target_modules", mode="before", check_fields=False)
-    @classmethod
-    def _one(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
 
-
-class DPOSettings(TrainSettings):
+class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
 
     beta: Annotated[float, Field(gt=0)] = 0.3
@@ -107,7 +112,7 @@ class DPOSettings(TrainSettings):
         return self
 
 
-class SFTSettings(TrainSettings):
+class SFTSettings(PairSettings):
     """Supervised fine-tuning on chosen steps: the paper's Table 3 rival."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5

@@ -14,10 +14,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from reasonrag.card import PolicyCard
-from reasonrag.errors import ConfigError, InputError, Interrupted
+from reasonrag.errors import ConfigError, InputError, Interrupted, RunError
 from reasonrag.text import one_line
 from reasonrag.training import folder as folders
 from reasonrag.training.arguments import model_init, on_gpu, trainer_arguments
@@ -33,11 +33,31 @@ from reasonrag.training.model import ModelSource, load_weights, open_source, wei
 from reasonrag.training.settings import TrainSettings
 from reasonrag.training.watch import Clock, callbacks, guarded, stopping
 
-if TYPE_CHECKING:
-    from reasonrag.training.examples import Examples
-
 Log = Callable[[str], None]
 Row = dict[str, Any]
+
+
+class Data(Protocol):
+    """What is trained on, as the first process reads it."""
+
+    @property
+    def content(self) -> str:
+        """A checksum that changes with anything in it."""
+        ...
+
+    @property
+    def card(self) -> PolicyCard | None:
+        """How the policy is to be asked, where the data tells."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What `training.json` is to say of it: no place on this machine."""
+        ...
+
+    def rows(self) -> dict[str, list[Row]]:
+        """Rows by split (`train`, `test`), as the trainer takes them."""
+        ...
+
 
 # Models below this gain nothing from a second thread on a CPU, and beside other work lose most of their speed to it.
 _SMALL = 20_000_000
@@ -71,20 +91,22 @@ class Stage:
     """A kind of training.
 
     Attributes:
-        name: dpo or sft.
+        name: dpo, sft or rl.
         config: gives TRL's configuration class.
         own: arguments for it that only this kind has.
-        rows: token rows by split (`train`, `test`) of the examples.
+        data: opens what is trained on; asked on the first process only.
         trainer_class: gives the trainer's class.
         make: the trainer.
+        more: what the end of this kind of training adds to `training.json`.
     """
 
     name: str
     config: Callable[[], Any]
     own: Mapping[str, Any]
-    rows: Callable[[Examples], dict[str, list[Row]]]
+    data: Callable[[ModelSource, Log], Data]
     trainer_class: Callable[[], Any]
     make: Callable[[Ready], Any]
+    more: Callable[[Any], dict[str, Any]] = lambda trainer: {}
 
 
 @dataclass(slots=True)
@@ -140,9 +162,9 @@ class _Training:
         found: list[Any] = [None]
         if self.first:
             try:
-                examples = self._examples()
+                data = self.stage.data(self.source, self.log)
                 held.enter_context(folders.training_folder(self.out))
-                found = [self._plan(examples)]
+                found = [self._plan(data)]
             except InputError as error:  # told to all, or the others would wait for it
                 found = [error]
         broadcast_object_list(found, from_process=0)
@@ -151,16 +173,11 @@ class _Training:
         plan: _Plan = found[0]
         return plan
 
-    def _examples(self) -> Examples:
-        from reasonrag.training.examples import open_examples
-
-        return open_examples(self.settings, self.source.chat(), context=self.source.context(), say=self.log)
-
-    def _plan(self, examples: Examples) -> _Plan:
+    def _plan(self, data: Data) -> _Plan:
         settings, source = self.settings, self.source
-        self.described = folders.describe(self.stage.name, settings, content=examples.content, model=source.checksum)
+        self.described = folders.describe(self.stage.name, settings, content=data.content, model=source.checksum)
         folders.check_same(self.out, self.described)
-        self.card, self.data = examples.card, _facts(examples)
+        self.card, self.data = data.card, data.facts()
         if (summary := folders.finished(self.out)) is not None:
             self._say_finished()
             return _Plan("", None, summary)
@@ -168,14 +185,14 @@ class _Training:
         checkpoint = last_checkpoint(self.out)
         if checkpoint is not None:
             self.log(f"going on from {checkpoint.name}")
-        return _Plan(str(self._write_rows(examples)), str(checkpoint) if checkpoint else None, None)
+        return _Plan(str(self._write_rows(data)), str(checkpoint) if checkpoint else None, None)
 
     def _say_finished(self) -> None:
         self.log("this training is finished already")
         if self.settings.merge and self.settings.method == "lora" and not (self.out / MERGED).exists():
             merge_adapter(self.out, self.out / MERGED, trust_remote_code=self.settings.trust_remote_code)
 
-    def _write_rows(self, examples: Examples) -> Path:
+    def _write_rows(self, data: Data) -> Path:
         """Token rows as files: processes share them, and TRL keeps what it computes of them beside them."""
         from datasets import Dataset
 
@@ -185,7 +202,7 @@ class _Training:
                 shutil.rmtree(old)
         if not path.exists():
             unfinished = path.with_name(f"{path.name}.tmp")
-            for split, rows in self.stage.rows(examples).items():
+            for split, rows in data.rows().items():
                 if rows:
                     Dataset.from_list(rows).save_to_disk(str(unfinished / split))
             unfinished.replace(path)
@@ -204,6 +221,11 @@ class _Training:
                 trainer.add_callback(callback)
             trainer.train(resume_from_checkpoint=plan.checkpoint)
             steps, planned = trainer.state.global_step, trainer.state.max_steps
+            if trainer.collapse:
+                raise RunError(
+                    f"stopped after step {steps} of {planned}: {trainer.collapse}. Its state and the best policy so "
+                    "far are kept; try a lower learning rate or a KL penalty, or relax the guard"
+                )
             if steps < planned:
                 raise Interrupted(f"stopped after step {steps} of {planned}; a checkpoint is kept", number=stop.number)
             self._look_once_more(trainer)
@@ -253,7 +275,7 @@ class _Training:
 
     def _end(self, trainer: Any) -> dict[str, Any]:
         """Save the model from all processes; the rest is the first one's."""
-        _save(trainer, self.out)
+        save_policy(trainer, self.out)
         summary: dict[str, Any] = {}
         if self.first:
             outcome = Outcome(
@@ -267,6 +289,7 @@ class _Training:
                 seconds=trainer.clock.seconds,
                 device=_device(self.arguments),
                 processes=self.arguments.world_size,
+                more=self.stage.more(trainer),
             )
             summary = finish(self.out, outcome)
             for rows in checkpoints_folder(self.out).glob("rows-*"):
@@ -276,7 +299,7 @@ class _Training:
         return summary
 
 
-def _save(trainer: Any, out: Path) -> None:
+def save_policy(trainer: Any, out: Path) -> None:
     """The trained model, or its adapter, into the folder itself."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if "ref" in getattr(model, "peft_config", {}):
@@ -316,20 +339,6 @@ def _threads(model: Any, arguments: Any) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _facts(examples: Examples) -> dict[str, Any]:
-    def count(pairs: Any) -> dict[str, int]:
-        return {"pairs": len(pairs), "questions": len({pair.group for pair in pairs})}
-
-    named = Path(examples.source)
-    return {
-        "source": named.resolve().name if named.exists() else examples.source,
-        "checksum": examples.content,
-        "train": count(examples.train),
-        "held_out": count(examples.test),
-        "lengths": examples.report.summary(),
-    }
 
 
 def _device(arguments: Any) -> str:

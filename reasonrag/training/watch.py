@@ -71,11 +71,12 @@ class Clock:
 class Guard:
     """Laid over a trainer: checkpoints that count only when whole, and no step on numbers that are none.
 
-    `clock` and `keep` (checkpoints) are to be set before `train`.
+    `clock` and `keep` (checkpoints) are to be set before `train`. `collapse` says why a training has ended itself.
     """
 
     clock: Clock
     keep: int
+    collapse: str = ""
     accelerator: Any
     args: Any
     state: Any
@@ -163,7 +164,12 @@ _SHOWN = (
     ("rewards/margins", "margin", ".3f"),
     ("rewards/accuracies", "accuracy", ".3f"),
     ("mean_token_accuracy", "token accuracy", ".3f"),
+    ("rollout/reward", "reward", ".3f"),
+    ("rollout/em", "EM", ".3f"),
+    ("rollout/retrievals", "searches", ".2f"),
+    ("rollout/format_rate", "in form", ".3f"),
 )
+_LOOKED_AT = (("em", "EM"), ("f1", "F1"), ("acc", "ACC"), ("retrievals", "searches"), ("format_rate", "in form"))
 
 
 def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float | None) -> str | None:
@@ -173,7 +179,14 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
     'step 20/80  loss 0.5000  margin 1.250  accuracy 0.750  2m 10s left'
     >>> progress_line({"eval_loss": 0.5}, 80, 80, 0.0)
     'step 80/80  held-out: loss 0.5000'
+    >>> progress_line({"eval_em": 0.5, "eval_retrievals": 1.5}, 20, 80, None)
+    'step 20/80  held-out: EM 0.500  searches 1.500'
     """
+    if "eval_em" in logs:
+        looked = "  ".join(
+            f"{label} {logs[f'eval_{name}']:.3f}" for name, label in _LOOKED_AT if f"eval_{name}" in logs
+        )
+        return f"step {step}/{steps}  held-out: {looked}"
     prefix = "eval_" if "eval_loss" in logs else ""
     if f"{prefix}loss" not in logs:
         return None

@@ -15,7 +15,7 @@ from reasonrag.runs import RunFolder
 from reasonrag.settings import dump
 from reasonrag.tables import ShardWriter, pair_schema, trajectory_pair_schema, tree_schema, write_parquet
 from reasonrag.training.examples import open_examples, sft_segments
-from reasonrag.training.settings import TrainSettings
+from reasonrag.training.settings import PairSettings
 
 DEMO = Path(__file__).parents[2] / "reasonrag/demo/policy"
 QUESTIONS = 40
@@ -59,7 +59,7 @@ def tree(number, rewards):
 
 
 def opened(data, chat, *, context=None, **settings):
-    return open_examples(TrainSettings(data=None if data is None else str(data), **settings), chat, context=context)
+    return open_examples(PairSettings(data=None if data is None else str(data), **settings), chat, context=context)
 
 
 def says(text):

@@ -1,0 +1,51 @@
+"""What a group of rewards says of each member (arXiv:2402.03300, sec. 4.1; "Learning when to search", eq. 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Literal
+
+Baseline = Literal["group", "others"]
+Scale = Literal["group", "none"]
+
+
+def group_advantages(
+    rewards: Sequence[float | None], *, baseline: Baseline = "group", scale: Scale = "group", epsilon: float = 1e-4
+) -> list[float]:
+    """`[G]` advantages of one group.
+
+    Args:
+        rewards: `[G]`; a member without a reward is left out of the baseline and gets advantage 0.
+        baseline: the mean of the group, or that of the other members (RLOO).
+        scale: divide by the sample standard deviation of the same rewards, or not at all (Dr. GRPO).
+        epsilon: added to the deviation. A group without any variance has the bare differences, which are 0.
+
+    >>> [round(a, 3) for a in group_advantages([1.0, 0.0, None, 0.5])]
+    [1.0, -1.0, 0.0, 0.0]
+    >>> group_advantages([1.0, 0.0, 0.0], baseline="others", scale="none")
+    [1.0, -0.5, -0.5]
+    """
+    known = [reward for reward in rewards if reward is not None]
+    advantages = []
+    left = list(known)
+    for reward in rewards:
+        if reward is None or len(known) < 2:
+            advantages.append(0.0)
+            continue
+        if baseline == "others":
+            left = list(known)
+            left.remove(reward)
+        deviation = stdev(left) if scale == "group" and len(left) > 1 else 0.0
+        advantages.append((reward - fmean(left)) / (deviation + epsilon if deviation else 1.0))
+    return advantages
+
+
+def has_variance(rewards: Sequence[float | None], *, tolerance: float = 1e-6) -> bool:
+    """Whether any two members differ: a group in which all are equal teaches nothing.
+
+    >>> has_variance([1.0, None, 1.0]), has_variance([1.0, 0.5])
+    (False, True)
+    """
+    known = [reward for reward in rewards if reward is not None]
+    return bool(known) and max(known) - min(known) > tolerance

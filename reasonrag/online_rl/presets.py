@@ -1,0 +1,120 @@
+"""Published settings of online training, and those of the demo world."""
+
+from __future__ import annotations
+
+from reasonrag.settings import Tree
+
+# What all four papers share: Qwen2.5 with Wikipedia and E5, whole batches of rollouts on one node, in bfloat16.
+_GRPO: Tree = {
+    "method": "full",
+    "loss_type": "grpo",
+    "epsilon": 0.2,
+    "beta": 1e-3,
+    "lr_scheduler_type": "constant_with_warmup",
+    "per_device_train_batch_size": 4,
+}
+
+_DEMO: Tree = {
+    "data": "demo",
+    "method": "full",
+    "device": "cpu",
+    "dtype": "float32",
+    "learning_rate": 3e-4,
+    "lr_scheduler_type": "constant",
+    "warmup_ratio": 0.0,
+    "max_steps": 60,
+    "per_device_train_batch_size": 80,
+    "rollout": {"group_size": 8, "questions_per_step": 10, "batch_size": 80},
+    "validation": {"limit": 100, "steps": 20},
+    "save_steps": 20,
+    "loss_type": "dapo",
+    "epsilon_high": 0.28,
+}
+
+
+def _demo(format: str, reward: Tree, **more: object) -> Tree:
+    """One reward in the demo world, on the policy that speaks its format."""
+    judge: Tree = {} if reward["name"] == "outcome" else {"judge": {"spec": "demo-judge"}}
+    return {**_DEMO, "model": f"demo:{format}", "reward": reward, **judge, **more}
+
+
+RL_PRESETS: dict[str, Tree] = {
+    # Search-R1's GRPO scripts, release v0.3 (arXiv:2503.09516): 512 questions, 5 attempts each, 4 searches.
+    "search-r1": {
+        **_GRPO,
+        "format": {"name": "search_r1", "max_steps": 5},
+        "reward": {"name": "outcome", "outcome": {"preset": "search-r1-v0.3"}},
+        "learning_rate": 5e-7,
+        "warmup_ratio": 0.285,
+        "max_steps": 1005,
+        "rollout": {"group_size": 5, "questions_per_step": 512, "minibatches": 2, "max_tokens": 500},
+        "retrieval": {"top_k": 3},
+    },
+    # HiPRAG (arXiv:2510.07794, sec. 4.3): group of 5, lambda_f 0.2, lambda_p 0.4, 400 steps.
+    "hiprag": {
+        **_GRPO,
+        "format": {"name": "hiprag", "max_steps": 5},
+        "reward": {"name": "hiprag", "hiprag": {"lambda_f": 0.2, "lambda_p": 0.4}},
+        "learning_rate": 5e-7,
+        "warmup_ratio": 0.285,
+        "max_steps": 400,
+        "save_steps": 50,
+        "rollout": {"group_size": 5, "questions_per_step": 512, "minibatches": 2, "max_tokens": 500},
+        "retrieval": {"top_k": 3},
+    },
+    # Search-P1 (App. B.1 and B.2): 16 attempts (32 for 3B), temperature 0.6 and top-p 0.95, so that rollouts and the
+    # trainer follow different laws, clip 0.2 to 0.28, KL 0.001, 4 calls. Its top-k 20 of tokens is not offered here.
+    "search-p1": {
+        **_GRPO,
+        "format": {"name": "search_p1", "max_steps": 5},
+        "reward": {
+            "name": "search-p1",
+            "search_p1": {"lambda_p": 0.3, "lambda_a": 0.6, "lambda_f": 0.1, "alpha": 0.8},
+        },
+        "epsilon_high": 0.28,
+        "learning_rate": 1e-6,
+        "warmup_ratio": 0.1,
+        "save_steps": 10,
+        "rollout": {
+            "group_size": 16,
+            "questions_per_step": 32,
+            "minibatches": 2,
+            "temperature": 0.6,
+            "top_p": 0.95,
+            "max_tokens": 4096,
+            "max_trajectory_tokens": 8192,
+        },
+        "importance": "off",
+        "retrieval": {"top_k": 3},
+    },
+    # Learning when to search (Table 5): DAPO, 32 attempts at 32 questions, 500 steps, 5 passages; no KL, as the text
+    # says of DAPO, though Table 5 lists 1e-4.
+    "when-to-search": {
+        "method": "full",
+        "loss_type": "dapo",
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "beta": 0.0,
+        "sampling": {"dynamic": True},
+        "format": {"name": "when_to_search", "max_steps": 6},
+        "reward": {"name": "when-to-search", "when_to_search": {"beta": 0.3}},
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant",
+        "warmup_ratio": 0.0,
+        "max_steps": 500,
+        "save_steps": 30,
+        "per_device_train_batch_size": 4,
+        "rollout": {
+            "group_size": 32,
+            "questions_per_step": 32,
+            "max_tokens": 8192,
+            "max_trajectory_tokens": 16384,
+        },
+        "validation": {"steps": 30},
+        "retrieval": {"top_k": 5},
+    },
+    "demo-outcome": _demo("search_r1", {"name": "outcome"}),
+    "demo-hiprag": _demo("hiprag", {"name": "hiprag"}, validation={**_DEMO["validation"], "metric": "acc"}),
+    "demo-search-p1": _demo("search_p1", {"name": "search-p1"}),
+    "demo-when-to-search": _demo("when_to_search", {"name": "when-to-search", "when_to_search": {"switch_step": 30}}),
+}

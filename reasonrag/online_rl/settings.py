@@ -1,0 +1,202 @@
+"""How a policy is trained online. Names are those of TRL where TRL has one; `trainer.*` reaches its other arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from reasonrag.card import carried_settings
+from reasonrag.config import Config, FormatConfig, ModelConfig, QuestionsConfig, RetrievalConfig
+from reasonrag.rewards.settings import RewardSettings
+from reasonrag.settings import EXECUTION, Section, Tree, gather, merge, validate
+from reasonrag.training.settings import TrainSettings
+
+
+class RolloutSettings(Section):
+    """How trajectories are made. Sampling is not truncated: the trainer's log-probabilities would be of another law."""
+
+    group_size: Annotated[int, Field(ge=2, description="trajectories a question: G")] = 8
+    questions_per_step: Annotated[int, Field(ge=1, description="questions of one batch of rollouts")] = 16
+    minibatches: Annotated[int, Field(ge=1, description="optimizer steps that use one batch of rollouts")] = 1
+    temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, description="of one completion")] = 512
+    max_trajectory_tokens: Annotated[
+        int | None, Field(ge=8, description="of prompt and turn; a longer trajectory counts as truncated")
+    ] = None
+    engine: Annotated[
+        Literal["auto", "generate", "continuous", "vllm-server"],
+        Field(
+            description="generate: transformers on the trainer's own weights; continuous: its continuous batching; "
+            "vllm-server: a server that is sent the weights after each step; auto: the first on a CPU, the second "
+            "on a GPU"
+        ),
+        EXECUTION,
+    ] = "auto"
+    url: Annotated[str | None, Field(description="of the vLLM server, such as http://127.0.0.1:8000/v1"), EXECUTION] = (
+        None
+    )
+    batch_size: Annotated[int, Field(ge=1, description="rows at once, of an engine in this process"), EXECUTION] = 64
+    concurrency: Annotated[int, Field(ge=1, description="requests in flight, of a server"), EXECUTION] = 256
+
+
+class SamplingSettings(Section):
+    """DAPO's dynamic sampling: groups in which all rewards are equal are dropped and refilled (arXiv:2503.14476)."""
+
+    dynamic: bool = False
+    max_rounds: Annotated[int, Field(ge=1, description="of refilling, for one batch")] = 3
+
+
+class OutageSettings(Section):
+    """What happens where rewards are missing: a judge's failure never becomes a reward."""
+
+    max_unscored: Annotated[float, Field(ge=0, le=1, description="share of a batch without a reward"), EXECUTION] = 0.25
+    retries: Annotated[int, Field(ge=0, description="of the missing rewards, before the training stops"), EXECUTION] = 3
+    wait_s: Annotated[float, Field(ge=0, description="before the first retry, then twice that"), EXECUTION] = 5.0
+
+
+class GuardSettings(Section):
+    """When a training that collapses is stopped, with its state and its best policy kept. 0 switches a guard off."""
+
+    window: Annotated[int, Field(ge=1, description="steps that are averaged"), EXECUTION] = 10
+    format_rate_drop: Annotated[
+        float, Field(ge=0, le=1, description="share of well-formed trajectories below the best window"), EXECUTION
+    ] = 0.4
+    min_entropy: Annotated[float, Field(ge=0, description="nats a token"), EXECUTION] = 0.0
+    max_length_growth: Annotated[
+        float, Field(ge=0, description="mean trajectory, as a multiple of the first window's"), EXECUTION
+    ] = 4.0
+
+
+class ValidationSettings(Section):
+    """Held-out questions that choose the best policy, greedy unless a temperature is given."""
+
+    data: Annotated[
+        str | None, Field(description="as --data; the same data set's dev split if not given"), EXECUTION
+    ] = None
+    split: Annotated[str | None, EXECUTION] = None
+    limit: Annotated[int | None, Field(ge=1), EXECUTION] = 200
+    steps: Annotated[int, Field(ge=0, description="between two looks; 0 looks never"), EXECUTION] = 20
+    temperature: Annotated[float, Field(ge=0, le=5), EXECUTION] = 0.0
+    metric: Annotated[
+        Literal["em", "f1", "acc", "reward"], Field(description="that chooses the best policy"), EXECUTION
+    ] = "em"
+
+
+class RLSettings(TrainSettings):
+    """Group-relative policy optimisation on rollouts with retrieval (GRPO, DAPO)."""
+
+    split: Annotated[str | None, EXECUTION] = None
+    world_seed: Annotated[int, Field(description="which demo world"), EXECUTION] = 0
+    retrieval: RetrievalConfig = RetrievalConfig()
+    format: FormatConfig = FormatConfig(name="search_r1", max_steps=5)
+    judge: ModelConfig = ModelConfig(temperature=0.0)
+    reward: RewardSettings = RewardSettings()
+    plans: Annotated[str | None, Field(description="reference plans made by `rl plan`"), EXECUTION] = None
+    rollout: RolloutSettings = RolloutSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    outage: OutageSettings = OutageSettings()
+    guards: GuardSettings = GuardSettings()
+    validation: ValidationSettings = ValidationSettings()
+
+    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
+    beta: Annotated[float, Field(ge=0, description="of the KL penalty; 0 loads no reference model")] = 0.0
+    epsilon: Annotated[float, Field(gt=0)] = 0.2
+    epsilon_high: Annotated[float | None, Field(gt=0, description="clip-higher; as epsilon if not given")] = None
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    mask_truncated: Annotated[bool, Field(description="trajectories cut off by a token limit teach nothing")] = True
+    importance: Annotated[
+        Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
+        Field(description="correction where engine and trainer differ; auto: token_truncate with a server, else off"),
+    ] = "auto"
+    importance_max: Annotated[float, Field(gt=1, description="at which ratios are cut")] = 2.0
+    max_steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 200
+    per_device_train_batch_size: Annotated[int, Field(ge=1, description="trajectories of one forward pass")] = 8
+    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1  # follows from the batch; see `accumulation`
+    lr_scheduler_type: str = "constant"
+    logging_steps: Annotated[int, Field(ge=1), EXECUTION] = 1
+    save_steps: Annotated[int, Field(ge=1), EXECUTION] = 20
+
+    @field_validator("gradient_accumulation_steps")
+    @classmethod
+    def _follows(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError(
+                "it follows from rollout.questions_per_step, rollout.group_size and per_device_train_batch_size; "
+                "leave it out"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> RLSettings:
+        if (self.rollout.engine == "vllm-server") != (self.rollout.url is not None):
+            raise ValueError("rollout.engine vllm-server and rollout.url go together; give both, or neither")
+        if self.save_steps % self.rollout.minibatches:
+            raise ValueError(
+                f"save_steps {self.save_steps} would save in the middle of a batch of rollouts, which serves "
+                f"{self.rollout.minibatches} steps; take a multiple"
+            )
+        if self.rollout.top_p < 1 and self.importance != "off":
+            raise ValueError("rollout.top_p below 1 samples from another law than the trainer's; set importance to off")
+        return self
+
+    def accumulation(self, processes: int) -> int:
+        """Forward passes of one optimizer step on each of some processes.
+
+        Raises:
+            ValueError: the batch cannot be divided.
+        """
+        rollout = self.rollout
+        if rollout.questions_per_step % processes:
+            raise ValueError(
+                f"rollout.questions_per_step {rollout.questions_per_step} cannot be shared by {processes} processes, "
+                "each of which holds whole groups; take a multiple"
+            )
+        rows = rollout.questions_per_step * rollout.group_size
+        share = rollout.minibatches * processes * self.per_device_train_batch_size
+        if rows % share:
+            raise ValueError(
+                f"{rollout.questions_per_step} questions with {rollout.group_size} trajectories are {rows} rows, which "
+                f"{rollout.minibatches} minibatches on {processes} processes cannot divide into passes of "
+                f"{self.per_device_train_batch_size} (per_device_train_batch_size); change one of them"
+            )
+        return rows // share
+
+    def search(self) -> Config:
+        """The same as the other commands' configuration, for the parts that they share."""
+        return Config.model_construct(
+            seed=self.seed,
+            questions=QuestionsConfig(
+                dataset=self.data, split=self.split, limit=self.limit, world_seed=self.world_seed
+            ),
+            retrieval=self.retrieval,
+            policy=ModelConfig(
+                temperature=self.rollout.temperature, top_p=self.rollout.top_p, max_tokens=self.rollout.max_tokens
+            ),
+            judge=self.judge,
+            format=self.format,
+        )
+
+
+def load_rl_settings(
+    presets: Mapping[str, Tree],
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> RLSettings:
+    """The resolved settings. The policy's folder brings the format and prompts that it knows, below what is asked for.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
+    """
+    asked = gather(presets, preset=preset, file=file, overrides=overrides)
+    model = str(asked.get("model") or "")
+    carried = carried_settings(model if model.partition(":")[0] == "demo" else f"hf:{model}") if model else {}
+    tokens = carried.pop("policy", {}).get("max_tokens")
+    tree: Tree = {**carried, **({"rollout": {"max_tokens": tokens}} if tokens else {})}
+    merge(tree, asked)
+    return validate(RLSettings, tree)

@@ -1,0 +1,215 @@
+"""A policy trained online: TRL's GRPO on the engine's rollouts (arXiv:2402.03300, arXiv:2503.14476)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from reasonrag.errors import ConfigError
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.local import TransformersLLM
+from reasonrag.online_rl import parts
+from reasonrag.online_rl.collect import Collector, Plan
+from reasonrag.online_rl.record import figures, record
+from reasonrag.online_rl.samples import Batch
+from reasonrag.online_rl.settings import RLSettings
+from reasonrag.online_rl.trainer import Rollouts, agentic_grpo_trainer
+from reasonrag.online_rl.watch import Guards, Validation, Watch, callbacks, validation_engine
+from reasonrag.rollout.engine import Engine, derive_seed
+from reasonrag.training.model import ModelSource, lora_config
+from reasonrag.training.shell import Ready, Stage, run, save_policy
+
+BEST = "best"
+
+
+def train(settings: RLSettings, out: Path, *, log: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train a policy on questions, or go on with it where a checkpoint is in `out`.
+
+    Args:
+        settings: `data` and `model` have to be there.
+        out: a new folder, or one that holds this training. The last policy is in it, the best by validation in `best`.
+        log: gets lines for people, on the first process only.
+
+    Returns:
+        What `training.json` holds; `{}` on other processes than the first.
+
+    Raises:
+        InputError: settings, data, model or folder that cannot work.
+        RunError: `out` holds another training, rewards are missing, or the training collapses; the state is kept.
+        Interrupted: a signal ended it, with a checkpoint; the same call goes on.
+    """
+    task = parts.open_task(settings)
+    training = _Training(settings, task, out)
+    try:
+        own = training.arguments(int(os.environ.get("WORLD_SIZE", "1")))
+        stage = Stage("rl", _config, own, training.data, agentic_grpo_trainer, training.make, training.outcome)
+        return run(stage, settings, out, log=log)
+    finally:
+        training.close()
+
+
+class _Training:
+    """Holds what has to be closed, and makes the trainer."""
+
+    def __init__(self, settings: RLSettings, task: parts.Task, out: Path) -> None:
+        self.settings = settings
+        self.task = task
+        self.out = out
+        self.runner = asyncio.Runner()
+        self.closing: list[Any] = []
+        self.watch: Watch | None = None
+
+    def data(self, source: ModelSource, say: Callable[[str], None]) -> parts.Task:
+        say(f"{len(self.task.questions)} questions, {len(self.task.held_out)} held out for validation")
+        return self.task
+
+    def arguments(self, processes: int) -> dict[str, Any]:
+        settings, rollout = self.settings, self.settings.rollout
+        try:
+            accumulation = settings.accumulation(processes)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return {
+            "gradient_accumulation_steps": accumulation,
+            "steps_per_generation": accumulation * rollout.minibatches,
+            "num_generations": rollout.group_size,
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "max_completion_length": None,
+            "loss_type": settings.loss_type,
+            "beta": settings.beta,
+            "epsilon": settings.epsilon,
+            "epsilon_high": settings.epsilon_high,
+            "scale_rewards": settings.scale_rewards,
+            "mask_truncated_completions": settings.mask_truncated,
+            "vllm_importance_sampling_mode": self._importance or "token_truncate",
+            "vllm_importance_sampling_clip_max": settings.importance_max,
+            "log_completions": False,
+        }
+
+    @property
+    def _importance(self) -> str | None:
+        """How rollouts are corrected for other weights or numerics than the trainer's; None for not at all."""
+        chosen = self.settings.importance
+        if chosen == "auto":
+            return "token_truncate" if self.settings.rollout.url else None
+        return None if chosen == "off" else chosen
+
+    def make(self, ready: Ready) -> Any:
+        settings, arguments = self.settings, ready.arguments
+        chat = ready.source.chat()
+        process, processes = arguments.process_index, arguments.world_size
+        local, weights, llm = self._policy(chat, ready.source)
+        reward, closing = parts.open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
+        self.closing += closing
+        engine = Engine(
+            llm,
+            parts.batched(self.task),
+            self.task.format,
+            max_steps=settings.format.max_steps,
+            top_k=settings.retrieval.top_k,
+            sampling=Sampling(
+                temperature=settings.rollout.temperature,
+                top_p=settings.rollout.top_p,
+                max_tokens=settings.rollout.max_tokens,
+            ),
+        )
+        plan = Plan(
+            self.task.questions,
+            settings.rollout.group_size,
+            settings.rollout.questions_per_step,
+            derive_seed(settings.seed, "rl"),
+            process,
+            processes,
+        )
+        collector = Collector(
+            engine,
+            reward,
+            chat,
+            plan,
+            end_id=int(chat.tokenizer.eos_token_id),
+            sampling=settings.sampling,
+            outage=settings.outage,
+            max_tokens=settings.rollout.max_trajectory_tokens,
+        )
+        validation = (
+            Validation(
+                self.task.held_out,
+                validation_engine(engine, temperature=settings.validation.temperature),
+                reward,
+                settings.validation.metric,
+                settings.seed,
+            )
+            if self.task.held_out
+            else None
+        )
+        self.watch = Watch(Guards(settings.guards), validation, reward, settings.validation.steps)
+        trainer: Any = None
+
+        def seen(batch: Batch, step: int) -> None:
+            trainer.note(figures(batch, self.task.format))
+            reward.observe([sample.score for sample in batch.samples], step=step)
+            record(batch, self.out / "rollouts", step=step, process=process, format=self.task.format)
+
+        rollouts = Rollouts(collector, local, weights, self.runner, seen, settings.rollout.minibatches)
+        new_adapter = settings.method == "lora" and not ready.source.is_adapter
+        trainer = ready.trainer(
+            model=ready.model,
+            args=arguments,
+            train_dataset=ready.train,
+            processing_class=ready.tokenizer,
+            peft_config=lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
+            rollouts=rollouts,
+            watch=self.watch,
+            importance=self._importance is not None,
+        )
+        for callback in callbacks(self.watch, trainer, partial(_save_best, trainer, self.out, self.task.card)):
+            trainer.add_callback(callback)
+        return trainer
+
+    def _policy(self, chat: Any, source: ModelSource) -> tuple[TransformersLLM | None, Any, LLM]:
+        """The engine's LLM: on the trainer's weights, or on a server that is sent them."""
+        rollout = self.settings.rollout
+        if rollout.url is None:
+            local = TransformersLLM.borrowing(chat, name=source.name, batch_size=rollout.batch_size)
+            self.closing.append(local)
+            return local, None, local
+        raise ConfigError("rollout.url: not yet")
+
+    def outcome(self, trainer: Any) -> dict[str, Any]:
+        """For `training.json`."""
+        validation = self.watch.validation if self.watch else None
+        return {
+            "reward": self.settings.reward.name,
+            "best": None if validation is None else {"step": validation.best_step, "value": validation.best},
+        }
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.runner.run(parts.close(self.closing, self.task))
+        self.runner.close()
+
+
+def _save_best(trainer: Any, out: Path, card: Any) -> None:
+    """The policy of now into `best`, which is replaced when the new one is whole."""
+    temporary = out / f".{BEST}.tmp"
+    if trainer.accelerator.is_main_process:
+        shutil.rmtree(temporary, ignore_errors=True)
+    save_policy(trainer, temporary)
+    if trainer.accelerator.is_main_process:
+        card.write(temporary)
+        (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle, with this machine's paths
+        shutil.rmtree(out / BEST, ignore_errors=True)
+        temporary.replace(out / BEST)
+
+
+def _config() -> Any:
+    from trl import GRPOConfig
+
+    return GRPOConfig
