@@ -1,7 +1,8 @@
 """How a policy is to be asked, in a file beside its weights: training and inference then agree by themselves.
 
-`reasonrag.yaml` names the prompts, the passages per search and their order, and the tokens of a step. Prompts that are
-not shipped lie beside it in `prompts/`. A folder may come from anywhere: what it says runs no code and names no place.
+`reasonrag.yaml` names the format, its prompts and limit of steps, the passages per search and their order, and the
+tokens of a step. Prompts that are not shipped lie beside it in `prompts/`. A folder may come from anywhere: what it
+says runs no code and names no place.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from reasonrag.settings import Tree, merge, read_yaml
 
 POLICY_CARD = "reasonrag.yaml"
 SHIPPED_PROMPTS = ("default", "brief")
+# The formats of the shipped policy that speaks several; which one is named as in `demo:hiprag`.
+DEMO_FORMATS = ("search_r1", "hiprag", "search_p1", "when_to_search")
 _OWN_PROMPTS = "prompts"
 _CARRIED = {
-    "format": {"name", "prompts"},
+    "format": {"name", "prompts", "max_steps"},
     "retrieval": {"top_k", "passage_order", "max_passage_chars"},
     "policy": {"max_tokens"},
 }
@@ -69,6 +72,20 @@ def copy_card(source: Path, folder: Path) -> bool:
     return True
 
 
+def demo_folder(format: str = "") -> Path:
+    """Where the shipped policy that speaks a format is: what follows `demo:`, "" for ReasonRAG's.
+
+    Raises:
+        ConfigError: none speaks it.
+    """
+    if format not in ("", "reasonrag", *DEMO_FORMATS):
+        raise ConfigError(
+            f"no demo policy speaks {reprlib.repr(format)}; choose demo, or one of: "
+            f"{', '.join(f'demo:{name}' for name in DEMO_FORMATS)}"
+        )
+    return Path(__file__).with_name("demo") / ("stream_policy" if format in DEMO_FORMATS else "policy")
+
+
 def carried_settings(spec: object) -> Tree:
     """What the card in the folder of a policy says; nothing where there is none.
 
@@ -76,12 +93,13 @@ def carried_settings(spec: object) -> Tree:
         spec: what `--policy` names.
 
     Raises:
-        ConfigError: the card asks for something that is not a policy's to say.
+        ConfigError: the card asks for something that is not a policy's to say, or no demo policy speaks that format.
     """
     scheme, _, rest = str(spec or "").partition(":")
-    if scheme.lower() not in ("demo", "hf", "vllm") or not (scheme == "demo" or rest):
+    scheme = scheme.lower()
+    if scheme not in ("demo", "hf", "vllm") or not (scheme == "demo" or rest):
         return {}
-    folder = Path(__file__).with_name("demo") / "policy" if scheme == "demo" else Path(rest).expanduser()
+    folder = demo_folder(rest) if scheme == "demo" else Path(rest).expanduser()
     file = folder / POLICY_CARD
     if not file.is_file():
         return {}
@@ -95,6 +113,8 @@ def carried_settings(spec: object) -> Tree:
                     f"{file}: {reprlib.repr(what)} is not for a policy's folder to say, or not in this form; remove "
                     "it, and set it by a flag or in your own configuration"
                 )
+    if scheme == "demo" and rest in DEMO_FORMATS:
+        merge(tree, {"format": {"name": rest}})
     return _with_own_prompts(tree, folder)
 
 

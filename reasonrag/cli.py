@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 
@@ -188,6 +188,47 @@ def rl_train(out: Path, **given: Any) -> None:
     from reasonrag.commands import train
 
     sys.exit(train.rl(flags.online(RL_PRESETS, given), out))
+
+
+@rl.command("plan")
+@flags.setting("--data", "questions.dataset", "hotpotqa, 2wikimultihopqa, ...; demo; or a file.")
+@flags.setting("--split", "questions.split", "Split of a named data set.")
+@flags.setting("--limit", "questions.limit", "A seeded sample of this many questions.", type=int)
+@flags.setting("--judge", "judge.spec", "The model that plans, as --policy of build-tree; also demo-judge.")
+@flags.setting("--judge-model", "judge.model", "Its name at its server.")
+@flags.setting("--concurrency", "run.concurrency", "Questions in work at a time.", type=int)
+@flags.setting("--input-price", "judge.input_price", "Per million tokens.", type=float)
+@flags.setting("--output-price", "judge.output_price", "Per million tokens.", type=float)
+@click.option("--k", type=click.IntRange(1), default=4, show_default=True, help="Candidates a question.")
+@click.option(
+    "--correct", type=click.Choice(["em", "cem"]), default="em", show_default=True, help="Which candidates are kept."
+)
+@click.option("--show-answer", is_flag=True, help="To the planner, as App. D.2 prints it; then all are correct.")
+@flags.CONFIG
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="A Parquet file; resumed if not finished.")
+def rl_plan(
+    preset: str | None,
+    file: Path | None,
+    assignments: tuple[str, ...],
+    out: Path,
+    k: int,
+    correct: Literal["em", "cem"],
+    show_answer: bool,
+    **given: Any,
+) -> None:
+    """Make Search-P1's reference plans: candidates, the correct ones kept, a vote for the steps that are needed.
+
+    \b
+      reasonrag rl plan --data hotpotqa --split train --judge http://127.0.0.1:8001/v1 \\
+          --judge-model org/judge --out plans.parquet
+      reasonrag rl plan --preset demo --judge demo-judge --out plans.parquet
+
+    Killed or stopped, the same command goes on where it was.
+    """
+    from reasonrag.commands.rl_plan import plan
+
+    config = flags.resolve(preset, file, assignments, {**given, "value__kind": "judge"})
+    sys.exit(plan(config, out, k=k, correct=correct, show_answer=show_answer))
 
 
 @cli.command("eval")

@@ -67,6 +67,9 @@ class ModelConfig(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_tokens: Annotated[int, Field(ge=1)] = 512
     logprobs: Annotated[bool, Field(description="ask a server for token log-probabilities"), EXECUTION] = False
+    processed_logprobs: Annotated[
+        bool, Field(description="the server reports them at the sampling temperature"), EXECUTION
+    ] = False
     timeout_s: Annotated[float, Field(gt=0), EXECUTION] = 300.0
     max_retries: Annotated[int, Field(ge=0), EXECUTION] = 6
     concurrency: Annotated[int, Field(ge=1, description="requests in flight"), EXECUTION] = 64

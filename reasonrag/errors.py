@@ -9,7 +9,7 @@
     └── BackendError          something outside failed, after retries: the question is set aside and counted
         ├── LLMError          a policy or judge that does not answer
         ├── RetrievalError    a retrieval server that does not answer
-        └── JudgeError        a judge whose replies cannot be read
+        └── JudgeError        a judge without a verdict: its replies cannot be read, it is late, or not there
 
 A failure is never a score: code that catches a `BackendError` counts it under `cause` and leaves the value missing.
 """
@@ -65,7 +65,10 @@ class RetrievalError(BackendError):
 
 
 class JudgeError(BackendError):
-    """A judge whose replies could not be read, after every retry."""
+    """A judge that gave no verdict, after every retry.
 
-    def __init__(self, message: str, *, cause: str = "judge_unreadable") -> None:
+    `cause` is "unreadable", "timeout" or "unreachable".
+    """
+
+    def __init__(self, message: str, *, cause: str = "unreadable") -> None:
         super().__init__(message, cause=cause)

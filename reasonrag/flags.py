@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
-from reasonrag.config import PRESETS, Config, load_config
+from reasonrag.config import PRESETS, Config, ModelConfig, load_config
 from reasonrag.errors import ConfigError
+from reasonrag.evaluation.judged import JUDGED, Judging
 from reasonrag.evaluation.sweep import folder_name
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.questions import KNOWN
-from reasonrag.settings import gather, parse_assignment
+from reasonrag.settings import gather, parse_assignment, validate
 from reasonrag.training.settings import TrainSettings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,6 +109,26 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not one {self.number.__name__} or several with commas between them", param, ctx)
 
 
+class Names(click.ParamType):  # type: ignore[type-arg]
+    """One or several names with commas between them, out of some: `osr,usr`."""
+
+    name = "names"
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self.known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """`("osr", "usr")` of `"osr,usr"`."""
+        if isinstance(value, tuple):
+            return value
+        asked = tuple(dict.fromkeys(part.strip().lower() for part in str(value).split(",")))
+        if not set(asked) <= set(self.known):
+            self.fail(
+                f"{value!r} is not one of {', '.join(self.known)} or several with commas between them", param, ctx
+            )
+        return asked
+
+
 EVALUATION = settings(
     click.option(
         "--policy",
@@ -117,10 +138,22 @@ EVALUATION = settings(
         metavar="[NAME=]SPEC[#MODEL]",
         help="As of build-tree (repeatable); the others are compared with the first. MODEL: its name at a server.",
     ),
-    setting("--format", "format.name", "How steps are written."),
+    click.option(
+        "--format",
+        "formats",
+        multiple=True,
+        metavar="[NAME=]FORMAT",
+        help="reasonrag, search_r1, hiprag, ...: of all policies, or of the one called NAME (repeatable). A policy's "
+        "folder says its own.",
+    ),
     setting("--prompts", "format.prompts", "default, brief, or a folder."),
     setting("--max-tokens", "policy.max_tokens", "Of one step.", type=int),
     setting("--seed", "seed", "Of sampling, questions and intervals.", type=int),
+    click.option(
+        "--judge", help="Also judge every attempt: LasJ, OSR, USR. As --policy, or demo-judge[:WORLD_SEED[:ERROR]]."
+    ),
+    click.option("--judge-model", help="The judge's name at its server."),
+    click.option("--judged", type=Names(JUDGED), help="Some of lasj,osr,usr; all of them if not given."),
     click.option("--temperature", "temperatures", type=Numbers(float), help="One or several: 0,1. Greedy if none."),
     click.option("--max-steps", type=Numbers(int), help="One or several: 2,4,6,8 gives the paper's Figure 6."),
     click.option("--top-k", "top_ks", type=Numbers(int), help="One or several: 1,3,5 gives the paper's Figure 7."),
@@ -244,6 +277,7 @@ def policy_configs(
     file: Path | None,
     assignments: tuple[str, ...],
     given: dict[str, Any],
+    formats: tuple[str, ...] = (),
 ) -> dict[str, Config]:
     """The configuration of each policy of an evaluation, by its name. Without a split, held-out questions are taken.
 
@@ -251,6 +285,7 @@ def policy_configs(
         ConfigError: two policies of one name, or something that names none.
     """
     configs: dict[str, Config] = {}
+    of_all, of_some = _formats(formats)
     for text in policies:
         match = _NAMED.fullmatch(text)
         if match is None:
@@ -259,11 +294,38 @@ def policy_configs(
         if name in configs:
             raise ConfigError(f"two policies are called {name!r}; name them: --policy base=SPEC --policy dpo=SPEC")
         named = given | {"policy__spec": match["spec"], "policy__model": match["model"]}
+        if format := of_some.pop(name, of_all):
+            named["format__name"] = format
         config = resolve(preset, file, assignments, named)
         if _split_asked_for(file, assignments, given) is None:
             config = resolve(preset, file, assignments, named | {"questions__split": held_out_split(config)})
         configs[name] = config
+    if of_some:
+        raise ConfigError(f"--format is given for {', '.join(of_some)}, but the policies are {', '.join(configs)}")
     return configs
+
+
+def _formats(formats: tuple[str, ...]) -> tuple[str | None, dict[str, str]]:
+    """`--format`: that of all policies, and those of policies by name; the last one counts."""
+    named = [text.rpartition("=")[::2] for text in formats]
+    of_all = [format for name, format in named if not name]
+    return of_all[-1] if of_all else None, {name: format for name, format in named if name}
+
+
+def judging(
+    spec: str | None, model: str | None, judged: tuple[str, ...] | None, configs: Mapping[str, Config]
+) -> Judging | None:
+    """The judge of an evaluation; None without `--judge`. How it is sampled and what it costs is that of `judge.*`.
+
+    Raises:
+        ConfigError: something is asked of a judge, and there is none.
+    """
+    if spec is None:
+        if model or judged:
+            raise ConfigError("--judge-model and --judged are about a judge, and none is named; add --judge")
+        return None
+    named = next(iter(configs.values())).judge.model_dump() | {"spec": spec} | ({"model": model} if model else {})
+    return Judging(validate(ModelConfig, named), judged or JUDGED)
 
 
 def _split_asked_for(file: Path | None, assignments: tuple[str, ...], given: dict[str, Any]) -> str | None:

@@ -153,9 +153,16 @@ def trajectory_schema() -> pa.Schema:
             ("retrievals", pa.int32()),
             ("steps", pa.int32()),
             ("forced", pa.int32()),  # 1 where the answer was forced at the step limit
-            ("format_rate", pa.float64()),  # 1 where every step could be read
+            ("format_rate", pa.float64()),  # 1 where it is well-formed
             ("prompt_tokens", pa.int64()),  # null where the backend reports none
             ("completion_tokens", pa.int64()),
+            ("well_formed", pa.bool_()),  # by the format's own checker
+            ("reason", pa.string()),  # why it is not; empty where it is
+            ("lasj", pa.bool_()),  # a judge's verdict on the answer; null without one, as the next four
+            ("steps_over", pa.int32()),  # needless searches
+            ("searches_known", pa.int32()),  # searches of which it is known whether they were needless
+            ("steps_under", pa.int32()),  # false steps without a search
+            ("own_steps_known", pa.int32()),
             ("trajectory", pa.list_(step)),
         ]
     )

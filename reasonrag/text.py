@@ -179,12 +179,23 @@ def tags(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
     >>> tags("<query>a</query> then <answer> b </answer>", ["query", "answer"])
     [('query', 'a'), ('answer', 'b')]
     """
-    marks = list(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text))
-    return [
-        (opening[2], text[opening.end() : closing.start()].strip())
-        for opening, closing in itertools.pairwise(marks)
-        if not opening[1] and closing[1] and opening[2] == closing[2]
-    ]
+    return [(name, body) for _, name, body in tags_with_text(text, names)]
+
+
+def tags_with_text(text: str, names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """As `tags`, each with the stripped text between the one before it and itself. Linear time.
+
+    >>> tags_with_text("so <query>a</query> then <answer> b </answer>", ["query", "answer"])
+    [('so', 'query', 'a'), ('then', 'answer', 'b')]
+    """
+    found: list[tuple[str, str, str]] = []
+    end = 0
+    for opening, closing in itertools.pairwise(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text)):
+        if not opening[1] and closing[1] and opening[2] == closing[2]:
+            body = text[opening.end() : closing.start()].strip()
+            found.append((text[end : opening.start()].strip(), opening[2], body))
+            end = closing.end()
+    return found
 
 
 def before_tag(text: str, name: str) -> str:

@@ -14,6 +14,7 @@ from reasonrag.progress import shown
 from reasonrag.text import Rules, printable
 
 if TYPE_CHECKING:
+    from reasonrag.evaluation.judged import Judging
     from reasonrag.evaluation.run import Evaluation
 
 
@@ -24,6 +25,7 @@ def evaluate(
     max_steps: Sequence[int] | None,
     top_ks: Sequence[int] | None,
     rules: Rules,
+    judging: Judging | None = None,
 ) -> int:
     """Run, report, and say where it is; returns the exit code."""
     from reasonrag import evaluation
@@ -45,6 +47,7 @@ def evaluate(
             max_steps=max_steps,
             top_ks=top_ks,
             rules=rules,
+            judging=judging,
             show=show,
         )
     except Interrupted:
@@ -58,4 +61,9 @@ def evaluate(
             f"{missing['missing']} questions are missing of {missing['policy']} at {missing['setting']}; "
             "the same command tries them again"
         )
-    return int(bool(figures["incomplete"]))
+    for failed in figures["unjudged"]:
+        stop.console.print(
+            f"{failed['failed']} of {failed['asked']} verdicts failed for {failed['metric']} of {failed['policy']} at "
+            f"{failed['setting']}; the same command tries again those that the judge did not answer"
+        )
+    return int(bool(figures["incomplete"] or figures["unjudged"]))

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reasonrag.card import DEMO_FORMATS, demo_folder
 from reasonrag.demo.world import World, demo_corpus, demo_questions, make_world
 
-__all__ = ["World", "demo_corpus", "demo_questions", "make_world", "policy_folder"]
+__all__ = ["World", "demo_corpus", "demo_questions", "make_world", "policy_folder", "stream_policy_folder"]
 
 
 def policy_folder() -> Path:
     """The folder of the shipped policy, as transformers loads it."""
-    return Path(__file__).parent / "policy"
+    return demo_folder()
+
+
+def stream_policy_folder() -> Path:
+    """The folder of the shipped policy that speaks the four formats of one growing turn."""
+    return demo_folder(DEMO_FORMATS[0])

@@ -1,8 +1,9 @@
-"""Imperfect demonstrations: a hasty, wasteful searcher works through the demo's questions, written in the real format.
+"""Imperfect demonstrations: what a hasty, wasteful searcher decides on the demo's questions, step by step.
 
 The demonstrator has habits that a tree search can find and preference learning can cure: it searches again when it has
 the answer, answers before it has the evidence, and now and then notes the wrong line of a page. Where a habit is the
-likelier choice, greedy decoding shows it too.
+likelier choice, greedy decoding shows it too. How the decisions are written down is another matter: `examples` does it
+in ReasonRAG's format, `demo.writing` in the formats of one growing turn.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from random import Random
 
-from reasonrag.demo.lexicon import RELATIONS
+from reasonrag.demo.lexicon import RELATIONS, Relation
 from reasonrag.demo.world import Hop, Part, larger
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.types import Answer, Completion, Note, Passage, Prompt, Question, Search, Step
@@ -79,6 +80,7 @@ class Demonstrator:
         self._pair = self.question.metadata["kind"] in ("comparison", "yes_no")
         self._notes: dict[str, str] = {}  # query -> value noted, "" where nothing was found
         self._needless = 0
+        self._own = False  # whether a note came from no page
 
     def examples(self) -> Iterator[tuple[Prompt, str]]:
         """Each step of one attempt: the prompt, and what the demonstrator writes."""
@@ -88,25 +90,27 @@ class Demonstrator:
             final = len(steps) == self.max_steps - 1
             prompt = format.prompt(self.question, steps, final=final)
             query = steps[-1].action.query if steps and isinstance(steps[-1].action, Search) else None
-            text = self._answer() if final else self._ground(query) if query else self._reason()
+            text = _written(self.answer() if final else self.note(query) if query else self.move())
             yield prompt, text
             action = format.parse(text, steps, final=final)
-            passages = (self._page(action.query),) if isinstance(action, Search) else ()
+            passages = (self.page(action.query),) if isinstance(action, Search) else ()
             steps = (*steps, Step(prompt, Completion(text), action, passages))
 
-    def _reason(self) -> str:
+    def move(self) -> Search | Answer:
+        """What to do next, once what a search found is noted."""
         habits, missing = self.habits, self._missing()
         if not missing or self._notes.get(missing[0]) == "":
             again = habits.again[len(self._keys) - 1] / (1 + 2 * self._needless)
-            return self._search_needlessly() if self.rng.random() < again else self._answer()
+            return self._search_needlessly() if self.rng.random() < again else self.answer()
         if not self._notes and self.question.metadata["known"] and self.rng.random() < habits.recall:
-            return self._answer()
+            return self.answer()
         early = habits.hasty if len(missing) == 1 and self._keys[-1] in habits.hasty_keys else habits.early
         if self.rng.random() < (early if self._notes else habits.guess):
-            return self._answer()
-        return self._search_needlessly() if self.rng.random() < habits.aside else _written(Search(missing[0]))
+            return self.answer()
+        return self._search_needlessly() if self.rng.random() < habits.aside else Search(missing[0])
 
-    def _ground(self, query: str) -> str:
+    def note(self, query: str) -> Note:
+        """What it makes of the page found."""
         name, _, key = query.rpartition(" ")
         facts = self.pages.facts.get(name, {})
         value = facts.get(key, "")
@@ -116,16 +120,16 @@ class Demonstrator:
         if self.rng.random() < self.habits.overlook:
             value = ""
         self._notes[query] = value
-        return _written(Note(f"{query} {value}" if value else ""))
+        return Note(f"{query} {value}" if value else "")
 
-    def _answer(self) -> str:
+    def answer(self) -> Answer:
         """With what it believes, or knows by heart; a guess where that is nothing."""
         if self.question.metadata["known"] and not self._notes:
-            return _written(Answer(self.question.golden_answers[0]))
+            return Answer(self.question.golden_answers[0])
         if self._pair:
-            return _written(Answer(self._guess() if self._missing() else self._verdict()))
+            return Answer(self._guess() if self._missing() else self._verdict())
         belief = self._belief()
-        return _written(Answer(belief if belief != self._names[0] else self._guess()))
+        return Answer(belief if belief != self._names[0] else self._guess())
 
     def _verdict(self) -> str:
         hops = [Hop(query, self._notes[query]) for query in self._queries()]
@@ -137,8 +141,7 @@ class Demonstrator:
     def _guess(self) -> str:
         if self._pair:
             return self.rng.choice(["yes", "no"] if self.question.metadata["kind"] == "yes_no" else self._names)
-        target = _RELATION[self._keys[-1]].target
-        return self.rng.choice(list(target) if isinstance(target, tuple) else self.pages.named(target))
+        return self.rng.choice(possible_values(_RELATION[self._keys[-1]], self.pages))
 
     def _belief(self) -> str:
         """The entity or value at the end of the chain of notes."""
@@ -164,22 +167,136 @@ class Demonstrator:
         """The searches that are still needed; those after a search that found nothing stay missing."""
         return [query for query in self._queries() if not self._notes.get(query)]
 
-    def _search_needlessly(self) -> str:
+    def _search_needlessly(self) -> Search:
         self._needless += 1
         asked = list(self._notes)
         if asked and self.rng.random() < 0.4:
-            return _written(Search(asked[-1]))
+            return Search(asked[-1])
         subject = (asked[-1] if asked else self._queries()[0]).rpartition(" ")[0]
         keys = [key for key in self.pages.facts.get(subject, {}) if f"{subject} {key}" not in self._queries()]
-        return _written(Search(f"{subject} {self.rng.choice(keys)}" if keys else self._queries()[0]))
+        return Search(f"{subject} {self.rng.choice(keys)}" if keys else self._queries()[0])
 
-    def _page(self, query: str) -> Passage:
+    def page(self, query: str) -> Passage:
+        """The page of the entity asked for; any page where there is none."""
         name = query.rpartition(" ")[0]
         return self.pages.page(name if name in self.pages.facts else self.rng.choice(list(self.pages.facts)))
 
 
+@dataclass(frozen=True, slots=True)
+class Whims:
+    """How likely it is to write down, in place of a search, what it knows or makes up; in [0, 1].
+
+    Args:
+        recall: a famous fact, which it knows.
+        invent: what it does not know, before its first search.
+        complete: what it does not know, where the last search is for one of `complete_keys`.
+        sketch: plans no further than it will go, where it answers early.
+    """
+
+    recall: float = 0.25
+    invent: float = 0.1
+    complete: float = 0.8
+    complete_keys: frozenset[str] = frozenset(("instrument", "genre", "style", "mayor", "country", "founder"))
+    sketch: float = 0.7
+
+
+NO_WHIMS = Whims(recall=0, invent=0, complete=0, sketch=0)
+# Beside the whims: what is made up is not answered early as well.
+STREAM_HABITS = Habits(recall=0, hasty=0.8, hasty_keys=Habits().hasty_keys - Whims().complete_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A query, what was written down of it ("" for nothing), and the page found; None where none was searched."""
+
+    query: str
+    evidence: str
+    page: Passage | None = None
+
+    @property
+    def key(self) -> str:
+        """The attribute asked for."""
+        return self.query.rpartition(" ")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What was decided on one question, in order.
+
+    `key` is the attribute asked for first; `plan` names the searches that were meant, each by what is known of it
+    beforehand.
+    """
+
+    findings: tuple[Finding, ...]
+    answer: str
+    key: str
+    plan: tuple[str, ...]
+
+
+@dataclass
+class Improviser(Demonstrator):
+    """A demonstrator that also writes down facts that it did not look up."""
+
+    whims: Whims = field(default_factory=Whims)
+
+    def attempt(self, *, budget: int, own_count: bool) -> Attempt:
+        """One attempt at the question.
+
+        Args:
+            budget: of findings; only an answer is left then.
+            own_count: whether those without a search count.
+        """
+        findings, used = list[Finding](), 0
+        while used < budget and isinstance(step := self._step(), Finding):
+            findings.append(step)
+            used += own_count or step.page is not None
+        answer = step if used < budget and isinstance(step, Answer) else self.answer()
+        return Attempt(tuple(findings), answer.answer, self._keys[0], self._plan())
+
+    def _step(self) -> Finding | Answer:
+        missing = self._missing()
+        if not missing and self._own:
+            return self.answer()
+        if missing and self._notes.get(missing[0]) != "" and self.rng.random() < self._whim(missing):
+            return self._from_memory(missing[0])
+        move = self.move()
+        if isinstance(move, Answer):
+            return move
+        return Finding(move.query, self.note(move.query).evidence, self.page(move.query))
+
+    def _whim(self, missing: list[str]) -> float:
+        if self.question.metadata["known"]:
+            return 0.0 if self._notes else self.whims.recall
+        if not self._notes:
+            return self.whims.invent
+        return self.whims.complete if len(missing) == 1 and self._keys[-1] in self.whims.complete_keys else 0.0
+
+    def _from_memory(self, query: str) -> Finding:
+        """The famous fact; of any other, a value that it could have."""
+        name, _, key = query.rpartition(" ")
+        if self.question.metadata["known"]:
+            value = self.pages.facts[name][key]
+        else:
+            value = self.rng.choice(possible_values(_RELATION[key], self.pages))
+        self._notes[query], self._own = value, True
+        return Finding(query, f"{query} {value}")
+
+    def _plan(self) -> tuple[str, ...]:
+        """Every search that the question needs; perhaps only those that it made."""
+        plan = [f"{self._names[0]} {self._keys[0]}", *self._keys[1:]]
+        if self._pair:
+            plan = self._queries()
+        made = len(plan) - len(self._missing())
+        return tuple(plan[: max(1, made)] if made < len(plan) and self.rng.random() < self.whims.sketch else plan)
+
+
+def possible_values(relation: Relation, pages: Part) -> list[str]:
+    """What the relation can lead to among those pages."""
+    return list(relation.target) if isinstance(relation.target, tuple) else pages.named(relation.target)
+
+
 def _written(action: Search | Note | Answer) -> str:
-    """The action as the format asks for it."""
+    """The action as ReasonRAG's format asks for it."""
     match action:
         case Search(query):
             return f"So the next query is <query>{query}</query>"

@@ -1,22 +1,24 @@
 """An exact judge of the demo world: `--value judge` without a model that could judge, and with errors on demand.
 
-It reads the prompt that `rewards.judge.ProcessJudge` writes and nothing else, looks the question up in its world, and
-replies as that prompt asks. It grades steps of the `reasonrag` format.
+It reads the requests that `rewards.judge` and `rewards.verdicts` write and no others, knows them by the labels of their
+lines whatever the prompt set, and replies in their contracts. Its scores of a process, for steps of the `reasonrag`
+format, are here; its other verdicts, for formats of one growing turn, in `demo.verdicts`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from reasonrag.demo import verdicts
 from reasonrag.demo.demonstrations import demo_format
-from reasonrag.demo.lexicon import SPLITS
-from reasonrag.demo.world import demo_questions
+from reasonrag.demo.knowledge import Knowledge, knowledge_of
+from reasonrag.demo.verdicts import Fields, Verdict
 from reasonrag.errors import ConfigError, LLMError
 from reasonrag.llm.base import Sampling
-from reasonrag.text import exact_match, inert, one_line
+from reasonrag.text import exact_match
 from reasonrag.types import Action, Answer, Completion, Malformed, Note, Prompt, Question, Search, Step
 
 NOTHING = 0.2  # of a trajectory without a step that helps or harms
@@ -25,10 +27,11 @@ PER_NEEDLESS_STEP = 0.9  # as alpha of SPRE
 # Low enough that a trajectory with any wrong note is worth less than none: 0.8 * 0.25 = NOTHING, less the wasted step.
 PER_WRONG_NOTE = 0.25
 
-_UNKNOWN = "This question is not of the demo world that this judge knows."
+_UNKNOWN = "This is not of the demo world that this judge knows."
 # A judge's prompt shows the tags of a step with another bracket (`text.inert`).
 _SHOWN_TAG = re.compile(r"‹(?=/?(?:query|evidence|answer)>)")
 _NUMBERED = re.compile(r"\d+\. ?(.*)", re.DOTALL)
+_LABELLED = re.compile(r"([A-Z][a-z0-9 ]*):(?: (.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +119,43 @@ def _misstates(evidence: str, facts: dict[str, str]) -> bool:
     return any(evidence.startswith(query) and not exact_match(evidence, [facts[query]]) for query in facts)
 
 
-class DemoJudge:
-    """An LLM that judges, for the questions of one demo world (all splits). A pure function of prompt and sampling.
+def process(world: Knowledge, fields: Fields) -> Verdict | None:
+    """The score of a process, by `examine`; a wrong one is uniform in [0, 1]."""
+    question = world.questions.get((str(fields["Question"]), tuple(str(fields["Golden answers"]).split(" | "))))
+    if question is None:
+        return None
+    findings = examine(question, _actions([_SHOWN_TAG.sub("<", text) for text in fields["Steps so far"]]))
+    return Verdict(findings.reply(), lambda rng: _verdict(rng.random()))
 
-    With probability `error_rate` a score is replaced by one that is uniform in [0, 1]; whether, and by which, depends
-    on the seed of the sampling (None counts as 0) and the prompt alone. A question of another world gets a reply
-    without a score, so that its verdict is missing. Temperature, `top_p` and `max_tokens` have no meaning here.
+
+# By the labels of the request; those of a vote are numbered, as many as there are candidates.
+_JUDGES: dict[tuple[str, ...], Callable[[Knowledge, Fields], Verdict | None]] = {
+    ("Question", "Golden answers", "Steps so far"): process,
+    ("Statement 1", "Statement 2"): verdicts.same_meaning,
+    ("Reasoning", "Conclusion"): verdicts.step_holds,
+    ("Question", "Golden answers", "Reference planner", "Reference path", "Trajectory"): verdicts.path,
+    ("Prediction", "Reference answers"): verdicts.answer,
+    ("Question to plan",): verdicts.plan,
+    ("Question to plan", "Golden answers"): verdicts.plan,
+    ("Question", "Planner", "Path"): verdicts.vote,
+}
+
+
+class DemoJudge:
+    """An LLM that judges, in one demo world (all splits). A pure function of prompt and sampling.
+
+    With probability `error_rate` a verdict is replaced by a wrong one: a boolean by the other, scores by random ones, a
+    plan by one with a needless or a missing step or a wrong answer. Whether, and by which, depends on the seed of the
+    sampling (None counts as 0) and the prompt alone. What it cannot know, as a question of another world, gets a reply
+    that cannot be read, so that the verdict is missing. Temperature, `top_p` and `max_tokens` have no meaning here.
     """
 
     def __init__(self, world_seed: int = 0, *, error_rate: float = 0.0) -> None:
-        """Learn the questions of a world.
+        """Learn a world.
 
         Args:
             world_seed: of `demo.make_world`.
-            error_rate: share of wrong scores, in [0, 1].
+            error_rate: share of wrong verdicts, in [0, 1].
 
         Raises:
             ConfigError: the error rate is none.
@@ -138,9 +164,7 @@ class DemoJudge:
             raise ConfigError(f"the error rate of demo-judge lies between 0 and 1, not at {error_rate:g}")
         self.name = f"demo-judge:{world_seed}:{error_rate:g}"
         self._error_rate = error_rate
-        self._questions = {
-            _head(question): question for split in SPLITS for question in demo_questions(split, seed=world_seed)
-        }
+        self._world = knowledge_of(world_seed)
 
     @classmethod
     def from_spec(cls, rest: str) -> DemoJudge:
@@ -163,11 +187,13 @@ class DemoJudge:
         Raises:
             LLMError: this is not a judge's prompt (`refused`).
         """
-        head, steps = _read(prompt)
-        question = self._questions.get(head)
-        findings = examine(question, _actions(steps)) if question else None
+        fields = _read(prompt)
+        judge = _JUDGES.get(tuple(dict.fromkeys(_kind(label, fields) for label in fields)))
+        if judge is None:
+            raise LLMError("demo-judge reads the prompts of judges and no others", cause="refused")
+        verdict = judge(self._world, fields)
         words = sum(len(message.content.split()) for message in prompt.messages)
-        texts = (self._reply(prompt, findings, (sampling.seed or 0) + i) for i in range(sampling.n))
+        texts = (self._reply(prompt, verdict, (sampling.seed or 0) + i) for i in range(sampling.n))
         return tuple(
             Completion(text, prompt_tokens=0 if i else words, completion_tokens=len(text.split()))
             for i, text in enumerate(texts)
@@ -176,35 +202,38 @@ class DemoJudge:
     async def aclose(self) -> None:
         """Nothing to release."""
 
-    def _reply(self, prompt: Prompt, findings: Findings | None, seed: int) -> str:
-        if findings is None:
+    def _reply(self, prompt: Prompt, verdict: Verdict | None, seed: int) -> str:
+        if verdict is None:
             return _UNKNOWN
         rng = Random("\0".join(["demo judge", str(seed), *(message.content for message in prompt.messages)]))
-        return _verdict(rng.random()) if rng.random() < self._error_rate else findings.reply()
+        return verdict.wrong(rng) if rng.random() < self._error_rate else verdict.right
 
 
 def _verdict(score: float) -> str:
     return f"So the score is {score:.4f}"
 
 
-def _head(question: Question) -> str:
-    """How a judge's prompt begins. The answers are part of it: another world may ask the same and answer otherwise."""
-    answers = " | ".join(one_line(inert(answer)) for answer in question.golden_answers)
-    return f"Question: {one_line(inert(question.question))}\nGolden answers: {answers}"
+def _kind(label: str, fields: Fields) -> str:
+    """The label without its number, in a vote."""
+    return label.rstrip("0123456789 ") if "Path 1" in fields else label
 
 
-def _read(prompt: Prompt) -> tuple[str, list[str]]:
-    """The first two lines of a judge's prompt, and the texts of the steps."""
-    lines = prompt.messages[-1].content.split("\n")
-    opening = [line.partition(":")[0] for line in lines[:3]]
-    if opening != ["Question", "Golden answers", "Steps so far"]:
-        raise LLMError("demo-judge reads the prompts of the process judge and no others", cause="refused")
-    steps = []
-    for line in lines[3:]:
-        if (numbered := _NUMBERED.fullmatch(line)) is None:
-            break  # "None.", or the reminder of a second attempt
-        steps.append(_SHOWN_TAG.sub("<", numbered[1]))
-    return "\n".join(lines[:2]), steps
+def _read(prompt: Prompt) -> dict[str, str | list[str]]:
+    """The fields of a request as `rewards.judge.quoted` writes them; none of a prompt that is something else."""
+    fields: dict[str, str | list[str]] = {}
+    listed: list[str] | None = None
+    for line in prompt.messages[-1].content.split("\n"):
+        if listed is not None and (numbered := _NUMBERED.fullmatch(line)):
+            listed.append(numbered[1])
+        elif (labelled := _LABELLED.fullmatch(line)) is None:
+            if line and line != "None.":
+                return {}
+            if not line:
+                break  # the reminder of a second attempt follows
+        else:
+            listed = [] if labelled[2] is None else None
+            fields[labelled[1]] = labelled[2] if listed is None else listed
+    return fields
 
 
 def _actions(texts: Sequence[str]) -> list[Action]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from reasonrag.demo.demonstrations import MAX_STEPS, demo_format
-from reasonrag.demo.world import demo_corpus
+from reasonrag.demo.world import Part, demo_corpus, make_world
+from reasonrag.demo.writing import STREAM_STEPS, STREAM_TOKENS, stream_format
+from reasonrag.formats import Format, StreamFormat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.rollout.engine import Engine
@@ -37,19 +39,52 @@ def measure(
     return asyncio.run(_measure(llm, questions, temperature, world_seed, seed))
 
 
+def measure_stream(
+    llm: LLM, questions: Sequence[Question], *, format: str, temperature: float, world_seed: int = 0, seed: int = 0
+) -> Figures:
+    """The same for a format of one growing turn, with what its rewards are about.
+
+    Returns:
+        For each kind: `n`; means of `em`, `searches`, `completions`, and `tokens` (the policy's own); `well_formed`,
+        the share of trajectories that are; `searched_em`, `em` among those that made every search that was needed;
+        `without_search`, the share of questions answered without any; `own` and `own_wrong`, steps without a search a
+        question, and the share of them that say what is not true.
+    """
+    spoken, sampling = stream_format(format), Sampling(temperature=temperature, max_tokens=STREAM_TOKENS)
+    done = asyncio.run(_attempts(llm, questions, spoken, STREAM_STEPS, sampling, world_seed, seed))
+    true = {hop for part in _parts(world_seed) for name in part.facts for hop in _evidences(part, name)}
+    return {kind: _stream_figures(group, spoken, true) for kind, group in _by_kind(done).items()}
+
+
 async def _measure(llm: LLM, questions: Sequence[Question], temperature: float, world_seed: int, seed: int) -> Figures:
+    sampling = Sampling(temperature=temperature, max_tokens=32)
+    done = await _attempts(llm, questions, demo_format(), MAX_STEPS, sampling, world_seed, seed)
+    return {kind: _figures(group) for kind, group in _by_kind(done).items()}
+
+
+async def _attempts(
+    llm: LLM,
+    questions: Sequence[Question],
+    format: Format,
+    max_steps: int,
+    sampling: Sampling,
+    world_seed: int,
+    seed: int,
+) -> list[Trajectory]:
     with tempfile.TemporaryDirectory() as cache:
         retriever = BM25Retriever.open(demo_corpus(world_seed), cache=Path(cache))
-        sampling = Sampling(temperature=temperature, max_tokens=32)
-        engine = Engine(llm, retriever, demo_format(), max_steps=MAX_STEPS, top_k=1, sampling=sampling)
+        engine = Engine(llm, retriever, format, max_steps=max_steps, top_k=1, sampling=sampling)
         try:
-            done = await engine.run([Trajectory(q) for q in questions], seeds=range(seed, seed + len(questions)))
+            return await engine.run([Trajectory(q) for q in questions], seeds=range(seed, seed + len(questions)))
         finally:
             await retriever.aclose()
-    groups: dict[str, list[Trajectory]] = {"all": done}
+
+
+def _by_kind(done: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+    groups: dict[str, list[Trajectory]] = {"all": list(done)}
     for trajectory in done:
         groups.setdefault(_kind(trajectory.question), []).append(trajectory)
-    return {kind: _figures(group) for kind, group in sorted(groups.items())}
+    return dict(sorted(groups.items()))
 
 
 def _kind(question: Question) -> str:
@@ -69,3 +104,41 @@ def _figures(done: Sequence[Trajectory]) -> dict[str, float]:
         **{name: round(total / len(done), 3) for name, total in sums.items()},
         "malformed": round(malformed, 4),
     }
+
+
+def _stream_figures(done: Sequence[Trajectory], format: StreamFormat, true: Collection[str]) -> dict[str, float]:
+    readings = [format.read(trajectory) for trajectory in done]
+    right = [exact_match(t.answer, t.question.golden_answers) for t in done]
+    complete = [
+        em
+        for em, trajectory, reading in zip(right, done, readings, strict=True)
+        if {hop["query"] for hop in trajectory.question.metadata["path"]} <= set(reading.queries)
+    ]
+    own = [
+        block.conclusion in true or exact_match(block.conclusion, trajectory.question.golden_answers) > 0
+        for trajectory, reading in zip(done, readings, strict=True)
+        for block in reading.blocks
+        if not block.is_search and block.conclusion
+    ]
+    completions = [step.completion for trajectory in done for step in trajectory.steps]
+    figures = {
+        "em": sum(right) / len(done),
+        "well_formed": sum(reading.well_formed for reading in readings) / len(done),
+        "searches": sum(len(reading.queries) for reading in readings) / len(done),
+        "searched_em": sum(complete) / max(1, len(complete)),
+        "without_search": sum(not reading.queries for reading in readings) / len(done),
+        "own": len(own) / len(done),
+        "own_wrong": own.count(False) / max(1, len(own)),
+        "completions": len(completions) / len(done),
+        "tokens": sum(completion.completion_tokens or 0 for completion in completions) / len(done),
+    }
+    return {"n": len(done), **{name: round(value, 3) for name, value in figures.items()}}
+
+
+def _parts(world_seed: int) -> list[Part]:
+    world = make_world(world_seed)
+    return [*world.parts.values(), world.famous]
+
+
+def _evidences(part: Part, name: str) -> list[str]:
+    return [part.hop(name, key).evidence for key in part.facts[name]]

@@ -1,4 +1,4 @@
-"""The tiny policy's tokenizer: a word is a token, and so is each fixed phrase of the format.
+"""The tiny policies' tokenizers: a word is a token, and so is each tag and fixed phrase of a format.
 
 Whole words make copying a name two tokens long; whole phrases keep prompts near 50 tokens. Blanks between tokens are
 not kept but put back by rule, so a word has one token wherever it stands, behind a tag too.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,7 +31,46 @@ PHRASES = (
     "Answer.",
 )
 _TAGS = ("<query>", "</query>", "<evidence>", "</evidence>", "<answer>", "</answer>")
-_PIECE = "|".join((*map(re.escape, (*PHRASES, *_TAGS)), r"\n", r"[?!.,:;<>]", r"[^\s?!.,:;<>]+"))
+
+
+@dataclass(frozen=True, slots=True)
+class Alphabet:
+    """What is one token in a format, besides every word, line end and mark of punctuation.
+
+    `opening` takes no blank behind it when text is put together again, `closing` none before it.
+    """
+
+    fixed: tuple[str, ...]
+    opening: tuple[str, ...]
+    closing: tuple[str, ...]
+
+    def pattern(self) -> str:
+        """A regular expression that matches one token."""
+        return "|".join((*map(re.escape, self.fixed), r"\n", r"[?!.,:;<>]", r"[^\s?!.,:;<>]+"))
+
+    def pieces(self, text: str) -> list[str]:
+        """The tokens of a text, as the tokenizer cuts it: blanks are dropped, line ends are kept."""
+        return _compiled(self).findall(text)
+
+
+@cache
+def _compiled(alphabet: Alphabet) -> re.Pattern[str]:
+    return re.compile(alphabet.pattern())
+
+
+# Of the policy that speaks ReasonRAG's format.
+REASONRAG = Alphabet((*PHRASES, *_TAGS), (*PHRASES[:3], *_TAGS[::2]), _TAGS[1::2])
+
+_NAMES = (
+    *("think", "step", "reasoning", "search", "context", "conclusion"),
+    *("information", "reflect", "tool_call", "tool_response", "answer"),
+)
+_MARKS = tuple(mark for name in _NAMES for mark in (f"<{name}>", f"</{name}>"))
+# The instructions of the `brief` prompts, and the numbers of a plan.
+_TITLES = ("Search R1.", "Steps.", "Plan.", "Reflect.", "Know.", "Question:", "None found.", "1.", "2.", "3.")
+
+# Of the policy that speaks the formats of one growing turn.
+STREAM = Alphabet((*_TITLES, *_MARKS), _MARKS, _MARKS)
 
 # transformers finds out how tokens join (for `stop_strings`) by decoding each behind this word, which must be known.
 _PROBE = "abcdef"
@@ -45,26 +86,26 @@ CHAT_TEMPLATE = (
 
 
 def pieces(text: str) -> list[str]:
-    """The tokens of a text, as the tokenizer cuts it: blanks are dropped, line ends are kept.
+    """The tokens of a text in ReasonRAG's format.
 
     >>> pieces("So the answer is <answer>Port Kelda</answer>")
     ['So the answer is <answer>', 'Port', 'Kelda', '</answer>']
     """
-    return re.findall(_PIECE, text)
+    return REASONRAG.pieces(text)
 
 
-def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer whose vocabulary is the fixed phrases and every piece of `texts`; any other word is unknown."""
+def make_tokenizer(texts: Iterable[str], alphabet: Alphabet = REASONRAG) -> PreTrainedTokenizerFast:
+    """A tokenizer whose vocabulary is the alphabet's and every piece of `texts`; any other word is unknown."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = [PAD, UNKNOWN, ASSISTANT, END, _PROBE]
-    found = sorted({piece for text in texts for piece in pieces(text)} - {*PHRASES, *_TAGS})
-    vocabulary = {token: place for place, token in enumerate([*special, "\n", *PHRASES, *_TAGS, *found])}
+    found = sorted({piece for text in texts for piece in alphabet.pieces(text)} - {*alphabet.fixed})
+    vocabulary = {token: place for place, token in enumerate([*special, "\n", *alphabet.fixed, *found])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(_PIECE), behavior="removed", invert=True)
-    blanks = [(f"{opening} ", opening) for opening in (*PHRASES[:3], *_TAGS[::2], "\n")]
-    blanks += [(f" {closing}", closing) for closing in (*_TAGS[1::2], *"?!.,:;\n")]
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(alphabet.pattern()), behavior="removed", invert=True)
+    blanks = [(f"{opening} ", opening) for opening in (*alphabet.opening, "\n")]
+    blanks += [(f" {closing}", closing) for closing in (*alphabet.closing, *"?!.,:;\n")]
     core.decoder = decoders.Sequence(
         [
             decoders.WordPiece(prefix="##", cleanup=False),

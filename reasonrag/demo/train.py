@@ -20,10 +20,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.card import copy_card
-from reasonrag.demo.curriculum import Curriculum, Row, vocabulary_texts
-from reasonrag.demo.measure import Figures, measure
-from reasonrag.demo.tokens import make_tokenizer
+from reasonrag.demo import policy_folder, stream_policy_folder
+from reasonrag.demo.curriculum import Curriculum, Row, StreamCurriculum, stream_vocabulary_texts, vocabulary_texts
+from reasonrag.demo.measure import Figures, measure, measure_stream
+from reasonrag.demo.tokens import STREAM, make_tokenizer
 from reasonrag.demo.world import demo_questions
+from reasonrag.demo.writing import STREAM_FORMATS
 from reasonrag.llm.local import TransformersLLM
 
 if TYPE_CHECKING:
@@ -53,7 +55,11 @@ class Recipe:
     dev_questions: int = 300
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> PreTrainedModel:
+# Of the policy for the formats of one growing turn, which begins with the weights of the other one.
+STREAM_RECIPE = Recipe(steps=5000, tokens=1000)
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe, *, positions: int = 512) -> PreTrainedModel:
     """An untrained policy; torch's seed decides its weights."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
@@ -65,7 +71,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> PreTrained
             num_hidden_layers=recipe.layers,
             num_attention_heads=4,
             num_key_value_heads=4,
-            max_position_embeddings=512,
+            max_position_embeddings=positions,
             conv_L_cache=4,
             block_auto_adjust_ff_dim=False,
             layer_types=["conv", "full_attention"] * (recipe.layers // 2),
@@ -95,33 +101,99 @@ def train_policy(
         What is written to `training.json`: seed, recipe, parameters, losses, figures on dev questions, versions and
         the sha256 of `model.safetensors`.
     """
-    import torch
-
     recipe = recipe or Recipe()
-    with _quiet_single_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with _seeded(seed):
         tokenizer = make_tokenizer(vocabulary_texts())
         model = make_model(tokenizer, recipe)
         losses = _fit(model, Curriculum(tokenizer, Random(f"demo policy {seed}")), recipe, log)
-        # What servers that keep to a model's own defaults do with it: `transformers serve` is greedy otherwise.
-        model.generation_config.update(do_sample=True, top_k=0)
-        model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
-        copy_card(Path(__file__).with_name("policy"), out)
+        _save(model, tokenizer, out, card=policy_folder())
         figures = _on_dev(out, recipe.dev_questions)
+    report = _report(out, model, seed, recipe, losses, {"dev": figures})
+    for setting, kinds in figures.items():
+        log(f"dev, {setting}: exact match {kinds['all']['em']:.3f}, malformed {kinds['all']['malformed']:.4f}")
+    return report
+
+
+def train_stream_policy(
+    out: Path, *, seed: int = 0, recipe: Recipe | None = None, log: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Train the policy that speaks the formats of one growing turn: about a quarter of an hour of one core.
+
+    It begins with what the shipped policy has learnt (to copy, and famous facts): only the words that are new to it,
+    the tags, begin with random embeddings. The rest is as in `train_policy`; `dev` has figures per format.
+    """
+    recipe = recipe or STREAM_RECIPE
+    with _seeded(seed):
+        tokenizer = make_tokenizer(stream_vocabulary_texts(), STREAM)
+        model = make_model(tokenizer, recipe, positions=1024)
+        _inherit(model, tokenizer, policy_folder())
+        losses = _fit(model, StreamCurriculum(tokenizer, Random(f"demo stream policy {seed}")), recipe, log)
+        _save(model, tokenizer, out, card=stream_policy_folder())
+        figures = _stream_on_dev(out, recipe.dev_questions)
+    report = _report(out, model, seed, recipe, losses, {"dev": figures})
+    for name, settings in figures.items():
+        for setting, found in settings.items():
+            log(f"dev, {name}, {setting}: " + ", ".join(f"{key} {value:g}" for key, value in found["all"].items()))
+    return report
+
+
+def _inherit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Take over every weight of the policy in the folder, which has the same shape; embeddings word by word."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    elder = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    words = AutoTokenizer.from_pretrained(folder).get_vocab()
+    old = elder.get_input_embeddings().weight.detach()
+    new = model.get_input_embeddings().weight.detach().clone()
+    for word, place in tokenizer.get_vocab().items():
+        if word in words:
+            new[place] = old[words[word]]
+    weights = {name: value for name, value in elder.state_dict().items() if value.shape != old.shape}
+    model.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(new)
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path, *, card: Path) -> None:
+    # What servers that keep to a model's own defaults do with it: `transformers serve` is greedy otherwise.
+    model.generation_config.update(do_sample=True, top_k=0)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    if card.resolve() != out.resolve():
+        copy_card(card, out)
+
+
+def _report(
+    out: Path,
+    model: PreTrainedModel,
+    seed: int,
+    recipe: Recipe,
+    losses: list[dict[str, float]],
+    figures: dict[str, Any],
+) -> dict[str, Any]:
+    """What `training.json` says."""
     report = {
         "seed": seed,
         "recipe": asdict(recipe),
         "parameters": sum(weights.numel() for weights in model.parameters()),
         "losses": losses,
-        "dev": figures,
+        **figures,
         "versions": {"python": python_version(), **{name: version(name) for name in ("torch", "transformers")}},
         "sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
     }
     (out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    for setting, kinds in figures.items():
-        log(f"dev, {setting}: exact match {kinds['all']['em']:.3f}, malformed {kinds['all']['malformed']:.4f}")
     return report
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """A seed of its own and one thread for torch, both only meanwhile."""
+    import torch
+
+    with _quiet_single_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager
@@ -146,6 +218,18 @@ def _on_dev(folder: Path, limit: int) -> dict[str, Figures]:
     questions = demo_questions("dev", limit=limit)
     try:
         return {f"temperature {t:g}": measure(llm, questions, temperature=t) for t in (0.0, 1.0)}
+    finally:
+        asyncio.run(llm.aclose())
+
+
+def _stream_on_dev(folder: Path, limit: int) -> dict[str, dict[str, Figures]]:
+    llm = TransformersLLM(str(folder), batch_size=64, device="cpu")
+    questions = demo_questions("dev", limit=limit)
+    try:
+        return {
+            name: {f"temperature {t:g}": measure_stream(llm, questions, format=name, temperature=t) for t in (0.0, 1.0)}
+            for name in STREAM_FORMATS
+        }
     finally:
         asyncio.run(llm.aclose())
 

@@ -10,6 +10,7 @@ from reasonrag.config import Config
 from reasonrag.text import Rules
 
 if TYPE_CHECKING:
+    from reasonrag.evaluation.judged import Judging
     from reasonrag.evaluation.run import Show
 
 
@@ -21,6 +22,7 @@ def evaluate(
     max_steps: Sequence[int] | None = None,
     top_ks: Sequence[int] | None = None,
     rules: Rules = "house",
+    judging: Judging | None = None,
     show: Show | None = None,
 ) -> dict[str, Any]:
     """Run policies on their questions, at every combination of settings, and report.
@@ -35,12 +37,13 @@ def evaluate(
         max_steps: likewise, actions of a trajectory.
         top_ks: likewise, passages per search.
         rules: of EM, F1 and ACC.
+        judging: a judge, and which of LasJ, OSR and USR it is asked for; none of them where None.
         show: a context manager that is entered, within the event loop, around the work of each policy. It is given the
             `Evaluation`: `progress` to show, `drain` to call on Ctrl-C.
 
     Returns:
         What `metrics.json` holds. `incomplete` names the settings at which more questions are missing than
-        `run.max_failed` allows.
+        `run.max_failed` allows, `unjudged` those at which more verdicts are.
 
     Raises:
         Interrupted: `drain` was called; the same call goes on from there.
@@ -49,6 +52,14 @@ def evaluate(
     from reasonrag.evaluation.run import Evaluation
     from reasonrag.evaluation.save import save
 
-    evaluation = Evaluation(configs, out, temperatures=temperatures, max_steps=max_steps, top_ks=top_ks, rules=rules)
+    evaluation = Evaluation(
+        configs,
+        out,
+        temperatures=temperatures,
+        max_steps=max_steps,
+        top_ks=top_ks,
+        rules=rules,
+        judging=judging,
+    )
     results = evaluation.run(show)
     return save(results, evaluation.questions, out, rules=rules)

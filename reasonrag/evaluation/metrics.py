@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from reasonrag.evaluation.judged import NOT_JUDGED, Verdicts
+from reasonrag.formats.reading import Reading
 from reasonrag.spre.rows import label
 from reasonrag.tables import Row
 from reasonrag.text import Rules, cover_match, exact_match, one_line, token_f1
@@ -43,12 +45,18 @@ def answer_scores(prediction: str | None, golden_answers: Sequence[str], *, rule
     }
 
 
-def scores(trajectory: Trajectory, *, rules: Rules = "house") -> Scores:
+def scores(trajectory: Trajectory, *, reading: Reading | None = None, rules: Rules = "house") -> Scores:
     """The metrics of `METRICS` for a trajectory that has ended.
+
+    Args:
+        trajectory: the attempt.
+        reading: by its format's own checker; without it, an attempt is in form where every step could be read and the
+            last one answers, as in `reasonrag`.
+        rules: of EM, F1 and ACC.
 
     Returns:
         `em`, `f1`, `acc` in [0, 1]; `retrievals`: searches that the policy asked for; `steps`: its decisions; `forced`:
-        1 where the answer was forced at the step limit; `format_rate`: 1.0 where every step could be read; tokens
+        1 where the answer was forced at the step limit; `format_rate`: 1.0 where the attempt is well-formed; tokens
         summed over the steps, None unless the backend counted all of them.
 
     Raises:
@@ -62,7 +70,7 @@ def scores(trajectory: Trajectory, *, rules: Rules = "house") -> Scores:
         "retrievals": sum(isinstance(step.action, Search) for step in steps),
         "steps": len(steps),
         "forced": int(trajectory.stop_reason is StopReason.FORCED_ANSWER),
-        "format_rate": float(not any(isinstance(step.action, Malformed) for step in steps)),
+        "format_rate": float(_in_form(trajectory) if reading is None else reading.well_formed),
         "prompt_tokens": _total([step.completion.prompt_tokens for step in steps]),
         "completion_tokens": _total([step.completion.completion_tokens for step in steps]),
     }
@@ -98,7 +106,9 @@ def hops(question: Question) -> int | None:
     return _musique_hops(question) or _supporting_pages(question)
 
 
-def trajectory_row(trajectory: Trajectory, *, rules: Rules = "house") -> Row:
+def trajectory_row(
+    trajectory: Trajectory, reading: Reading, verdicts: Verdicts = NOT_JUDGED, *, rules: Rules = "house"
+) -> Row:
     """A trajectory as a row of `tables.trajectory_schema`. Texts are as they were asked, written and found."""
     question = trajectory.question
     return {
@@ -110,9 +120,17 @@ def trajectory_row(trajectory: Trajectory, *, rules: Rules = "house") -> Row:
         "hops": hops(question),
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
-        **scores(trajectory, rules=rules),
+        **scores(trajectory, reading=reading, rules=rules),
+        "well_formed": reading.well_formed,
+        "reason": reading.reason,
+        **verdicts.row(),
         "trajectory": [_step(step) for step in trajectory.steps],
     }
+
+
+def _in_form(trajectory: Trajectory) -> bool:
+    unread = any(isinstance(step.action, Malformed) for step in trajectory.steps)
+    return not unread and trajectory.answer is not None
 
 
 def _step(step: Step) -> dict[str, Any]:

@@ -24,14 +24,18 @@ NAMES = {
     "em": "EM",
     "f1": "F1",
     "acc": "ACC",
-    "retrievals": "retrievals",
+    "retrievals": "RC",
     "steps": "steps",
     "forced": "forced answers",
     "format_rate": "format rate",
     "prompt_tokens": "prompt tokens",
     "completion_tokens": "written tokens",
+    "lasj": "LasJ",
+    "osr": "OSR",
+    "usr": "USR",
 }
 _BY_KIND = ("em", "retrievals", "steps")
+_IN_FULL = {"em": "Exact match", "lasj": "Answers right in meaning", "osr": "Over-search", "usr": "Under-search"}
 _WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
 _FEW = 10  # resamples of fewer questions than this say little
 _MARKUP = re.compile(r"([!-+./:-@\[-`{-~])")  # ASCII punctuation but `,` and `-`: nothing becomes a mark or a link
@@ -54,7 +58,7 @@ def summary_table(figures: Figures) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    shown = ("em", "f1", "acc", "retrievals", "steps", "format_rate")
+    shown = ("em", "f1", "acc", *_judged(figures), "retrievals", "steps", "format_rate")
     questions = figures["questions"]["total"]
     title = f"{questions} questions of {', '.join(figures['dataset']) or '?'}, 95 % bootstrap intervals"
     table = Table(title=Text(printable(one_line(title))), title_justify="left")
@@ -71,10 +75,14 @@ def _page(figures: Figures, plots: Sequence[Path]) -> Iterator[str]:
     yield ""
     yield from _what_was_run(figures)
     yield from ["", "## Results", "", "Mean over the questions, with its 95 % bootstrap interval."]
-    yield "ACC: a golden answer is contained in the prediction. Format rate: share of attempts whose every step could"
-    yield "be read. A missing answer scores 0; a question that a backend let down is not scored."
+    yield "ACC: a golden answer is contained in the prediction. RC: retrievals. Format rate: share of attempts that the"
+    yield "format's own checker accepts. A missing answer scores 0; a question that a backend let down is not scored."
     yield ""
     yield from _results(figures)
+    if figures["judge"]:
+        yield from ["", "## Judge", "", *_judge(figures)]
+    if any(of["out_of_form"] for _, _, of in _rows(figures)):
+        yield from ["", "## Out of form", "", *_out_of_form(figures)]
     if figures["differences"]:
         yield from ["", "## Differences", ""]
         yield "Policy minus baseline, paired by question, over questions that both finished. **Bold**: the interval"
@@ -104,11 +112,9 @@ def _what_was_run(figures: Figures) -> Iterator[str]:
     yield ""
     rows = []
     for name, of in figures["content"]["policies"].items():
-        calls = figures["calls"][name].get("policy", {})
-        tokens = f"{calls.get('prompt_tokens', 0)} / {calls.get('completion_tokens', 0)}"
         asked = [_cell(of[key]) for key in ("policy", "format", "prompts")]
         asked += [of["top_p"], of["max_tokens"], of["passage_order"]]
-        rows.append([name, *asked, calls.get("calls", 0), tokens, _cost(calls.get("cost"))])
+        rows.append([name, *asked, *_calls(figures["calls"][name], "policy")])
     headings = ["policy", "model", "format", "prompts", "top-p", "max. tokens", "passages", "calls", "tokens", "cost"]
     yield from _table(headings, rows)
     yield ""
@@ -118,10 +124,44 @@ def _what_was_run(figures: Figures) -> Iterator[str]:
 
 def _results(figures: Figures) -> Iterator[str]:
     rows = [
-        [policy, setting, of["questions"]["scored"], *(_interval(metric, of[metric]) for metric in METRICS)]
+        [policy, setting, of["questions"]["scored"], *(_interval(metric, of[metric]) for metric in _shown(figures))]
         for policy, setting, of in _rows(figures)
     ]
-    yield from _table(["policy", "setting", "n", *NAMES.values()], rows)
+    yield from _table(["policy", "setting", "n", *(NAMES[metric] for metric in _shown(figures))], rows)
+
+
+def _judge(figures: Figures) -> Iterator[str]:
+    """Who judged, what its figures are about, and what it did not tell."""
+    judge = figures["judge"]
+    yield f"Judged by {_cell(judge['model'])} (prompts {judge['prompts']})."
+    yield "LasJ: the answer means the same as a golden one; a missing answer does not. OSR: needless searches among all"
+    yield "searches, those whose result the policy knew. USR: false steps among all steps without a search. Both rates are"
+    yield "over all known steps of all attempts, right or wrong (HiPRAG, eq. 2). Unknown verdicts are left out: those that"
+    yield "failed, and steps that say nothing to be judged."
+    yield ""
+    rows = []
+    for policy, setting, of in _rows(figures):
+        for metric in _judged(figures):
+            found = of["judged"][metric]
+            failed = ", ".join(f"{_cell(cause)} {count}" for cause, count in found["failed"].items())
+            rows.append([policy, setting, NAMES[metric], found["known"], found["unknown"], failed])
+    yield from _table(["policy", "setting", "metric", "verdicts", "unknown", "failed"], rows)
+    yield ""
+    yield "Calls of the judge; those that ask a policy without a search are among the policy's own."
+    yield ""
+    rows = [[name, *_calls(of, "judge")] for name, of in figures["calls"].items()]
+    yield from _table(["policy", "calls", "tokens", "cost"], rows)
+
+
+def _out_of_form(figures: Figures) -> Iterator[str]:
+    yield "Attempts that are not well-formed, by the gravest reason."
+    yield ""
+    rows = [
+        [policy, setting, _cell(reason), count]
+        for policy, setting, of in _rows(figures)
+        for reason, count in of["out_of_form"].items()
+    ]
+    yield from _table(["policy", "setting", "reason", "attempts"], rows)
 
 
 def _differences(figures: Figures) -> Iterator[str]:
@@ -132,21 +172,22 @@ def _differences(figures: Figures) -> Iterator[str]:
         by_point.setdefault(point, {})[row["metric"]] = row
     for (policy, setting, baseline, other), found in by_point.items():
         against = baseline if other == setting else f"{baseline} at {other}"
-        cells = [_difference(metric, found[metric]) for metric in METRICS]
+        cells = [_difference(metric, found[metric]) for metric in _shown(figures)]
         rows.append([policy, setting, against, found["em"]["n"], *cells])
-    yield from _table(["policy", "setting", "baseline", "n", *NAMES.values()], rows)
+    yield from _table(["policy", "setting", "baseline", "n", *(NAMES[metric] for metric in _shown(figures))], rows)
 
 
 def _by_kind(figures: Figures) -> Iterator[str]:
+    shown = (*_BY_KIND, *_judged(figures))
     rows = []
     for policy, setting, of in _rows(figures):
         for kind, found in of["by_kind"].items():
             n = found["em"]["n"] if found["em"] else 0
             hops = "" if found["hops"] is None else f"{found['hops']:g}"
             rows.append(
-                [policy, setting, _cell(kind), n, hops, *(_interval(metric, found[metric]) for metric in _BY_KIND)]
+                [policy, setting, _cell(kind), n, hops, *(_interval(metric, found[metric]) for metric in shown)]
             )
-    yield from _table(["policy", "setting", "kind", "n", "hops", *(NAMES[metric] for metric in _BY_KIND)], rows)
+    yield from _table(["policy", "setting", "kind", "n", "hops", *(NAMES[metric] for metric in shown)], rows)
 
 
 def _failures(figures: Figures) -> Iterator[str]:
@@ -165,9 +206,11 @@ def _failures(figures: Figures) -> Iterator[str]:
 
 def _plots(figures: Figures, folder: Path) -> list[Path]:
     plots = save_panels(folder / "sweeps", panels) if (panels := list(_panels(figures))) else []
-    bars = list(_bars(figures))
-    if bars:
-        plots += save_bars(folder / "em", bars, title="Exact match at the first setting, 95 % intervals", x_label="EM")
+    for metric in ("em", *_judged(figures)):
+        if bars := list(_bars(figures, metric)):
+            name = _IN_FULL[metric]
+            title = f"{name} at the first setting, 95 % intervals"
+            plots += save_bars(folder / metric, bars, title=title, x_label=NAMES[metric])
     return plots
 
 
@@ -193,13 +236,13 @@ def _curve(figures: Figures, policy: str, axis: str) -> Line | None:
     return Line(policy, x, mean, low, high)
 
 
-def _bars(figures: Figures) -> Iterator[Bar]:
-    """EM of each policy at its first setting, over all questions and by kind."""
+def _bars(figures: Figures, metric: str) -> Iterator[Bar]:
+    """A metric of each policy at its first setting, over all questions and by kind."""
     for policy, settings in figures["settings"].items():
         of = figures["policies"][policy][settings[0]["name"]]
         for group, found in {"all questions": of, **of["by_kind"]}.items():
-            if em := found["em"]:
-                yield Bar(policy, group, em["mean"], em["low"], em["high"])
+            if value := found[metric]:
+                yield Bar(policy, group, value["mean"], value["low"], value["high"])
 
 
 def _rows(figures: Figures) -> Iterator[tuple[str, str, Figures]]:
@@ -229,8 +272,22 @@ def _number(metric: str, value: float) -> str:
     return text[1:] if text.startswith("-") and not float(text) else text  # no "-0.000"
 
 
-def _cost(cost: float | None) -> str:
-    return "" if cost is None else f"{cost:.2f}"
+def _judged(figures: Figures) -> tuple[str, ...]:
+    """The metrics that a judge was asked for."""
+    return tuple(figures["judge"]["metrics"]) if figures["judge"] else ()
+
+
+def _shown(figures: Figures) -> tuple[str, ...]:
+    """Every metric that there are figures of."""
+    return (*METRICS, *_judged(figures))
+
+
+def _calls(used: Figures, kind: str) -> list[object]:
+    """Calls, tokens and cost of one kind of call."""
+    calls = used.get(kind, {})
+    tokens = f"{calls.get('prompt_tokens', 0)} / {calls.get('completion_tokens', 0)}"
+    cost = calls.get("cost")
+    return [calls.get("calls", 0), tokens, "" if cost is None else f"{cost:.2f}"]
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:

@@ -29,10 +29,12 @@ import structlog
 
 from reasonrag.config import Config
 from reasonrag.errors import ConfigError, Interrupted, RunError
+from reasonrag.evaluation.judged import JUDGED, NOT_JUDGED, Examiner, Judging, Verdicts
 from reasonrag.evaluation.metrics import Scores, scores, trajectory_row
 from reasonrag.evaluation.progress import Progress
 from reasonrag.evaluation.sweep import Setting, check_alike, check_names, sweep, varying
 from reasonrag.export import count_calls
+from reasonrag.formats import PromptSet
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.parts import Parts, check, open_format, open_questions, open_retriever, sampling, set_aside
@@ -41,6 +43,7 @@ from reasonrag.questions import questions_fingerprint
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.journaled import JournalStore
+from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout.engine import Engine, derive_seed, gather_all
 from reasonrag.runs import RunFolder, claim_folder, lock
 from reasonrag.tables import Row, ShardWriter, trajectory_schema
@@ -61,8 +64,11 @@ class Outcome:
 
     setting: Setting
     scores: list[Scores | None]  # [n]; None where the question was set aside, or not tried
+    verdicts: list[Verdicts | None]  # [n]; likewise
     failures: dict[int, str] = field(default_factory=dict)  # the cause for which a question was set aside
     ends: Counter[str] = field(default_factory=Counter)
+    out_of_form: Counter[str] = field(default_factory=Counter)  # attempts by why they are not well-formed
+    asked: Counter[str] = field(default_factory=Counter)  # of a judge, as `Examiner.examine` counts it
 
 
 @dataclass(slots=True)
@@ -74,6 +80,7 @@ class PolicyResult:
     content: dict[str, str]
     outcomes: list[Outcome]
     calls: dict[str, Any]  # of its folder, over all processes
+    judge: dict[str, Any] | None = None  # who judged it by which prompts, and on which metrics
 
 
 class Evaluation:
@@ -88,6 +95,7 @@ class Evaluation:
         max_steps: Sequence[int] | None = None,
         top_ks: Sequence[int] | None = None,
         rules: Rules = "house",
+        judging: Judging | None = None,
     ) -> None:
         """Open questions and retriever, and check everything that needs no model.
 
@@ -98,6 +106,7 @@ class Evaluation:
             max_steps: actions of a trajectory.
             top_ks: passages per search.
             rules: of the metrics.
+            judging: a judge and what it is asked about each attempt; nobody is asked where None.
 
         Raises:
             ConfigError, DataError: one clear line.
@@ -106,8 +115,13 @@ class Evaluation:
         check_alike(configs)
         for config in configs.values():  # before the first of them is paid for
             check_llm(config.policy, "policy")
+        if judging is not None:
+            check_llm(judging.model, "judge")
+            for config in configs.values():
+                judging.check(PromptSet.find(config.format.prompts))
         self.out = out
         self.rules = rules
+        self.judging = judging
         self.points = {
             name: sweep(config, temperatures=temperatures, max_steps=max_steps, top_ks=top_ks)
             for name, config in configs.items()
@@ -118,6 +132,7 @@ class Evaluation:
         self.progress = Progress(attempts)
         self._draining = False
         self._folder: RunFolder | None = None
+        self._judge: LLM | None = None
 
     def drain(self) -> None:
         """Let calls in flight end and begin no other; `run` then raises Interrupted."""
@@ -140,8 +155,12 @@ class Evaluation:
         # One loop for all policies, which share a retriever whose connections belong to it.
         with lock(self.out / ".lock"), asyncio.Runner() as runner:
             try:
+                if self.judging is not None:
+                    self._judge = open_llm(self.judging.model, "judge")
                 return [self._policy(runner, name, show) for name in self.points]
             finally:
+                if self._judge is not None:
+                    runner.run(self._judge.aclose())
                 runner.run(self.retriever.aclose())
 
     def _policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
@@ -157,8 +176,10 @@ class Evaluation:
             with RunFolder.open(self.out / name, config, content, varying=varying(config)) as folder:
                 self._folder = folder
                 folder.journal.draining = self._draining
-                outcomes = runner.run(self._settings(name, llm, folder, show))
-                return PolicyResult(name, config, content, outcomes, count_calls(folder.journal, config))
+                judge = self._judge_service(config, folder)
+                outcomes = runner.run(self._settings(name, llm, judge, folder, show))
+                calls = count_calls(folder.journal, self._priced(config))
+                return PolicyResult(name, config, content, outcomes, calls, self._told(judge))
         finally:
             self._folder = None
             self.progress.close()
@@ -166,13 +187,45 @@ class Evaluation:
             del llm
             _release_memory()
 
-    async def _settings(self, name: str, llm: LLM, folder: RunFolder, show: Show | None) -> list[Outcome]:
+    def _judge_service(self, config: Config, folder: RunFolder) -> JudgeService | None:
+        """The judge, as it is asked about one policy: what it says is kept in the policy's folder."""
+        if self._judge is None or self.judging is None:
+            return None
+        journaled = JournaledLLM(self._judge, folder.journal, kind="judge")
+        model = self.judging.model
+        self.progress.open(journaled, model)
+        return JudgeService(
+            journaled,
+            PromptSet.find(config.format.prompts),
+            sampling=sampling(model),
+            deadline_s=model.timeout_s,
+            concurrency=model.concurrency,
+        )
+
+    def _priced(self, config: Config) -> Config:
+        """With the prices of the judge."""
+        return config if self.judging is None else config.model_copy(update={"judge": self.judging.model})
+
+    def _told(self, judge: JudgeService | None) -> dict[str, Any] | None:
+        """For the record."""
+        if judge is None or self.judging is None:
+            return None
+        return {
+            "model": judge.llm.name,
+            "prompts": judge.fingerprint,
+            "metrics": [m for m in JUDGED if m in self.judging.metrics],
+        }
+
+    async def _settings(
+        self, name: str, llm: LLM, judge: JudgeService | None, folder: RunFolder, show: Show | None
+    ) -> list[Outcome]:
         journaled = JournaledLLM(llm, folder.journal, kind="policy")
         self.progress.open(journaled, self.points[name][0][1].policy)
+        examiner = Examiner(judge, journaled, self.judging.metrics) if judge and self.judging else None
         store = JournalStore(folder.journal, self.retriever.fingerprint)
         retriever = BatchedRetriever(self.retriever, store=store)
         async with show(self) if show else contextlib.nullcontext():
-            await check(Parts(self.questions, self.retriever, self._formats[name], llm, None, {}))
+            await check(Parts(self.questions, self.retriever, self._formats[name], llm, self._judge, {}))
             folder.bind()
             outcomes = []
             for setting, config in self.points[name]:
@@ -185,39 +238,40 @@ class Evaluation:
                     top_k=setting.top_k,
                     sampling=sampling(config.policy),
                 )
-                outcomes.append(await self._attempts(setting, config, engine, folder))
+                outcomes.append(await self._attempts(setting, config, engine, examiner, folder))
             return outcomes
 
-    async def _attempts(self, setting: Setting, config: Config, engine: Engine, folder: RunFolder) -> Outcome:
+    async def _attempts(
+        self, setting: Setting, config: Config, engine: Engine, examiner: Examiner | None, folder: RunFolder
+    ) -> Outcome:
         """One attempt at each question; gives up once more than `run.max_failed` have failed."""
-        outcome = Outcome(setting, [None] * len(self.questions))
+        outcome = Outcome(setting, [None] * len(self.questions), [None] * len(self.questions))
         shards = ShardWriter(
             folder.path / "trajectories", setting.name, trajectory_schema(), shard_rows=_SHARD_ROWS, keep_empty=True
         )
         writer = _InOrder(shards)
         waiting = iter(enumerate(self.questions))
         workers = min(config.run.concurrency, len(self.questions))
-        await gather_all(self._work(waiting, config, engine, outcome, writer) for _ in range(workers))
+        work = _Work(config, engine, examiner, outcome, writer)
+        await gather_all(self._work(waiting, work) for _ in range(workers))
         tried = len(outcome.failures) + outcome.ends.total()
         if self._draining and tried < len(self.questions):
             raise Interrupted("the evaluation was stopped; everything paid for is kept")
         writer.close()
         return outcome
 
-    async def _work(
-        self,
-        waiting: Iterator[tuple[int, Question]],
-        config: Config,
-        engine: Engine,
-        outcome: Outcome,
-        writer: _InOrder,
-    ) -> None:
+    async def _work(self, waiting: Iterator[tuple[int, Question]], work: _Work) -> None:
+        config, outcome = work.config, work.outcome
         for place, question in waiting:
             if self._draining or len(outcome.failures) > config.run.max_failed * len(self.questions):
                 return
             seed = derive_seed(config.seed, question.dataset, question.id)
             try:
-                (trajectory,) = await engine.run([Trajectory(question)], seeds=[seed])
+                (trajectory,) = await work.engine.run([Trajectory(question)], seeds=[seed])
+                reading = work.engine.format.read(trajectory)
+                verdicts = NOT_JUDGED
+                if work.examiner is not None:
+                    verdicts = await work.examiner.examine(trajectory, reading, outcome.asked)
             except Interrupted:
                 return
             except RunError:
@@ -225,12 +279,26 @@ class Evaluation:
             except Exception as error:
                 outcome.failures[place] = set_aside(question, error)
                 self.progress.failed += 1
-                writer.put(place, None)
+                work.writer.put(place, None)
                 continue
-            outcome.scores[place] = scores(trajectory, rules=self.rules)
+            outcome.scores[place] = scores(trajectory, reading=reading, rules=self.rules)
+            outcome.verdicts[place] = verdicts
             outcome.ends[str(trajectory.stop_reason)] += 1
+            if not reading.well_formed:
+                outcome.out_of_form[reading.reason] += 1
             self.progress.done += 1
-            writer.put(place, trajectory_row(trajectory, rules=self.rules))
+            work.writer.put(place, trajectory_row(trajectory, reading, verdicts, rules=self.rules))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the attempts at one setting share."""
+
+    config: Config
+    engine: Engine
+    examiner: Examiner | None
+    outcome: Outcome
+    writer: _InOrder
 
 
 class _InOrder:

@@ -1,14 +1,18 @@
-"""Outcomes to figures: means with intervals, by kind of question, and paired differences from the first policy."""
+"""Outcomes to figures: means with intervals, by kind of question, and paired differences from the first policy.
+
+OSR and USR are ratios of sums over all known steps of a set (HiPRAG, eq. 2), not means over questions.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
-from reasonrag.evaluation.bootstrap import Column, Interval, intervals, subtract
+from reasonrag.evaluation.bootstrap import Column, Interval, Ratio, intervals, subtract
+from reasonrag.evaluation.judged import COUNTED_AS
 from reasonrag.evaluation.metrics import METRICS, hops, kind
 from reasonrag.evaluation.run import Outcome, PolicyResult
 from reasonrag.runs import versions
@@ -20,6 +24,7 @@ Figures = dict[str, Any]
 # ("mean", policy, point, metric), or ("difference", policy, point, metric)
 Key = tuple[str, str, int, str]
 
+RATES = ("osr", "usr")
 UNNAMED = "other"  # the kind of questions without one, where others have one
 
 
@@ -42,14 +47,12 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     columns = dict(_columns(results))
     groups = _groups(questions)
     found = {
-        name: intervals(
-            {key: [column[place] for place in places] for key, column in columns.items()}, seed=first.config.seed
-        )
+        name: intervals({key: _at(column, places) for key, column in columns.items()}, seed=first.config.seed)
         for name, places in groups.items()
     }
     policies = {
         result.name: {
-            outcome.setting.name: _figures(result.name, point, outcome, found, groups, questions)
+            outcome.setting.name: _figures(result, point, outcome, found, groups, questions)
             for point, outcome in enumerate(result.outcomes)
         }
         for result in results
@@ -60,6 +63,8 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         "settings": {result.name: [o.setting.summary() for o in result.outcomes] for result in results},
         "differences": list(_differences(results, found)),
         "incomplete": list(_incomplete(results, len(questions))),
+        "unjudged": list(_unjudged(results)),
+        "judge": first.judge,
         "dataset": sorted({question.dataset for question in questions}),
         "split": first.config.questions.split,
         "seed": first.config.seed,
@@ -85,21 +90,46 @@ def failures(result: PolicyResult, questions: Sequence[Question]) -> list[Figure
     ]
 
 
-def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Column]]:
+def metrics_of(result: PolicyResult) -> tuple[str, ...]:
+    """Those that it has figures of."""
+    return (*METRICS, *(result.judge["metrics"] if result.judge else ()))
+
+
+def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Column | Ratio]]:
     """Every column that needs an interval, `[n]` over the questions."""
     baseline = results[0]
     for result in results:
         for point, outcome in enumerate(result.outcomes):
-            for metric in METRICS:
-                column = _column(outcome, metric)
-                yield ("mean", result.name, point, metric), column
+            for metric in metrics_of(result):
+                yield ("mean", result.name, point, metric), _column(outcome, metric)
                 if result is not baseline:
-                    pair = subtract(column, _column(baseline.outcomes[point], metric))
+                    pair = _difference(outcome, baseline.outcomes[point], metric)
                     yield ("difference", result.name, point, metric), pair
 
 
-def _column(outcome: Outcome, metric: str) -> Column:
-    return [None if scores is None else scores[metric] for scores in outcome.scores]
+def _column(outcome: Outcome, metric: str) -> Column | Ratio:
+    return _rate(outcome, metric) if metric in RATES else _values(outcome, metric)
+
+
+def _difference(outcome: Outcome, baseline: Outcome, metric: str) -> Column | Ratio:
+    if metric in RATES:
+        return replace(_rate(outcome, metric), minus=_rate(baseline, metric))
+    return subtract(_values(outcome, metric), _values(baseline, metric))
+
+
+def _values(outcome: Outcome, metric: str) -> Column:
+    if metric == "lasj":
+        return [found.lasj if found else None for found in outcome.verdicts]
+    return [scores[metric] if scores else None for scores in outcome.scores]
+
+
+def _rate(outcome: Outcome, metric: str) -> Ratio:
+    steps = [found.steps(metric) if found else None for found in outcome.verdicts]
+    return Ratio([s.suboptimal if s else None for s in steps], [s.known if s else None for s in steps])
+
+
+def _at(column: Column | Ratio, places: Sequence[int]) -> Column | Ratio:
+    return column.take(places) if isinstance(column, Ratio) else [column[place] for place in places]
 
 
 def _groups(questions: Sequence[Question]) -> dict[str, list[int]]:
@@ -112,7 +142,7 @@ def _groups(questions: Sequence[Question]) -> dict[str, list[int]]:
 
 
 def _figures(
-    policy: str,
+    result: PolicyResult,
     point: int,
     outcome: Outcome,
     found: Mapping[str, Mapping[Key, Interval | None]],
@@ -122,7 +152,7 @@ def _figures(
     """Of one policy at one setting."""
 
     def metrics(group: str) -> Figures:
-        return {metric: _plain(found[group]["mean", policy, point, metric]) for metric in METRICS}
+        return {metric: _plain(found[group]["mean", result.name, point, metric]) for metric in metrics_of(result)}
 
     by_kind = {
         name: {**metrics(name), "hops": _mean_hops([questions[place] for place in places]), "questions": len(places)}
@@ -131,14 +161,46 @@ def _figures(
     }
     scored, total = outcome.ends.total(), len(questions)
     return {
-        "policy": policy,
+        "policy": result.name,
         "setting": outcome.setting.name,
         **metrics(""),
         "by_kind": by_kind,
         "questions": {"total": total, "scored": scored, "not_tried": total - scored - len(outcome.failures)},
         "failed": dict(sorted(Counter(outcome.failures.values()).items())),
         "ends": dict(sorted(outcome.ends.items())),
+        "out_of_form": dict(sorted(outcome.out_of_form.items())),
+        **({"judged": _judged(result.judge["metrics"], outcome)} if result.judge else {}),
     }
+
+
+def _judged(metrics: Sequence[str], outcome: Outcome) -> Figures:
+    """Of each metric how many verdicts there are, how many are unknown, and which of these are failures, by cause.
+
+    The verdicts are on answers (attempts without one are wrong and cost no call), searches, and steps without a search.
+    A step that says nothing is unknown too, and no failure. `regenerated`: queries that the policy was asked without a
+    search.
+    """
+    verdicts = [found for found in outcome.verdicts if found is not None]
+    known: dict[str, int] = {"lasj": outcome.asked["answer.asked"] - outcome.asked["answer.unknown"]}
+    unknown: dict[str, int] = {"lasj": outcome.asked["answer.unknown"]}
+    for metric in RATES:
+        steps = [counts for found in verdicts if (counts := found.steps(metric))]
+        known[metric] = sum(counts.known for counts in steps)
+        unknown[metric] = sum(counts.unknown for counts in steps)
+    return {
+        **{
+            metric: {"known": known[metric], "unknown": unknown[metric], "failed": _causes(outcome, metric)}
+            for metric in metrics
+        },
+        "regenerated": outcome.asked["regenerated"],
+    }
+
+
+def _causes(outcome: Outcome, metric: str) -> dict[str, int]:
+    """Failures of the judge, or of the policy when it was asked without a search, by cause."""
+    prefix = f"{COUNTED_AS[metric]}."
+    found = {name.removeprefix(prefix): n for name, n in outcome.asked.items() if n and name.startswith(prefix)}
+    return {cause: found[cause] for cause in sorted(found) if cause not in ("asked", "unknown")}
 
 
 def _differences(
@@ -147,7 +209,7 @@ def _differences(
     baseline, *others = results
     for result in others:
         for point, outcome in enumerate(result.outcomes):
-            for metric in METRICS:
+            for metric in metrics_of(result):
                 key = ("difference", result.name, point, metric)
                 whole = found[""][key]
                 yield {
@@ -170,6 +232,18 @@ def _incomplete(results: Sequence[PolicyResult], total: int) -> Iterator[Figures
                 yield {"policy": result.name, "setting": outcome.setting.name, "missing": missing}
 
 
+def _unjudged(results: Sequence[PolicyResult]) -> Iterator[Figures]:
+    """Settings at which more verdicts failed than `run.max_failed` allows: the others may be of another kind."""
+    for result in results:
+        for outcome in result.outcomes:
+            for metric in result.judge["metrics"] if result.judge else ():
+                failed = sum(_causes(outcome, metric).values())
+                asked = outcome.asked[f"{COUNTED_AS[metric]}.asked"]
+                if failed > result.config.run.max_failed * asked:
+                    at = {"policy": result.name, "setting": outcome.setting.name, "metric": metric}
+                    yield {**at, "failed": failed, "asked": asked}
+
+
 def _content(results: Sequence[PolicyResult]) -> Figures:
     """Checksums of what was run, without any path."""
     return {
@@ -182,6 +256,7 @@ def _content(results: Sequence[PolicyResult]) -> Figures:
                 "top_p": result.config.policy.top_p,
                 "max_tokens": result.config.policy.max_tokens,
                 "passage_order": result.config.retrieval.passage_order,
+                **({"judge_prompts": result.judge["prompts"]} if result.judge else {}),
             }
             for result in results
         },

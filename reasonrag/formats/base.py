@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from reasonrag.formats.reading import Reading
 from reasonrag.types import Action, Prompt, Question, Step, Trajectory
+
+PassageOrder = Literal["best_first", "best_last"]
 
 
 class Stage(StrEnum):

@@ -1,25 +1,39 @@
 """HiPRAG's format: one `<think>` of parsable `<step>`s, then `<answer>` (arXiv:2510.07794, Alg. 1-3, App. D).
 
-Alg. 1 opens the next step itself after every conclusion (line 16); a policy could then never close `</think>` before
-its budget is used up, and no shorter trajectory would pass Alg. 2. Here the engine closes the step, and the policy opens
-the next one or closes its thinking.
+The rollout is Alg. 1 but for line 16, which opens the next `<step><reasoning>` behind every conclusion as long as the
+budget lasts. A policy that is done would always stand inside an open step. If it answers there, Alg. 1 writes the
+`</think>` behind the answer (lines 5, 6 and 20), and Alg. 2 finds no answer behind the thinking (line 7). If it closes
+its thinking first, there are two `</think>` (line 2) and a step that is never closed (line 22). To the letter only a
+trajectory that uses up its whole budget can be well-formed, and needless steps are the price of an answer: the very
+thing that the reward is against. So the engine closes a step, as line 13 says, and the policy opens the next one, or
+closes its thinking and answers, as App. D tells it to. The first step is opened for it (line 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from reasonrag.formats.base import Stage
+from reasonrag.formats.elements import SEALED
 from reasonrag.formats.reading import Block, Reading
-from reasonrag.formats.stream import ECHOES, StreamFormat
+from reasonrag.formats.stream import StreamFormat
 from reasonrag.text import tags
 from reasonrag.types import Action, Malformed, Note, Search, Step
 
 _STEP_TAGS = ("reasoning", "search", "context", "conclusion")
+# Well-formed reasoning holds none of the others; where it is never closed it ends there.
+_END_OF_REASONING = re.compile("</reasoning>|<search>|<context>|<conclusion>")
 
 
 class HiPRAGFormat(StreamFormat):
-    """Steps of `<reasoning>`, perhaps `<search>` and `<context>`, and `<conclusion>`."""
+    """Steps of `<reasoning>`, perhaps `<search>` and `<context>`, and `<conclusion>`.
+
+    Well-formed is what Alg. 2 and 3 accept (`check`) once the bodies of `<context>` are sealed, with two exceptions: a
+    `<context>` that the policy wrote itself (`written_observation`), and an answer that only echoes an instruction
+    (`empty_answer`).
+    """
 
     name = "hiprag"
     found = "context"
@@ -32,15 +46,16 @@ class HiPRAGFormat(StreamFormat):
         return Stage.GROUNDING if steps and isinstance(steps[-1].action, Search) else super().stage(steps)
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
-        """After `max_steps - 1` finished `<step>`s (the budget B of Alg. 1); a step with a search takes two actions.
+        """After `max_steps - 1` finished `<step>`s, which is the budget B of Alg. 1: it counts conclusions (line 14).
 
-        A policy that searches again and again within one step is stopped where that many steps would have ended.
+        A step with a search takes two actions, so B steps take at most 2 B. Alg. 1 lets a policy search within one step
+        without end (line 11); here it is stopped after as many actions as B steps with a search would have taken.
         """
         finished = sum(isinstance(step.action, Note) for step in steps)
         return finished >= max_steps - 1 or len(steps) >= 2 * (max_steps - 1)
 
     def after(self, action: Action, documents: str) -> str:
-        """The passages and an open conclusion behind a search; the step's end behind a conclusion."""
+        """Behind a search the passages and an open conclusion (line 10); behind that the step's end (line 13)."""
         match action:
             case Search():
                 return f"\n<context>{documents}</context>\n<conclusion>"
@@ -58,73 +73,113 @@ class HiPRAGFormat(StreamFormat):
             return Note(completion[start : completion.rfind("</conclusion>")].strip())
         return super().parse(completion, steps, final=final)
 
-    def _read(self, text: str, found: Sequence[str]) -> Reading:
-        reason = check(text)
-        answer = next((body for tag, body in reversed(tags(text, ("answer",)))), None)
-        blocks = _blocks(text, found)
-        return Reading(not reason, reason, blocks, None if answer in (None, "", *ECHOES) else answer)
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return ("think", "step", *_STEP_TAGS, "answer")
+
+    def _read(self, text: str, found: Sequence[str], answer: str | None) -> Reading:
+        start, end = max(text.find("<think>"), 0), text.rfind("</think>")
+        thought = text[start : end if end >= 0 else len(text)]
+        # An answer may speak of a `<context>`; in the thinking only the engine may write one.
+        written = thought.count("<context>") != thought.count("<context>" + SEALED)
+        reason = "written_observation" if written else check(text)
+        if not reason and answer is None:
+            reason = "empty_answer"
+        return Reading(not reason, reason, _blocks(thought, found), answer)
 
 
 def check(text: str) -> str:
-    """Algorithm 2, on a text whose contexts are sealed: "" where it is in form, else the reason. Linear time."""
-    if text.count("<think>") != 1 or text.count("</think>") != 1:
+    """Algorithm 2, on a text whose contexts are sealed: "" where F(T) = 1, else what is wrong. Linear time.
+
+    N(T), the number of steps, is that of the `<step>`s. Blanks are Unicode's, so that line 1 has nothing to do.
+
+    >>> check("<think><step><reasoning>r</reasoning><conclusion>c</conclusion></step></think><answer>a</answer>")
+    ''
+    """
+    if text.count("<think>") != 1 or text.count("</think>") != 1:  # line 2
         return "think_count"
     before, _, rest = text.partition("<think>")
     thought, closed, post = rest.partition("</think>")
-    if not closed:
+    if not closed:  # line 3
         return "think_order"
-    if before.strip():
+    if before.strip():  # line 4
         return "text_before_think"
-    if not post.lstrip().startswith("<answer>"):
+    if not post.lstrip().startswith("<answer>"):  # line 7
         return "no_answer"
-    if post.count("<answer>") != 1 or post.count("</answer>") != 1:
+    if post.count("<answer>") != 1 or post.count("</answer>") != 1:  # line 8
         return "answer_count"
     answer, _, trailing = post.partition("<answer>")[2].partition("</answer>")
-    if not answer.strip():
+    if not answer.strip():  # line 10
         return "empty_answer"
-    if trailing.strip():
+    if trailing.strip():  # line 11
         return "text_after_answer"
     return _check_steps(thought)
 
 
 def _check_steps(thought: str) -> str:
-    """The loop of Algorithm 2: nothing but well-formed steps, and at least one."""
-    rest, steps = thought, 0
-    while True:
-        gap, opened, tail = rest.partition("<step>")
-        if gap.strip():
+    """Lines 13 to 27 of Algorithm 2: nothing but steps, each as Algorithm 3 wants it, and at least one."""
+    end = steps = 0
+    for opened, closed in _steps(thought):
+        if thought[end:opened].strip():  # line 20
             return "text_between_steps"
-        if not opened:
-            return "" if steps else "no_step"
-        body, closed, rest = tail.partition("</step>")
-        if not closed:
+        if closed < 0:  # line 22
             return "unclosed_step"
-        if reason := check_step(body):
+        if reason := check_step(thought[opened + len("<step>") : closed]):  # line 24
             return reason
+        end = closed + len("</step>")
         steps += 1
+    if thought[end:].strip():  # line 17
+        return "text_between_steps"
+    return "" if steps else "no_step"  # line 27
 
 
 def check_step(body: str) -> str:
-    """Algorithm 3: reasoning, then search and context or neither, then conclusion, and nothing between them."""
-    present = _STEP_TAGS if "<search>" in body or "<context>" in body else ("reasoning", "conclusion")
-    rest = body
-    for tag in present:
+    """Algorithm 3, VALIDATESTEP: reasoning, then search and context or neither, then conclusion, and nothing between.
+
+    A body may be empty, and may mention a closing tag that its schema does not have: the algorithm counts neither.
+
+    >>> check_step("<reasoning>r</reasoning><search>q</search><conclusion>c</conclusion>")
+    'context_count'
+    """
+    searches = "<search>" in body or "<context>" in body  # line 10
+    present = _STEP_TAGS if searches else ("reasoning", "conclusion")
+    for tag in present:  # lines 2, 5, 11 and 12
         if body.count(f"<{tag}>") != 1 or body.count(f"</{tag}>") != 1:
             return f"{tag}_count"
-        gap, _, tail = rest.partition(f"<{tag}>")
-        _, closed, rest = tail.partition(f"</{tag}>")
-        if gap.strip() or not closed:
-            return f"{tag}_order"
-    return "text_in_step" if rest.strip() else ""
+    openings = [body.find(f"<{tag}>") for tag in present]
+    closings = [body.find(f"</{tag}>") for tag in present]
+    places = [place for span in zip(openings, closings, strict=True) for place in span]
+    if places != sorted(places):  # lines 3, 6, 7, 13, 14 and 15
+        return "step_order"
+    ends = [0, *(place + len(f"</{tag}>") for place, tag in zip(closings, present, strict=True))]
+    gaps = (body[end:start] for end, start in zip(ends, [*openings, len(body)], strict=True))
+    return "text_in_step" if any(gap.strip() for gap in gaps) else ""  # lines 4, 8, 16 and 21
 
 
-def _blocks(text: str, found: Sequence[str]) -> tuple[Block, ...]:
-    """Steps as far as they can be read."""
+def _steps(text: str) -> Iterator[tuple[int, int]]:
+    """Where each `<step>` begins and where the next `</step>` does; -1, in the last of them, if none follows."""
+    place = 0
+    while (opened := text.find("<step>", place)) >= 0:
+        closed = text.find("</step>", opened)
+        yield opened, closed
+        if closed < 0:
+            return
+        place = closed + len("</step>")
+
+
+def _blocks(thought: str, found: Sequence[str]) -> tuple[Block, ...]:
+    """The steps as far as they can be read; one that searches again and again, against Alg. 3, gives several blocks."""
     observed = iter(found)
-    blocks = []
-    for piece in text.split("<step>")[1:]:
-        body = piece.partition("</step>")[0]
-        parts = dict(tags(body, _STEP_TAGS))
-        context = next(observed, "") if "context" in parts else ""
-        blocks.append(Block(parts.get("reasoning", ""), parts.get("search"), context, parts.get("conclusion", "")))
+    blocks: list[Block] = []
+    for opened, closed in _steps(thought):
+        body = thought[opened + len("<step>") : closed if closed >= 0 else len(thought)]
+        reasoning = _END_OF_REASONING.split(body.partition("<reasoning>")[2], maxsplit=1)[0].strip()
+        _, concludes, rest = body.rpartition("<conclusion>")
+        conclusion = rest.partition("</conclusion>")[0].replace(SEALED, "").strip() if concludes else ""
+        contexts = islice(observed, body.count("<context>" + SEALED))
+        queries = [query for _, query in tags(body, ("search",))] if "<search>" in body else []
+        for query in queries[:-1]:
+            blocks.append(Block(reasoning, query, next(contexts, "")))
+            reasoning = ""
+        blocks.append(Block(reasoning, queries[-1] if queries else None, "\n".join(contexts), conclusion))
     return tuple(blocks)

@@ -1,4 +1,4 @@
-"""What a whole trajectory says, whatever the tags were: the paper's own steps, the answer, and whether it is in form."""
+"""What a whole trajectory says, whatever its tags are: the paper's own steps, the answer, whether it is in form."""
 
 from __future__ import annotations
 

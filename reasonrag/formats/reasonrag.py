@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from reasonrag.formats.base import Stage
+from reasonrag.formats.base import PassageOrder, Stage
 from reasonrag.formats.promptset import PromptSet, fingerprint
 from reasonrag.formats.reading import Block, Reading
-from reasonrag.text import before_tag, inert, inert_tokens, last_tag, one_line, tags
+from reasonrag.text import before_tag, inert, inert_tokens, last_tag, one_line, tags_with_text
 from reasonrag.types import (
     Action,
     Answer,
@@ -24,9 +24,9 @@ from reasonrag.types import (
     Trajectory,
 )
 
-PassageOrder = Literal["best_first", "best_last"]
-
 _TAGS = ("query", "evidence", "answer")
+# Queries with their evidence, and the answer, each by its first letter.
+_ORDER = re.compile("(qe)*a")
 _ALLOWED = {Stage.REASONING: ("query", "answer"), Stage.GROUNDING: ("evidence",)}
 # "put it between <answer> and </answer>", echoed from an instruction, reads as the answer "and".
 ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
@@ -110,10 +110,10 @@ class ReasonRAGFormat:
             return Search(body)
         if tag == "answer":
             return Answer(body, forced=final)
-        return Note("" if body.lower().rstrip(".") == "none" else body)
+        return Note(_evidence(body))
 
     def read(self, trajectory: Trajectory) -> Reading:
-        """A search with the note on it is one block; in form where every step could be read and the last one answers."""
+        """A search with its note is one block, so is an answer without one; well-formed if every step could be read."""
         blocks: list[Block] = []
         for step in trajectory.steps:
             match step.action:
@@ -122,23 +122,38 @@ class ReasonRAGFormat:
                     blocks.append(Block(before_tag(step.completion.text, "query"), query, context))
                 case Note(evidence) if blocks:
                     blocks[-1] = replace(blocks[-1], conclusion=evidence)
+                case Answer(answer) if not blocks:
+                    blocks.append(Block(before_tag(step.completion.text, "answer"), conclusion=answer))
         unread = next((s.action.reason for s in trajectory.steps if isinstance(s.action, Malformed)), "")
         reason = unread or ("" if trajectory.answer is not None else "no_answer")
         return Reading(not reason, reason, tuple(blocks), trajectory.answer)
 
     def read_text(self, text: str) -> Reading:
-        """One step, or the steps of an attempt one after the other."""
+        """One step, or those of an attempt one after the other; text around the tags is free, as it is in `read`."""
         blocks: list[Block] = []
         answer: str | None = None
-        for tag, body in tags(text, _TAGS):
+        found = [element for element in tags_with_text(text, _TAGS) if element[2] not in ECHOES]
+        for before, tag, body in found:
             if tag == "query":
-                blocks.append(Block(query=body))
+                blocks.append(Block(before, body))
             elif tag == "evidence" and blocks:
-                blocks[-1] = replace(blocks[-1], conclusion=body)
+                blocks[-1] = replace(blocks[-1], conclusion=_evidence(body))
             elif tag == "answer":
                 answer = body or None
-        reason = "" if answer is not None else "no_answer" if blocks else "no_tag"
+                if answer and not blocks:
+                    blocks.append(Block(before, conclusion=answer))
+        reason = self._flaw(text, [(tag, body) for _, tag, body in found])
         return Reading(not reason, reason, tuple(blocks), answer)
+
+    def _flaw(self, text: str, found: Sequence[tuple[str, str]]) -> str:
+        """What is wrong with the elements of a text; "" if nothing is."""
+        order = "".join(tag[0] for tag, _ in found)
+        if not order:
+            return "unclosed_tag" if any(f"<{tag}>" in text for tag in _TAGS) else "no_tag"
+        if "a" not in order:
+            return "no_answer"
+        empty = next((f"empty_{tag}" for tag, body in found if not body), "")
+        return empty if _ORDER.fullmatch(order) else "order"
 
     def _chat(self, system: str, user: list[str], tags: tuple[str, ...]) -> Prompt:
         messages = (Message("system", self._system[system]), Message("user", "\n".join(user)))
@@ -156,6 +171,11 @@ class ReasonRAGFormat:
     def _quote(self, text: str) -> str:
         quoted = one_line(inert(text))
         return quoted if len(quoted) <= self._max_passage_chars else quoted[: self._max_passage_chars] + " [cut]"
+
+
+def _evidence(body: str) -> str:
+    """What was found, or "" where the policy says that there is nothing."""
+    return "" if body.lower().rstrip(".") == "none" else body
 
 
 @dataclass(frozen=True, slots=True)

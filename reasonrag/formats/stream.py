@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from reasonrag.formats.base import Stage
+from reasonrag.formats.base import PassageOrder, Stage
+from reasonrag.formats.elements import SEALED, elements, seal, without_seals
 from reasonrag.formats.promptset import PromptSet, fingerprint
 from reasonrag.formats.reading import Block, Reading
-from reasonrag.text import inert, one_line
+from reasonrag.text import inert, one_line, tags
 from reasonrag.types import (
     Action,
     Answer,
@@ -30,17 +31,19 @@ from reasonrag.types import (
     Trajectory,
 )
 
-PassageOrder = Literal["best_first", "best_last"]
-
-# "put it between <answer> and </answer>", echoed from an instruction, reads as the answer "and".
-ECHOES = frozenset({"and", "query", "answer", "..."})
-# Stands for a body that the engine put in, wherever a trajectory is read: no policy can write it into its own turn,
-# as it is taken out of what it wrote.
-SEALED = "\ue000"
+# What stands between the tags where an instruction explains them: echoed, it is neither an answer nor a query.
+ECHOES = frozenset({"and", "query", "answer", "the answer", "a precise query", "..."})
 
 
 class StreamFormat:
-    """One turn of think, search, find and answer. A subclass names its tags, and says how the whole is checked."""
+    """One turn of think, search, find and answer. A subclass names its tags, and says how the whole is checked.
+
+    A whole turn is well-formed if nothing but blanks stands between its elements, none is in another, no observation
+    was written by the policy, no query and no answer is empty, and the order of the tags is that of `grammar`. Where
+    several things are wrong the gravest is the reason: `written_observation`, `unclosed_TAG` or `unopened_TAG`,
+    `no_answer`, `order`, `thought_order` (searches, observations and answer are in order, thoughts are missing or too
+    many), `stray_text`, `empty_TAG`. A turn that has only one of the last three can be made use of all the same.
+    """
 
     name: ClassVar[str]
     append_only = True
@@ -116,6 +119,8 @@ class StreamFormat:
         """By the tag that ends the completion: a search, or the answer. Anything else ends the trajectory."""
         if final:
             body, closing, _ = completion.partition("</answer>")
+            # The tag is open already; a policy that opens it again means the same.
+            body = body.rpartition("<answer>")[2]
             return self._answer(body, forced=True) if closing else Malformed("unclosed_answer", ends=True)
         for tag in (self.search, "answer"):
             if completion.rstrip().endswith(f"</{tag}>"):
@@ -128,30 +133,27 @@ class StreamFormat:
         return Malformed("unclosed_tag" if unclosed else "no_tag", ends=True)
 
     def read(self, trajectory: Trajectory) -> Reading:
-        """The whole trajectory; the bodies that the engine put in are sealed, so nothing in them is structure."""
+        """The whole trajectory; what the engine put in is sealed, so that nothing in it is structure.
+
+        What the policy wrote is held to the letter, and the answer is the one that the trajectory ended with.
+        """
         found: list[str] = []
         pieces = [self.opening]
         for step in trajectory.steps:
-            pieces += [self._cue_of(step), step.completion.text.replace(SEALED, "")]
+            pieces += [self._cue_of(step), without_seals(step.completion.text)]
             if isinstance(step.action, Search):
                 found.append(self.documents(step.passages))
             pieces.append(self.after(step.action, SEALED))
-        return self._read("".join(pieces), found)
+        return self._read("".join(pieces), found, trajectory.answer)
 
     def read_text(self, text: str) -> Reading:
-        """A trajectory of unknown origin: what stands between an observation's tags is taken for one and sealed."""
-        found: list[str] = []
-        pieces: list[str] = []
-        opening, closing = f"<{self.found}>", f"</{self.found}>"
-        rest = text.replace(SEALED, "")
-        while True:
-            head, opened, tail = rest.partition(opening)
-            body, closed, after = tail.partition(closing)
-            if not opened or not closed:
-                return self._read("".join([*pieces, rest]), found)
-            found.append(body.strip())
-            pieces += [head, opening, SEALED, closing]
-            rest = after
+        """A trajectory of unknown origin: an observation is what stands in its tag behind a search (`elements.seal`).
+
+        The answer is the last one that is no echo of an instruction, well-formed or not.
+        """
+        sealed, found = seal(text, self._names, search=self.search, found=self.found)
+        answers = (body for _, body in reversed(tags(sealed, ("answer",))) if body not in ECHOES)
+        return self._read(sealed, found, next(answers, "").replace(SEALED, "") or None)
 
     def documents(self, passages: Sequence[Passage]) -> str:
         """Passages as they are shown, best first or last."""
@@ -160,50 +162,71 @@ class StreamFormat:
         shown = passages if self._passage_order == "best_first" else tuple(reversed(passages))
         return "\n".join(f"[{n}] {self._quote(p.title)}\n{self._quote(p.text)}" for n, p in enumerate(shown, 1))
 
-    def _read(self, text: str, found: Sequence[str]) -> Reading:
-        """Blocks, answer and form of a text whose observations are sealed; `found` are their bodies, in order."""
-        letters = {self.thinks: "T", self.concludes: "R", self.search: "S", self.found: "I", "answer": "A"}
-        if self.thinks == self.concludes:
-            letters[self.thinks] = "T"
-        pieces, reason = elements(text, tuple(letters))
-        answers = [body for tag, body in pieces if tag == "answer"]
-        answer = answers[-1] if answers and answers[-1] not in ("", *ECHOES) else None
-        if not reason and any(tag == self.found and body != SEALED for tag, body in pieces):
-            reason = "written_observation"
-        if not reason and not answers:
-            reason = "no_answer"
-        if not reason and not self.grammar.fullmatch("".join(letters[tag] for tag, _ in pieces)):
-            reason = "order"
-        if not reason and answer is None:
-            reason = "empty_answer"
-        if not reason and any(tag == self.search and not body for tag, body in pieces):
-            reason = f"empty_{self.search}"
-        return Reading(not reason, reason, self._blocks(pieces, found, answer), answer)
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Every tag of the format."""
+        return tuple(dict.fromkeys((self.thinks, self.search, self.found, self.concludes, "answer")))
+
+    def _read(self, text: str, found: Sequence[str], answer: str | None) -> Reading:
+        """Blocks and form of a text whose observations are sealed; `found` are their bodies, in order."""
+        pieces, broken, stray = elements(text, self._names)
+        if self._has_written_observation(text):
+            broken = "written_observation"
+        reason = broken or self._flaw(pieces, stray, answer)
+        return Reading(not reason, reason, self._blocks(pieces, found, answer), answer, self._plan(pieces))
+
+    def _plan(self, pieces: Sequence[tuple[str, str]]) -> str:
+        """What the policy declared first, in a format that asks for it."""
+        return ""
+
+    def _has_written_observation(self, text: str) -> bool:
+        """Whether a tag of an observation is there without the seal that marks the engine's own."""
+        opening, closing = f"<{self.found}>", f"</{self.found}>"
+        opened, closed = text.count(opening), text.count(closing)
+        return opened != text.count(opening + SEALED) or closed != text.count(SEALED + closing)
+
+    def _flaw(self, pieces: Sequence[tuple[str, str]], stray: bool, answer: str | None) -> str:
+        """What is wrong with a text whose tags are all closed, the gravest thing first; "" if nothing is."""
+        letters = {self.concludes: "R", self.thinks: "T", self.search: "S", self.found: "I", "answer": "A"}
+        order = "".join(letters[tag] for tag, _ in pieces)
+        if "A" not in order:
+            return "no_answer"
+        if not self.grammar.fullmatch(order):
+            return "thought_order" if _WITHOUT_THOUGHTS.fullmatch(re.sub("[TR]", "", order)) else "order"
+        if stray:
+            return "stray_text"
+        if answer is None:
+            return "empty_answer"
+        unasked = any(tag == self.search and (not body or body in ECHOES) for tag, body in pieces)
+        return f"empty_{self.search}" if unasked else ""
 
     def _blocks(self, pieces: Sequence[tuple[str, str]], found: Sequence[str], answer: str | None) -> tuple[Block, ...]:
         """A search with the thought before it, what it found and what was concluded; or one block without a search."""
-        blocks: list[Block] = []
+        drafts: list[_Draft] = []
         observed = iter(found)
         thought = ""
         for tag, body in pieces:
-            last = blocks[-1] if blocks else None
+            last = drafts[-1] if drafts else None
             if tag == self.search:
-                blocks.append(Block(thought, body))
+                drafts.append(_Draft(thought, body))
                 thought = ""
             elif tag == self.found and body == SEALED:
                 context = next(observed, "")
-                if last is not None and not last.context:
-                    blocks[-1] = replace(last, context=context)
-            elif tag == self.concludes and last is not None and last.is_search and not last.conclusion:
-                blocks[-1] = replace(last, conclusion=body)
+                if last is not None:
+                    last.contexts.append(context)
+            elif tag == self.concludes and last is not None and last.query is not None and not last.conclusion:
+                last.conclusion = body
                 thought = body if tag == self.thinks else ""
             elif tag == self.concludes != self.thinks:
-                blocks.append(Block(thought, conclusion=body))
+                drafts.append(_Draft(thought, conclusion=body))
+                thought = ""
             elif tag == self.thinks:
                 thought = body
-        if not blocks and (thought or answer):
-            blocks.append(Block(thought, conclusion=answer or ""))
-        return tuple(blocks)
+        if not drafts and (thought or answer):
+            drafts.append(_Draft(thought, conclusion=answer or ""))
+        if drafts:
+            drafts[-1].contexts += observed  # one that was cut off is no element
+        return tuple(draft.block() for draft in drafts)
 
     def _cue_of(self, step: Step) -> str:
         """What had been put in before a step that was asked for its answer."""
@@ -222,37 +245,21 @@ class StreamFormat:
         return quoted if len(quoted) <= self._max_passage_chars else quoted[: self._max_passage_chars] + " [cut]"
 
 
-def elements(text: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], str]:
-    """Every well-formed element `<name>body</name>` in order, and "" or the reason why they are not all there is.
+# Searches with what they found, and the answer: what is left of an order without its thoughts and conclusions.
+_WITHOUT_THOUGHTS = re.compile("(SI)*A")
 
-    Between elements only blanks may stand, and no element is in another. Linear time.
 
-    >>> elements("<think>a</think> <answer>b</answer>", ["think", "answer"])
-    ([('think', 'a'), ('answer', 'b')], '')
-    >>> elements("so <answer>b</answer>", ["think", "answer"])
-    ([('answer', 'b')], 'stray_text')
-    """
-    found: list[tuple[str, str]] = []
-    reason = ""
-    end = 0
-    opened: re.Match[str] | None = None
-    for mark in re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text):
-        if not mark[1]:
-            reason = reason or (
-                f"unclosed_{opened[2]}" if opened else "stray_text" * bool(text[end : mark.start()].strip())
-            )
-            opened = mark
-        elif opened is not None and opened[2] == mark[2]:
-            found.append((mark[2], text[opened.end() : mark.start()].strip()))
-            opened, end = None, mark.end()
-        else:
-            reason = reason or f"unopened_{mark[2]}"
-            opened, end = None, mark.end()
-    if opened is not None:
-        reason = reason or f"unclosed_{opened[2]}"
-    elif text[end:].strip():
-        reason = reason or "stray_text"
-    return found, reason
+@dataclass(slots=True)
+class _Draft:
+    """A block while it is read."""
+
+    reasoning: str
+    query: str | None = None
+    contexts: list[str] = field(default_factory=list)
+    conclusion: str = ""
+
+    def block(self) -> Block:
+        return Block(self.reasoning, self.query, "\n".join(self.contexts), self.conclusion)
 
 
 def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:

@@ -100,14 +100,15 @@ class TransformersLLM:
 
         No request may be under way when this ends. The model is in evaluation mode meanwhile, and left as it was.
         """
-        defaults, training = model.generation_config, model.training
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # under an adapter
+        defaults, training = inner.generation_config, model.training
         self._take(model)
         model.eval()
         try:
             yield
         finally:
             self.model = None
-            model.generation_config = defaults
+            inner.generation_config = model.generation_config = defaults
             model.train(training)
 
     def _start(self, model: Any, chat: ChatTemplate, *, name: str, batch_size: int) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,9 @@ _FINISH = {
 }
 
 
+# What the completions endpoint is given: a text, or the token ids themselves, which vLLM takes as they are.
+Encode = Callable[[Prompt], str | Sequence[int]]
+
 # math.isfinite and float() raise OverflowError for an integer beyond it, a comparison does not.
 _LARGEST = sys.float_info.max
 
@@ -54,20 +57,22 @@ class Wire:
 
     Args:
         model: the name that the server knows it by.
-        render: prompt to text for the completions endpoint; None is the chat endpoint.
+        encode: prompt to text or token ids for the completions endpoint; None is the chat endpoint.
         vllm: whether to use vLLM's own fields.
         logprobs: whether to ask for logprobs.
+        processed_logprobs: whether the server reports those of the distribution that it sampled from.
     """
 
     model: str
-    render: Callable[[Prompt], str] | None = None
+    encode: Encode | None = None
     vllm: bool = False
     logprobs: bool = False
+    processed_logprobs: bool = False
 
     @property
     def route(self) -> str:
         """Under the base URL."""
-        return "/chat/completions" if self.render is None else "/completions"
+        return "/chat/completions" if self.encode is None else "/completions"
 
     def body(self, prompt: Prompt, sampling: Sampling, dropped: Collection[str] = ()) -> dict[str, Any]:
         """The request, without the parameters in `dropped`."""
@@ -85,7 +90,8 @@ class Wire:
         if prompt.stop:
             body["stop"] = list(prompt.stop)
         if self.logprobs:
-            body["logprobs"] = True if self.render is None else 1
+            # The number of alternatives: vLLM reports the sampled token without any.
+            body["logprobs"] = True if self.encode is None else 0 if self.vllm else 1
         if self.vllm:
             body |= _VLLM_EXTRAS
         if "max_tokens" in dropped:  # OpenAI's reasoning models know it by another name only
@@ -93,24 +99,30 @@ class Wire:
         return {key: value for key, value in body.items() if key not in dropped} | self._prompt(prompt)
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
-        if self.render is not None:
+        if self.encode is not None:
+            encoded = self.encode(prompt)
+            if not isinstance(encoded, str):
+                return {"prompt": list(encoded)}
             # A rendered chat begins with its own start token: vLLM would put a second one before it.
             extra = {"add_special_tokens": False} if self.vllm else {}
-            return {"prompt": valid_unicode(self.render(prompt)), **extra}
+            return {"prompt": valid_unicode(encoded), **extra}
         messages = [{"role": m.role, "content": valid_unicode(m.content)} for m in prompt.messages]
         if not prompt.prefix:
             return {"messages": messages}
         messages.append({"role": "assistant", "content": valid_unicode(prompt.prefix)})
         return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
-    def completions(self, raw: bytes, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+    def completions(self, raw: bytes, prompt: Prompt, sampling: Sampling, sent: object = None) -> list[Completion]:
         """At most `n` completions; fewer where the server ignores `n`.
+
+        `sent` is the request's `prompt`. Where that is ids, they are the prompt's ids, whether the server repeats them
+        or not.
 
         The prompt's tokens are counted on the first of them, the completions' tokens by their ids where the server
         reports ids, else in equal parts, so that the sums are what the server reported.
 
         Raises:
-            BadReply: not JSON, or no choices in it.
+            BadReply: not JSON, no choices in it, or the server read other ids than those it was sent.
         """
         try:
             reply = json.loads(raw)
@@ -119,11 +131,20 @@ class Wire:
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices:
             raise BadReply(f"the reply has no choices: {readable(raw)!r}")
-        # Servers report logprobs before the temperature is applied, so only these two are what `Completion` promises.
-        exact = self.logprobs and sampling.temperature in (0.0, 1.0)
         shared_ids = _ids(reply.get("prompt_token_ids"))
+        exact = self._exact_logprobs(sampling)
         found = [self._completion(choice, prompt, shared_ids, exact) for choice in choices[: sampling.n]]
+        if isinstance(sent, list):
+            found = [replace(c, prompt_token_ids=_same_ids(c.prompt_token_ids, sent)) for c in found]
         return _with_usage(found, reply.get("usage"))
+
+    def _exact_logprobs(self, sampling: Sampling) -> bool:
+        """Whether what the server reports is what `Completion` promises: full vocabulary, at the temperature."""
+        if not self.logprobs:
+            return False
+        # Processed ones are of the distribution that was sampled from, and that is the nucleus where there is one;
+        # others are taken before the temperature is applied.
+        return sampling.top_p >= 1.0 if self.processed_logprobs else sampling.temperature in (0.0, 1.0)
 
     def _completion(
         self, choice: object, prompt: Prompt, prompt_ids: tuple[int, ...] | None, exact_logprobs: bool
@@ -148,7 +169,7 @@ class Wire:
         return Completion(text, finish_reason, token_ids, logprobs, own_prompt_ids or prompt_ids)
 
     def _text(self, choice: Mapping[str, Any]) -> str:
-        if self.render is not None:
+        if self.encode is not None:
             text = choice.get("text")
         else:
             message = choice.get("message")
@@ -176,6 +197,14 @@ def _ids(value: object) -> tuple[int, ...] | None:
     if isinstance(value, list) and all(_count(item) is not None for item in value):
         return tuple(value)
     return None
+
+
+def _same_ids(read: tuple[int, ...] | None, sent: Sequence[int]) -> tuple[int, ...]:
+    """The ids that were sent; a server that cut or extended them answered another prompt."""
+    ids = tuple(sent)
+    if read is not None and read != ids:
+        raise BadReply(f"the server read {len(read)} token ids that are not the {len(ids)} it was sent")
+    return ids
 
 
 def _logprobs(value: object) -> tuple[float, ...] | None:

@@ -7,7 +7,6 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Literal
@@ -19,7 +18,7 @@ import structlog
 from reasonrag.errors import ConfigError, LLMError
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.common import overflows_context, public_name
-from reasonrag.llm.openai_wire import BadReply, Wire, readable, rejected_parameter
+from reasonrag.llm.openai_wire import BadReply, Encode, Wire, readable, rejected_parameter
 from reasonrag.types import Completion, Message, Prompt
 
 log = structlog.get_logger()
@@ -65,9 +64,10 @@ class ServerLLM:
         max_retries: int = 5,
         concurrency: int = 64,
         name: str | None = None,
-        render: Callable[[Prompt], str] | None = None,
+        encode: Encode | None = None,
         vllm: bool = False,
         logprobs: bool = False,
+        processed_logprobs: bool = False,
         backoff_s: float = 0.5,
     ) -> None:
         """Describe the server; nothing is sent before the first call.
@@ -81,21 +81,25 @@ class ServerLLM:
             max_retries: further attempts after the first one.
             concurrency: requests in flight; a request that waits for its next attempt keeps its slot.
             name: in run identities; the model's name if None.
-            render: prompt to text, for the completions endpoint (`ChatTemplate.text`).
+            encode: for the completions endpoint, prompt to text (`ChatTemplate.text`), or to token ids
+                (`ChatTemplate.token_ids`) for vLLM: it then reads the very ids that it sampled in an open turn, where
+                text would be encoded again. The tokenizer has to be the server's.
             vllm: whether the server is vLLM. Its own fields bring token ids and stop strings, and neutralise the
                 sampling defaults that it takes from the model's generation config. With the chat endpoint it also
                 continues an open turn (`Prompt.prefix`), which other servers may refuse.
             logprobs: whether to ask for logprobs. They are reported at temperature 1 and 0 only, as servers give them
                 before the temperature is applied.
+            processed_logprobs: whether the server was started with `--logprobs-mode processed_logprobs` (vLLM). Its
+                logprobs are then reported at any temperature, and at `top_p` 1 only, as they are those of the nucleus.
             backoff_s: wait before the first retry, doubled for each further one, with jitter.
 
         Raises:
-            ConfigError: the URL or the key cannot be used, or `render` does not fit `api`.
+            ConfigError: the URL or the key cannot be used, or `encode` does not fit `api`.
         """
-        _check_url(base_url)
-        if (api == "completions") != (render is not None):
+        check_url(base_url)
+        if (api == "completions") != (encode is not None):
             raise ConfigError(
-                "the completions endpoint takes a text: give `render` with api='completions' and only then"
+                "the completions endpoint takes text or token ids: give `encode` with api='completions' and only then"
             )
         if api_key and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
             raise ConfigError(
@@ -106,7 +110,7 @@ class ServerLLM:
         self.name = name or public_name(model)
         self.dropped: set[str] = set()
         self._base_url = base_url.rstrip("/")
-        self._wire = Wire(model, render, vllm, logprobs)
+        self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs)
         self._key = api_key or None
         self._timeout_s = timeout_s
         self._max_retries = max_retries
@@ -240,7 +244,7 @@ class ServerLLM:
             raise _Transient(f"{type(error).__name__}: {self._shown(str(error).encode())}") from error
         if status == 200:
             try:
-                return self._wire.completions(raw, prompt, sampling)
+                return self._wire.completions(raw, prompt, sampling, body.get("prompt"))
             except BadReply as error:
                 raise _Transient(self._shown(str(error).encode()), "bad_reply") from error
         message = f"HTTP {status}: {self._shown(raw)}"
@@ -272,7 +276,12 @@ def _sample(sampling: Sampling, index: int) -> Sampling:
     return replace(sampling, n=1, seed=seed)
 
 
-def _check_url(base_url: str) -> None:
+def check_url(base_url: str) -> None:
+    """Refuse what is no address of a server, or shows a password.
+
+    Raises:
+        ConfigError: one line says why.
+    """
     try:
         parts = urlsplit(base_url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -41,6 +41,25 @@ def group_advantages(
     return advantages
 
 
+def advantage_scale(
+    scale: Literal["group", "batch", "none"], rewards: Sequence[float | None], *, epsilon: float = 1e-4
+) -> tuple[Scale, float]:
+    """How `group_advantages` scales, and what the result is divided by, for one of TRL's `scale_rewards`.
+
+    Args:
+        scale: by the deviation of the group, by that of the whole batch, or not at all.
+        rewards: of the whole batch.
+        epsilon: added to its deviation.
+
+    >>> advantage_scale("batch", [1.0, 3.0, None], epsilon=0.0)
+    ('none', 1.4142135623730951)
+    """
+    if scale != "batch":
+        return scale, 1.0
+    known = [reward for reward in rewards if reward is not None]
+    return "none", (stdev(known) if len(known) > 1 else 0.0) + epsilon
+
+
 def has_variance(rewards: Sequence[float | None], *, tolerance: float = 1e-6) -> bool:
     """Whether any two members differ: a group in which all are equal teaches nothing.
 

@@ -15,7 +15,6 @@ from reasonrag.errors import ConfigError
 from reasonrag.formats import FORMATS, Format, PromptSet
 from reasonrag.journal import Journal
 from reasonrag.llm.base import LLM
-from reasonrag.llm.encoders import open_encoder
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.parts import open_format, open_questions, open_retriever, sampling
@@ -23,6 +22,7 @@ from reasonrag.policies import check_llm, open_llm
 from reasonrag.questions import questions_fingerprint, sample_questions
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
+from reasonrag.retrieval.encoders import open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.reference_plans import load_plans

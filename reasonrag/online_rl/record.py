@@ -6,14 +6,14 @@ OUT/rollouts/step-000007.parquet    one row a trajectory
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from reasonrag.evaluation.metrics import scores
 from reasonrag.formats import Format
-from reasonrag.online_rl.advantages import group_advantages
+from reasonrag.online_rl.advantages import Scale, group_advantages
 from reasonrag.online_rl.samples import Batch, Sample
 from reasonrag.tables import rollout_schema, write_parquet
 from reasonrag.types import Trajectory
@@ -21,13 +21,25 @@ from reasonrag.types import Trajectory
 SHOWN = ("em", "f1", "acc", "retrievals", "steps", "forced")
 
 
-def record(batch: Batch, folder: Path, *, step: int, process: int, format: Format) -> None:
-    """Write the rollouts for training step `step + 1`. Written again where the step is repeated after a restart."""
+def record(
+    batch: Batch, folder: Path, *, step: int, process: int, format: Format, scale: Scale = "group", spread: float = 1.0
+) -> None:
+    """Write the rollouts for training step `step + 1`. Written again where the step is repeated after a restart.
+
+    Args:
+        batch: this process's.
+        folder: gets a file.
+        step: optimizer steps before.
+        process: which one this is.
+        format: reads the trajectories.
+        scale: of the advantages within a group.
+        spread: what all of them are divided by besides, where one scale is that of the whole batch.
+    """
     rows = []
     for group in batch.groups:
-        advantages = group_advantages(group.rewards)
+        advantages = group_advantages(group.rewards, scale=scale)
         rows += [
-            _row(sample, advantage, step + 1, format)
+            _row(sample, advantage / spread, step + 1, format)
             for sample, advantage in zip(group.samples, advantages, strict=True)
         ]
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,10 +63,12 @@ def figures(batch: Batch, format: Format) -> dict[str, float]:
                 found[f"rollout/{name}"].append(value)
         found["rollout/tokens"].append(float(sum(sample.transcript.mask)))
         found["rollout/truncated"].append(float(sample.transcript.truncated))
+    rates = over_under([sample.score.parts for sample in samples])
     scored = [sample.score.value for sample in samples if sample.score.value is not None]
     return {
         **{name: fmean(values) for name, values in sorted(found.items())},
         **({"rollout/reward": fmean(scored)} if scored else {}),
+        **{f"rollout/{name}": rate for name, rate in rates.items()},
         "rollout/unscored": (len(samples) - len(scored)) / len(samples),
         "rollout/flat_groups": batch.flat / len(batch.groups),
         "rollout/dropped_groups": float(batch.dropped),
@@ -72,7 +86,7 @@ def summary(trajectory: Trajectory, format: Format) -> dict[str, float]:
     }
 
 
-def over_under(parts: Sequence[dict[str, float | None]]) -> dict[str, float]:
+def over_under(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """OSR and USR of the steps that were looked at (arXiv:2510.07794, eq. 2), from the parts of HiPRAG's scores."""
     rates = {}
     for name, bad, of in (("osr", "over", "searches"), ("usr", "under", "own_steps")):

@@ -39,6 +39,9 @@ class RolloutSettings(Section):
     url: Annotated[str | None, Field(description="of the vLLM server, such as http://127.0.0.1:8000/v1"), EXECUTION] = (
         None
     )
+    served_model: Annotated[
+        str | None, Field(description="the policy's name at that server; the model's own if not given"), EXECUTION
+    ] = None
     batch_size: Annotated[int, Field(ge=1, description="rows at once, of an engine in this process"), EXECUTION] = 64
     concurrency: Annotated[int, Field(ge=1, description="requests in flight, of a server"), EXECUTION] = 256
 

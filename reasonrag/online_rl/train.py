@@ -13,8 +13,12 @@ from typing import Any
 
 from reasonrag.errors import ConfigError
 from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
 from reasonrag.llm.local import TransformersLLM
+from reasonrag.llm.server import ServerLLM
+from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl import parts
+from reasonrag.online_rl.advantages import advantage_scale
 from reasonrag.online_rl.collect import Collector, Plan
 from reasonrag.online_rl.record import figures, record
 from reasonrag.online_rl.samples import Batch
@@ -63,6 +67,7 @@ class _Training:
         self.out = out
         self.runner = asyncio.Runner()
         self.closing: list[Any] = []
+        self.syncs: list[VLLMServerSync] = []
         self.watch: Watch | None = None
 
     def data(self, source: ModelSource, say: Callable[[str], None]) -> parts.Task:
@@ -81,7 +86,10 @@ class _Training:
             "num_generations": rollout.group_size,
             "temperature": rollout.temperature,
             "top_p": rollout.top_p,
-            "max_completion_length": None,
+            # Nothing is cut there; Dr. GRPO divides by it, as by a constant.
+            "max_completion_length": rollout.max_trajectory_tokens or rollout.max_tokens * settings.format.max_steps,
+            "num_iterations": 1,
+            "use_vllm": False,
             "loss_type": settings.loss_type,
             "beta": settings.beta,
             "epsilon": settings.epsilon,
@@ -102,10 +110,12 @@ class _Training:
         return None if chosen == "off" else chosen
 
     def make(self, ready: Ready) -> Any:
+        from accelerate.utils import gather_object
+
         settings, arguments = self.settings, ready.arguments
         chat = ready.source.chat()
         process, processes = arguments.process_index, arguments.world_size
-        local, weights, llm = self._policy(chat, ready.source)
+        local, weights, llm = self._policy(chat, ready)
         reward, closing = parts.open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
         self.closing += closing
         engine = Engine(
@@ -154,8 +164,11 @@ class _Training:
 
         def seen(batch: Batch, step: int) -> None:
             trainer.note(figures(batch, self.task.format))
-            reward.observe([sample.score for sample in batch.samples], step=step)
-            record(batch, self.out / "rollouts", step=step, process=process, format=self.task.format)
+            every = gather_object([sample.score for sample in batch.samples])  # all processes have to learn the same
+            reward.observe(every, step=step)
+            scale, spread = advantage_scale(settings.scale_rewards, [score.value for score in every])
+            where = {"step": step, "process": process, "format": self.task.format}
+            record(batch, self.out / "rollouts", **where, scale=scale, spread=spread)
 
         rollouts = Rollouts(collector, local, weights, self.runner, seen, settings.rollout.minibatches)
         new_adapter = settings.method == "lora" and not ready.source.is_adapter
@@ -173,14 +186,37 @@ class _Training:
             trainer.add_callback(callback)
         return trainer
 
-    def _policy(self, chat: Any, source: ModelSource) -> tuple[TransformersLLM | None, Any, LLM]:
+    def _policy(self, chat: Any, ready: Ready) -> tuple[BorrowingLLM | None, Any, LLM]:
         """The engine's LLM: on the trainer's weights, or on a server that is sent them."""
-        rollout = self.settings.rollout
+        rollout, source = self.settings.rollout, ready.source
         if rollout.url is None:
-            local = TransformersLLM.borrowing(chat, name=source.name, batch_size=rollout.batch_size)
+            kind = ContinuousLLM if self._continuous(ready) else TransformersLLM
+            local: BorrowingLLM = kind.borrowing(chat, name=source.name, batch_size=rollout.batch_size)
             self.closing.append(local)
             return local, None, local
-        raise ConfigError("rollout.url: not yet")
+        server = ServerLLM(
+            rollout.url,
+            rollout.served_model or source.base,
+            api="completions",
+            encode=chat.token_ids,
+            vllm=True,
+            logprobs=True,
+            processed_logprobs=True,
+            concurrency=rollout.concurrency,
+        )
+        sync = VLLMServerSync(rollout.url)
+        self.closing += [server]
+        self.syncs.append(sync)
+        return None, sync, server
+
+    def _continuous(self, ready: Ready) -> bool:
+        """Whether rollouts are made by continuous batching; chosen by itself only where it pays and is sure to run."""
+        engine, reason = self.settings.rollout.engine, unsupported(ready.model)
+        if engine == "continuous" and reason is not None:
+            raise ConfigError(f"rollout.engine continuous cannot work: {reason}; take generate, or a vllm-server")
+        # Weights in float32 run in the trainer's mixed precision with `generate`, and without it here.
+        pays = ready.arguments.device.type == "cuda" and ready.model.dtype.itemsize == 2
+        return engine == "continuous" or (engine == "auto" and reason is None and pays)
 
     def outcome(self, trainer: Any) -> dict[str, Any]:
         """For `training.json`."""
@@ -191,6 +227,8 @@ class _Training:
         }
 
     def close(self) -> None:
+        for sync in self.syncs:
+            sync.close()
         with contextlib.suppress(RuntimeError):
             self.runner.run(parts.close(self.closing, self.task))
         self.runner.close()
@@ -198,15 +236,20 @@ class _Training:
 
 def _save_best(trainer: Any, out: Path, card: Any) -> None:
     """The policy of now into `best`, which is replaced when the new one is whole."""
-    temporary = out / f".{BEST}.tmp"
-    if trainer.accelerator.is_main_process:
-        shutil.rmtree(temporary, ignore_errors=True)
-    save_policy(trainer, temporary)
-    if trainer.accelerator.is_main_process:
-        card.write(temporary)
-        (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle, with this machine's paths
-        shutil.rmtree(out / BEST, ignore_errors=True)
-        temporary.replace(out / BEST)
+    new, old = out / f".{BEST}.tmp", out / f".{BEST}.old"
+    first = trainer.accelerator.is_main_process
+    if first:
+        shutil.rmtree(new, ignore_errors=True)
+    save_policy(trainer, new)
+    if first:
+        card.write(new)
+        for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card: with this machine's paths
+            (new / name).unlink(missing_ok=True)
+        shutil.rmtree(old, ignore_errors=True)
+        if (out / BEST).exists():
+            (out / BEST).replace(old)
+        new.replace(out / BEST)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _config() -> Any:

@@ -1,37 +1,34 @@
 """TRL's GRPOTrainer on our rollouts: it asks for nothing but token rows, and never sees a tag or a judge.
 
 What TRL 1.16 does with `rollout_func` is not all documented; tests/online_rl/test_trainer.py holds it to this:
-tokens with mask 0 get no gradient, prompts come repeated and in whole groups, a row without a reward is left out, an
-episode without an end token counts as truncated.
+tokens with mask 0 get no gradient, prompts come repeated and in whole groups, a row without a reward gets no advantage,
+an episode without an end token counts as truncated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
-from reasonrag.errors import ReasonRAGError
-from reasonrag.llm.local import TransformersLLM
+from reasonrag.errors import RunError
+from reasonrag.llm.continuous import BorrowingLLM
+from reasonrag.llm.weight_sync import WeightSync
+from reasonrag.llm.weight_transfer import merged_parameters
 from reasonrag.online_rl.collect import Collector
 from reasonrag.online_rl.samples import Batch, Sample
-from reasonrag.online_rl.watch import Watch
+from reasonrag.online_rl.watch import Watch, mean_figures
+from reasonrag.text import one_line
+
+T = TypeVar("T")
 
 # TRL takes them for names of columns that a reward function reads.
 REWARD = "episode_reward"
-
-
-class Weights(Protocol):
-    """Brings the trainer's weights to where trajectories are made."""
-
-    def push(self, model: Any) -> None:
-        """Send the weights of a model; trajectories of the older ones must have ended."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +45,8 @@ class Rollouts:
     """
 
     collector: Collector
-    local: TransformersLLM | None
-    weights: Weights | None
+    local: BorrowingLLM | None
+    weights: WeightSync | None
     runner: asyncio.Runner
     seen: Callable[[Batch, int], None]
     batch_steps: int = 1
@@ -58,9 +55,13 @@ class Rollouts:
 @cache
 def agentic_grpo_trainer() -> Any:
     """The trainer's class; TRL is imported here."""
+    import torch
     from accelerate.utils import gather_object
     from trl import GRPOTrainer
     from trl.models import unwrap_model_for_generation
+
+    # It would print a whole trajectory wherever a reward is missing; those are counted, see `collect`.
+    logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
 
     class AgenticGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         def __init__(
@@ -75,36 +76,68 @@ def agentic_grpo_trainer() -> Any:
                 # before rollouts, compute the old log-probabilities, and correct by the ratio to the sampler's.
                 self.use_vllm, self.vllm_generation, self._last_loaded_step = True, _Synced(), -1
 
-        def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
+        def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any] | None]:
             step = self.state.global_step
-            batch = self._batch(step)
+            number = step // self.rollouts.batch_steps
+            batch = self.together(lambda: self.rollouts.collector.batch(number, step=step), step=step)
             if len(batch.samples) != len(prompts):
                 raise RuntimeError(f"{len(batch.samples)} trajectories for {len(prompts)} places of a batch")
             self.rollouts.seen(batch, step)
-            return rows(batch.samples)
+            made = rows(batch.samples, mask_truncated=self.mask_truncated_completions)
+            if self.use_vllm and made["logprobs"] is None:
+                raise RunError(
+                    "the rollouts come without log-probabilities, which the correction needs; set importance to off"
+                )
+            return made
 
-        def _batch(self, step: int) -> Batch:
-            """The rollouts of a step; where they fail on any process, all save what they have and end."""
-            batch, failure = None, None
+        def together(self, work: Callable[[], Coroutine[Any, Any, T]], *, step: int) -> T:
+            """What comes of `work` with the engine; where it fails on any process, all save what they have and end.
+
+            Raises:
+                Exception: what this process's raised.
+                RunError: another process failed.
+            """
+            made: list[T] = []
+            failure: Exception | None = None
             try:
                 with self.rolling(step):
-                    number = step // self.rollouts.batch_steps
-                    batch = self.rollouts.runner.run(self.rollouts.collector.batch(number, step=step))
-            except ReasonRAGError as error:
+                    made.append(self.rollouts.runner.run(work()))
+            except Exception as error:  # whatever it is: the other processes wait for this one
                 failure = error
-            failures = [found for found in gather_object([failure]) if found is not None]
-            if batch is None or failures:
-                if step:  # the weights are still those of the last step
-                    self._save_checkpoint(self.model, trial=None)
-                raise failure or failures[0]
-            return batch
+            told = one_line(f"{type(failure).__name__}: {failure}")[:500] if failure else None
+            failures = [found for found in gather_object([told]) if found is not None]
+            if failures:
+                self._keep(step)
+                raise failure or RunError(f"another process of this training failed ({failures[0]})")
+            return made[0]
+
+        def _keep(self, step: int) -> None:
+            """A checkpoint of a step's weights, unless there is one."""
+            if step and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists():
+                self._save_checkpoint(self.model, trial=None)
+
+        def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+            # A training goes on with a new batch: it is neither stopped nor saved in the middle of one. A signal, or a
+            # collapse, is noticed again after the next step.
+            if self.state.global_step % self.rollouts.batch_steps and self.state.global_step < self.state.max_steps:
+                self.control.should_training_stop = self.control.should_save = False
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            out: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            scored = torch.tensor([row[REWARD] is not None for row in inputs], device=self.accelerator.device)
+            scored = self.accelerator.gather(scored.float())
+            out["rows_per_scored"] = scored.numel() / scored.sum().clamp(min=1.0)
+            return out
+
+        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+            loss = super()._compute_loss(model, inputs)
+            # These are means over rows, of which those without a reward are none.
+            return loss * inputs["rows_per_scored"] if self.loss_type in ("grpo", "dr_grpo") else loss
 
         def note(self, figures: dict[str, float]) -> None:
             """Figures of a batch, for the log and the guards; means over all processes."""
-            found = gather_object([figures])
-            means = {
-                name: fmean([f[name] for f in found if name in f]) for name in sorted({n for f in found for n in f})
-            }
+            means = mean_figures(gather_object([figures]))
             for name, value in means.items():
                 self._metrics["train"][name].append(value)
             self.watch.figures = means
@@ -129,7 +162,7 @@ def agentic_grpo_trainer() -> Any:
             """The engine with the weights of now."""
             local, weights = self.rollouts.local, self.rollouts.weights
             if weights is not None and self.pushed != step:
-                weights.push(self.accelerator.unwrap_model(self.model))
+                weights.push(merged_parameters(self.accelerator.unwrap_model(self.model)))
                 self.pushed = step
             if local is None:
                 yield
@@ -140,10 +173,11 @@ def agentic_grpo_trainer() -> Any:
     return AgenticGRPOTrainer
 
 
-def rows(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+def rows(samples: Sequence[Sample], *, mask_truncated: bool) -> dict[str, list[Any] | None]:
     """What TRL's `rollout_func` returns: lists by column, one entry a sample.
 
-    A sample without a reward, or one that says nothing, has a mask of zeros: it counts in no mean and no loss.
+    A sample without a reward has a mask of zeros: it counts in no mean and no loss. So has one that was cut off, if
+    `mask_truncated`: TRL itself would miss one that is over its budget and ends with an end token.
 
     Raises:
         ValueError: a row whose columns differ in length: TRL would fill a short mask with ones, without a word.
@@ -157,14 +191,16 @@ def rows(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return {
         "prompt_ids": [list(s.transcript.prompt_ids) for s in samples],
         "completion_ids": [list(s.transcript.completion_ids) for s in samples],
-        "logprobs": [list(s.transcript.logprobs or ()) for s in samples] if exact else None,  # type: ignore[dict-item]
-        "env_mask": [_mask(sample) for sample in samples],
+        "logprobs": [list(s.transcript.logprobs or ()) for s in samples] if exact else None,
+        "env_mask": [_mask(sample, mask_truncated) for sample in samples],
         REWARD: [sample.score.value for sample in samples],
     }
 
 
-def _mask(sample: Sample) -> list[int]:
-    return list(sample.transcript.mask) if sample.score.value is not None else [0] * len(sample.transcript.mask)
+def _mask(sample: Sample, mask_truncated: bool) -> list[int]:
+    written = sample.transcript
+    teaches = sample.score.value is not None and not (written.truncated and mask_truncated)
+    return list(written.mask) if teaches else [0] * len(written.mask)
 
 
 def episode_reward(prompts: Any, completions: Any, episode_reward: list[float | None], **columns: Any) -> Any:

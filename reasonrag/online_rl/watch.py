@@ -11,18 +11,19 @@ from statistics import fmean
 from typing import Any
 
 from reasonrag.llm.base import Sampling
+from reasonrag.online_rl.collect import roll_out
 from reasonrag.online_rl.record import summary
 from reasonrag.online_rl.settings import GuardSettings
 from reasonrag.rewards.base import Reward
-from reasonrag.rollout.engine import Engine, derive_seed
-from reasonrag.types import Question, Trajectory
+from reasonrag.rollout.engine import Engine, derive_seed, gather_all
+from reasonrag.types import Question
 
 STATE = "online_rl.json"
 
 
 @dataclass
 class Guards:
-    """Tells a collapse from the figures of each step. Averages over a window, so that one bad batch is none.
+    """Tells a collapse from the figures of each batch. Averages over a window, so that one bad batch is none.
 
     `seen` and `best` survive a restart; see `state`.
     """
@@ -33,7 +34,7 @@ class Guards:
     first_length: float | None = None
 
     def look(self, figures: dict[str, float], entropy: float | None) -> str:
-        """Take the figures of a step; what is wrong, or ""."""
+        """Take the figures of a batch; what is wrong, or ""."""
         format_rate = self._mean("format", figures.get("rollout/format_rate"))
         length = self._mean("length", figures.get("rollout/tokens"))
         spread = self._mean("entropy", entropy)
@@ -92,17 +93,21 @@ class Validation:
     best: float | None = None
     best_step: int | None = None
 
-    async def look(self, step: int) -> dict[str, float]:
-        """Means over the questions; the reward's among them if it chooses."""
-        seeds = [derive_seed(self.seed, "validation", q.dataset, q.id) for q in self.questions]
-        done = await self.engine.run([Trajectory(q) for q in self.questions], seeds=seeds)
+    async def look(self, step: int, *, process: int = 0, processes: int = 1) -> list[dict[str, float]]:
+        """Figures of each question of this process's share; the reward's among them if it chooses.
+
+        A question that the policy's backend gives up on, or whose reward is missing, is left out of the figure.
+        """
+        mine = self.questions[process::processes]
+        seeds = [derive_seed(self.seed, "validation", question.dataset, question.id) for question in mine]
+        made = await gather_all(roll_out(self.engine, q, seed) for q, seed in zip(mine, seeds, strict=True))
+        done = [trajectory for trajectory, _ in made if trajectory is not None]
         found = [summary(trajectory, self.engine.format) for trajectory in done]
-        means = {name: fmean(row[name] for row in found) for name in found[0]}
-        if self.metric == "reward":
-            scored = [s.value for s in await self.reward.score(done, step=step) if s.value is not None]
-            if scored:
-                means["reward"] = fmean(scored)
-        return means
+        if self.metric == "reward" and done:
+            for row, score in zip(found, await self.reward.score(done, step=step), strict=True):
+                if score.value is not None:
+                    row["reward"] = score.value
+        return found
 
     def is_best(self, means: dict[str, float], step: int) -> bool:
         """Whether these are better than any before; then they are the best from now on."""
@@ -150,30 +155,46 @@ class Watch:
             self.validation.best, self.validation.best_step = state["best"]
 
 
+def mean_figures(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means by name, each over the rows that have it.
+
+    >>> mean_figures([{"em": 1.0, "reward": 0.5}, {"em": 0.0}])
+    {'em': 0.5, 'reward': 0.5}
+    """
+    names = sorted({name for row in rows for name in row})
+    return {name: fmean(row[name] for row in rows if name in row) for name in names}
+
+
 def callbacks(watch: Watch, trainer: Any, save_best: Callable[[], None]) -> list[Any]:
     """Those that validate, keep the best policy, and end a training that collapses."""
+    from accelerate.utils import gather_object
     from transformers import TrainerCallback
 
     class Looking(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 0:
-                self._validate(0)
+                self._validate(args, 0)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             step = state.global_step
-            entropies = trainer._metrics["train"].get("entropy")
-            trainer.collapse = watch.guards.look(watch.figures, entropies[-1] if entropies else None)
+            if step % trainer.rollouts.batch_steps == 0:
+                entropies = trainer._metrics["train"].get("entropy")
+                trainer.collapse = watch.guards.look(watch.figures, entropies[-1] if entropies else None)
             if trainer.collapse:
                 control.should_training_stop = control.should_save = True
             if watch.every and (step % watch.every == 0 or step >= state.max_steps):
-                self._validate(step)
+                self._validate(args, step)
 
-        def _validate(self, step: int) -> None:
+        def _validate(self, args: Any, step: int) -> None:
             validation = watch.validation
             if validation is None:
                 return
-            with trainer.rolling(step):
-                means = trainer.rollouts.runner.run(validation.look(step))
+            found = trainer.together(
+                lambda: validation.look(step, process=args.process_index, processes=args.world_size), step=step
+            )
+            means = mean_figures(gather_object(found))
+            if not means:
+                return
             trainer.log({f"eval_{name}": value for name, value in means.items()})
             if validation.is_best(means, step):
                 save_best()

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from reasonrag.card import demo_folder
 from reasonrag.config import ModelConfig
 from reasonrag.errors import ConfigError
 from reasonrag.llm.base import LLM
@@ -20,8 +21,8 @@ Role = Literal["policy", "judge"]
 PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
 CHOICES = (
     "http://HOST:PORT/v1 with --model (vLLM, SGLang, any OpenAI-compatible server), hf:NAME_OR_PATH (transformers in "
-    "this process), vllm:NAME_OR_PATH (vLLM in this process), demo (a tiny model for the demo world), extractive (no "
-    "neural network), python:PACKAGE.MODULE:FACTORY (your own)"
+    "this process), vllm:NAME_OR_PATH (vLLM in this process), demo[:FORMAT] (a tiny model for the demo world), "
+    "extractive (no neural network), python:PACKAGE.MODULE:FACTORY (your own)"
 )
 _JUDGE_CHOICE = ", demo-judge[:WORLD_SEED[:ERROR]] (knows the demo world's answers)"
 
@@ -49,6 +50,8 @@ def check_llm(config: ModelConfig, role: Role) -> None:
         folder = Path(name)
         if folder.is_dir() and adapter_base(folder) is None and not (folder / "config.json").is_file():
             raise ConfigError(f"{spec}: there is no model in that folder (no config.json, no adapter_config.json)")
+    if scheme == "demo":
+        demo_folder(rest)
     if scheme.startswith("http"):
         _named(spec, config)
 
@@ -75,7 +78,7 @@ def _parsed(config: ModelConfig, role: Role) -> tuple[str, str, str]:
 
 def is_reader(config: ModelConfig) -> bool:
     """Whether this is one of the small readers that know the format's steps and nothing else."""
-    return config.spec in ("extractive", "demo")
+    return (config.spec or "").partition(":")[0].lower() in ("extractive", "demo")
 
 
 def has_gpu() -> bool:
@@ -103,16 +106,18 @@ def _server(url: str, config: ModelConfig) -> LLM:
     from reasonrag.llm.server import ServerLLM
 
     model = _named(url, config)
-    render = None
+    encode = None
     if config.api == "completions":
         from reasonrag.llm.chat_template import ChatTemplate
 
-        render = ChatTemplate.load(config.tokenizer or model, revision=config.revision).text
+        chat = ChatTemplate.load(config.tokenizer or model, revision=config.revision)
+        encode = chat.token_ids if config.vllm else chat.text
     return ServerLLM(
         url,
         model,
         api=config.api,
-        render=render,
+        encode=encode,
+        processed_logprobs=config.processed_logprobs,
         vllm=config.vllm,
         api_key=os.environ.get(config.api_key_env),
         timeout_s=config.timeout_s,
@@ -160,9 +165,7 @@ def _vllm(path: str, config: ModelConfig) -> LLM:
 
 
 def _demo(rest: str, config: ModelConfig) -> LLM:
-    from reasonrag.demo import policy_folder
-
-    return _transformers(str(policy_folder()), config.model_copy(update={"device": "cpu", "dtype": "float32"}))
+    return _transformers(str(demo_folder(rest)), config.model_copy(update={"device": "cpu", "dtype": "float32"}))
 
 
 def _demo_judge(rest: str, config: ModelConfig) -> LLM:

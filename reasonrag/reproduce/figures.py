@@ -31,18 +31,35 @@ def read_attempts(evaluation: Path, policy: str, setting: str) -> dict[str, Row]
     Raises:
         RunError: the evaluation is not there.
     """
+    found = read_rows(evaluation, policy, setting, METRICS[:-2])
+    for row in found.values():
+        extra = row["retrievals"] - row["hops"]
+        row |= {"needless": max(extra, 0), "early": int(extra < 0 and row["kind"] != "known")}
+    return found
+
+
+def read_rows(evaluation: Path, policy: str, setting: str, columns: Iterable[str]) -> dict[str, Row]:
+    """Columns of one policy's trajectories at one setting, with `kind` and `hops`, by question id.
+
+    Args:
+        evaluation: the folder of `eval`.
+        policy: its name there.
+        setting: as its files are called, or a pattern.
+        columns: those that an evaluation without a judge has not got are left out.
+
+    Raises:
+        RunError: the evaluation is not there.
+    """
     import pyarrow.parquet as pq
 
-    columns = ["question_id", "kind", "hops", *METRICS[:-2]]
     files = sorted((evaluation / policy / "trajectories").glob(f"{setting}-*.parquet"))
     if not files:
         raise RunError(f"{evaluation / policy} has no trajectories at {setting}; run the evaluation again")
-    found = {}
-    for file in files:
-        for row in pq.ParquetFile(file, page_checksum_verification=True).read(columns).to_pylist():
-            extra = row["retrievals"] - row["hops"]
-            row |= {"needless": max(extra, 0), "early": int(extra < 0 and row["kind"] != "known")}
-            found[row["question_id"]] = row
+    found: dict[str, Row] = {}
+    for path in files:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            there = sorted({"question_id", "kind", "hops", *columns} & set(file.schema_arrow.names))
+            found |= {row["question_id"]: row for row in file.read(there).to_pylist()}
     return found
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from reasonrag.evaluation.sweep import Setting
 from reasonrag.plots import Bar, save_bars
 from reasonrag.reproduce.figures import Figures, compare, read_attempts, read_json
+from reasonrag.reproduce.markdown import interval_text, points_text, table
 from reasonrag.reproduce.reasonrag import BASE, COMPARISONS, MAIN, TABLE_3, VARIANTS, Scale
 from reasonrag.runs import versions, write_text
 
@@ -109,8 +109,8 @@ def _variants(found: Figures) -> Iterator[str]:
     for name in VARIANTS:
         of = found["variants"][name]
         seeds = ", ".join(f"{em:.3f}" for em in of["by_seed"])
-        rows.append([f"`{name}`", *(_interval(of["all"][metric]) for metric in _SHOWN), seeds])
-    yield from _table(["policy", "EM", "F1", "ACC", "retrievals", "steps", "forced", "format rate", "EM by seed"], rows)
+        rows.append([f"`{name}`", *(interval_text(of["all"][metric]) for metric in _SHOWN), seeds])
+    yield from table(["policy", "EM", "F1", "ACC", "retrievals", "steps", "forced", "format rate", "EM by seed"], rows)
 
 
 def _differences(figures: Figures) -> Iterator[str]:
@@ -122,11 +122,11 @@ def _differences(figures: Figures) -> Iterator[str]:
             difference = found["differences"][f"{first} - {second}"]
             em = difference["all"]["em"]
             seeds = ", ".join(f"{100 * mean:+.1f}" for mean in difference["by_seed"])
-            cells += [_points(em), seeds, _agrees(em, paper)]
+            cells += [points_text(em), seeds, _agrees(em, paper)]
         told = "" if paper is None else f"{paper[0]:+.1f} ({paper[1]:+.1f})"
         rows.append([f"`{first}` - `{second}`", told, *cells])
     heads = ["difference", "paper", "greedy", "by seed", "sign", "sampled", "by seed", "sign"]
-    yield from _table(heads, rows)
+    yield from table(heads, rows)
 
 
 def _paper(ours: str | None, theirs: str | None) -> tuple[float, float] | None:
@@ -148,9 +148,9 @@ def _by_kind(found: Figures) -> Iterator[str]:
     for kind, hops in found["hops"].items():
         for name in VARIANTS:
             of = found["variants"][name]["by_kind"][kind]
-            cells = [_interval(of[metric]) for metric in ("em", "retrievals", "steps", "early")]
+            cells = [interval_text(of[metric]) for metric in ("em", "retrievals", "steps", "early")]
             rows.append([kind, f"{hops:g}", of["em"]["n"], f"`{name}`", *cells])
-    yield from _table(["kind", "hops", "n", "policy", "EM", "retrievals", "steps", "early"], rows)
+    yield from table(["kind", "hops", "n", "policy", "EM", "retrievals", "steps", "early"], rows)
 
 
 def _alpha(figures: Figures) -> Iterator[str]:
@@ -158,8 +158,8 @@ def _alpha(figures: Figures) -> Iterator[str]:
     for setting, found in figures["settings"].items():
         of = found["differences"][f"{MAIN} - dpo-alpha1"]
         for kind, metrics in {"all": of["all"], **of["by_kind"]}.items():
-            rows.append([setting, kind, *(_interval(metrics[m], sign=True) for m in ("em", "retrievals", "steps"))])
-    yield from _table(["setting", "kind", "EM", "retrievals", "steps"], rows)
+            rows.append([setting, kind, *(interval_text(metrics[m], sign=True) for m in ("em", "retrievals", "steps"))])
+    yield from table(["setting", "kind", "EM", "retrievals", "steps"], rows)
 
 
 def _cost(figures: Figures) -> Iterator[str]:
@@ -167,13 +167,13 @@ def _cost(figures: Figures) -> Iterator[str]:
         [f"`{name}`", *(f"{fmean(run[key] for run in runs):.0f}" for key in ("policy_calls", "judge_calls", "pairs"))]
         for name, runs in figures["budget"].items()
     ]
-    yield from _table(["trees", "policy calls", "judge calls", "pairs"], rows)
+    yield from table(["trees", "policy calls", "judge calls", "pairs"], rows)
     yield ""
     rows = [
         [f"`{name}`", *(f"{fmean(run[key] for run in runs):.0f}" for key in ("examples", "steps", "seconds"))]
         for name, runs in figures["training"].items()
     ]
-    yield from _table(["training", "examples", "optimizer steps", "seconds"], rows)
+    yield from table(["training", "examples", "optimizer steps", "seconds"], rows)
     yield ""
     yield "Means over the seeds."
 
@@ -192,21 +192,3 @@ def _command(scale: Scale) -> str:
     flags = " ".join(f"--{name} {value}" for name, value in given.items())
     short = "" if scale.max_steps is None else f" --max-steps {scale.max_steps}"
     return f"reasonrag reproduce reasonrag {flags} --test-questions {scale.test_questions}{short}"
-
-
-def _interval(found: Mapping[str, float] | None, *, sign: bool = False) -> str:
-    if found is None:
-        return "unknown"
-    form = "{:+.3f} [{:+.3f}, {:+.3f}]" if sign else "{:.3f} [{:.3f}, {:.3f}]"
-    return form.format(found["mean"], found["low"], found["high"])
-
-
-def _points(found: Mapping[str, float]) -> str:
-    text = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * found[name] for name in ("mean", "low", "high")))
-    return text if found["low"] <= 0 <= found["high"] else f"**{text}**"
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    yield f"| {' | '.join(headings)} |"
-    yield f"|{' --- |' * len(headings)}"
-    yield from (f"| {' | '.join(map(str, row))} |" for row in rows)

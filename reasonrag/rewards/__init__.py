@@ -1,1 +1,39 @@
-"""Trajectory to score."""
+"""Rewards: trajectory to score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reasonrag.errors import ConfigError
+from reasonrag.plugins import import_plugin
+from reasonrag.rewards.base import Encoder, Reward, RewardParts, Score
+from reasonrag.rewards.outcome import OutcomeReward
+from reasonrag.rewards.path import SearchP1Reward
+from reasonrag.rewards.retrieval_cost import WhenToSearchReward
+from reasonrag.rewards.search_need import HiPRAGReward
+from reasonrag.rewards.settings import RewardSettings
+from reasonrag.settings import nearest
+
+# Each is called with the settings of all rewards, of which it takes its own, and the parts that it may use.
+REWARDS: dict[str, Callable[[RewardSettings, RewardParts], Reward]] = {
+    "outcome": lambda settings, parts: OutcomeReward(settings.outcome, parts),
+    "hiprag": lambda settings, parts: HiPRAGReward(settings.hiprag, parts),
+    "search-p1": lambda settings, parts: SearchP1Reward(settings.search_p1, parts),
+    "when-to-search": lambda settings, parts: WhenToSearchReward(settings.when_to_search, parts),
+}
+
+__all__ = ["REWARDS", "Encoder", "Reward", "RewardParts", "RewardSettings", "Score", "open_reward"]
+
+
+def open_reward(settings: RewardSettings, parts: RewardParts) -> Reward:
+    """The reward that is named: one of `REWARDS`, or a class of yours as `PACKAGE.MODULE:CLASS`.
+
+    Raises:
+        ConfigError: there is none of that name, or it needs a part that is not there.
+    """
+    if ":" in settings.name:
+        reward: Reward = import_plugin(settings.name.removeprefix("python:"))(settings, parts)
+        return reward
+    if settings.name not in REWARDS:
+        raise ConfigError(f"reward {settings.name!r} is unknown{nearest(settings.name, REWARDS)}, PACKAGE.MODULE:CLASS")
+    return REWARDS[settings.name](settings, parts)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from reasonrag.formats.base import Format
+from reasonrag.llm.base import LLM
 from reasonrag.types import Trajectory
+
+if TYPE_CHECKING:
+    from reasonrag.rewards.judge import JudgeService
+    from reasonrag.rewards.verdicts import ReferencePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +53,26 @@ class Reward(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`."""
         ...
+
+
+class Encoder(Protocol):
+    """Texts to vectors whose cosine says how alike they are. Safe to call from many tasks at once."""
+
+    async def encode(self, texts: Sequence[str]) -> list[list[float]]:
+        """`[n][d]` one vector a text; only vectors of one call can be compared with each other."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RewardParts:
+    """What rewards are made of; each takes what it needs, and says at once what is missing.
+
+    `judge` answers the questions that rules cannot; `policy` is the model in training, which HiPRAG asks again without
+    a search; `encoder` compares queries; `plans` are Search-P1's, by data set and question id.
+    """
+
+    format: Format
+    judge: JudgeService | None = None
+    policy: LLM | None = None
+    encoder: Encoder | None = None
+    plans: Mapping[tuple[str, str], ReferencePlan] = field(default_factory=dict)

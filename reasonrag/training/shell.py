@@ -300,14 +300,13 @@ class _Training:
 
 
 def save_policy(trainer: Any, out: Path) -> None:
-    """The trained model, or its adapter, into the folder itself."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if "ref" in getattr(model, "peft_config", {}):
-        model.delete_adapter("ref")  # TRL's copy of the adapter that the training began with
+    """The trained model, or its adapter, into the folder itself. The trainer can go on."""
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.is_fsdp_enabled and plugin is not None:
         plugin.set_state_dict_type("FULL_STATE_DICT")  # a sharded one is for going on, not for loading
     trainer.save_model(str(out))
+    if trainer.accelerator.is_main_process:  # TRL's copy of the adapter that the training began with
+        shutil.rmtree(out / "ref", ignore_errors=True)
 
 
 def quiet() -> None:

@@ -1,14 +1,29 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from reasonrag.demo import policy_folder
 from reasonrag.formats import PromptSet, ReasonRAGFormat
-from reasonrag.llm.base import Sampling
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.types import Completion, Prompt
+from reasonrag.llm.server import ServerLLM
+from reasonrag.llm.vllm_engine import VLLMEngine
+from reasonrag.llm.weight_sync import VLLMServerSync
+from reasonrag.llm.weight_transfer import merged_parameters
+from reasonrag.types import Completion, Message, Prompt, Span
 from tests.toys import QUESTION
 
 pytestmark = pytest.mark.gpu
@@ -43,3 +58,115 @@ def test_the_same_seed_gives_the_same_text_in_any_batch():
     samplings = [Sampling(seed=seed, max_tokens=32) for seed in range(8)]
     (alone,) = ask("cuda", samplings[3])
     assert ask("cuda", *samplings)[3].token_ids == alone.token_ids
+
+
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+def open_turn(chat: ChatTemplate) -> Prompt:
+    """A turn with a word that was sampled letter by letter: no tokenizer would write it so."""
+    letters = tuple(token for letter in "Jaws" for token in chat.encode(letter))
+    spans = (Span("<think>"), Span("Jaws", letters, by_policy=True), Span("\n<information>"))
+    return Prompt((Message("user", "Who directed Jaws?"),), spans)
+
+
+def completed(llm: LLM, prompt: Prompt, sampling: Sampling) -> Completion:
+    async def run() -> Completion:
+        try:
+            return (await llm.complete(prompt, sampling))[0]
+        finally:
+            await llm.aclose()
+
+    return asyncio.run(run())
+
+
+def logprobs_by(model, completion: Completion, temperature: float = 1.0) -> list[float]:
+    """What transformers gives the sampled tokens."""
+    import torch
+
+    assert completion.prompt_token_ids and completion.token_ids
+    ids = torch.tensor([completion.prompt_token_ids + completion.token_ids], device=model.device)
+    with torch.no_grad():
+        rows = (model(ids).logits[0, len(completion.prompt_token_ids) - 1 : -1] / temperature).log_softmax(-1)
+    return [rows[n, token].item() for n, token in enumerate(completion.token_ids)]
+
+
+@needs_vllm
+def test_vllm_in_this_process_reads_sampled_ids_and_reports_logprobs_at_the_temperature(tiny_model: Path):
+    from transformers import AutoModelForCausalLM
+
+    chat = ChatTemplate.load(str(tiny_model))
+    prompt = open_turn(chat)
+    engine = VLLMEngine(
+        str(tiny_model),
+        engine_args={"dtype": "float32", "enforce_eager": True, "max_model_len": 512, "gpu_memory_utilization": 0.2},
+    )
+    completion = completed(engine, prompt, Sampling(temperature=0.7, max_tokens=12, seed=3))
+    assert completion.prompt_token_ids == chat.token_ids(prompt)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    assert completion.logprobs == pytest.approx(logprobs_by(model, completion, 0.7), abs=1e-2)
+
+
+@pytest.fixture
+def vllm_server(tiny_model: Path) -> Iterator[str]:
+    """A vLLM server on the second GPU: NCCL takes no two members of a group on one device."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_model)]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--max-model-len", "512", "--enforce-eager", "--logprobs-mode", "processed_logprobs"]
+    command += ["--weight-transfer-config", '{"backend": "nccl"}', "--gpu-memory-utilization", "0.2"]
+    server = subprocess.Popen(command, env={**os.environ, "VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "1"})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(180):
+            assert server.poll() is None, "the server did not start"
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=1)
+                break
+            except OSError:
+                time.sleep(1)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+@needs_vllm
+def test_a_vllm_server_writes_with_the_weights_that_were_pushed(vllm_server: str, tiny_model: Path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    chat = ChatTemplate.load(str(tiny_model))
+    prompt = open_turn(chat)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model).to("cuda:0")
+    sync = VLLMServerSync(vllm_server)
+    try:
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            model = get_peft_model(copy.deepcopy(base), LoraConfig(r=4, target_modules=["q_proj", "gate_proj"]))
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if "lora_" in name:
+                        parameter.add_(torch.randn_like(parameter) * 0.3)
+            sync.push(merged_parameters(model))
+            llm = ServerLLM(
+                f"{vllm_server}/v1",
+                "tiny",
+                api="completions",
+                encode=chat.token_ids,
+                vllm=True,
+                logprobs=True,
+                processed_logprobs=True,
+            )
+            completion = completed(llm, prompt, Sampling(temperature=0.7, max_tokens=12, seed=3))
+            assert completion.logprobs == pytest.approx(logprobs_by(model, completion, 0.7), abs=1e-2)
+        assert sync.version == 2
+    finally:
+        sync.close()

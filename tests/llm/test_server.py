@@ -355,7 +355,7 @@ def test_lone_surrogates_neither_leave_nor_enter():
 
 def test_the_completions_endpoint_takes_rendered_text():
     with FakeOpenAI(lambda request: "<answer>a</answer>") as server:
-        (completion,) = ask(server, api="completions", render=lambda prompt: prompt.messages[-1].content + "\n")
+        (completion,) = ask(server, api="completions", encode=lambda prompt: prompt.messages[-1].content + "\n")
     assert server.requests[0]["prompt"] == "Who directed Jaws?\n"
     assert "messages" not in server.requests[0]
     assert completion.text == "<answer>a</answer>"

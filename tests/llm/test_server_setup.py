@@ -56,8 +56,8 @@ def test_a_base_url_that_cannot_work_is_refused(url):
         ServerLLM(url, "fake")
 
 
-def test_the_completions_endpoint_without_a_renderer_is_refused():
-    with pytest.raises(ConfigError, match="render"):
+def test_the_completions_endpoint_without_an_encoder_is_refused():
+    with pytest.raises(ConfigError, match="encode"):
         ServerLLM("http://127.0.0.1:1/v1", "fake", api="completions")
 
 

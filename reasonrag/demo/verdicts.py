@@ -1,0 +1,262 @@
+"""How the exact judge of the demo world decides each question of `rewards.verdicts`, and how it errs.
+
+Every function takes the fields of a request and returns the right reply with a way to draw a wrong one, or None where
+it cannot know. Its rules are stated there; they read only what the request shows, and the facts of the world.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+
+from reasonrag.demo.knowledge import Knowledge
+from reasonrag.demo.writing import STREAM_FORMATS, stream_format
+from reasonrag.formats.reading import Reading
+from reasonrag.rewards.verdicts import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, PathScores
+from reasonrag.text import exact_match, normalize_answer, token_f1
+from reasonrag.types import Question
+
+Fields = Mapping[str, str | list[str]]
+
+_TAGS = "think|step|reasoning|search|context|conclusion|information|reflect|tool_call|tool_response|answer"
+_SHOWN_TAG = re.compile(rf"‹(?=/?(?:{_TAGS})>)")
+_ITEM = re.compile(r"(?:(?<=\s)|^)\d+[.)]\s+([^;\n]*?)(?=\s\d+[.)]\s|[;\n]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The right reply, and one that is wrong, drawn at random."""
+
+    right: str
+    wrong: Callable[[Random], str]
+
+
+def same_meaning(world: Knowledge, fields: Fields) -> Verdict | None:
+    """True where both are equal when normalised, state the same fact with the same value, or one is the bare value."""
+    first, second = _text(fields, "Statement 1"), _text(fields, "Statement 2")
+    said = {_bare(world, first), _bare(world, second)}
+    claims = [claim for text in (first, second) for claim in [_claim(world, text)] if claim]
+    same = len(said) == 1 and len({query for query, _ in claims}) <= 1
+    return _boolean(same or normalize_answer(first) == normalize_answer(second))
+
+
+def step_holds(world: Knowledge, fields: Fields) -> Verdict | None:
+    """True where all facts stated are true, and the conclusion states one or follows from one in the reasoning.
+
+    A conclusion follows where it is a comparison that is right, or the value of a fact that the reasoning states. Of
+    any other in the words of this world ("yes", a bare name, "None") nothing shows that it does: False. One in other
+    words cannot be judged.
+    """
+    reasoning, conclusion = _text(fields, "Reasoning"), _text(fields, "Conclusion")
+    stated, concluded = list(world.claims(reasoning)), list(world.claims(conclusion))
+    if not all(claim.true for claim in (*stated, *concluded)):
+        return _boolean(False)
+    compared = world.compares(conclusion)
+    if concluded or compared is not None:
+        return _boolean(compared is not False)
+    if normalize_answer(conclusion) in {claim.value for claim in stated}:
+        return _boolean(True)
+    return _boolean(False) if world.speaks_of(conclusion) else None
+
+
+def answer(world: Knowledge, fields: Fields) -> Verdict | None:
+    """YES where the prediction equals one of the answers (house exact match)."""
+    match = exact_match(_text(fields, "Prediction"), _text(fields, "Reference answers").split(" | ")) > 0
+    yes, no = "YES", "NO"
+    return Verdict(yes if match else no, lambda rng: no if match else yes)
+
+
+def path(world: Knowledge, fields: Fields) -> Verdict | None:
+    """The six scores by `score_path`; unknown where the question is none of this world's."""
+    question = world.questions.get((_text(fields, "Question"), tuple(_text(fields, "Golden answers").split(" | "))))
+    if question is None:
+        return None
+    text = "\n".join(_SHOWN_TAG.sub("<", piece) for piece in fields["Trajectory"])
+    reference = tuple(fields["Reference path"])
+    scores = score_path(world, question, reference, read(text))
+    return Verdict(_scores(scores), lambda rng: _scores(_other_scores(scores, len(reference), rng)))
+
+
+def plan(world: Knowledge, fields: Fields) -> Verdict | None:
+    """The searches that the question needs, and its answer; wrong is a step too many, one too few, another answer."""
+    asked = _text(fields, "Question to plan")
+    shown = tuple(_text(fields, "Golden answers").split(" | ")) if "Golden answers" in fields else None
+    known = [q for (text, golden), q in world.questions.items() if text == asked and shown in (None, golden)]
+    if not known:
+        return None
+    steps = tuple(hop["query"] for hop in known[0].metadata["path"])
+    right = known[0].golden_answers[0]
+
+    def wrong(rng: Random) -> str:
+        if rng.random() < 1 / 3:
+            return _planned(steps, rng.choice([v for v in sorted({*world.facts.values()}) if v != right.lower()]))
+        return _planned(_spoilt(world, steps, rng), right)
+
+    return Verdict(_planned(steps, right), wrong)
+
+
+def vote(world: Knowledge, fields: Fields) -> Verdict | None:
+    """The steps of more than half of the candidates, in the order of the shortest that has most of them."""
+    paths = [value for label, value in fields.items() if label.startswith("Path ")]
+    votes = Counter(step for path in paths for step in {normalize_answer(step) for step in path})
+    kept = {step for step, count in votes.items() if count > len(paths) / 2}
+    if not kept:
+        return None
+    best = max(paths, key=lambda path: (len(kept & {normalize_answer(step) for step in path}), -len(path)))
+    wording = {normalize_answer(step): step for path in (*reversed(paths), best) for step in path}
+    order = list(dict.fromkeys(normalize_answer(step) for path in (best, *paths) for step in path))
+    steps = tuple(wording[step] for step in order if step in kept)
+    return Verdict(_planned(steps), lambda rng: _planned(_spoilt(world, steps, rng)))
+
+
+def score_path(world: Knowledge, question: Question, reference: Sequence[str], reading: Reading) -> PathScores:
+    """Search-P1's six scores of a trajectory in the demo world.
+
+    - `planner_score`: the plan against the searches that the question needs: 1.2 the same, 1.0 with one more, 0.6 with
+      some of them, 0.2 with none.
+    - `model_plan_steps`: numbered items of the plan.
+    - `effective_steps_self`: items whose search was made and brought its fact. An item is a search where it has all of
+      its words, or its key and no other entity's name.
+    - `effective_steps_ref`: reference steps that were searched for, in any order.
+    - `outcome_accuracy_score`: 1 exact, 0.5 where the answer shares words with a golden one.
+    - `outcome_reasoning_score`: 1 where every needed fact was found, 0.8 more than half, 0.5 some. A fact is found
+      where what the policy says of it last is true, or a passage has it and the policy says nothing of it; a famous one
+      also where the answer is right.
+
+    Args:
+        world: what is true.
+        question: with `path` and `known` in its metadata.
+        reference: steps of the reference path.
+        reading: of the trajectory.
+    """
+    items = [item[1] for item in _ITEM.finditer(reading.plan)]
+    needed = [hop["query"] for hop in question.metadata["path"]]
+    facts = {normalize_answer(query) for query in needed}
+    queries = list(dict.fromkeys(normalize_answer(query) for query in reading.queries))
+    brought = [query for query in queries if _brought(world, query, reading)]
+    right = exact_match(reading.answer, question.golden_answers) > 0
+    planned = len(_matched(world, items, needed))
+    found = set(facts) if question.metadata["known"] and right else _found(world, facts, reading)
+    return PathScores(
+        planner_score=_planner_score(planned, len(needed), len(items)),
+        model_plan_steps=len(items),
+        effective_steps_self=len(_matched(world, items, brought)),
+        effective_steps_ref=len(_matched(world, reference, queries)),
+        outcome_accuracy_score=1.0 if right else 0.5 if token_f1(reading.answer, question.golden_answers) > 0 else 0.0,
+        outcome_reasoning_score=_reasoning_score(len(found), len(facts)),
+    )
+
+
+def read(text: str) -> Reading:
+    """A trajectory of unknown format: as the first that it is well-formed in, else the one that makes most of it."""
+    readings = [stream_format(name).read_text(text) for name in STREAM_FORMATS]
+    return max(readings, key=lambda r: (r.well_formed, len(r.queries) + (r.answer is not None) + bool(r.plan)))
+
+
+def _found(world: Knowledge, facts: Collection[str], reading: Reading) -> set[str]:
+    """Which of the facts (by query) a passage brought or the policy stated, and which it did not misstate at last."""
+    said = {c.query: c.true for b in reading.blocks for c in world.claims(f"{b.reasoning}\n{b.conclusion}")}
+    shown = " ".join(block.context for block in reading.blocks).lower()
+    return {query for query in facts if said.get(query, f"{query} {world.facts[query]}" in shown)}
+
+
+def _planner_score(planned: int, needed: int, items: int) -> float:
+    if planned == needed and items <= needed + 1:
+        return 1.2 if items == needed else 1.0
+    return 0.6 if planned else 0.2
+
+
+def _reasoning_score(found: int, needed: int) -> float:
+    if found == needed:
+        return 1.0
+    return 0.0 if not found else 0.8 if found > needed / 2 else 0.5
+
+
+def _matched(world: Knowledge, items: Sequence[str], queries: Iterable[str]) -> dict[int, str]:
+    """Which item is which query, each at most once: first by all of its words, then by its key."""
+    left = [normalize_answer(query) for query in queries]
+    texts = [f" {normalize_answer(item)} " for item in items]
+    found: dict[int, str] = {}
+    for whole in (True, False):
+        for place, text in enumerate(texts):
+            query = next((q for q in left if _means(world, text, q, whole=whole)), None)
+            if place not in found and query is not None:
+                found[place] = query
+                left.remove(query)
+    return found
+
+
+def _means(world: Knowledge, text: str, query: str, *, whole: bool) -> bool:
+    if whole:
+        return f" {query} " in text
+    name, _, key = query.rpartition(" ")
+    return f" {key} " in text and not any(f" {other} " in text for other in world.names if other != name)
+
+
+def _brought(world: Knowledge, query: str, reading: Reading) -> bool:
+    """Whether the passages of a search for it say what it asks for."""
+    value = world.facts.get(query)
+    contexts = (block.context for block in reading.blocks if block.query and normalize_answer(block.query) == query)
+    return value is not None and any(f"{query} {value}" in context.lower() for context in contexts)
+
+
+def _other_scores(right: PathScores, reference_steps: int, rng: Random) -> PathScores:
+    """Any other valid verdict."""
+    while True:
+        planned = rng.randint(0, 4)
+        scores = PathScores(
+            rng.choice(PLANNER_SCORES),
+            planned,
+            rng.randint(0, planned),
+            rng.randint(0, reference_steps),
+            rng.choice(ACCURACY_SCORES),
+            rng.choice(REASONING_SCORES),
+        )
+        if scores != right:
+            return scores
+
+
+def _spoilt(world: Knowledge, steps: tuple[str, ...], rng: Random) -> tuple[str, ...]:
+    """The steps without one of them, or with a needless one."""
+    place = rng.randrange(len(steps))
+    if len(steps) > 1 and rng.random() < 0.5:
+        return (*steps[:place], *steps[place + 1 :])
+    needless = rng.choice([query for query in sorted(world.facts) if query not in map(normalize_answer, steps)])
+    return (*steps[:place], needless, *steps[place:])
+
+
+def _planned(steps: Sequence[str], answer: str = "") -> str:
+    numbered = "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
+    planner = ", then ".join(f"search for {step}" for step in steps)
+    reply = f"<correct_reasoning_path>\n{numbered}\n</correct_reasoning_path>\n"
+    reply += f"<optimized_planner>\nFirst {planner}.\n</optimized_planner>"
+    return f"{reply}\n<answer>{answer}</answer>" if answer else reply
+
+
+def _boolean(verdict: bool) -> Verdict:
+    return Verdict(f"<answer>{verdict}</answer>", lambda rng: f"<answer>{not verdict}</answer>")
+
+
+def _scores(scores: PathScores) -> str:
+    return json.dumps(asdict(scores))
+
+
+def _claim(world: Knowledge, text: str) -> tuple[str, str] | None:
+    """Query and value of a text that is one statement of a fact, right or wrong."""
+    claims = list(world.claims(text))
+    return (claims[0].query, claims[0].value) if len(claims) == 1 else None
+
+
+def _bare(world: Knowledge, text: str) -> str:
+    """What a statement says, without what it says it of."""
+    claim = _claim(world, text)
+    return normalize_answer(text) if claim is None else claim[1]
+
+
+def _text(fields: Fields, label: str) -> str:
+    value = fields[label]
+    return value if isinstance(value, str) else ""

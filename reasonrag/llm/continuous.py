@@ -1,0 +1,372 @@
+"""A trainer's own weights through transformers' continuous batching: what is done makes room, nobody waits for a batch.
+
+Read against transformers 5.23, whose manager stops on token ids alone and has one temperature for all its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.common import cut_at_stop
+from reasonrag.text import one_line
+from reasonrag.types import Completion, FinishReason, Prompt
+
+# Kinds of layers whose cache transformers can page; a name that it does not know ends its thread at the first request.
+_PAGED = frozenset({"full_attention", "sliding_attention"})
+# Of the memory that is free when a manager opens. A second one, for another temperature, takes its share of the rest.
+_MEMORY_SHARE = 0.5
+# On a CPU the cache would otherwise be sized by the machine's memory, which is not ours alone.
+_CPU_PAGE, _CPU_CACHE_TOKENS, _CPU_BATCH_TOKENS = 32, 32_768, 512
+# How often somebody who waits looks whether the manager's thread is still there.
+_LOOK_S = 1.0
+# A token of the tail may decode to nothing (special tokens are skipped), or begin before the stop string.
+_SPARE_TAIL_TOKENS = 16
+
+
+class BorrowingLLM(LLM, Protocol):
+    """An LLM that works on a model while one is lent to it."""
+
+    def lent(self, model: Any) -> AbstractContextManager[None]:
+        """Take requests on these weights. No request may be under way when this ends; the model is left as it was."""
+        ...
+
+
+def unsupported(model: Any) -> str | None:
+    """Why continuous batching cannot run a model; None where it can."""
+    inner = _inner(model)
+    name = type(inner).__name__
+    if not hasattr(inner, "init_continuous_batching"):
+        return f"{name} has no continuous batching in this version of transformers"
+    if getattr(inner, "_is_stateful", False) or not getattr(inner, "_supports_attention_backend", False):
+        return f"{name} has no attention cache that can be paged"
+    others = sorted(set(getattr(inner.config.get_text_config(), "layer_types", None) or ()) - _PAGED)
+    return f"{name} has layers of kind {', '.join(others)}, whose state cannot be paged" if others else None
+
+
+class ContinuousLLM:
+    """Continuous batching on weights that somebody else holds and changes: there is no second copy.
+
+    Logprobs are at the sampling temperature, at temperature 1 for greedy requests. With `top_p` below 1 there are
+    none: the manager knows only those of the truncated law. Stop strings end a request at the token that completes
+    them, as in `row_sampling`, though a few more tokens may have been computed.
+
+    Seeds are not honoured one by one: all requests draw from one stream of numbers, in the order in which they happen
+    to be batched. The first request's seed begins that stream, so a request alone is reproducible, and many at once
+    are not. What is trained on is exact all the same: the ids and logprobs are those that were sampled.
+
+    Attributes:
+        chat: tokenizer and chat template of the model.
+    """
+
+    def __init__(self, chat: ChatTemplate, *, name: str, batch_size: int) -> None:
+        """See `borrowing`."""
+        if batch_size < 1:
+            raise ConfigError(f"batch_size has to be at least 1, not {batch_size}")
+        self.chat = chat
+        self._name = name
+        self._batch_size = batch_size
+        self._loan: _Loan | None = None
+        self._closed = False
+
+    @classmethod
+    def borrowing(cls, chat: ChatTemplate, *, name: str, batch_size: int = 64) -> ContinuousLLM:
+        """An engine without a model of its own: it works while one is lent to it, see `lent`.
+
+        Args:
+            chat: tokenizer and chat template of the model.
+            name: in run identities.
+            batch_size: requests at once; the others wait.
+        """
+        return cls(chat, name=name, batch_size=batch_size)
+
+    @property
+    def name(self) -> str:
+        """The model's, as given."""
+        return self._name
+
+    @contextlib.contextmanager
+    def lent(self, model: Any) -> Iterator[None]:
+        """Take requests on these weights, from one event loop, until this ends.
+
+        The model is in evaluation mode meanwhile and computes in the type of its weights, not in a trainer's mixed
+        precision: the paged cache holds one type. It is left as it was, and so are torch's random numbers.
+
+        Raises:
+            ConfigError: continuous batching cannot run this model.
+        """
+        reason = unsupported(model)
+        if reason is not None:
+            raise ConfigError(f"continuous batching cannot run the policy: {reason}; set rollout.engine to generate")
+        with _as_it_was(model):
+            self._loan = _Loan(_inner(model), self.chat, self._batch_size)
+            try:
+                yield
+            finally:
+                loan, self._loan = self._loan, None
+                loan.close()
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """`[n]` completions, with token ids and logprobs. The prompt's tokens are counted on the first one.
+
+        Raises:
+            LLMError: with cause `refused` (the template cannot show the chat), `context_overflow`, `out_of_memory`,
+                `engine` (anything else that generation raises) or `closed` (also while no model is lent).
+        """
+        loan = self._loan
+        if self._closed or loan is None:
+            state = "is closed" if self._closed else "has no model: none is lent to it now"
+            raise LLMError(f"{self.name} {state}", cause="closed")
+        try:
+            prompt_ids = self.chat.token_ids(prompt)
+        except Exception as error:
+            raise self._failure("refused", f"{type(error).__name__}: {error}") from error
+        room = loan.context - len(prompt_ids)
+        if room < 1:
+            found = f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {loan.context}"
+            raise self._failure("context_overflow", found)
+        try:
+            manager = loan.manager(sampling)
+        except Exception as error:
+            raise self._failure(_cause(str(error)), f"{type(error).__name__}: {error}") from error
+        requests = [_Request(self, loan, manager, prompt_ids, prompt.stop, sampling) for _ in range(sampling.n)]
+        return await self._all(loan, manager, requests, min(sampling.max_tokens, room))
+
+    async def aclose(self) -> None:
+        """Refuse every further request. What a loan holds goes when the loan ends."""
+        self._closed = True
+
+    async def _all(
+        self, loan: _Loan, manager: Any, requests: list[_Request], max_tokens: int
+    ) -> tuple[Completion, ...]:
+        try:
+            for index, request in enumerate(requests):
+                request.start(max_tokens, counted=index == 0)
+            waiting = {request.future for request in requests}
+            while waiting:
+                # An error that has been sent to us before the thread ended is still to be heard.
+                ended = not manager.is_running()
+                done, waiting = await asyncio.wait(waiting, timeout=0.1 if ended else _LOOK_S)
+                for future in done:
+                    future.result()
+                if waiting and ended:
+                    raise self._failure("engine", "continuous batching ended before the request was done")
+            return tuple(request.future.result() for request in requests)
+        finally:
+            for request in requests:
+                request.end()
+
+    def _failure(self, cause: str, found: str) -> LLMError:
+        return LLMError(f"{self.name}: {one_line(found)[:240]}", cause=cause)
+
+
+@dataclass
+class _Loan:
+    """A model for as long as it is lent, with a manager for each law that is sampled from."""
+
+    model: Any
+    chat: ChatTemplate
+    batch_size: int
+    managers: dict[tuple[float, float], Any] = field(default_factory=dict)
+    running: dict[str, Any] = field(default_factory=dict)  # the manager of each request under way
+    started: int = 0
+
+    def __post_init__(self) -> None:
+        end = self.model.generation_config.eos_token_id
+        ends = end if isinstance(end, list) else [end]
+        self.end_ids = frozenset(token for token in [*ends, self.chat.tokenizer.eos_token_id] if token is not None)
+        self.context = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
+        self._one_token: dict[str, int | None] = {}
+
+    def manager(self, sampling: Sampling) -> Any:
+        """The one with this temperature and top_p; opened anew where its thread has died."""
+        law = (sampling.temperature, sampling.top_p if sampling.temperature > 0 else 1.0)
+        manager = self.managers.get(law)
+        if manager is None or not manager.is_running():
+            if manager is not None:
+                _stop(manager)
+            manager = self.managers[law] = self._open(*law, sampling.seed)
+        return manager
+
+    def _open(self, temperature: float, top_p: float, seed: int | None) -> Any:
+        from transformers import GenerationConfig
+
+        law = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+        manager = self.model.init_continuous_batching(
+            generation_config=GenerationConfig(**law if temperature > 0 else {"do_sample": False}, eos_token_id=-1),
+            continuous_batching_config=self._config(secrets.randbits(62) if seed is None else seed),
+        )
+        manager.start()
+        return manager
+
+    def _config(self, seed: int) -> Any:
+        import torch
+        from transformers.generation import ContinuousBatchingConfig
+
+        own: dict[str, Any] = {}
+        if self.model.device.type == "cpu":
+            tokens = max(_CPU_CACHE_TOKENS, self.context if self.context < 2**31 else 0)
+            own = {
+                "page_size": _CPU_PAGE,
+                "num_blocks": -(-tokens // _CPU_PAGE),
+                "max_batch_tokens": max(_CPU_BATCH_TOKENS, self.batch_size),
+            }
+        return ContinuousBatchingConfig(
+            return_logprobs=True,
+            max_requests_per_batch=self.batch_size,
+            max_memory_percent=_MEMORY_SHARE,
+            # Flash attention computes in 16 bits only.
+            auto_switch_to_flash=self.model.dtype in (torch.bfloat16, torch.float16),
+            # With it, cancelling a request that is in a batch ends the thread: the batch's update asks for its blocks.
+            use_async_batching=False,
+            seed=seed,
+            **own,
+        )
+
+    def one_token(self, mark: str) -> int | None:
+        """The id of a stop string that is a token by itself and is seen when decoded."""
+        if mark not in self._one_token:
+            ids = self.chat.encode(mark)
+            self._one_token[mark] = ids[0] if len(ids) == 1 and self.chat.decode(ids) == mark else None
+        return self._one_token[mark]
+
+    def close(self) -> None:
+        """Cancel what somebody left behind, and end the threads."""
+        for request_id, manager in self.running.items():
+            manager.cancel_request(request_id)
+        for manager in self.managers.values():
+            _stop(manager)
+        self.managers.clear()
+
+
+class _Request:
+    """One sample: hears of its tokens on the event loop, and ends at a stop string."""
+
+    def __init__(
+        self,
+        llm: ContinuousLLM,
+        loan: _Loan,
+        manager: Any,
+        prompt_ids: tuple[int, ...],
+        stop: tuple[str, ...],
+        sampling: Sampling,
+    ) -> None:
+        self._llm, self._loan, self._manager = llm, loan, manager
+        self._prompt_ids, self._stop = prompt_ids, tuple(mark for mark in stop if mark)
+        self._logprobs_known = sampling.temperature == 0 or sampling.top_p >= 1
+        self._tail = max((len(mark.encode()) for mark in self._stop), default=0) + _SPARE_TAIL_TOKENS
+        self.future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self.id = f"{loan.started}"
+        loan.started += 1
+
+    def start(self, max_tokens: int, *, counted: bool) -> None:
+        """Queue it. `counted` if the prompt's tokens are counted on this sample."""
+        marks = [self._loan.one_token(mark) for mark in self._stop]
+        self._counted = counted
+        self._manager.register_result_handler(self.id, self._hear)
+        self._loan.running[self.id] = self._manager
+        accepted = self._manager.add_request(
+            list(self._prompt_ids),
+            request_id=self.id,
+            max_new_tokens=max_tokens,
+            # Every token is looked at only where a stop string is made of several. One that is a token may also be
+            # spelled out in several: it is then found, and what follows it dropped, when the request has ended.
+            streaming=None in marks,
+            eos_token_id=sorted({*self._loan.end_ids, *(mark for mark in marks if mark is not None)}),
+        )
+        if accepted is None:
+            raise self._llm._failure("engine", "continuous batching takes no requests, its thread has ended")
+
+    def end(self) -> None:
+        """Nobody waits for it any more."""
+        if self._loan.running.pop(self.id, None) is not None and (
+            self.future.cancel() or self.future.cancelled() or self.future.exception() is not None
+        ):
+            self._manager.cancel_request(self.id)
+
+    def _hear(self, output: Any) -> None:
+        if self.future.done():
+            return  # tokens that were under way when it was cut or cancelled
+        try:
+            if output.error is not None:
+                raise self._llm._failure(_cause(output.error), output.error)
+            ids, finished = output.generated_tokens, output.is_finished()
+            if self._stop and self._stops(ids if finished else ids[-self._tail :]):
+                kept = 1 + bisect_left(range(1, len(ids)), True, key=lambda count: self._stops(ids[:count]))
+                self.future.set_result(self._completion(ids[:kept], output.logprobs, FinishReason.STOP))
+                if not finished:
+                    self._manager.cancel_request(self.id)
+            elif finished:
+                reason = FinishReason.STOP if ids[-1] in self._loan.end_ids else FinishReason.LENGTH
+                self.future.set_result(self._completion(ids, output.logprobs, reason))
+        except LLMError as error:
+            self.future.set_exception(error)
+        except Exception as error:
+            self.future.set_exception(self._llm._failure("engine", f"{type(error).__name__}: {error}"))
+
+    def _stops(self, ids: list[int]) -> bool:
+        return cut_at_stop(self._loan.chat.decode(ids), self._stop) is not None
+
+    def _completion(self, ids: list[int], logprobs: list[float], reason: FinishReason) -> Completion:
+        text = self._loan.chat.decode(ids)
+        return Completion(
+            # The token that completes a stop string may hold more than its end: ids keep it whole, the text does not.
+            cut_at_stop(text, self._stop) or text,
+            reason,
+            tuple(ids),
+            tuple(logprobs[: len(ids)]) if self._logprobs_known else None,
+            self._prompt_ids,
+            len(self._prompt_ids) if self._counted else 0,
+            len(ids),
+        )
+
+
+def _inner(model: Any) -> Any:
+    """The model of transformers, also where adapters are laid over it: its layers hold them."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@contextlib.contextmanager
+def _as_it_was(model: Any) -> Iterator[None]:
+    """Evaluation mode and the weights' own type within; then mode, attention, forward pass and random numbers again."""
+    import torch
+
+    inner = _inner(model)
+    training, attention = model.training, inner.config._attn_implementation
+    forward, plain = vars(inner).get("forward"), vars(inner).get("_original_forward")
+    devices = [inner.device] if inner.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        model.eval()
+        if plain is not None:
+            inner.forward = plain  # without accelerate's autocast, whose types the paged cache refuses
+        try:
+            yield
+        finally:
+            if plain is not None:
+                inner.forward = forward
+            if inner.config._attn_implementation != attention:
+                inner.set_attn_implementation(attention)
+            model.train(training)
+
+
+def _stop(manager: Any) -> None:
+    manager.stop(block=True)
+    manager.destroy()
+
+
+def _cause(found: str) -> str:
+    """The cause of a failure, of which transformers' thread hands on the message alone.
+
+    >>> _cause("CUDA out of memory. Tried to allocate 2 GiB"), _cause("index out of range")
+    ('out_of_memory', 'engine')
+    """
+    return "out_of_memory" if "out of memory" in found or "Memory footprint" in found else "engine"

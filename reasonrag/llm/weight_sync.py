@@ -1,0 +1,263 @@
+"""New weights from the trainer to the model that writes the rollouts.
+
+Where that model is the trainer's own, there is nothing to do (`Shared`). A vLLM server takes them over its RLHF
+endpoints (`VLLMServerSync`), which it has from version 0.22 on when it is started as
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "nccl"}' \
+        --logprobs-mode processed_logprobs
+
+Generation is paused for the time of a push. Requests that are running then end first, under the old weights; those
+that come while the server is paused wait there and run under the new ones. So no completion mixes two versions, and
+none is cut short; but the time that it waits counts against `ServerLLM`'s `timeout_s`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+import structlog
+
+from reasonrag.errors import ConfigError, LLMError, ReasonRAGError
+from reasonrag.llm.openai_wire import readable
+from reasonrag.llm.server import check_url
+from reasonrag.llm.weight_transfer import NCCLTransport, Transport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = structlog.get_logger()
+
+_TIMEOUT_S = 60.0
+_ATTEMPTS = 3
+
+
+class WeightSync(Protocol):
+    """Keeps a rollout model at the trainer's weights."""
+
+    @property
+    def version(self) -> int | None:
+        """How many pushes the rollout model has taken whole; None where its weights are not known."""
+        ...
+
+    def push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Give it these weights. Every process of the trainer calls it, with the same names in the same order.
+
+        Args:
+            named_tensors: every weight under its name in the model's checkpoint (`merged_parameters`); walked once.
+
+        Raises:
+            ConfigError: this cannot work as it is set up.
+            LLMError: with cause `weight_sync`: the rollout model has not taken the weights.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the transfer holds. Calling it twice does no harm."""
+        ...
+
+
+class Shared:
+    """The rollout model is the trainer's: it has every update already."""
+
+    def __init__(self) -> None:
+        self.version: int | None = 0
+
+    def push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Count it; the tensors are not walked."""
+        self.version = (self.version or 0) + 1
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class VLLMServerSync:
+    """Pushes weights into a vLLM server: pause, transfer, reset of the prefix cache, resume.
+
+    A prefix that was cached under the old weights would give text that belongs to no policy, so the reset is a part of
+    every push. Where the transfer or the reset fails the server stays paused, as what it would write is wrong:
+    `version` is None, the error says so, and the next push that succeeds resumes it.
+
+    Of several processes (`torch.distributed`) rank 0 pushes; the others walk the tensors, as gathering a sharded one
+    takes all of them, and wait. They raise where rank 0 fails.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        transport: Transport | None = None,
+        pause_timeout_s: float = 600.0,
+        backoff_s: float = 1.0,
+    ) -> None:
+        """Describe the server; nothing is sent before the first push.
+
+        Args:
+            base_url: of the server, with or without `/v1`; it must not ask for a key.
+            transport: how the tensors travel; NCCL to the server's GPUs if None.
+            pause_timeout_s: for the requests that are running to end.
+            backoff_s: wait before the second try of a control request that failed, doubled for the third.
+
+        Raises:
+            ConfigError: the URL cannot be used.
+        """
+        check_url(base_url)
+        self._root = base_url.rstrip("/").removesuffix("/v1")
+        self._transport = transport or NCCLTransport(self._root)
+        self._pause_timeout_s = pause_timeout_s
+        self._backoff_s = backoff_s
+        self._connected = False
+        self._pushed = 0
+        self.version: int | None = None
+
+    def push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Give the server these weights, and return when it writes with them.
+
+        Raises:
+            ConfigError: the server was not started for this, or there is no GPU here.
+            LLMError: with cause `weight_sync`; the message says in what state the server is.
+        """
+        problem: ReasonRAGError | None = None
+        try:
+            if _rank() == 0:
+                self._push(named_tensors)
+            else:
+                for _ in named_tensors:
+                    pass
+        except ReasonRAGError as error:
+            problem = error
+        finally:
+            # A generator that was left in the middle holds on to tensors for as long as the traceback lives.
+            if hasattr(named_tensors, "close"):
+                named_tensors.close()
+        elsewhere = _from_rank_0(None if problem is None else str(problem))
+        if problem is not None:
+            raise problem
+        if elsewhere is not None:
+            self.version = None
+            raise LLMError(elsewhere, cause="weight_sync")
+        self._pushed += 1
+        self.version = self._pushed
+
+    def close(self) -> None:
+        """Leave the transfer group."""
+        if self._connected:
+            self._connected = False
+            self._transport.close()
+
+    def _push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        began = time.monotonic()
+        if not self._connected:
+            self._transport.connect()
+            self._connected = True
+        self._pause()
+        self.version = None
+        try:
+            self._transport.send(named_tensors)
+            self._reset_prefix_cache()
+        except Exception as error:
+            raise _failed(
+                f"{self._root} did not take the weights of push {self._pushed + 1}: {_said(error)}. It may hold a part "
+                "of them, so it is left paused; push again, or restart it"
+            ) from error
+        try:
+            self._call("/resume")
+        except LLMError as error:
+            raise _failed(f"{self._root} has taken the weights and stays paused: {error}") from error
+        log.info("weights pushed", server=self._root, push=self._pushed + 1, seconds=round(time.monotonic() - began, 2))
+
+    def _pause(self) -> None:
+        """Stop generation when what is running has ended, or leave the server as it was."""
+        try:
+            # "abort" would hand back completions cut short, "keep" would write their ends with other weights.
+            self._call("/pause?mode=wait", self._pause_timeout_s)
+        except LLMError as error:
+            state = "it is paused, with weights that are not known"
+            if self.version is not None:  # it may have paused all the same
+                with contextlib.suppress(LLMError):
+                    self._call("/resume")
+                state = f"it still has the weights of push {self.version}"
+            raise _failed(f"{self._root} cannot be paused: {error}; {state}") from error
+
+    def _reset_prefix_cache(self) -> None:
+        # The flag makes it certain: before 0.26 vLLM kept the cache silently while any request held a block of it.
+        reply = self._call("/reset_prefix_cache?reset_running_requests=true")
+        if reply.get("success", True) is not True:
+            raise _failed("the prefix cache was not reset")
+
+    def _call(self, path: str, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
+        """POST, tried again after a passing failure: all that is asked for here may be asked twice.
+
+        Raises:
+            ConfigError: the server has no such endpoint.
+            LLMError: it did not do it.
+        """
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(self._backoff_s * 2.0 ** (attempt - 1))
+            try:
+                status, raw = _post(self._root + path, timeout_s)
+            except TimeoutError as error:
+                raise _failed(f"{path}: no answer in {timeout_s:g} s") from error
+            except (OSError, http.client.HTTPException) as error:
+                failure = f"{path}: {_said(error)}"
+                continue
+            if status == 404:
+                raise ConfigError(
+                    f"the server at {self._root} has no {path.partition('?')[0]}, so it cannot take new weights; "
+                    'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "nccl"}\''
+                )
+            if status == 200:
+                return _object(raw)
+            failure = f"{path}: HTTP {status}: {readable(raw)}"
+            if status < 500:
+                break
+        raise _failed(failure)
+
+
+def _post(url: str, timeout_s: float) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    with contextlib.closing(connect(parts.netloc, timeout=timeout_s)) as connection:
+        connection.request("POST", url.removeprefix(f"{parts.scheme}://{parts.netloc}"), body=b"")
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a reply; {} where the body is empty or anything else."""
+    try:
+        reply = json.loads(raw)
+    except ValueError:
+        return {}
+    return reply if isinstance(reply, dict) else {}
+
+
+def _failed(message: str) -> LLMError:
+    return LLMError(message, cause="weight_sync")
+
+
+def _said(error: BaseException) -> str:
+    return readable(str(error).encode("utf-8", "replace")) or type(error).__name__
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return int(dist.get_rank()) if dist.is_available() and dist.is_initialized() else 0
+
+
+def _from_rank_0(problem: str | None) -> str | None:
+    """What rank 0 says, in every process; they also wait for each other here."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return problem
+    told = [problem]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]

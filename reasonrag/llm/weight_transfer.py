@@ -1,0 +1,207 @@
+"""How weights leave the trainer: whole, with adapters merged, and over NCCL to a vLLM server's workers."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.text import one_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CHUNK_BYTES = 1 << 30
+# What PEFT, checkpointing and torch.compile put into the names of the weights that they wrap.
+_WRAPPERS = re.compile(
+    r"^base_model\.model\.|(?<![^.])(?:base_layer|original_module|token_adapter|modules_to_save\.[^.]+"
+    r"|_checkpoint_wrapped_module|_orig_mod)\."
+)
+
+
+class Transport(Protocol):
+    """How tensors travel from the trainer to the server's workers."""
+
+    def connect(self) -> None:
+        """Meet the workers, once, before the first transfer.
+
+        Raises:
+            ConfigError: it cannot work as it is set up.
+            LLMError: it failed.
+        """
+        ...
+
+    def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """All weights of the model, as one update. Whatever it raises, the server may hold a part of them."""
+        ...
+
+    def close(self) -> None:
+        """Leave the workers."""
+        ...
+
+
+class NCCLTransport:
+    """NCCL broadcasts from this process's GPU to those of a vLLM server, by TRL's client."""
+
+    def __init__(
+        self, root: str, *, group_port: int = 51216, device: int | str | None = None, chunk_bytes: int = _CHUNK_BYTES
+    ) -> None:
+        """Describe the group; nothing happens before `connect`.
+
+        Args:
+            root: the server's address without `/v1`.
+            group_port: a free port of this machine, where the workers meet the trainer.
+            device: a CUDA device, none of those that the server uses; the current one if None.
+            chunk_bytes: tensors that are held at once, more where one tensor is larger.
+        """
+        self._root = root
+        self._group_port = group_port
+        self._device = "cuda" if device is None else device
+        self._chunk_bytes = chunk_bytes
+        self._client: Any = None
+
+    def connect(self) -> None:
+        """Join the server's workers in a group.
+
+        Raises:
+            ConfigError: TRL or vLLM is not installed here, there is no CUDA device, or the server has no
+                weight-transfer engine.
+            LLMError: with cause `weight_sync`: the server cannot be reached, or the group was not made.
+        """
+        try:
+            from trl.generation.vllm_client import VLLMClient
+
+            self._client = VLLMClient(base_url=self._root, group_port=self._group_port)
+            self._client.init_communicator(device=self._device)
+        except ImportError as error:
+            raise ConfigError(
+                f"weights cannot be sent from here ({_reason(error)}); install reasonrag[train,vllm] beside the trainer"
+            ) from error
+        except (NotImplementedError, RuntimeError) as error:
+            raise ConfigError(f"weights cannot be sent to {self._root}: {_reason(error)}") from error
+        except Exception as error:
+            raise LLMError(f"{self._root}: {_reason(error)}", cause="weight_sync") from error
+
+    def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Chunk by chunk: the tensors of one are made before the workers are told to receive it.
+
+        An iterator that failed in a broadcast would leave them waiting in it for ever.
+        """
+        send_chunks(self._client, named_tensors, self._chunk_bytes)
+
+    def close(self) -> None:
+        """Leave the group."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close_communicator()
+
+
+def send_chunks(client: Any, named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> None:
+    """One weight update of `client` (TRL's `VLLMClient`), in chunks of at most `chunk_bytes` or one tensor."""
+    with client.weight_update():
+        for chunk in _chunks(named_tensors, chunk_bytes):
+            client.update_named_params(
+                [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in chunk],
+                iter(chunk),
+            )
+
+
+def _chunks(named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    chunk: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in named_tensors:
+        if chunk and size + tensor.nbytes > chunk_bytes:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append((name, tensor.contiguous()))
+        size += tensor.nbytes
+    if chunk:
+        yield chunk
+
+
+def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of a model with its adapters merged, under its name in the base model's checkpoint.
+
+    The model itself keeps its bits: each adapted layer is merged for the moment in which it is copied, and gets its own
+    weights back by a copy, not by a subtraction, which in bfloat16 would wear the base weights down push by push.
+    Tied weights come once. A weight that is sharded over processes (FSDP2) comes whole, so all of them have to walk.
+
+    Args:
+        model: of transformers, bare or wrapped by PEFT; `accelerator.unwrap_model(trainer.model)` of a trainer.
+
+    Raises:
+        ConfigError: the weights are quantised, sharded in a way that cannot be gathered one by one (FSDP1, ZeRO-3), or
+            the adapter is one that no weight can take up (prompt learning).
+    """
+    layers, hidden = _adapted(model)
+    adapters = {id(p) for layer in layers for p in layer.parameters()}
+    owners: dict[int, list[Any]] = defaultdict(list)
+    for layer in layers:
+        for parameter in layer.get_base_layer().parameters():
+            adapters.discard(id(parameter))
+            if not layer.merged:
+                owners[id(parameter)].append(layer)
+    for name, parameter in model.named_parameters():
+        if id(parameter) in adapters or name.startswith(hidden):
+            continue
+        public = _WRAPPERS.sub("", name)
+        _check_whole(public, parameter)
+        tensor = _merged(parameter, owners[id(parameter)]) if owners[id(parameter)] else parameter.detach()
+        yield public, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _adapted(model: Any) -> tuple[list[Any], tuple[str, ...]]:
+    """Layers with an adapter, and the beginnings of the names of copies that are not in use."""
+    try:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils.other import ModulesToSaveWrapper
+    except ImportError:
+        return [], ()
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise ConfigError("an adapter that learns prompts cannot be merged into weights; train LoRA, or all weights")
+    layers, hidden = [], []
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            layers.append(module)
+        elif isinstance(module, ModulesToSaveWrapper):
+            hidden.append(f"{name}.original_module.")
+            unused = set(module.modules_to_save) - set(module.active_adapters)
+            hidden += [f"{name}.modules_to_save.{adapter}." for adapter in sorted(unused)]
+    return layers, tuple(hidden)
+
+
+def _check_whole(name: str, parameter: Any) -> None:
+    if "_flat_param" in name or hasattr(parameter, "ds_id"):
+        raise ConfigError(
+            f"the weight {name} is sharded by FSDP1 or DeepSpeed ZeRO-3 and cannot be gathered by itself; "
+            "train with FSDP2 (fsdp_version: 2), or with ZeRO-2"
+        )
+    if not parameter.is_floating_point():
+        raise ConfigError(
+            f"the weight {name} is quantised ({parameter.dtype}) and a server cannot take it; "
+            "load the policy in bfloat16, or write the rollouts with the trainer's own model"
+        )
+
+
+def _merged(parameter: Any, layers: Sequence[Any]) -> Any:
+    """A copy of a base weight with the active adapters of its layers in it; layers that are tied share the weight."""
+    import torch
+
+    with torch.no_grad():
+        own = [p for layer in layers for p in layer.get_base_layer().parameters()]
+        saved = [p.detach().clone() for p in own]
+        try:
+            for layer in layers:
+                layer.merge()
+            return parameter.detach().clone()
+        finally:
+            for layer in layers:
+                layer.unmerge()
+            for p, before in zip(own, saved, strict=True):
+                p.data.copy_(before)
+
+
+def _reason(error: Exception) -> str:
+    return one_line(str(error))[:200] or type(error).__name__

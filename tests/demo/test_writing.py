@@ -1,0 +1,169 @@
+import random
+from itertools import pairwise
+
+import pytest
+
+from reasonrag.demo.curriculum import StreamCurriculum, stream_vocabulary_texts
+from reasonrag.demo.demonstrations import FAULTLESS, NO_WHIMS, STREAM_HABITS, Improviser
+from reasonrag.demo.lexicon import KINDS, names
+from reasonrag.demo.tokens import ASSISTANT, END, STREAM, make_tokenizer
+from reasonrag.demo.world import Part, demo_questions, make_world
+from reasonrag.demo.writing import STREAM_FORMATS, STREAM_STEPS, demonstrate, direct_prompt, stream_format
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.text import exact_match
+from reasonrag.types import Search, Span, StopReason
+
+WORLD = make_world(0)
+PARTS = (WORLD.parts["dev"], WORLD.famous)
+PAGES = Part({k: v for p in PARTS for k, v in p.kinds.items()}, {k: v for p in PARTS for k, v in p.facts.items()})
+DEV = demo_questions("dev")
+
+every_format = pytest.mark.parametrize("name", STREAM_FORMATS)
+
+
+def demonstrations(name, *, limit=100, max_steps=STREAM_STEPS):
+    rng = random.Random(0)
+    return [demonstrate(Improviser(q, PAGES, rng, STREAM_HABITS), name, max_steps=max_steps) for q in DEV[:limit]]
+
+
+def faultless(name, *, limit=100):
+    rng = random.Random(0)
+    return [demonstrate(Improviser(q, PAGES, rng, FAULTLESS, whims=NO_WHIMS), name) for q in DEV[:limit]]
+
+
+def text_of(trajectory):
+    return trajectory.steps[-1].prompt.prefix + trajectory.steps[-1].completion.text
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer(stream_vocabulary_texts(), STREAM)
+
+
+@every_format
+def test_nearly_every_demonstration_is_well_formed(name):
+    reasons = [stream_format(name).read(done).reason for done in demonstrations(name, limit=300)]
+    assert reasons.count("") / len(reasons) >= 0.98
+
+
+@every_format
+def test_a_demonstration_without_faults_searches_what_is_needed_and_is_right(name):
+    for done in faultless(name):
+        reading = stream_format(name).read(done)
+        assert reading.well_formed
+        assert reading.queries == tuple(hop["query"] for hop in done.question.metadata["path"])
+        assert exact_match(reading.answer, done.question.golden_answers) == 1.0
+
+
+@every_format
+def test_habits_make_needless_searches_of_what_is_known_and_wrong_answers(name):
+    done = demonstrations(name, limit=300)
+    right = sum(exact_match(t.answer, t.question.golden_answers) for t in done) / len(done)
+    assert 0.4 < right < 0.75
+    known = [any(isinstance(s.action, Search) for s in t.steps) for t in done if t.question.metadata["known"]]
+    assert 0.5 <= sum(known) / len(known) < 0.9
+
+
+def test_steps_without_a_search_hold_what_was_looked_up_nowhere_and_are_mostly_wrong():
+    true = {
+        f"{name} {key} {value}" for part in PARTS for name, facts in part.facts.items() for key, value in facts.items()
+    }
+    own = [
+        (done.question.metadata["known"], block.conclusion in true)
+        for done in demonstrations("hiprag", limit=300)
+        for block in stream_format("hiprag").read(done).blocks
+        if not block.is_search
+    ]
+    assert all(right for known, right in own if known)
+    invented = [right for known, right in own if not known]
+    assert len(invented) > 30
+    assert sum(invented) / len(invented) < 0.3
+
+
+def test_a_plan_names_each_search_and_is_cut_short_by_the_hasty():
+    cut = whole = 0
+    for done in demonstrations("search_p1", limit=300):
+        plan = stream_format("search_p1").read(done).plan.partition(";")[0]
+        assert plan.startswith(f"1. {done.question.metadata['path'][0]['query']}")
+        hops = done.question.metadata["hops"]
+        cut += f"{hops}. " not in plan
+        whole += f"{hops}. " in plan
+    assert cut > 50 and whole > 50
+
+
+@every_format
+def test_no_demonstration_goes_past_the_limit_and_what_reaches_it_is_asked_for_its_answer(name):
+    forced = 0
+    for done in demonstrations(name, max_steps=2):
+        final = done.steps[-1].prompt.stop == ("</answer>",)
+        assert final is (done.stop_reason is StopReason.FORCED_ANSWER)
+        assert stream_format(name).must_answer(done.steps[:-1], 2) is final
+        assert not any(stream_format(name).must_answer(done.steps[:n], 2) for n in range(len(done.steps) - 1))
+        forced += final
+    assert forced > 20
+
+
+@every_format
+def test_the_same_seed_gives_the_same_demonstrations_in_these_formats(name):
+    assert demonstrations(name, limit=30) == demonstrations(name, limit=30)
+
+
+@every_format
+def test_words_of_a_growing_turn_are_known_and_decode_to_themselves(name, tokenizer):
+    for done in demonstrations(name):
+        ids = tokenizer(text_of(done))["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids) == text_of(done)
+
+
+@every_format
+def test_a_turn_cut_into_spans_has_the_tokens_of_the_whole(name, tokenizer):
+    chat = ChatTemplate(tokenizer)
+    for done in demonstrations(name, limit=30):
+        prompt = done.steps[-1].prompt
+        assert chat.token_ids(prompt) == chat.encode(chat.text(prompt))
+
+
+@every_format
+def test_sampled_tokens_are_read_as_the_text_that_they_stand_for(name, tokenizer):
+    chat, format = ChatTemplate(tokenizer), stream_format(name)
+    for done in demonstrations(name):
+        for place, step in enumerate(done.steps):
+            final = step.prompt.stop == ("</answer>",)
+            written = chat.decode(chat.span_ids(Span(step.completion.text)))
+            assert format.parse(written, done.steps[:place], final=final) == step.action
+
+
+def test_a_row_of_these_formats_is_the_chat_with_the_whole_turn(tokenizer):
+    chat = ChatTemplate(tokenizer)
+    rows = StreamCurriculum(tokenizer, random.Random(1)).chunk(questions=20)
+    opening, end = tokenizer.convert_tokens_to_ids([ASSISTANT, END])
+    turns = [row for row in rows if opening in row.ids]
+    assert len(turns) == 20 + 8 + 40 + 60
+    for row in turns:
+        assert len(row.ids) == len(row.weights)
+        assert (row.ids[-1], row.weights[-1]) == (end, 1.0)
+        place = row.ids.index(opening)
+        assert list(chat.encode(tokenizer.decode(row.ids[:-1]))) == row.ids[:-1]
+        assert max(row.weights[: place + 1]) < 1.0 in row.weights[place + 1 :]
+
+
+def test_what_the_engine_puts_in_weighs_little_in_training(tokenizer):
+    curriculum = StreamCurriculum(tokenizer, random.Random(1))
+    (done,) = faultless("hiprag", limit=1)
+    row = curriculum._trajectory(done)
+    own = [token for token, weight in zip(row.ids[:-1], row.weights[:-1], strict=True) if weight == 1.0]
+    assert own == tokenizer("".join(step.completion.text for step in done.steps))["input_ids"]
+
+
+def test_a_query_alone_is_asked_as_hiprag_asks_again():
+    assert [m.content for m in direct_prompt("Crimson Harbor director").messages] == [
+        "Know.",
+        "Crimson Harbor director",
+    ]
+
+
+def test_training_in_these_formats_never_sees_a_name_of_another_split(tokenizer):
+    held_out = {tuple(name.split()) for kind in KINDS for split in ("dev", "test") for name in names(kind, split)}
+    for row in StreamCurriculum(tokenizer, random.Random(2)).chunk():
+        assert not held_out & set(pairwise(tokenizer.convert_ids_to_tokens(row.ids)))

@@ -1,0 +1,401 @@
+"""A push: pause, transfer, reset of the prefix cache, resume, and what each of them leaves behind where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import multiprocessing
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from reasonrag.errors import ConfigError, LLMError
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.server import ServerLLM
+from reasonrag.llm.weight_sync import Shared, VLLMServerSync, WeightSync
+from reasonrag.llm.weight_transfer import NCCLTransport, send_chunks
+from reasonrag.types import Message, Prompt
+
+WHOLE = ["pause?mode=wait", "start", "finish", "reset_prefix_cache?reset_running_requests=true", "resume"]
+
+
+class FakeVLLM:
+    """A vLLM server on loopback: it writes "WEIGHTS/CACHE", the push that each of the two is from.
+
+    Attributes:
+        calls: control requests and what the transport did, in order.
+        faults: by path, the replies before the good ones: a status, or "drop" for a closed connection.
+        paused: whether generation is.
+    """
+
+    def __init__(self, **faults: list[int | str]) -> None:
+        self.calls: list[str] = []
+        self.faults = faults
+        self.weights: dict[str, Any] = {}
+        self.cache: Any = None
+        self.paused = False
+        self.asked = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._stop, self._running = asyncio.Event(), asyncio.Event()
+        self._running.set()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+
+    def __enter__(self) -> FakeVLLM:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        app = web.Application()
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/{name}", self._control)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self._ready.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    async def _control(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        self.calls.append(str(request.rel_url).removeprefix("/"))
+        fault = next(iter(self.faults.get(name, [])), None)
+        if fault is not None:
+            self.faults[name].pop(0)
+        if fault == "drop":
+            assert request.transport is not None
+            request.transport.close()
+        if isinstance(fault, int):
+            return web.json_response({"error": "no"}, status=fault)
+        if name == "pause":
+            self.paused = True
+            self._running.clear()
+        elif name == "resume":
+            self.paused = False
+            self._running.set()
+        elif name == "reset_prefix_cache":
+            if fault != "kept":
+                self.cache = None
+            return web.json_response({"success": fault != "kept"})
+        return web.json_response({})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        self.asked.set()
+        await self._running.wait()
+        weights = self.weights.get("w")
+        if self.cache is None:
+            self.cache = weights
+        return web.json_response({"choices": [{"text": f"{weights}/{self.cache}", "finish_reason": "stop"}]})
+
+
+class Memory:
+    """The transport that NCCL is on GPUs: hands the values over in memory, between the server's start and finish."""
+
+    def __init__(self, server: FakeVLLM) -> None:
+        self.server = server
+        self.connected = 0
+
+    def connect(self) -> None:
+        self.connected += 1
+
+    def send(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
+        self.server.calls.append("start")
+        for name, tensor in named_tensors:
+            self.server.weights[name] = tensor
+        self.server.calls.append("finish")
+
+    def close(self) -> None:
+        self.connected -= 1
+
+
+def opened(server: FakeVLLM) -> VLLMServerSync:
+    return VLLMServerSync(f"{server.url}/v1", transport=Memory(server), backoff_s=0.01, pause_timeout_s=5.0)
+
+
+def weights(push: int) -> list[tuple[str, Any]]:
+    return [("v", -push), ("w", push)]
+
+
+def ask(server: FakeVLLM, **settings: Any) -> str:
+    async def run() -> str:
+        llm = ServerLLM(f"{server.url}/v1", "m", api="completions", encode=lambda prompt: (1, 2), **settings)
+        try:
+            return (await llm.complete(Prompt((Message("user", "?"),)), Sampling()))[0].text
+        finally:
+            await llm.aclose()
+
+    return asyncio.run(run())
+
+
+def test_a_push_pauses_transfers_resets_the_cache_and_resumes():
+    with FakeVLLM() as server:
+        sync = opened(server)
+        assert sync.version is None
+        sync.push(weights(1))
+        assert server.calls == WHOLE
+        assert (sync.version, server.weights, server.paused) == (1, {"v": -1, "w": 1}, False)
+
+
+def test_no_text_after_a_push_comes_from_a_prefix_cached_before_it():
+    with FakeVLLM() as server:
+        sync = opened(server)
+        texts = []
+        for push in (1, 2):
+            sync.push(weights(push))
+            texts.append(ask(server))
+    assert texts == ["1/1", "2/2"]
+
+
+def test_the_workers_are_met_once_and_left_once():
+    with FakeVLLM() as server:
+        transport = Memory(server)
+        sync = VLLMServerSync(server.url, transport=transport)
+        for push in (1, 2):
+            sync.push(weights(push))
+        assert (transport.connected, sync.version) == (1, 2)
+        sync.close()
+        sync.close()
+        assert transport.connected == 0
+
+
+def test_a_request_that_comes_during_a_push_waits_and_gets_the_new_weights():
+    written: list[str] = []
+    with FakeVLLM() as server:
+        client = threading.Thread(target=lambda: written.append(ask(server)))
+
+        def tensors() -> Iterator[tuple[str, Any]]:
+            assert server.paused
+            client.start()
+            assert server.asked.wait(10)
+            assert not written
+            yield from weights(1)
+
+        opened(server).push(tensors())
+        client.join(10)
+    assert written == ["1/1"]
+
+
+def failing(after: int = 1) -> Iterator[tuple[str, Any]]:
+    yield from weights(9)[:after]
+    raise MemoryError("no room for the next tensor")
+
+
+def test_a_transfer_that_fails_leaves_the_server_paused_and_its_version_unknown():
+    with FakeVLLM() as server:
+        sync = opened(server)
+        sync.push(weights(1))
+        with pytest.raises(LLMError, match=r"push 2: no room for the next tensor.*left paused") as caught:
+            sync.push(failing())
+        assert caught.value.cause == "weight_sync"
+        assert (sync.version, server.paused, server.calls[-1]) == (None, True, "start")
+
+
+def test_the_next_whole_push_repairs_a_failed_one():
+    with FakeVLLM() as server:
+        sync = opened(server)
+        with pytest.raises(LLMError):
+            sync.push(failing())
+        sync.push(weights(2))
+        assert (sync.version, server.paused, ask(server)) == (1, False, "2/2")
+
+
+def test_tensors_left_in_the_middle_are_let_go():
+    closed: list[bool] = []
+
+    def tensors() -> Iterator[tuple[str, Any]]:
+        try:
+            yield from weights(1)
+        finally:
+            closed.append(True)
+
+    class Torn(Memory):
+        def send(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
+            next(iter(named_tensors))
+            raise OSError("the group is gone")
+
+    with FakeVLLM() as server:
+        with pytest.raises(LLMError, match="the group is gone"):
+            VLLMServerSync(server.url, transport=Torn(server)).push(tensors())
+        assert closed
+
+
+@pytest.mark.parametrize("fault", ["kept", 409], ids=["success: false", "refused"])
+def test_a_cache_that_is_not_reset_fails_the_push(fault: int | str):
+    with FakeVLLM(reset_prefix_cache=[fault]) as server:
+        sync = opened(server)
+        with pytest.raises(LLMError, match="left paused"):
+            sync.push(weights(1))
+        assert (sync.version, server.paused) == (None, True)
+
+
+def test_a_server_that_cannot_be_paused_goes_on_with_the_weights_that_it_has():
+    with FakeVLLM() as server:
+        sync = opened(server)
+        sync.push(weights(1))
+        server.faults["pause"] = [400]
+        with pytest.raises(LLMError, match="still has the weights of push 1"):
+            sync.push(weights(2))
+        assert (sync.version, server.paused, ask(server)) == (1, False, "1/1")
+
+
+def test_a_server_with_unknown_weights_that_cannot_be_paused_is_not_resumed():
+    with FakeVLLM() as server:
+        sync = opened(server)
+        with pytest.raises(LLMError):
+            sync.push(failing())
+        server.faults["pause"] = [400]
+        with pytest.raises(LLMError, match="not known"):
+            sync.push(weights(2))
+        assert (server.paused, "resume" in server.calls) == (True, False)
+
+
+def test_a_server_that_does_not_resume_is_an_error():
+    with FakeVLLM(resume=[400]) as server:
+        sync = opened(server)
+        with pytest.raises(LLMError, match="stays paused"):
+            sync.push(weights(1))
+        assert sync.version is None
+
+
+@pytest.mark.parametrize("fault", [503, "drop"])
+@pytest.mark.parametrize("name", ["pause", "reset_prefix_cache", "resume"])
+def test_a_hiccup_of_a_control_request_is_overcome(name: str, fault: int | str):
+    with FakeVLLM(**{name: [fault]}) as server:
+        sync = opened(server)
+        sync.push(weights(1))
+        assert (sync.version, server.paused, ask(server)) == (1, False, "1/1")
+
+
+def test_a_server_without_the_endpoints_is_told_how_to_start():
+    with FakeVLLM(pause=[404]) as server:
+        sync = opened(server)
+        with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
+            sync.push(weights(1))
+
+
+def test_a_server_that_is_not_there_is_an_error():
+    with FakeVLLM() as server:
+        pass
+    with pytest.raises(LLMError, match="cannot be paused"):
+        opened(server).push(weights(1))
+
+
+def test_a_shared_model_counts_its_pushes_and_walks_nothing():
+    sync: WeightSync = Shared()
+    sync.push(failing(0))
+    assert sync.version == 1
+    sync.close()
+
+
+class Client:
+    """Records what TRL's client is asked for."""
+
+    def __init__(self) -> None:
+        self.updates: list[list[tuple[str, str, list[int]]]] = []
+        self.sent: dict[str, Any] = {}
+        self.open = False
+
+    @contextmanager
+    def weight_update(self) -> Iterator[None]:
+        self.open = True
+        yield
+        self.open = False
+
+    def update_named_params(self, metadata: list[tuple[str, str, list[int]]], tensors: Iterator[Any]) -> None:
+        assert self.open
+        self.updates.append(metadata)
+        self.sent |= dict(tensors)
+
+
+def test_tensors_travel_in_chunks_within_one_update():
+    import torch
+
+    tensors = {name: torch.full((2, 3), float(n)) for n, name in enumerate("abcd")}
+    tensors["b"] = torch.arange(6.0, dtype=torch.bfloat16).reshape(3, 2).T
+    client = Client()
+    send_chunks(client, tensors.items(), chunk_bytes=50)
+    assert [[name for name, _, _ in update] for update in client.updates] == [["a", "b"], ["c", "d"]]
+    assert client.updates[0] == [("a", "float32", [2, 3]), ("b", "bfloat16", [2, 3])]
+    assert all(torch.equal(client.sent[name], tensor) for name, tensor in tensors.items())
+    assert client.sent["b"].is_contiguous()
+
+
+def test_an_iterator_that_fails_does_so_before_the_workers_wait_for_its_chunk():
+    import torch
+
+    def tensors() -> Iterator[tuple[str, Any]]:
+        yield "a", torch.zeros(4)
+        raise MemoryError
+
+    client = Client()
+    with pytest.raises(MemoryError):
+        send_chunks(client, tensors(), chunk_bytes=1 << 20)
+    assert client.updates == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_beside_the_trainer_the_error_says_what_to_install():
+    with pytest.raises(ConfigError, match=r"reasonrag\[train,vllm\]"):
+        NCCLTransport("http://127.0.0.1:1").connect()
+
+
+def _one_of_two(rank: int, rendezvous: str, url: str, fails: bool, said: Any) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+
+    class Remote:
+        def connect(self) -> None:
+            assert rank == 0
+
+        def send(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
+            assert len(list(named_tensors)) == 2
+            if fails:
+                raise OSError("the group is gone")
+
+        def close(self) -> None:
+            pass
+
+    sync = VLLMServerSync(url, transport=Remote())
+    walked = []
+    try:
+        sync.push((walked.append(n), (str(n), n))[1] for n in range(2))
+        said.put((rank, len(walked), sync.version, ""))
+    except LLMError as error:
+        said.put((rank, len(walked), sync.version, str(error)))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_of_two_processes_one_pushes_and_both_know_how_it_went(fails: bool, tmp_path: Path):
+    spawn = multiprocessing.get_context("spawn")
+    said = spawn.Queue()
+    with FakeVLLM() as server:
+        group = [
+            spawn.Process(target=_one_of_two, args=(rank, str(tmp_path / "meet"), server.url, fails, said))
+            for rank in range(2)
+        ]
+        for process in group:
+            process.start()
+        results = sorted(said.get(timeout=60) for _ in group)
+        for process in group:
+            process.join(10)
+        pauses = [call for call in server.calls if call.startswith("pause")]
+    assert len(pauses) == 1
+    assert [(rank, walked, version) for rank, walked, version, _ in results] == [
+        (rank, 2, None if fails else 1) for rank in range(2)
+    ]
+    assert all(("the group is gone" in message) == fails for *_, message in results)

@@ -1,0 +1,76 @@
+"""All rewards on demonstrations of the demo world, whose judge knows every fact."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import cache
+
+import pytest
+
+from reasonrag.demo import demo_questions, make_world
+from reasonrag.demo.demonstrations import FAULTLESS, NO_WHIMS, STREAM_HABITS, Improviser, Whims
+from reasonrag.demo.judge import DemoJudge
+from reasonrag.demo.world import Part
+from reasonrag.demo.writing import demonstrate, stream_format
+from reasonrag.formats import PromptSet
+from reasonrag.rewards import RewardParts, RewardSettings, open_reward
+from reasonrag.rewards.judge import JudgeService
+from reasonrag.rewards.reference_plans import load_plans, make_plans
+from tests.rewards.toys import knowing, score, values
+
+QUESTIONS = demo_questions("dev")[:60]
+FORMAT_OF = {"outcome": "search_r1", "hiprag": "hiprag", "search-p1": "search_p1", "when-to-search": "when_to_search"}
+
+
+@cache
+def pages() -> Part:
+    world = make_world(0)
+    parts = (world.parts["dev"], world.famous)
+    return Part({k: v for p in parts for k, v in p.kinds.items()}, {k: v for p in parts for k, v in p.facts.items()})
+
+
+def demonstrations(format, habits=FAULTLESS, whims=NO_WHIMS):
+    rng = random.Random(0)
+    return [demonstrate(Improviser(q, pages(), rng, habits, whims=whims), format) for q in QUESTIONS]
+
+
+def reward(name, *, error=0.0, policy=None, plans=None):
+    judge = JudgeService(DemoJudge.from_spec(f"0:{error}"), PromptSet.find("brief"))
+    format = stream_format(FORMAT_OF[name])
+    return open_reward(RewardSettings(name=name), RewardParts(format, judge, policy or knowing({}), plans=plans or {}))
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    out = tmp_path_factory.mktemp("plans") / "plans.parquet"
+    judge = JudgeService(DemoJudge.from_spec("0"), PromptSet.find("brief"))
+    asyncio.run(make_plans(QUESTIONS, judge, k=2, out=out))
+    return load_plans(out)
+
+
+@pytest.mark.parametrize(("name", "most"), [("outcome", 1.0), ("hiprag", 1.4), ("search-p1", 1.06)])
+def test_a_faultless_attempt_earns_the_most(name, most, plans):
+    found = score(reward(name, plans=plans), *demonstrations(FORMAT_OF[name]))
+    assert set(values(found)) == {most}
+
+
+def test_a_policy_that_knows_everything_earns_no_bonus_for_searching():
+    attempts = demonstrations("hiprag")
+    steps = [step for attempt in attempts for step in stream_format("hiprag").read(attempt).blocks if step.is_search]
+    policy = knowing({step.query: step.conclusion for step in steps})
+    found = score(reward("hiprag", policy=policy), *attempts)
+    assert set(values(found)) == {1.0}
+    assert sum(s.parts["over"] for s in found) == len(steps) > 60
+
+
+@pytest.mark.parametrize("error", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("outcome", 0, 1), ("hiprag", 0, 1.4), ("search-p1", 0, 1.06), ("when-to-search", -3, 2)],
+)
+def test_attempts_of_all_kinds_are_scored_in_range_and_differ(name, least, most, error, plans):
+    attempts = demonstrations(FORMAT_OF[name], STREAM_HABITS, Whims())
+    found = values(score(reward(name, error=error, plans=plans), *attempts))
+    assert all(least <= value <= most for value in found)
+    assert len(set(found)) >= (2 if name == "outcome" else 4)

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+import pytest
+
+from reasonrag.errors import ConfigError, Interrupted, JudgeError, LLMError
+from reasonrag.formats import PromptSet
+from reasonrag.journal import Journal
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.faulty import FaultyLLM
+from reasonrag.llm.journaled import JournaledLLM
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.rewards.judge import JudgeService
+from reasonrag.rewards.verdicts import BOOLEAN, same_meaning
+from reasonrag.types import Completion
+
+PROMPTS = PromptSet.find()
+TRUE = "<answer>True</answer>"
+
+
+class Gate:
+    """An LLM that answers once it is let; counts who is inside."""
+
+    name = "gate"
+
+    def __init__(self) -> None:
+        self.calls = self.inside = self.most_inside = self.cancelled = 0
+        self.open = asyncio.Event()
+
+    async def complete(self, prompt, sampling):
+        self.calls += 1
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.inside -= 1
+        return (Completion(TRUE),)
+
+    async def aclose(self):
+        pass
+
+
+def outcome(service: JudgeService) -> str:
+    """The cause under which one question fails."""
+    with pytest.raises(JudgeError) as error:
+        asyncio.run(same_meaning(service, "a", "b"))
+    return error.value.cause
+
+
+def test_what_cannot_be_read_is_asked_for_again_with_a_reminder_and_then_by_sampling():
+    llm = ScriptedLLM(["?", "maybe", TRUE])
+    service = JudgeService(llm, PROMPTS)
+    assert asyncio.run(same_meaning(service, "a", "b")) is True
+    first, second, third = (prompt.messages[1].content for prompt in llm.prompts)
+    assert second == third == f"{first}\n\n{BOOLEAN.reminder}"
+    assert [sampling.temperature for sampling in llm.samplings] == [0.0, 0.0, 1.0]
+    assert len({sampling.seed for sampling in llm.samplings}) == 3
+    assert service.counts == {"same_meaning.asked": 1, "same_meaning.again": 2, "same_meaning.given": 1}
+
+
+def test_a_judge_that_cannot_be_read_gives_no_verdict():
+    service = JudgeService(ScriptedLLM(["?"] * 9), PROMPTS, attempts=2)
+    assert outcome(service) == "unreadable"
+    assert service.counts["same_meaning.unreadable"] == 1 and service.counts["same_meaning.given"] == 0
+
+
+def test_a_judge_that_is_late_is_given_up_after_the_deadline_for_all_attempts():
+    service = JudgeService(Slow(0.04, "?"), PROMPTS, attempts=100, deadline_s=0.1)
+    begun = time.perf_counter()
+    assert outcome(service) == "timeout"
+    assert time.perf_counter() - begun < 1
+    assert service.counts["same_meaning.again"] == 2 and service.counts["same_meaning.timeout"] == 1
+
+
+def test_a_judge_that_does_not_answer_is_unreachable():
+    service = JudgeService(ScriptedLLM([LLMError("refused", cause="http_500")]), PROMPTS)
+    assert outcome(service) == "unreachable"
+    assert service.counts["same_meaning.unreachable"] == 1
+
+
+def test_a_run_that_is_draining_is_no_failure_of_the_judge():
+    service = JudgeService(ScriptedLLM([Interrupted("ctrl-c")]), PROMPTS)
+    with pytest.raises(Interrupted):
+        asyncio.run(same_meaning(service, "a", "b"))
+    assert service.counts == {"same_meaning.asked": 1}
+
+
+def test_a_template_that_the_prompt_set_lacks_is_named():
+    with pytest.raises(ConfigError, match=r"judge/nothing\.txt"):
+        asyncio.run(JudgeService(ScriptedLLM([]), PROMPTS).ask("nothing", {}, BOOLEAN))
+
+
+def test_equal_content_is_an_equal_request_and_anything_else_another():
+    llm = ScriptedLLM(lambda prompt, sampling: TRUE)
+
+    async def ask():
+        service = JudgeService(llm, PROMPTS)
+        for fields, seed in [({"A": "x"}, 0), ({"A": "x"}, 0), ({"A": "x"}, 1), ({"A": "y"}, 0)]:
+            await service.ask("same_meaning", fields, BOOLEAN, seed=seed)
+        await service.ask("step_holds", {"A": "x"}, BOOLEAN)
+
+    asyncio.run(ask())
+    requests = list(zip(llm.prompts, llm.samplings, strict=True))
+    assert requests[0] == requests[1]
+    assert len(set(requests)) == 4
+    assert len({sampling.seed for sampling in llm.samplings}) == 4
+
+
+def test_a_verdict_in_the_journal_is_not_paid_for_again(tmp_path):
+    async def ask(llm):
+        journal = Journal(tmp_path / "journal.sqlite")
+        verdict = await same_meaning(JudgeService(JournaledLLM(llm, journal, kind="judge"), PROMPTS), "a", "b")
+        journal.close()
+        return verdict
+
+    assert asyncio.run(ask(ScriptedLLM([TRUE], name="judge"))) is True
+    assert asyncio.run(ask(ScriptedLLM([], name="judge"))) is True
+
+
+def test_a_question_that_two_tasks_ask_at_once_is_asked_once():
+    async def ask():
+        gate = Gate()
+        service = JudgeService(gate, PROMPTS)
+        tasks = [asyncio.create_task(same_meaning(service, "a", "b")) for _ in range(5)]
+        await asyncio.sleep(0)
+        gate.open.set()
+        verdicts = await asyncio.gather(*tasks)
+        return gate, service, verdicts, await same_meaning(service, "a", "b")
+
+    gate, service, verdicts, later = asyncio.run(ask())
+    assert verdicts == [True] * 5 and later is True
+    assert gate.calls == 2, "the later one is for the journal to know"
+    assert service.counts == {"same_meaning.asked": 2, "same_meaning.given": 2, "same_meaning.shared": 4}
+
+
+def test_whoever_gives_up_takes_no_verdict_from_those_who_wait():
+    async def ask():
+        gate = Gate()
+        service = JudgeService(gate, PROMPTS)
+        first, second = (asyncio.create_task(same_meaning(service, "a", "b")) for _ in range(2))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.sleep(0.01)
+        gate.open.set()
+        assert await second is True and first.cancelled()
+        return gate
+
+    assert asyncio.run(ask()).cancelled == 0
+
+
+def test_a_question_that_nobody_waits_for_is_cancelled_and_can_be_asked_again():
+    async def ask():
+        gate = Gate()
+        service = JudgeService(gate, PROMPTS)
+        task = asyncio.create_task(same_meaning(service, "a", "b"))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled() and (gate.cancelled, gate.inside) == (1, 0)
+        gate.open.set()
+        return await same_meaning(service, "a", "b"), service.counts
+
+    verdict, counts = asyncio.run(ask())
+    assert verdict is True
+    assert counts == {"same_meaning.asked": 2, "same_meaning.given": 1}
+
+
+def test_no_more_questions_are_asked_at_once_than_allowed_and_waiting_is_no_delay_of_the_judge():
+    async def ask():
+        gate = Gate()
+        service = JudgeService(gate, PROMPTS, concurrency=2, deadline_s=0.2)
+        tasks = [asyncio.create_task(same_meaning(service, str(i), "b")) for i in range(6)]
+        await asyncio.sleep(0.02)
+        assert gate.calls == 2
+        await asyncio.wait(tasks)  # the first four time out, two at a time
+        return gate, service, tasks
+
+    async def in_turns():
+        service = JudgeService(Slow(0.05), PROMPTS, concurrency=1, deadline_s=0.15)
+        return await asyncio.gather(*(same_meaning(service, str(i), "b") for i in range(6)))
+
+    gate, service, _ = asyncio.run(ask())
+    assert gate.most_inside == 2 and service.counts["same_meaning.timeout"] == 6
+    assert asyncio.run(in_turns()) == [True] * 6, "0.3 s of waiting for a turn are not counted"
+
+
+class Slow:
+    """Answers after some seconds."""
+
+    name = "slow"
+
+    def __init__(self, delay_s: float, reply: str = TRUE) -> None:
+        self.delay_s = delay_s
+        self.reply = reply
+
+    async def complete(self, prompt, sampling):
+        await asyncio.sleep(self.delay_s)
+        return (Completion(self.reply),)
+
+    async def aclose(self):
+        pass
+
+
+def test_one_service_works_in_one_event_loop_after_another():
+    service = JudgeService(Slow(0.001), PROMPTS, concurrency=1)
+
+    async def ask():
+        return await asyncio.gather(*(same_meaning(service, str(i), "b") for i in range(4)))
+
+    for _ in range(3):
+        assert asyncio.run(ask()) == [True] * 4
+
+
+def test_the_fingerprint_changes_with_any_template(tmp_path):
+    folder = tmp_path / "judge"
+    folder.mkdir()
+    prints = set()
+    for name, text in [("path", "a"), ("path", "b"), ("answer", "a")]:
+        (folder / f"{name}.txt").write_text(text)
+        prints.add(JudgeService(ScriptedLLM([]), PromptSet(tmp_path)).fingerprint)
+    assert len(prints) == 3
+
+
+def test_an_outage_costs_verdicts_and_invents_none():
+    """True exactly where the statements are equal; 10 % of the calls hang, 5 % are junk."""
+    judge = ScriptedLLM(lambda prompt, sampling: f"<answer>{_equal(prompt)}</answer>")
+    llm = FaultyLLM(judge, timeout_share=0.1, junk_share=0.05)
+    service = JudgeService(llm, PROMPTS, deadline_s=0.1, concurrency=100)
+
+    async def ask(number: int) -> str:
+        try:
+            verdict = await same_meaning(service, f"x{number}", f"x{number - number % 2}")
+        except JudgeError as error:
+            return error.cause
+        return "right" if verdict is (number % 2 == 0) else "invented"
+
+    async def all_asked():
+        return await asyncio.gather(*(ask(number) for number in range(600)))
+
+    found = asyncio.run(all_asked())
+    assert found.count("invented") == 0
+    assert found.count("timeout") == service.counts["same_meaning.timeout"] == llm.hung
+    assert 0.06 < found.count("timeout") / 600 < 0.15
+    assert found.count("right") == service.counts["same_meaning.given"]
+    assert found.count("unreadable") <= 3, "junk is asked for again"
+    assert llm.spoilt > 10
+
+
+def _equal(prompt) -> bool:
+    lines = prompt.messages[1].content.split("\n")
+    return lines[0].partition(": ")[2] == lines[1].partition(": ")[2]
+
+
+def test_greedy_is_the_default_and_sampling_can_be_set():
+    llm = ScriptedLLM([TRUE, TRUE])
+    asyncio.run(same_meaning(JudgeService(llm, PROMPTS), "a", "b"))
+    given = Sampling(n=4, temperature=0.3, top_p=0.9, max_tokens=7)
+    asyncio.run(same_meaning(JudgeService(llm, PROMPTS, sampling=given), "a", "b"))
+    assert [(s.n, s.temperature, s.max_tokens) for s in llm.samplings] == [(1, 0.0, 512), (1, 0.3, 7)]
