@@ -46,7 +46,9 @@ class PolicyCard:
     def of(cls, config: Mapping[str, Mapping[str, object]]) -> PolicyCard:
         """That of a resolved configuration, as `Config.model_dump(mode="json")` gives it."""
         carried = {
-            section: {name: config[section][name] for name in sorted(names)} for section, names in _CARRIED.items()
+            # A format of one's own is code, which a folder may not name: it has to be asked for where it is used.
+            section: {n: config[section][n] for n in sorted(names) if not str(config[section][n]).startswith("python:")}
+            for section, names in _CARRIED.items()
         }
         prompts = str(carried["format"]["prompts"])
         own = None if prompts in SHIPPED_PROMPTS else prompts

@@ -15,6 +15,7 @@ import click
 
 from reasonrag import __version__, flags
 from reasonrag.errors import ReasonRAGError
+from reasonrag.formats import FORMATS
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.reproduce.reasonrag import Scale
 from reasonrag.settings import dump
@@ -229,6 +230,31 @@ def rl_plan(
 
     config = flags.resolve(preset, file, assignments, {**given, "value__kind": "judge"})
     sys.exit(plan(config, out, k=k, correct=correct, show_answer=show_answer))
+
+
+@cli.command()
+@click.option(
+    "--format", "name", type=click.Choice(list(FORMATS)), required=True, help="How the trajectories are written."
+)
+@click.option(
+    "--rules",
+    type=click.Choice(["house", "flashrag"]),
+    default="house",
+    show_default=True,
+    help="Of EM and F1, where there are golden answers.",
+)
+@click.argument("file")
+def parse(name: str, rules: Rules, file: str) -> None:
+    """Read anybody's trajectories: a row of JSON each, and counts by what is wrong.
+
+    FILE is JSONL(.gz) with `text` and perhaps `golden_answers`; - reads standard input.
+
+    \b
+      reasonrag parse --format search_r1 trajectories.jsonl.gz > read.jsonl
+    """
+    from reasonrag.commands import parse as command
+
+    sys.exit(command.parse(name, file, rules=rules))
 
 
 @cli.command("eval")

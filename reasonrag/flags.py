@@ -324,8 +324,9 @@ def judging(
         if model or judged:
             raise ConfigError("--judge-model and --judged are about a judge, and none is named; add --judge")
         return None
-    named = next(iter(configs.values())).judge.model_dump() | {"spec": spec} | ({"model": model} if model else {})
-    return Judging(validate(ModelConfig, named), judged or JUDGED)
+    # Greedy unless asked otherwise: a section that is given at all has the defaults of a policy.
+    settings = {"temperature": 0.0, **next(iter(configs.values())).judge.model_dump(exclude_unset=True), "spec": spec}
+    return Judging(validate(ModelConfig, settings | ({"model": model} if model else {})), judged or JUDGED)
 
 
 def _split_asked_for(file: Path | None, assignments: tuple[str, ...], given: dict[str, Any]) -> str | None:

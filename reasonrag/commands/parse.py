@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from reasonrag.errors import ConfigError, DataError
+from reasonrag.errors import ConfigError
 from reasonrag.formats import FORMATS, Format
 from reasonrag.questions import RowProblems, read_rows
 from reasonrag.text import Rules, exact_match, printable, token_f1
@@ -23,9 +23,9 @@ def parse(
 ) -> int:
     """Read every row of a file, or of stdin if `source` is "-", one at a time; returns the exit code.
 
-    A row goes to `out` as one line of JSON in ASCII: `well_formed`, `reason`, `steps` (the paper's own, with a search or
-    without), `searches`, `queries`, `answer`, and `em` and `f1` in [0, 1], null where there are no `golden_answers`.
-    Counts by reason go to `err` at the end.
+    A row goes to `out` as one line of JSON in printable ASCII: `well_formed`, `reason`, `steps` (the paper's own, with
+    a search or without), `searches`, `queries`, `answer`, and `em` and `f1` in [0, 1], null where there are no
+    `golden_answers`. Counts by reason go to `err` at the end.
 
     Raises:
         ConfigError: the format is unknown.
@@ -41,7 +41,7 @@ def parse(
             found = outcome(format, row, rules=rules)
             reasons[found["reason"]] += 1
             answered += found["answer"] is not None
-            print(json.dumps(found), file=out or sys.stdout)
+            print(json.dumps(found).replace("\x7f", "\\u007f"), file=out or sys.stdout)  # JSON lets DEL pass
         (out or sys.stdout).flush()
     except BrokenPipeError:  # `| head`: nobody reads on, and Python would say so once more when it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -120,7 +120,16 @@ def train_stream_policy(
     """Train the policy that speaks the formats of one growing turn: about a quarter of an hour of one core.
 
     It begins with what the shipped policy has learnt (to copy, and famous facts): only the words that are new to it,
-    the tags, begin with random embeddings. The rest is as in `train_policy`; `dev` has figures per format.
+    the tags, begin with random embeddings. So seed, recipe and that policy's weights decide the result.
+
+    Args:
+        out: as in `train_policy`.
+        seed: as in `train_policy`.
+        recipe: `STREAM_RECIPE` if None; its width and layers have to be the shipped policy's.
+        log: is told the loss now and then, and the figures.
+
+    Returns:
+        As in `train_policy`; `dev` holds figures for each format.
     """
     recipe = recipe or STREAM_RECIPE
     with _seeded(seed):

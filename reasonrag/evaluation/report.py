@@ -134,9 +134,9 @@ def _judge(figures: Figures) -> Iterator[str]:
     """Who judged, what its figures are about, and what it did not tell."""
     judge = figures["judge"]
     yield f"Judged by {_cell(judge['model'])} (prompts {judge['prompts']})."
-    yield "LasJ: the answer means the same as a golden one; a missing answer does not. OSR: needless searches among all"
-    yield "searches, those whose result the policy knew. USR: false steps among all steps without a search. Both rates are"
-    yield "over all known steps of all attempts, right or wrong (HiPRAG, eq. 2). Unknown verdicts are left out: those that"
+    yield "LasJ: the answer means the same as a golden one; a missing answer does not. OSR: needless searches (the"
+    yield "policy knew what they brought) among all searches. USR: false steps among all steps without a search. Both"
+    yield "rates are over all known steps of all attempts, right or wrong (HiPRAG, eq. 2). Unknown are verdicts that"
     yield "failed, and steps that say nothing to be judged."
     yield ""
     rows = []

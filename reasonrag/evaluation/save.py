@@ -24,6 +24,7 @@ def save(results: Sequence[PolicyResult], questions: Sequence[Question], out: Pa
             "content": result.content,
             "seed": result.config.seed,
             "rules": rules,
+            "judge": result.judge,
             "settings": figures["policies"][result.name],
             "failures": failures(result, questions),
             "calls": result.calls,

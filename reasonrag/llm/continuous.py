@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,8 +23,8 @@ from reasonrag.types import Completion, FinishReason, Prompt
 
 # Kinds of layers whose cache transformers can page; a name that it does not know ends its thread at the first request.
 _PAGED = frozenset({"full_attention", "sliding_attention"})
-# Of the memory that is free when a manager opens. A second one, for another temperature, takes its share of the rest.
-_MEMORY_SHARE = 0.5
+# Of the memory that is free when a manager opens; the rest is for what a forward pass needs, and for neighbours.
+_MEMORY_SHARE = 0.7
 # On a CPU the cache would otherwise be sized by the machine's memory, which is not ours alone.
 _CPU_PAGE, _CPU_CACHE_TOKENS, _CPU_BATCH_TOKENS = 32, 32_768, 512
 # How often somebody who waits looks whether the manager's thread is still there.
@@ -59,6 +59,9 @@ class ContinuousLLM:
     Logprobs are at the sampling temperature, at temperature 1 for greedy requests. With `top_p` below 1 there are
     none: the manager knows only those of the truncated law. Stop strings end a request at the token that completes
     them, as in `row_sampling`, though a few more tokens may have been computed.
+
+    The manager has one temperature and top_p, and two of them at a time on one model give wrong numbers, so requests
+    with other ones wait until none of the present kind is under way.
 
     Seeds are not honoured one by one: all requests draw from one stream of numbers, in the order in which they happen
     to be batched. The first request's seed begins that stream, so a request alone is reproducible, and many at once
@@ -134,20 +137,19 @@ class ContinuousLLM:
         if room < 1:
             found = f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {loan.context}"
             raise self._failure("context_overflow", found)
-        try:
-            manager = loan.manager(sampling)
-        except Exception as error:
-            raise self._failure(_cause(str(error)), f"{type(error).__name__}: {error}") from error
-        requests = [_Request(self, loan, manager, prompt_ids, prompt.stop, sampling) for _ in range(sampling.n)]
-        return await self._all(loan, manager, requests, min(sampling.max_tokens, room))
+        async with loan.turn(sampling):
+            try:
+                manager = loan.manager(sampling)
+            except Exception as error:
+                raise self._failure(_cause(str(error)), f"{type(error).__name__}: {error}") from error
+            requests = [_Request(self, loan, manager, prompt_ids, prompt.stop, sampling) for _ in range(sampling.n)]
+            return await self._all(manager, requests, min(sampling.max_tokens, room))
 
     async def aclose(self) -> None:
         """Refuse every further request. What a loan holds goes when the loan ends."""
         self._closed = True
 
-    async def _all(
-        self, loan: _Loan, manager: Any, requests: list[_Request], max_tokens: int
-    ) -> tuple[Completion, ...]:
+    async def _all(self, manager: Any, requests: list[_Request], max_tokens: int) -> tuple[Completion, ...]:
         try:
             for index, request in enumerate(requests):
                 request.start(max_tokens, counted=index == 0)
@@ -171,12 +173,16 @@ class ContinuousLLM:
 
 @dataclass
 class _Loan:
-    """A model for as long as it is lent, with a manager for each law that is sampled from."""
+    """A model for as long as it is lent, with a manager of the law that is sampled from now."""
 
     model: Any
     chat: ChatTemplate
     batch_size: int
-    managers: dict[tuple[float, float], Any] = field(default_factory=dict)
+    open: Any = None  # the manager
+    failed: Any = None  # a manager whose thread is ending, or has ended
+    law: tuple[float, float] | None = None  # its temperature and top_p
+    inside: int = 0  # calls that use it
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)  # calls of another law
     running: dict[str, Any] = field(default_factory=dict)  # the manager of each request under way
     started: int = 0
 
@@ -187,15 +193,33 @@ class _Loan:
         self.context = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
         self._one_token: dict[str, int | None] = {}
 
+    @contextlib.asynccontextmanager
+    async def turn(self, sampling: Sampling) -> AsyncIterator[None]:
+        """While nothing is sampled by another law."""
+        while self.inside and self.law != _law(sampling):
+            self.waiting.append(asyncio.get_running_loop().create_future())
+            await self.waiting[-1]
+        self.law, changed = _law(sampling), self.law != _law(sampling)
+        self.inside += 1
+        try:
+            if changed:
+                self._stop()
+            yield
+        finally:
+            self.inside -= 1
+            if not self.inside:
+                for future in self.waiting:
+                    if not future.done():
+                        future.set_result(None)
+                self.waiting.clear()
+
     def manager(self, sampling: Sampling) -> Any:
-        """The one with this temperature and top_p; opened anew where its thread has died."""
-        law = (sampling.temperature, sampling.top_p if sampling.temperature > 0 else 1.0)
-        manager = self.managers.get(law)
-        if manager is None or not manager.is_running():
-            if manager is not None:
-                _stop(manager)
-            manager = self.managers[law] = self._open(*law, sampling.seed)
-        return manager
+        """The open one, for a call whose turn it is; another one where its thread has died."""
+        if self.open is not None and (self.open is self.failed or not self.open.is_running()):
+            self._stop()
+        if self.open is None:
+            self.open = self._open(*_law(sampling), sampling.seed)
+        return self.open
 
     def _open(self, temperature: float, top_p: float, seed: int | None) -> Any:
         from transformers import GenerationConfig
@@ -240,12 +264,21 @@ class _Loan:
         return self._one_token[mark]
 
     def close(self) -> None:
-        """Cancel what somebody left behind, and end the threads."""
+        """Cancel what somebody left behind, and end the thread."""
         for request_id, manager in self.running.items():
             manager.cancel_request(request_id)
-        for manager in self.managers.values():
-            _stop(manager)
-        self.managers.clear()
+        self._stop()
+
+    def _stop(self) -> None:
+        """When this returns, nothing computes."""
+        manager, self.open = self.open, None
+        if manager is not None:
+            manager.stop(block=True)
+            manager.destroy()
+
+
+def _law(sampling: Sampling) -> tuple[float, float]:
+    return sampling.temperature, sampling.top_p if sampling.temperature > 0 else 1.0
 
 
 class _Request:
@@ -298,6 +331,7 @@ class _Request:
             return  # tokens that were under way when it was cut or cancelled
         try:
             if output.error is not None:
+                self._loan.failed = self._manager
                 raise self._llm._failure(_cause(output.error), output.error)
             ids, finished = output.generated_tokens, output.is_finished()
             if self._stop and self._stops(ids if finished else ids[-self._tail :]):
@@ -356,11 +390,6 @@ def _as_it_was(model: Any) -> Iterator[None]:
             if inner.config._attn_implementation != attention:
                 inner.set_attn_implementation(attention)
             model.train(training)
-
-
-def _stop(manager: Any) -> None:
-    manager.stop(block=True)
-    manager.destroy()
 
 
 def _cause(found: str) -> str:

@@ -185,22 +185,22 @@ def _plans_of(folder: Path) -> Path:
     return folder / "plans.parquet"
 
 
-def _questions(seed: int, scale: AblationScale) -> tuple[str, ...]:
-    """The same sample for plans and training: both draw it by the seed."""
-    return ("--seed", str(seed), *(() if scale.questions is None else ("--limit", str(scale.questions))))
+def _limit(scale: AblationScale) -> tuple[str, ...]:
+    return () if scale.questions is None else ("--limit", str(scale.questions))
 
 
 def _plans(folder: Path, seed: int, scale: AblationScale) -> Stage:
+    """For the very questions that are trained on: both commands draw their sample by the seed."""
     out = _plans_of(folder)
-    asked = ("--dataset", "demo", "--split", "train", *_questions(seed, scale), "--judge", JUDGE)
-    return Stage(("rl", "plan", *asked, "--prompts", "brief", "--out", str(out)), out)
+    asked = ("--preset", "demo", *_limit(scale), "--set", f"seed={seed}", "--judge", JUDGE)
+    return Stage(("rl", "plan", *asked, "--out", str(out)), out)
 
 
 def _training(paper: Paper, variant: Variant, folder: Path, seed: int, scale: AblationScale) -> Stage:
     out, plans = folder / variant.name, _plans_of(folder)
     steps = paper.steps(scale)
     settings = [*paper.shared(steps), *variant.settings, *_NO_GUARDS]
-    asked = ["--preset", paper.preset, *_questions(seed, scale), "--max-steps", str(steps)]
+    asked = ["--preset", paper.preset, "--seed", str(seed), *_limit(scale), "--max-steps", str(steps)]
     asked += [argument for setting in settings for argument in ("--set", setting)]
     if variant.plans:
         asked += ["--plans", str(plans)]
@@ -212,6 +212,7 @@ def _evaluation(
 ) -> Stage:
     out = evaluation_of(folder, name)
     test = ("--split", "test", "--limit", str(scale.test_questions), "--temperature", "0,1", "--seed", str(seed))
-    judge = ("--judge", JUDGE) if set(JUDGED) & set(paper.metrics) else ()
+    judged = [metric for metric in JUDGED if metric in paper.metrics]
+    judge = ("--judge", JUDGE, "--judged", ",".join(judged)) if judged else ()
     asked = ("eval", "--dataset", "demo", "--policy", f"{name}={spec}", *test, *judge)
     return Stage((*asked, "--out", str(out)), out, needs=needs)

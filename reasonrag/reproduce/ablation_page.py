@@ -11,7 +11,7 @@ from reasonrag.plots import Line, Panel, save_panels
 from reasonrag.reproduce.ablation import BASE, Paper
 from reasonrag.reproduce.figures import Figures
 from reasonrag.reproduce.markdown import bold, interval_text, points_text, table
-from reasonrag.reproduce.measures import METRICS
+from reasonrag.reproduce.measures import METRICS, sign
 from reasonrag.runs import write_text
 
 _BY_KIND = ("em", "acc", "osr", "usr", "retrievals")
@@ -29,7 +29,7 @@ def write(paper: Paper, figures: Figures, results: Path) -> Path:
 def page(paper: Paper, figures: Figures) -> Iterator[str]:
     """The lines of the page."""
     yield from _head(paper, figures)
-    yield from ["", "## What came out", "", *_outcome(figures)]
+    yield from ["", "## What came out", "", *_against_base(paper, figures), *_outcome(figures)]
     for setting, found in figures["settings"].items():
         yield from ["", f"## {setting[0].upper()}{setting[1:]}", ""]
         yield from _variants(paper, found)
@@ -37,9 +37,9 @@ def page(paper: Paper, figures: Figures) -> Iterator[str]:
         yield from ["**Bold**: the interval excludes 0.", "", *_differences(paper, found)]
     yield from ["", "## Beside the paper", ""]
     yield "The paper's models are large and answer real questions, ours has about a million parameters and answers"
-    yield "those of an invented world: signs can be compared, sizes cannot. Paper: the difference of its averages in its"
-    yield "own units, and on how many of its data sets the difference has that sign. `agree` or `disagree` where our"
-    yield "interval excludes 0, `undecided` where it holds 0, `no sign` where the paper's difference is 0, `unknown`"
+    yield "those of an invented world: signs can be compared, sizes cannot. Paper: the difference of its averages in"
+    yield "its own units, and on how many of its data sets the difference has that sign. `agree` or `disagree` where"
+    yield "our interval excludes 0, `undecided` where it holds 0, `no sign` where the paper's is 0, `unknown`"
     yield "where there is nothing to measure."
     yield ""
     yield from _comparisons(paper, figures)
@@ -75,6 +75,21 @@ def _head(paper: Paper, figures: Figures) -> Iterator[str]:
     yield f"![curves]({paper.name}.svg)"
     yield ""
     yield "Means over the seeds; of rollouts, over the last five steps."
+
+
+def _against_base(paper: Paper, figures: Figures) -> Iterator[str]:
+    """Which way the main metric went from the policy that all start from."""
+    main = paper.metrics[0]
+    ways = {1: "higher", -1: "lower", 0: "too close to tell", None: "unknown"}
+    for setting, found in figures["settings"].items():
+        named: dict[int | None, list[str]] = {}
+        for first, second in paper.pairs:
+            if second == BASE and (ours := found["differences"].get(f"{first} - {second}")):
+                told = _difference(main, ours["all"][main])
+                named.setdefault(sign(ours["all"][main]), []).append(f"`{first}` ({told})")
+        if named:
+            told = "; ".join(f"{ways[way]} with {', '.join(names)}" for way, names in named.items())
+            yield f"- {setting}: {METRICS[main].label}, next to `{BASE}`, is {told}."
 
 
 def _outcome(figures: Figures) -> Iterator[str]:

@@ -7,7 +7,7 @@ from statistics import NormalDist, fmean
 import numpy as np
 import pytest
 
-from reasonrag.evaluation.bootstrap import Interval, intervals, paired_differences
+from reasonrag.evaluation.bootstrap import Interval, Ratio, intervals, paired_differences
 
 
 def one(values, **settings) -> Interval:
@@ -107,3 +107,61 @@ def test_what_is_not_finite_is_refused(value):
 def test_columns_of_other_lengths_are_refused():
     with pytest.raises(ValueError, match="different lengths"):
         intervals({"a": [1.0], "b": [1.0, 2.0]}, seed=0)
+
+
+def test_a_ratio_and_a_difference_of_ratios_equal_a_slow_reference():
+    part, whole = [1, 0, 2, 0, 1, 0, 0], [1, 3, 2, 0, 4, 1, 0]
+    other, others = [0, 1, 0, 0, 2, 0, 1], [2, 1, 1, 0, 2, 0, 3]
+    rng = np.random.default_rng(11)
+    rates, differences = [], []
+    for _ in range(500):
+        drawn = rng.integers(0, 7, size=7)
+        sums = [sum(column[i] for i in drawn) for column in (part, whole, other, others)]
+        if sums[1]:
+            rates.append(sums[0] / sums[1])
+        if sums[1] and sums[3]:
+            differences.append(sums[0] / sums[1] - sums[2] / sums[3])
+    ratio = Ratio(part, whole, minus=Ratio(other, others))
+    found = intervals({"osr": Ratio(part, whole), "difference": ratio}, seed=11, resamples=500)
+    for name, mean, slow, n in (("osr", 4 / 11, rates, 5), ("difference", 4 / 11 - 4 / 9, differences, 5)):
+        low, high = np.quantile(slow, [0.025, 0.975])
+        assert (found[name].mean, found[name].n) == (pytest.approx(mean), n)
+        assert (found[name].low, found[name].high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_the_interval_of_a_rate_covers_the_true_one_about_as_often_as_it_says():
+    draws = random.Random(6)
+    covered = 0
+    for number in range(200):
+        # Searches of a question share its difficulty, so that steps taken one by one would be too sure.
+        hard = [draws.betavariate(1, 3) for _ in range(120)]
+        wholes = [draws.randrange(5) for _ in hard]
+        parts = [sum(draws.random() < share for _ in range(n)) for share, n in zip(hard, wholes, strict=True)]
+        found = intervals({"osr": Ratio(parts, wholes)}, seed=number, resamples=500)["osr"]
+        covered += found.low <= 0.25 <= found.high
+    assert 0.90 <= covered / 200 <= 0.98
+
+
+def test_a_rate_differs_from_itself_by_exactly_nothing():
+    rate = Ratio([1, 0, 2], [2, 1, 2])
+    assert intervals({"x": Ratio(rate.part, rate.whole, minus=rate)}, seed=0)["x"] == Interval(0.0, 0.0, 0.0, 3)
+
+
+def test_a_rate_of_nothing_is_none_and_resamples_of_nothing_are_left_out():
+    found = intervals({"none": Ratio([0, 0, None], [0, 0, None]), "few": Ratio([1, 0, 0], [1, 0, 0])}, seed=0)
+    assert found == {"none": None, "few": Interval(1.0, 1.0, 1.0, 1)}
+    assert intervals({"x": Ratio([None], [None])}, seed=0) == {"x": None}
+
+
+def test_a_question_that_one_side_of_a_difference_lacks_is_left_out_of_both():
+    ratio = Ratio([1, 1, None, 0], [1, 1, None, 1], minus=Ratio([None, 0, 1, 0], [None, 1, 1, 2]))
+    assert intervals({"x": ratio}, seed=0)["x"].mean == pytest.approx(1 / 2 - 0 / 3)
+
+
+def test_rates_change_no_other_interval():
+    draws = random.Random(7)
+    columns = {name: [draws.random() for _ in range(50)] for name in "ab"}
+    rate = {"osr": Ratio([draws.randrange(2) for _ in range(50)], [draws.randrange(1, 4) for _ in range(50)])}
+    together = intervals(columns | rate, seed=1)
+    assert {name: one(columns[name], seed=1) for name in columns} == {name: together[name] for name in columns}
+    assert intervals(rate, seed=1)["osr"] == together["osr"]

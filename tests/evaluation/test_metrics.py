@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.evaluation.judged import StepCounts, Verdicts
 from reasonrag.evaluation.metrics import METRICS, answer_scores, hops, kind, scores, trajectory_row
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.questions import load_questions
@@ -30,6 +31,7 @@ from tests.toys import QUESTION, SPIELBERG
 DATA = Path(__file__).parents[2].parent / "shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="shared/data is not beside the repository")
 
+FORMAT = ReasonRAGFormat()
 PROMPT = Prompt((Message("user", "?"),))
 
 
@@ -87,13 +89,41 @@ def test_a_trajectory_that_goes_on_has_no_scores():
 def test_a_trajectory_survives_as_a_row_with_its_raw_text(tmp_path):
     hostile = "<answer>\x1b[31m</answer>\u202e"
     step = Step(PROMPT, Completion(hostile), Answer("\x1b[31m"))
-    row = trajectory_row(Trajectory(QUESTION, (step,), StopReason.ANSWERED))
-    write_parquet(tmp_path / "t.parquet", [row, trajectory_row(ended(Search("a"), Note(""), Answer("b")))], schema())
+    rows = [row(Trajectory(QUESTION, (step,), StopReason.ANSWERED)), row(ended(Search("a"), Note(""), Answer("b")))]
+    write_parquet(tmp_path / "t.parquet", rows, schema())
     read, other = read_parquet(tmp_path / "t.parquet", schema())
     assert (read["trajectory"][0]["text"], read["answer"], read["prompt_tokens"]) == (hostile, "\x1b[31m", None)
     assert [s["action"] for s in other["trajectory"]] == ["query", "evidence", "answer"]
     assert [len(s["passages"]) for s in other["trajectory"]] == [1, 0, 0]
     assert (other["retrievals"], other["steps"], other["hops"], other["kind"]) == (1, 3, None, "")
+
+
+def test_a_row_says_why_an_attempt_is_out_of_form_and_what_a_judge_found():
+    found = row(ended(Malformed("no_tag"), stop=StopReason.NO_ANSWER))
+    assert (found["well_formed"], found["reason"], found["format_rate"]) == (False, "no_tag", 0.0)
+    assert [found[name] for name in ("lasj", "steps_over", "searches_known", "steps_under")] == [None] * 4
+    verdicts = Verdicts(False, StepCounts(1, 3, 0), StepCounts(0, 0, 2))
+    found = trajectory_row(ended(Answer("x")), FORMAT.read(ended(Answer("x"))), verdicts)
+    assert (found["well_formed"], found["reason"], found["lasj"]) == (True, "", False)
+    assert [found[name] for name in ("steps_over", "searches_known", "steps_under", "own_steps_known")] == [1, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "trajectory",
+    [
+        ended(Search("a"), Note(""), Answer("b")),
+        ended(Malformed("no_tag"), Answer("b")),
+        ended(Search("a"), Malformed("no_tag"), stop=StopReason.NO_ANSWER),
+    ],
+)
+def test_the_format_rate_of_reasonrag_is_what_it_was_before_formats_had_checkers(trajectory):
+    before = float(not any(isinstance(step.action, Malformed) for step in trajectory.steps))
+    assert scores(trajectory)["format_rate"] == before
+    assert scores(trajectory, reading=FORMAT.read(trajectory))["format_rate"] == before
+
+
+def row(trajectory):
+    return trajectory_row(trajectory, FORMAT.read(trajectory))
 
 
 def schema():

@@ -88,6 +88,7 @@ def test_the_report_is_markdown_without_anything_of_a_model_or_of_a_kind_in_it(c
     page = (out / "report.md").read_text()
     assert "script" not in page and "\x1b" not in page and "\u202e" not in page and "Spielberg" not in page
     assert "](http" not in page and "<b>" not in page
+    assert "LasJ" not in page and "Judged" not in page and "Out of form" not in page
     assert r"\| \[x\]\(http\:\/\/evil\) \<b\>" in page
     tables = [block.split("\n") for block in page.split("\n\n") if block.startswith("|")]
     assert len(tables) == 5  # what was run, results, differences, kinds, failures

@@ -25,6 +25,8 @@ class Record:
     events: list[str] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)  # by policy
     fails: set[int] = field(default_factory=set)  # questions at which every policy's backend gives up
+    judge: Counter[str] = field(default_factory=Counter)  # requests by what they ask
+    judge_fails: Callable[[str], bool] | None = None  # on which requests the judge gives no verdict
     on_call: Callable[[], None] | None = None
 
     def clear(self) -> None:
@@ -83,6 +85,66 @@ def endless(config):
         return "<evidence>a film</evidence>" if _is(prompt, "evidence") else f"<query>Jaws {n}</query>"
 
     return RecordedLLM("endless", reply)
+
+
+def fact(n):
+    return f"Spielberg made film {n}"
+
+
+def stepper(config):
+    """Speaks HiPRAG's format: a search, a step of its own, or two searches and a step of its own; by N modulo 3.
+
+    It knows who directed every fourth film, what it says of its own is false where N is 2 modulo 5, and it is right
+    where N is even.
+    """
+
+    def reply(n, prompt):
+        if not prompt.stop:
+            return fact(n) if n % 4 == 0 and "directed" in prompt.messages[1].content else "I do not know."
+        turn = prompt.prefix
+        if turn.endswith("<conclusion>"):
+            return f"{fact(n)}</conclusion>"
+        opening = "" if turn.endswith("<reasoning>") else "<step>\n<reasoning>"
+        plan = (["directed"], [None], ["directed", "wrote", None])[n % 3]
+        done = turn.count("</conclusion>")
+        if done == len(plan):
+            return f"</think>\n<answer>{GOLD if n % 2 == 0 else 'nobody'}</answer>"
+        if plan[done]:
+            return f"{opening}I must look</reasoning>\n<search>Who {plan[done]} film {n}?</search>"
+        return f"{opening}I know</reasoning>\n<conclusion>{'false' if n % 5 == 2 else 'right'} {n}</conclusion>"
+
+    return RecordedLLM("stepper", reply)
+
+
+def sparing(config):
+    """As `stepper`, and never searches: it knows everything, and is wrong about every fourth film."""
+
+    def reply(n, prompt):
+        if not prompt.prefix.endswith("<reasoning>"):
+            return f"</think>\n<answer>{GOLD}</answer>"
+        return f"I know</reasoning>\n<conclusion>{'false' if n % 4 == 0 else 'right'} {n}</conclusion>"
+
+    return RecordedLLM("sparing", reply)
+
+
+def arbiter(config):
+    """A judge: equal statements say the same, what says "false" does not hold, and one name is right."""
+
+    def reply(prompt, sampling):
+        request = prompt.messages[-1].content
+        told = dict(line.split(": ", 1) for line in request.splitlines() if ": " in line)
+        RECORD.judge[next(iter(told))] += 1
+        if RECORD.judge_fails and RECORD.judge_fails(request):
+            raise LLMError("gone", cause="unreachable")
+        if "Prediction" in told:
+            return "YES" if told["Prediction"] == GOLD else "NO"
+        if "Statement 1" in told:
+            verdict = told["Statement 1"] == told["Statement 2"]
+        else:
+            verdict = "false" not in told["Conclusion"]
+        return f"<answer>{verdict}</answer>"
+
+    return ScriptedLLM(reply, name="arbiter")
 
 
 def retriever(config, questions):

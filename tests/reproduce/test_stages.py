@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,66 @@ def test_every_variant_is_trained_and_evaluated_for_every_seed_on_test_questions
 def test_trees_and_trainings_never_see_another_split_than_train(tmp_path):
     for stage in stages(tmp_path, Scale(seeds=1)):
         assert ("--split" in stage.arguments) == (stage.arguments[0] == "eval")
+
+
+def quick(out: Path, *needs: Path) -> Stage:
+    """A command that is soon done, and writes nothing."""
+    return Stage(("--version", out.name), out, needs)
+
+
+def test_some_stages_are_run_and_the_others_wait(tmp_path):
+    stages = [quick(tmp_path / "a"), quick(tmp_path / "b")]
+    said = []
+    plan = Plan(tmp_path / "out", stages)
+    assert plan.run(said.append, only={tmp_path / "b"}) == 0
+    assert plan.is_done(stages[1]) and not plan.is_done(stages[0])
+    assert said == [f"[2/2] $ {stages[1].line}"]
+
+
+def test_a_command_that_fails_ends_only_what_needs_it(tmp_path):
+    broken = Stage(("no-such-command",), tmp_path / "never")
+    needing, other = quick(tmp_path / "w", broken.out), quick(tmp_path / "v")
+    said = []
+    plan = Plan(tmp_path / "out", [broken, needing, other])
+    assert plan.run(said.append, keep_going=True) == 2
+    assert [plan.is_done(stage) for stage in plan.stages] == [False, False, True]
+    assert f"[2/3] left out, as {broken.out} is not there: {needing.line}" in said
+
+
+def test_two_commands_run_at_a_time_and_what_needs_them_waits(tmp_path):
+    first, second = quick(tmp_path / "a"), quick(tmp_path / "b")
+    third = quick(tmp_path / "c", first.out, second.out)
+    said = []
+    plan = Plan(tmp_path / "out", [third, first, second])
+    assert plan.run(said.append, jobs=2) == 0
+    assert [line[:5] for line in said] == ["[2/3]", "[3/3]", "[1/3]"]
+    logs = sorted((tmp_path / "out" / "logs").glob("*.log"))
+    assert [log.name for log in logs] == ["001.log", "002.log", "003.log"]
+    assert all("version" in log.read_text() for log in logs)
+
+
+def test_a_plan_may_grow_where_it_is_allowed_to_and_keeps_what_is_done(tmp_path):
+    small, large = [quick(tmp_path / "a")], [quick(tmp_path / "a"), quick(tmp_path / "b")]
+    Plan(tmp_path / "out", small).done(small[0])
+    with pytest.raises(RunError, match="another plan"):
+        Plan(tmp_path / "out", large)
+    grown = Plan(tmp_path / "out", large, grows=True)
+    assert grown.is_done(large[0]) and not grown.is_done(large[1])
+    with pytest.raises(RunError, match="another plan"):
+        Plan(tmp_path / "out", small, grows=True)
+
+
+def test_a_signal_is_handed_on_and_nothing_more_is_started(tmp_path):
+    """Whoever is asked to stop while two commands run stops both, and says so by its exit code."""
+    plan = "from pathlib import Path; import sys; from reasonrag.reproduce.stages import Plan, Stage; "
+    plan += "out = Path(sys.argv[1]); "
+    plan += "stages = [Stage(('demo', 'policy', '--out', str(out / n)), out / n) for n in 'abc']; "
+    plan += "sys.exit(Plan(out / 'plan', stages).run(lambda line: print(line, flush=True), jobs=2, keep_going=True))"
+    child = subprocess.Popen([sys.executable, "-c", plan, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    begun = [child.stdout.readline() for _ in range(2)]
+    child.send_signal(signal.SIGTERM)
+    rest, _ = child.communicate(timeout=60)
+    assert child.returncode == 143
+    assert [line[:6] for line in begun] == ["[1/3] ", "[2/3] "] and "[3/3]" not in rest
+    assert rest.count("ended with exit code 143") == 2

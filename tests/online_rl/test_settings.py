@@ -1,0 +1,119 @@
+"""Settings of online training: presets, files, and contradictions in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reasonrag.errors import ConfigError
+from reasonrag.online_rl import parts
+from reasonrag.online_rl.presets import RL_PRESETS
+from reasonrag.online_rl.settings import RLSettings, load_rl_settings
+from reasonrag.online_rl.train import _config, _Training
+from reasonrag.training.arguments import trainer_arguments
+from tests.online_rl.toys import settings
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+DAPO = {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0, "sampling.dynamic": True, "mask_truncated": True}
+
+
+@pytest.mark.parametrize("preset", sorted(RL_PRESETS))
+def test_every_preset_can_be_loaded_and_divided_into_passes(preset):
+    loaded = load_rl_settings(RL_PRESETS, preset=preset)
+    assert loaded.accumulation(1) >= 1
+    assert load_rl_settings({}, overrides=flat(loaded)) == loaded
+
+
+@pytest.mark.parametrize(
+    ("file", "preset", "more"),
+    [
+        ("rl-search-r1", "search-r1", {}),
+        ("rl-hiprag", "hiprag", {}),
+        ("rl-search-p1", "search-p1", {}),
+        ("rl-when-to-search", "when-to-search", {}),
+        ("rl-dapo", "search-r1", DAPO),
+    ],
+)
+def test_every_recipe_is_its_preset_with_a_model_and_data(file, preset, more):
+    recipe = load_rl_settings(RL_PRESETS, file=CONFIGS / f"{file}.yaml")
+    assert recipe.model and recipe.data
+    named = {"model": recipe.model, "data": recipe.data}
+    assert recipe == load_rl_settings(RL_PRESETS, preset=preset, overrides=named | more)
+    assert recipe.accumulation(8) >= 1, "on one node"
+
+
+def flat(tree: RLSettings) -> dict[str, object]:
+    return tree.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"rollout__engine": "vllm-server"}, "rollout.engine vllm-server and rollout.url go together"),
+        ({"rollout__url": "http://127.0.0.1:1/v1"}, "rollout.engine vllm-server and rollout.url go together"),
+        ({"rollout__minibatches": 4, "save_steps": 6}, "save_steps 6 would save in the middle of a batch"),
+        ({"rollout__top_p": 0.9}, "samples from another law"),
+        ({"gradient_accumulation_steps": 2}, "it follows from rollout.questions_per_step"),
+        ({"rollout__group_size": 1}, "greater than or equal to 2"),
+        ({"rollout__group": 3}, "did you mean 'group_size'?"),
+        ({"loss_type": "ppo"}, "loss_type"),
+        ({"reward__hiprag__lambda_f": 2}, "less than or equal to 1"),
+    ],
+)
+def test_a_contradiction_is_one_clear_line(wrong, told):
+    with pytest.raises(ConfigError, match="configuration: ") as caught:
+        settings(**wrong)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"format__name": "reasonrag"}, "rewrites its prompt at every step.*search_r1"),
+        ({"format__name": "no_such"}, "format 'no_such' is unknown"),
+        ({"data": None}, "nothing to train on"),
+        ({"judge__spec": "no-such"}, "names no backend"),
+        ({"judge__spec": "extractive"}, "extractive cannot judge"),
+    ],
+)
+def test_a_task_that_cannot_work_is_refused_before_anything_is_loaded(wrong, told):
+    with pytest.raises(ConfigError, match=told):
+        parts.open_task(settings(**wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "processes", "told"),
+    [
+        ({"per_device_train_batch_size": 3}, 1, "16 rows, which 1 minibatches on 1 processes cannot divide"),
+        ({"rollout__minibatches": 2}, 1, "cannot divide into passes of 16"),
+        ({}, 3, "questions_per_step 4 cannot be shared by 3 processes"),
+    ],
+)
+def test_a_batch_that_cannot_be_divided_is_refused(wrong, processes, told):
+    with pytest.raises(ValueError, match=told):
+        settings(**wrong).accumulation(processes)
+
+
+@pytest.mark.parametrize("name", ["num_iterations", "num_generations", "steps_per_generation", "use_vllm", "epsilon"])
+def test_what_has_a_meaning_here_cannot_be_set_behind_its_back(name, tmp_path):
+    wanted = settings(trainer={name: 2})
+    training = _Training(wanted, parts.open_task(wanted), tmp_path)
+    with pytest.raises(ConfigError, match=f"trainer.{name} has a setting of its own"):
+        trainer_arguments(_config(), wanted, tmp_path, own=training.arguments(1))
+    training.close()
+
+
+def test_the_policy_brings_its_format_and_prompts_and_flags_win():
+    loaded = settings("demo-hiprag")
+    assert (loaded.format.name, loaded.format.prompts, loaded.retrieval.top_k) == ("hiprag", "brief", 1)
+    assert loaded.rollout.max_tokens == 32
+    assert settings("demo-hiprag", retrieval__top_k=2, format__name="search_r1").retrieval.top_k == 2
+
+
+def test_the_card_names_what_the_policy_was_asked_with():
+    task = parts.open_task(settings("demo-hiprag", rollout__max_tokens=40, format__max_steps=4))
+    assert "name: hiprag" in task.card.text
+    assert "max_steps: 4" in task.card.text
+    assert "max_tokens: 40" in task.card.text

@@ -1,0 +1,294 @@
+"""Whole trainings in the demo world: what they leave behind, and how they survive kills, signals and outages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from reasonrag.card import carried_settings
+from reasonrag.config import ModelConfig
+from reasonrag.errors import Interrupted, RunError
+from reasonrag.online_rl import parts
+from reasonrag.policies import open_llm
+from reasonrag.training.finish import last_checkpoint
+from tests.online_rl import toys
+from tests.online_rl.toys import ROOT, child, farthest, logged, quietly, rollouts, settings, weights
+
+TOYS = "tests.online_rl.toys"
+SMALL = {"rollout__questions_per_step": 2, "per_device_train_batch_size": 8, "reward__name": f"{TOYS}:OwnReward"}
+LONG = SMALL | {
+    "reward__name": f"{TOYS}:KilledReward",
+    "max_steps": 10,
+    "save_steps": 5,
+    "validation__steps": 5,
+    "validation__limit": 6,
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Ten steps without interruption: the folder, the summary, the lines."""
+    out = tmp_path_factory.mktemp("whole") / "rl"
+    lines = []
+    summary = toys.train(settings(**LONG), out, log=lines.append)
+    return out, summary, lines
+
+
+def test_the_folder_holds_the_policy_and_the_best_one_and_no_pickle(whole):
+    out, summary, _ = whole
+    for folder in (out, out / "best"):
+        assert not [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth"), *folder.glob("*.pkl")]
+        assert not (folder / "README.md").exists()
+        assert carried_settings(f"hf:{folder}") == {
+            "format": {"name": "search_r1", "prompts": "brief", "max_steps": 6},
+            "retrieval": {"top_k": 1, "passage_order": "best_first", "max_passage_chars": 4000},
+            "policy": {"max_tokens": 32},
+        }
+    policy = open_llm(ModelConfig(spec=f"hf:{out / 'best'}", device="cpu"), "policy")
+    asyncio.run(policy.aclose())
+    assert not [path for path in out.iterdir() if path.name.startswith(".best")]
+    assert sorted(path.name for path in (out / "rollouts").iterdir()) == [f"step-{n:06d}.parquet" for n in range(1, 11)]
+    assert summary["best"]["step"] in (0, 5, 10)
+
+
+def test_training_json_is_clean_and_tells_every_step(whole):
+    out, summary, _ = whole
+    text = (out / "training.json").read_text()
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(name)) == summary
+    assert str(ROOT) not in text and str(out) not in text
+    assert len(logged(summary, "rollout/reward")) == 10
+    for name in ("rollout/em", "rollout/format_rate", "rollout/tokens", "rollout/unscored", "entropy", "reward/words"):
+        assert len(logged(summary, name)) == 10
+
+
+def test_validation_looks_before_the_first_step_and_after_the_last(whole):
+    _, summary, lines = whole
+    looked = [entry for entry in summary["history"] if "eval_em" in entry]
+    assert [entry["step"] for entry in looked] == [0, 5, 10]
+    assert sum("held-out: EM" in line for line in lines) == 3
+    assert summary["best"]["value"] == max(entry["eval_em"] for entry in looked)
+    assert not any(name.startswith("eval_rollout") for entry in looked for name in entry)
+
+
+def test_a_training_that_was_killed_makes_the_same_rollouts_and_the_same_policy(whole, tmp_path):
+    wanted, out = settings(**LONG), tmp_path / "rl"
+    killed = child(wanted, out, kill_at=7)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    assert last_checkpoint(out).name == "checkpoint-5"
+    assert not (out / "rollouts" / "step-000007.parquet").exists()
+    lines = []
+    summary = toys.train(wanted, out, log=lines.append)
+    assert "going on from checkpoint-5" in lines
+    for step in range(6, 11):
+        once, again = rollouts(whole[0], step), rollouts(out, step)
+        assert [row["turn"] for row in again] == [row["turn"] for row in once]
+        assert [row["reward"] for row in again] == [row["reward"] for row in once]
+    assert farthest(weights(out), weights(whole[0])) <= 1e-5
+    assert farthest(weights(out / "best"), weights(whole[0] / "best")) <= 1e-5
+    assert (summary["best"], summary["tokens_seen"]) == (whole[1]["best"], whole[1]["tokens_seen"])
+    state = json.loads((out / "checkpoints" / "checkpoint-10" / "online_rl.json").read_text())
+    assert state["reward"]["seen"] == list(range(10)), "no step is forgotten, none is told twice"
+
+
+def test_a_finished_training_is_not_begun_again(whole):
+    out, summary, _ = whole
+    lines = []
+    assert toys.train(settings(**LONG), out, log=lines.append) == summary
+    assert "this training is finished already" in lines
+    with pytest.raises(RunError, match="holds another training"):
+        quietly(settings(**LONG | {"rollout__temperature": 0.5}), out)
+
+
+def test_ctrl_c_in_a_rollout_ends_behind_the_whole_batch_and_the_same_call_goes_on(tmp_path):
+    wanted = settings(
+        **SMALL | {"reward__name": f"{TOYS}:SignalledReward", "per_device_train_batch_size": 4},
+        rollout__minibatches=2,
+        max_steps=6,
+        save_steps=100,
+    )
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    toys.SIGNAL_AT = 3
+    with pytest.raises(Interrupted, match="stopped after step 4 of 6") as stopped:
+        quietly(wanted, tmp_path / "rl")
+    assert stopped.value.number == signal.SIGINT
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert last_checkpoint(tmp_path / "rl").name == "checkpoint-4"
+    summary = quietly(wanted, tmp_path / "rl")
+    assert summary["steps"] == 6
+    steps = sorted(path.name for path in (tmp_path / "rl" / "rollouts").iterdir())
+    assert steps == ["step-000001.parquet", "step-000003.parquet", "step-000005.parquet"]
+
+
+def test_a_collapse_ends_the_training_with_its_state_and_the_best_policy(tmp_path):
+    wanted = settings(
+        **SMALL,
+        max_steps=30,
+        save_steps=100,
+        learning_rate=2e-3,
+        guards__window=1,
+        guards__max_length_growth=1.01,
+        validation__steps=30,
+        validation__limit=2,
+    )
+    with pytest.raises(RunError, match=r"stopped after step \d+ of 30: trajectories grew from \d+ to \d+ tokens"):
+        quietly(wanted, tmp_path / "rl")
+    assert last_checkpoint(tmp_path / "rl") is not None
+    assert (tmp_path / "rl" / "best" / "model.safetensors").exists()
+    assert not (tmp_path / "rl" / "training.json").exists()
+
+
+def test_a_format_and_a_reward_of_ones_own_need_no_change_of_the_package(tmp_path):
+    wanted = settings(**SMALL, format__name=f"python:{TOYS}:FifthFormat", format__max_steps=3, rollout__max_tokens=6)
+    summary = quietly(wanted, tmp_path / "rl")
+    assert summary["steps"] == 2 and summary["reward"] == f"{TOYS}:OwnReward"
+    rows = rollouts(tmp_path / "rl", 2)
+    assert all("<facts>" in row["turn"] and row["turn"].count("<say>") >= 1 for row in rows)
+    assert len({row["reward"] for row in rows}) > 1
+    carried = carried_settings(f"hf:{tmp_path / 'rl'}")
+    assert "name" not in carried["format"], "a folder names no code; the format is asked for where the policy is used"
+
+
+def test_rewards_that_are_missing_are_counted_and_no_trajectory_is_printed(tmp_path, capfd):
+    wanted = settings(reward__name=f"{TOYS}:HolesReward", outage__max_unscored=1.0, sampling__dynamic=True)
+    summary = quietly(wanted, tmp_path / "rl")
+    causes = Counter()
+    for step, share in enumerate(logged(summary, "rollout/unscored"), 1):
+        rows = rollouts(tmp_path / "rl", step)
+        missing = [row for row in rows if row["reward"] is None]
+        assert share == pytest.approx(len(missing) / len(rows))
+        assert all(row["advantage"] == 0.0 for row in missing)
+        assert all(bool(row["cause"]) == (row["reward"] is None) for row in rows)
+        causes.update(row["cause"] for row in missing)
+    assert causes["no_idea"] and set(causes) <= {"no_idea", "not_finite"}
+    told = capfd.readouterr()
+    assert "returned None" not in told.err + told.out
+    assert "<answer>" not in told.err + told.out
+
+
+def test_a_judge_that_fails_now_and_then_costs_rewards_and_invents_none(tmp_path):
+    toys.CheckedHiPRAG.pairs.clear()
+    wanted = settings(
+        "demo-hiprag",
+        max_steps=4,
+        save_steps=4,
+        reward__name=f"{TOYS}:CheckedHiPRAG",
+        judge__spec=f"python:{TOYS}:faulty_judge",
+        judge__timeout_s=0.5,
+    )
+    summary = quietly(wanted, tmp_path / "rl")
+    assert summary["steps"] == 4
+    pairs = toys.CheckedHiPRAG.pairs
+    assert len(pairs) >= 64
+    whole = [(s, e) for s, e in pairs if s.value is not None and s.parts.get("known_steps") in (None, s.parts["steps"])]
+    partly = [(s, e) for s, e in pairs if s.value is not None and (s, e) not in whole]
+    lost = [s for s, _ in pairs if s.value is None]
+    assert all(s.value == e.value for s, e in whole)
+    assert all(abs(s.value - e.value) <= 0.4 and s.parts["known_steps"] < s.parts["steps"] for s, e in partly)
+    assert {s.cause for s in lost} <= {"timeout", "unreadable"}
+    assert lost or partly, "some calls have to fail"
+    rows = [row for step in range(1, 5) for row in rollouts(tmp_path / "rl", step)]
+    assert all(bool(row["cause"]) == (row["reward"] is None) for row in rows)
+    unscored = logged(summary, "rollout/unscored")
+    assert sum(unscored) * 16 == pytest.approx(sum(row["reward"] is None for row in rows))
+    assert logged(summary, "rollout/osr") or logged(summary, "rollout/usr")
+
+
+def test_a_judge_that_is_gone_ends_the_training_with_code_2_and_it_goes_on_when_it_is_back(tmp_path, monkeypatch):
+    calls, out = tmp_path / "calls", tmp_path / "rl"
+    wanted = {
+        "max_steps": 3,
+        "save_steps": 100,
+        "rollout.questions_per_step": 4,
+        "rollout.group_size": 4,
+        "rollout.max_tokens": 32,
+        "per_device_train_batch_size": 16,
+        "validation.steps": 0,
+        "outage.wait_s": 0,
+        "outage.retries": 1,
+        "outage.max_unscored": 0,
+        "judge.spec": f"python:{TOYS}:DownJudge",
+    }
+    calls.write_text("12")
+    command = [sys.executable, "-m", "reasonrag", "rl", "train", "--preset", "demo-hiprag", "--out", str(out)]
+    for name, value in wanted.items():
+        command += ["--set", f"{name}={value}"]
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOY_JUDGE_CALLS": str(calls),
+    }
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert "'unreachable'" in done.stderr and "after 1 retries" in done.stderr
+    assert "Traceback" not in done.stderr
+    reached = int(last_checkpoint(out).name.rpartition("-")[2])
+    assert reached >= 1 and not (out / "rollouts" / f"step-{reached + 1:06d}.parquet").exists()
+
+    monkeypatch.setenv("TOY_JUDGE_CALLS", str(calls))
+    calls.write_text("100000")
+    lines = []
+    named = {name.replace(".", "__"): value for name, value in wanted.items()}
+    summary = toys.train(settings("demo-hiprag", **named), out, log=lines.append)
+    assert f"going on from checkpoint-{reached}" in lines
+    assert summary["steps"] == 3
+
+
+def test_two_processes_train_as_one_does(tmp_path):
+    wanted = SMALL | {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "validation__steps": 2}
+    wanted |= {"validation__limit": 3, "judge__spec": "demo-judge"}
+    done = child(settings(**wanted), tmp_path / "two", processes=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    quietly(settings(**wanted), tmp_path / "one")
+    for step in (1, 2):
+        shares = [rollouts(tmp_path / "two", step, process) for process in range(2)]
+        assert [len({row["question_id"] for row in rows}) for rows in shares] == [1, 1], "a rank holds whole groups"
+        alone = rollouts(tmp_path / "one", step)
+        for column in ("question_id", "turn", "reward"):
+            assert [row[column] for rows in shares for row in rows] == [row[column] for row in alone]
+    assert farthest(weights(tmp_path / "two"), weights(tmp_path / "one")) < 1e-5
+    assert {path.name for path in (tmp_path / "two").glob("judge-*.sqlite")} == {"judge-0.sqlite", "judge-1.sqlite"}
+    summaries = [json.loads((tmp_path / name / "training.json").read_text()) for name in ("two", "one")]
+    assert [summary["processes"] for summary in summaries] == [2, 1]
+    held_out = [[entry["eval_em"] for entry in s["history"] if "eval_em" in entry] for s in summaries]
+    assert held_out[0] == held_out[1] and len(held_out[0]) == 2
+
+
+def test_an_adapter_is_trained_further_next_to_the_one_it_began_with(tmp_path):
+    first = SMALL | {"method": "lora", "max_steps": 1, "save_steps": 1, "learning_rate": 1e-2}
+    quietly(settings(**first), tmp_path / "first")
+    again = first | {"model": str(tmp_path / "first"), "beta": 0.1, "max_steps": 2, "format__name": "search_r1"}
+    again |= {"validation__steps": 1, "validation__limit": 2}
+    summary = quietly(settings(**again), tmp_path / "again")
+    start, later = logged(summary, "kl")
+    assert start == pytest.approx(0.0, abs=1e-6), "the reference is the adapter, not the model below it"
+    assert later > 1e-6
+    for folder in (tmp_path / "again", tmp_path / "again" / "best"):
+        assert (folder / "adapter_model.safetensors").exists()
+        assert not (folder / "ref").exists() and not (folder / "README.md").exists()
+
+
+def test_trainings_take_fewer_questions_than_a_batch_has(tmp_path):
+    summary = quietly(settings(**SMALL, limit=1), tmp_path / "rl")
+    assert summary["data"]["train"] == {"questions": 1}
+    rows = rollouts(tmp_path / "rl", 1)
+    assert len({row["question_id"] for row in rows}) == 1
+    assert len({row["turn"] for row in rows}) > 1
+
+
+def test_what_a_training_needs_is_missing_before_it_begins(tmp_path):
+    from reasonrag.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="judge"):
+        quietly(settings("demo-hiprag", judge__spec=None), tmp_path / "rl")
+    assert not (tmp_path / "rl" / "training.json").exists()
+    assert parts.open_task(settings()).questions

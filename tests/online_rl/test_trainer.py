@@ -1,0 +1,329 @@
+"""What TRL makes of our rollouts: the contract that `AgenticGRPOTrainer` stands on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reasonrag.llm.local import TransformersLLM
+from reasonrag.online_rl import parts
+from reasonrag.online_rl.advantages import advantage_scale, group_advantages
+from reasonrag.online_rl.samples import Sample
+from reasonrag.online_rl.train import _config, _Training
+from reasonrag.online_rl.trainer import REWARD, agentic_grpo_trainer, rows
+from reasonrag.rewards import Score
+from reasonrag.rollout.transcript import Transcript
+from reasonrag.training.arguments import trainer_arguments
+from reasonrag.training.model import load_weights, model_path, open_source
+from reasonrag.training.shell import Ready, quiet
+from reasonrag.training.watch import Clock, guarded
+from tests.online_rl.toys import settings
+from tests.toys import QUESTION
+
+HOLES = "tests.online_rl.toys:HolesReward"
+OWN = "tests.online_rl.toys:OwnReward"
+
+
+@contextmanager
+def made(out: Path, preset: str = "demo-outcome", **overrides: Any) -> Iterable[Any]:
+    """The real trainer of some settings, ready to make rollouts; nothing is trained yet."""
+    from datasets import Dataset
+
+    quiet()
+    wanted = settings(preset, outage__max_unscored=1.0, **overrides)
+    training = _Training(wanted, parts.open_task(wanted), out)
+    arguments = trainer_arguments(_config(), wanted, out, own=training.arguments(1))
+    arguments.eval_strategy = type(arguments.eval_strategy)("no")
+    source = open_source(wanted)
+    out.mkdir(parents=True, exist_ok=True)
+    ready = Ready(
+        trainer=guarded(agentic_grpo_trainer()),
+        settings=wanted,
+        source=source,
+        arguments=arguments,
+        model=load_weights(source, dtype="float32"),
+        load=lambda: load_weights(source, dtype="float32"),
+        tokenizer=source.chat().tokenizer,
+        train=Dataset.from_list(training.task.rows()["train"]),
+        test=None,
+    )
+    trainer = training.make(ready)
+    trainer.clock, trainer.keep = Clock(), 2
+    trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps
+    try:
+        yield trainer
+    finally:
+        training.close()
+
+
+def rolled_out(trainer: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A batch of rollouts: rows with their rewards, and the tensors that the loss is made of."""
+    trainer.model.train()
+    inputs = next(iter(trainer.get_train_dataloader()))
+    return inputs, trainer._generate_and_score_completions(inputs)
+
+
+def move(model: Any, seed: int = 0) -> None:
+    """The policy away from its reference."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+
+
+def logprobs(model: Any, prompt: Any, completion: Any, temperature: float) -> Any:
+    """`[T]` of one row without any padding, by the definition."""
+    import torch
+
+    logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1] / temperature
+    return torch.log_softmax(logits, dim=-1)[torch.arange(len(completion)), completion]
+
+
+def reference_loss(trainer: Any, out: dict[str, Any], inputs: list[dict[str, Any]], length: int) -> Any:
+    """Of the policy's tokens in rows with a reward, and nothing else. On rollouts of the policy itself ratios are 1."""
+    import torch
+
+    scored = [n for n, row in enumerate(inputs) if row[REWARD] is not None]
+    sums, counts = [], []
+    for n in scored:
+        prompt = out["prompt_ids"][n][out["prompt_mask"][n].bool()]
+        mask = out["tool_mask"][n].bool() & out["completion_mask"][n].bool()
+        whole = int(out["tool_mask"][n].size(0) if not mask.any() else mask.nonzero().max() + 1)
+        completion = out["completion_ids"][n][:whole]
+        said = logprobs(trainer.model, prompt, completion, trainer.temperature)
+        loss = -out["advantages"][n] * torch.exp(said - said.detach())
+        if trainer.beta:
+            with torch.no_grad():
+                before = logprobs(trainer.ref_model, prompt, completion, trainer.temperature)
+            gap = before - said
+            loss = loss + trainer.beta * (gap.exp() - gap - 1) * torch.exp(said - said.detach())
+        sums.append(loss[mask[:whole]].sum())
+        counts.append(int(mask.sum()))
+    match trainer.loss_type:
+        case "dapo":
+            return sum(sums) / sum(counts)
+        case "grpo":
+            return sum(s / max(c, 1) for s, c in zip(sums, counts, strict=True)) / len(scored)
+        case "dr_grpo":
+            return sum(sums) / (len(scored) * length)
+    raise AssertionError(trainer.loss_type)
+
+
+def gradient(model: Any) -> Any:
+    import torch
+
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return found
+
+
+def listen(trainer: Any) -> list[Any]:
+    """The log-probabilities that TRL computes from now on, with their gradients."""
+    heard: list[Any] = []
+    compute = type(trainer)._get_per_token_logps_and_entropies.__get__(trainer)
+
+    def listening(*args: Any, **kwargs: Any) -> Any:
+        found = compute(*args, **kwargs)
+        if found[0].requires_grad:
+            found[0].retain_grad()
+            heard.append(found[0])
+        return found
+
+    trainer._get_per_token_logps_and_entropies = listening
+    return heard
+
+
+@pytest.fixture(scope="module", params=[OWN, HOLES], ids=["all paid", "holes"])
+def rollouts(request, tmp_path_factory):
+    """A trainer whose policy has moved, and a batch of its rollouts."""
+    out = tmp_path_factory.mktemp("rollouts") / "out"
+    with made(out, reward__name=request.param, beta=0.1, rollout__temperature=0.9) as trainer:
+        move(trainer.model)
+        yield (trainer, *rolled_out(trainer))
+
+
+@pytest.mark.slow
+def test_text_that_was_put_in_and_rows_without_a_reward_are_masked(rollouts):
+    _, inputs, out = rollouts
+    mask = (out["tool_mask"] * out["completion_mask"]).bool()
+    paid = [row[REWARD] is not None for row in inputs]
+    assert mask.any(dim=1).tolist() == paid
+    assert 4 <= sum(paid) <= 16
+    assert out["num_items_in_batch"] == mask.sum() > 50
+    assert out["rows_per_scored"] == 16 / sum(paid)
+    assert (~mask & out["completion_mask"].bool()).sum() > 100, "passages and ends"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
+def test_only_what_the_policy_wrote_and_was_paid_for_is_learnt(loss, beta, rollouts):
+    trainer, inputs, out = rollouts
+    trainer.loss_type, trainer.beta = loss, beta
+    mask = (out["tool_mask"] * out["completion_mask"]).bool()
+    heard = listen(trainer)
+    trainer._compute_loss(trainer.model, out).backward()
+    (said,) = heard
+    assert (said.grad[~mask] == 0.0).all()
+    assert (said.grad[mask] != 0.0).any()
+    trl = gradient(trainer.model)
+    reference_loss(trainer, out, inputs, trainer.max_completion_length).backward()
+    ours = gradient(trainer.model)
+    assert (trl - ours).norm() / ours.norm() < 1e-5
+    assert ours.norm() > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_advantages_are_those_that_trl_computes(scale, rollouts):
+    trainer, inputs, _ = rollouts
+    trainer.scale_rewards = scale
+    out = trainer._generate_and_score_completions(inputs)
+    rewards = [row[REWARD] for row in inputs]
+    within, spread = advantage_scale(scale, rewards)
+    groups = [rewards[first : first + 4] for first in range(0, 16, 4)]
+    ours = [advantage / spread for group in groups for advantage in group_advantages(group, scale=within)]
+    assert out["advantages"].tolist() == pytest.approx(ours, abs=2e-5)
+    assert max(ours) > 0.05
+    if scale == "group":
+        (file,) = Path(trainer.args.output_dir).parent.joinpath("rollouts").iterdir()
+        assert read(file, "advantage") == pytest.approx(ours, abs=1e-12)
+
+
+def read(file: Path, column: str) -> list[Any]:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(file)[column].to_pylist()
+
+
+EXACT = {
+    "importance": "token_truncate",
+    "learning_rate": 1e-3,
+    "reward__name": OWN,
+    "rollout__questions_per_step": 2,
+    "per_device_train_batch_size": 8,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_an_engine_on_the_trainers_own_weights_is_exact(method, tmp_path):
+    with made(tmp_path / "out", method=method, **EXACT) as trainer:
+        inner = trainer.model.get_base_model() if method == "lora" else trainer.model
+        defaults = inner.generation_config
+        trainer.train()
+        assert ratios(trainer) == pytest.approx([1.0, 1.0], abs=1e-3)
+        assert differences(trainer) == pytest.approx([0.0, 0.0], abs=1e-3)
+        assert inner.generation_config is defaults, "what was lent is left as it was"
+        assert trainer.model.training
+
+
+def ratios(trainer: Any) -> list[float]:
+    name = "sampling/importance_sampling_ratio/mean"
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def differences(trainer: Any) -> list[float]:
+    name = "sampling/sampling_logp_difference/max"
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+class Copied:
+    """Brings weights to an LLM that holds a copy, `late` pushes after they were sent."""
+
+    def __init__(self, llm: TransformersLLM, late: int) -> None:
+        self.llm, self.late = llm, late
+        self.sent: list[dict[str, Any]] = []
+
+    @property
+    def version(self) -> int:
+        return len(self.sent)
+
+    def push(self, named_tensors: Iterable[tuple[str, Any]]) -> None:
+        self.sent.append({name: tensor.clone() for name, tensor in named_tensors})
+        missing, unexpected = self.llm.model.load_state_dict(
+            self.sent[max(len(self.sent) - 1 - self.late, 0)], strict=False
+        )
+        assert not unexpected and set(missing) <= {"lm_head.weight"}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "late"), [("lora", 0), ("full", 1)], ids=["up to date", "a step behind"])
+def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path):
+    with made(tmp_path / "out", method=method, **EXACT) as trainer:
+        llm = TransformersLLM(model_path("demo:search_r1"), batch_size=16, device="cpu", dtype="float32")
+        sync = Copied(llm, late)
+        trainer.rollouts.collector.engine.llm = llm
+        trainer.rollouts = replace(trainer.rollouts, local=None, weights=sync)
+        trainer.train()
+        assert sync.version == 2
+        (first, second), (_, gap) = ratios(trainer), differences(trainer)
+        assert first == pytest.approx(1.0, abs=1e-3)
+        if late:
+            assert abs(second - 1.0) > 1e-4 and gap > 0.01
+        else:
+            assert second == pytest.approx(1.0, abs=1e-3) and gap < 1e-3
+        asyncio.run(llm.aclose())
+
+
+def sample(transcript: Transcript, value: float | None = 1.0) -> Sample:
+    return Sample(QUESTION, 0, None, transcript, Score(value, cause="" if value is not None else "timeout"))
+
+
+WHOLE = Transcript((1, 2), (3, 4, 5), (1, 0, 1), (-0.1, 0.0, -0.2), False)
+
+
+def test_rows_are_columns_of_lists():
+    found = rows([sample(WHOLE), sample(WHOLE, None)], mask_truncated=True)
+    assert found["prompt_ids"] == [[1, 2]] * 2
+    assert found["completion_ids"] == [[3, 4, 5]] * 2
+    assert found["env_mask"] == [[1, 0, 1], [0, 0, 0]]
+    assert found["logprobs"] == [[-0.1, 0.0, -0.2]] * 2
+    assert found[REWARD] == [1.0, None]
+
+
+@pytest.mark.parametrize(("mask_truncated", "mask"), [(True, [0, 0, 0]), (False, [1, 0, 1])])
+def test_what_was_cut_off_is_masked_only_if_asked_for(mask_truncated, mask):
+    found = rows([sample(replace(WHOLE, truncated=True))], mask_truncated=mask_truncated)
+    assert found["env_mask"] == [mask]
+
+
+def test_one_row_without_logprobs_leaves_the_batch_without():
+    found = rows([sample(WHOLE), sample(replace(WHOLE, logprobs=None))], mask_truncated=True)
+    assert found["logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [replace(WHOLE, mask=(1, 0)), replace(WHOLE, logprobs=(-0.1,)), Transcript((1,), (), (), (), False)],
+    ids=["mask", "logprobs", "empty"],
+)
+def test_ragged_and_empty_rows_are_refused(broken):
+    with pytest.raises(ValueError, match="columns of lengths"):
+        rows([sample(broken)], mask_truncated=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [True, False])
+def test_episodes_that_ran_out_of_tokens_teach_only_if_they_are_not_masked(masked, tmp_path):
+    wanted = {"reward__name": OWN, "mask_truncated": masked, "rollout__max_tokens": 6}
+    with made(tmp_path / "out", **wanted) as trainer:
+        inputs, out = rolled_out(trainer)
+        clipped = trainer._metrics["train"]["completions/clipped_ratio"][-1]
+        assert clipped > 0.2
+        mask = (out["tool_mask"] * out["completion_mask"]).bool()
+        ends = [row[row != trainer._tokenizer.pad_token_id][-1].item() for row in out["completion_ids"]]
+        cut = [end not in trainer.eos_token_ids for end in ends]
+        assert sum(cut) == round(clipped * len(inputs))
+        assert [bool(row.any()) for row in mask] == [not (masked and gone) for gone in cut]

@@ -1,0 +1,292 @@
+"""Rewards, judges and trainings that the tests of online training share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from reasonrag.config import ModelConfig
+from reasonrag.errors import LLMError
+from reasonrag.formats.base import Stage
+from reasonrag.formats.reading import Reading
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.faulty import FaultyLLM
+from reasonrag.online_rl.presets import RL_PRESETS
+from reasonrag.online_rl.settings import RLSettings, load_rl_settings
+from reasonrag.online_rl.train import train
+from reasonrag.policies import open_llm
+from reasonrag.rewards import RewardParts, RewardSettings, Score
+from reasonrag.rewards.judge import JudgeService
+from reasonrag.rewards.search_need import HiPRAGReward
+from reasonrag.types import (
+    Action,
+    Answer,
+    Completion,
+    FinishReason,
+    Message,
+    Prompt,
+    Question,
+    Search,
+    Span,
+    Step,
+    Trajectory,
+)
+
+ROOT = Path(__file__).parents[2]
+
+# A run of seconds: the demo world's policy of one format, four questions with four attempts each.
+QUICK: dict[str, Any] = {
+    "max_steps": 2,
+    "save_steps": 2,
+    "rollout.questions_per_step": 4,
+    "rollout.group_size": 4,
+    "rollout.max_tokens": 32,
+    "per_device_train_batch_size": 16,
+    "validation.steps": 0,
+    "outage.wait_s": 0.0,
+}
+
+
+def settings(preset: str = "demo-outcome", **overrides: Any) -> RLSettings:
+    """Of a quick training; names have `__` for a dot."""
+    named = {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_rl_settings(RL_PRESETS, preset=preset, overrides=QUICK | named)
+
+
+def quietly(wanted: RLSettings, out: Path) -> dict[str, Any]:
+    """The training, without its lines."""
+    return train(wanted, out, log=lambda line: None)
+
+
+def rollouts(out: Path, step: int, process: int = 0) -> list[dict[str, Any]]:
+    """The rows of a step."""
+    import pyarrow.parquet as pq
+
+    suffix = f"-{process}" if process else ""
+    return pq.read_table(out / "rollouts" / f"step-{step:06d}{suffix}.parquet").to_pylist()
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """Of a saved policy."""
+    from safetensors.torch import load_file
+
+    (file,) = (folder / name for name in ("model.safetensors", "adapter_model.safetensors") if (folder / name).exists())
+    return load_file(file)
+
+
+def farthest(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """The largest difference of two sets of weights."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def logged(summary: Mapping[str, Any], name: str) -> list[float]:
+    """A figure of every step."""
+    return [entry[name] for entry in summary["history"] if "loss" in entry and name in entry]
+
+
+CHILD = """
+import json, os, signal, sys
+from pathlib import Path
+from reasonrag.online_rl.settings import load_rl_settings
+from reasonrag.online_rl.train import train
+
+tree, out, at = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+
+if at:  # while the rewards of that step are worked out
+    import tests.online_rl.toys as toys
+    toys.KILL_AT = at
+
+train(load_rl_settings({}, overrides=tree), out, log=lambda line: print(line, flush=True))
+"""
+
+
+def child(wanted: RLSettings, out: Path, *, kill_at: int = 0, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    """The same training in a process, or in several, of its own."""
+    script = out.parent / "child.py"
+    script.write_text(CHILD, encoding="utf-8")
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)] if processes > 1 else []
+    if launcher:
+        launcher += ["--master_port", str(20000 + os.getpid() % 9999)]
+    arguments = [json.dumps(wanted.model_dump(mode="json", exclude_unset=True)), str(out), str(kill_at)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, *launcher, str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+
+
+KILL_AT = 0
+SIGNAL_AT = 0
+
+
+class OwnReward:
+    """A reward of one's own, as its author would write it: the length of what was said decides, so groups differ."""
+
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
+        self.format = parts.format
+        self.seen: list[int] = []
+
+    async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
+        return [self.one(trajectory, step) for trajectory in trajectories]
+
+    def one(self, trajectory: Trajectory, step: int) -> Score:
+        words = sum(len(step.completion.text.split()) for step in trajectory.steps)
+        return Score(1.0 / (1.0 + words % 7), {"words": float(words)})
+
+    def observe(self, scores: Sequence[Score], *, step: int) -> None:
+        self.seen.append(step)
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.seen = list(state["seen"])
+
+
+class KilledReward(OwnReward):
+    """Ends the process, as kill -9 does, while the rewards of a step are worked out."""
+
+    def one(self, trajectory: Trajectory, step: int) -> Score:
+        if KILL_AT and step + 1 == KILL_AT:
+            os.kill(os.getpid(), 9)
+        return super().one(trajectory, step)
+
+
+class SignalledReward(OwnReward):
+    """Somebody presses Ctrl-C while the rewards of a step are worked out."""
+
+    def one(self, trajectory: Trajectory, step: int) -> Score:
+        global SIGNAL_AT
+        if SIGNAL_AT and step + 1 == SIGNAL_AT:
+            SIGNAL_AT = 0
+            signal.raise_signal(signal.SIGINT)
+        return super().one(trajectory, step)
+
+
+class HolesReward(OwnReward):
+    """No reward for every fifth trajectory or so, and none that is a number for some."""
+
+    def one(self, trajectory: Trajectory, step: int) -> Score:
+        score = super().one(trajectory, step)
+        match int(score.parts["words"] or 0) % 5:
+            case 0:
+                return Score(None, score.parts, "no_idea")
+            case 1 if score.value and score.value < 0.2:
+                return Score(float("nan"), score.parts)
+        return score
+
+
+class CheckedHiPRAG(HiPRAGReward):
+    """HiPRAG's reward, and beside each score the one that an exact judge leads to."""
+
+    pairs: ClassVar[list[tuple[Score, Score]]] = []
+
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
+        super().__init__(settings.hiprag, parts)
+        assert parts.judge is not None
+        exact = JudgeService(open_llm(ModelConfig(spec="demo-judge"), "judge"), parts.judge.prompts)
+        self.exact = HiPRAGReward(settings.hiprag, replace(parts, judge=exact))
+
+    async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
+        found = await super().score(trajectories, step=step)
+        self.pairs += zip(found, await self.exact.score(trajectories, step=step), strict=True)
+        return found
+
+
+class FifthFormat:
+    """A format of one's own, with tags of its own: ask, facts, say."""
+
+    name = "fifth"
+    append_only = True
+    fingerprint = "fifth:1"
+
+    def __init__(self, prompts: Any, *, passage_order: str, max_passage_chars: int) -> None:
+        pass
+
+    def stage(self, steps: tuple[Step, ...]) -> Stage:
+        return Stage.REASONING
+
+    def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:
+        return len(steps) == max_steps - 1
+
+    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
+        turn: list[Span] = []
+        for step in steps:
+            turn += [Span(step.completion.text, step.completion.token_ids, by_policy=True), Span(self._facts(step))]
+        messages = (Message("system", "Ask, read the facts, say."), Message("user", question.question))
+        return Prompt(messages, (*turn, Span("<say>")) if final else tuple(turn), ("</ask>", "</say>"))
+
+    def _facts(self, step: Step) -> str:
+        return f"<facts>{' '.join(passage.text for passage in step.passages)}</facts>"
+
+    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
+        # A policy that does not know the tags asks for whatever it says.
+        return Answer(completion, forced=True) if final else Search(completion)
+
+    def read(self, trajectory: Trajectory) -> Reading:
+        return Reading(trajectory.answer is not None, "" if trajectory.answer else "no_answer", (), trajectory.answer)
+
+    def read_text(self, text: str) -> Reading:
+        return Reading(False, "no_answer")
+
+
+def faulty_judge(config: ModelConfig) -> LLM:
+    """The demo's judge, which is late for a tenth of its calls and writes junk for a twentieth."""
+    return FaultyLLM(
+        open_llm(config.model_copy(update={"spec": "demo-judge"}), "judge"), timeout_share=0.1, junk_share=0.05
+    )
+
+
+class DownJudge:
+    """A judge that goes away after as many calls as the file says that the environment names."""
+
+    name = "demo-judge:0:0"
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.inner = open_llm(config.model_copy(update={"spec": "demo-judge"}), "judge")
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        if not self._is_there():
+            raise LLMError("connection refused", cause="unreachable")
+        return await self.inner.complete(prompt, sampling)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+    def _is_there(self) -> bool:
+        left = Path(os.environ["TOY_JUDGE_CALLS"])
+        calls = int(left.read_text())
+        left.write_text(str(max(calls - 1, 0)))
+        return calls > 0
+
+
+class Words:
+    """An LLM that says what a function of prompt and seed says, with the ids of a vocabulary of its own words."""
+
+    name = "words"
+
+    def __init__(self, say: Callable[[Prompt, int], str | Completion | Exception]) -> None:
+        self.say = say
+        self.asked: list[tuple[str, int]] = []
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        seed = sampling.seed or 0
+        self.asked.append((prompt.messages[-1].content, seed))
+        await asyncio.sleep(0)
+        said = self.say(prompt, seed)
+        if isinstance(said, Exception):
+            raise said
+        if isinstance(said, Completion):
+            return (said,)
+        ids = tuple(sum(map(ord, word)) % 97 + 5 for word in said.split())
+        return (Completion(said, FinishReason.STOP, ids, (-0.7,) * len(ids)),)
+
+    async def aclose(self) -> None:
+        pass

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import click
+import pytest
+
+from reasonrag.cli import cli
+from reasonrag.flags import online, resolve
+from reasonrag.online_rl.presets import RL_PRESETS
+from reasonrag.parts import open_questions
+from reasonrag.reproduce.ablation import BASE, AblationScale, outs, stages
+from reasonrag.reproduce.measures import METRICS
+from reasonrag.reproduce.papers import PAPERS
+
+SMALL = AblationScale(seeds=2, questions=30, test_questions=10, max_steps=8)
+every_paper = pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
+
+
+def parsed(stage):
+    """What `reasonrag` makes of a stage's arguments."""
+    command: click.Command = cli
+    arguments = list(stage.arguments)
+    while isinstance(command, click.Group):
+        command = command.commands[arguments.pop(0)]
+    return command.make_context(command.name, arguments).params
+
+
+def trainings(paper, scale=SMALL):
+    """The resolved settings of each training of the first seed, by variant."""
+    found = {}
+    for stage in stages(paper, Path("OUT"), scale):
+        if stage.arguments[:2] == ("rl", "train") and stage.out.parent == Path("OUT/seed-0"):
+            given = parsed(stage)
+            given.pop("out")
+            found[stage.out.name] = online(RL_PRESETS, given)
+    return found
+
+
+@every_paper
+def test_every_command_is_one_that_the_command_line_knows(paper):
+    assert all(parsed(stage)["out"] == stage.out for stage in stages(paper, Path("OUT"), SMALL))
+
+
+@every_paper
+def test_variants_differ_in_their_reward_and_in_nothing_else(paper):
+    settings = trainings(paper)
+    assert list(settings) == [variant.name for variant in paper.variants]
+    for first, second in combinations(settings.values(), 2):
+        assert first.reward != second.reward
+        assert first.model_copy(update={"reward": second.reward, "plans": second.plans}) == second
+    for found in settings.values():
+        assert (found.max_steps, found.limit, found.seed, found.model) == (8, 30, 0, paper.policy)
+        assert found.guards.format_rate_drop == found.guards.max_length_growth == 0
+
+
+def test_the_switches_are_those_of_each_ablation():
+    hiprag = {name: found.reward.hiprag for name, found in trainings(PAPERS["hiprag"]).items()}
+    assert {name: found.lambda_p for name, found in hiprag.items()} == {
+        **{"lp-0": 0, "lp-0.2": 0.2, "lp-0.4": 0.4, "lp-0.6": 0.6, "over-only": 0.4, "under-only": 0.4},
+    }
+    assert [name for name, found in hiprag.items() if not found.under_search] == ["over-only"]
+    assert [name for name, found in hiprag.items() if not found.over_search] == ["under-only"]
+    search_p1 = trainings(PAPERS["search-p1"])
+    assert [name for name, found in search_p1.items() if found.reward.name == "outcome"] == ["outcome"]
+    assert [name for name, found in search_p1.items() if found.plans] == [
+        *("full", "no-self", "format-strict", "format-none", "outcome-binary"),
+    ]
+    when = {name: found.reward.when_to_search for name, found in trainings(PAPERS["when-to-search"]).items()}
+    assert {found.switch_step for found in when.values()} == {4}
+    assert [(found.no_stage_one, found.no_stage_two, found.no_r_s) for found in when.values()] == [
+        *((False, False, False), (True, False, False), (False, True, False), (False, False, True)),
+    ]
+
+
+@every_paper
+def test_a_paper_declares_only_what_there_is(paper):
+    assert set(paper.metrics) <= METRICS.keys() and len(set(paper.names)) == len(paper.names)
+    assert {name for pair in paper.pairs for name in pair} <= set(paper.names)
+    for table in paper.tables:
+        assert table.rows.keys() <= set(paper.names)
+    for claim in paper.claims:
+        assert (claim.first, claim.second) in paper.pairs and claim.metric in paper.metrics
+
+
+@every_paper
+def test_every_variant_is_trained_and_evaluated_on_questions_that_no_training_sees(paper):
+    plan = stages(paper, Path("OUT"), SMALL)
+    for seed in range(2):
+        folder = Path("OUT") / f"seed-{seed}"
+        evaluated = {stage.out.name for stage in plan if stage.out.parent == folder / "eval"}
+        assert evaluated == set(paper.names)
+    for stage in plan:
+        assert stage.line.count("--split test") == stage.line.count("--split") == (stage.arguments[0] == "eval")
+
+
+def test_plans_are_made_for_the_questions_that_are_trained_on():
+    paper = PAPERS["search-p1"]
+    (stage,) = (s for s in stages(paper, Path("OUT"), AblationScale(seeds=1, questions=30)) if s.arguments[1] == "plan")
+    given = parsed(stage)
+    config = resolve(given["preset"], None, given["assignments"], {"questions__limit": given["questions__limit"]})
+    planned = {question.id for question in open_questions(config)}
+    trained = {question.id for question in open_questions(trainings(paper)["full"].search())}
+    assert len(planned) == 30 and planned == trained
+
+
+@every_paper
+def test_what_a_stage_reads_is_written_before_it(paper):
+    written = set()
+    for stage in stages(paper, Path("OUT"), SMALL):
+        assert set(stage.needs) <= written
+        assert all(str(need) in stage.line for need in stage.needs)
+        written.add(stage.out)
+
+
+def test_some_variants_bring_what_they_need_and_the_policy_they_start_from():
+    folder = Path("OUT/seed-0")
+    scale = AblationScale(seeds=1)
+    assert outs(PAPERS["search-p1"], Path("OUT"), scale, ["outcome"]) == {
+        folder / "outcome",
+        folder / "eval" / "outcome",
+        folder / "eval" / BASE,
+    }
+    assert folder / "plans.parquet" in outs(PAPERS["search-p1"], Path("OUT"), scale, ["full"])
+
+
+@every_paper
+def test_all_variants_are_the_whole_plan(paper):
+    whole = {stage.out for stage in stages(paper, Path("OUT"), SMALL)}
+    assert outs(paper, Path("OUT"), SMALL, paper.names) == whole

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reasonrag.errors import RunError
+from reasonrag.reproduce.ablation import BASE, AblationScale, Claim, Paper, Row, Table, Variant, evaluation_of, stages
+from reasonrag.reproduce.ablation_figures import summarise
+from reasonrag.reproduce.ablation_page import page, write
+from reasonrag.reproduce.stages import Plan
+from reasonrag.tables import trajectory_schema, write_parquet
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "reproduce" / "ablation.md"
+
+PAPER = Paper(
+    name="toy",
+    title="A toy's ablations",
+    preset="demo-hiprag",
+    policy="demo:hiprag",
+    variants=(Variant("with", "with the bonus"), Variant("without", "no bonus", ("reward.hiprag.lambda_p=0",))),
+    pairs=(("with", "without"), ("with", BASE)),
+    metrics=("em", "osr", "retrievals"),
+    curves={"eval_em": "held-out EM", "reward/bonus": "bonus of rollouts", "never": "never there"},
+    tables=(
+        Table(
+            "Table 1",
+            "a large model",
+            {
+                "with": Row("Ours", {"em": (60.0, 50.0), "osr": (4.0, 5.0)}, {"em": 55.1}),
+                "without": Row("w/o bonus", {"em": (50.0, 52.0), "osr": (5.0, 4.0)}, {"em": 51.0}),
+            },
+        ),
+    ),
+    claims=(Claim("with", "without", "retrievals", -1, "Fig. 9"),),
+    notes=("A note.",),
+)
+SCALE = AblationScale(seeds=2, test_questions=8, max_steps=6)
+
+
+def attempt(number, *, em, searches, needless):
+    return {
+        **dict.fromkeys(trajectory_schema().names),
+        **{"dataset": "d", "question_id": str(number), "question": "?", "golden_answers": ["x"]},
+        **{"kind": "known" if number < 2 else "bridge", "hops": 2, "answer": "x", "stop_reason": "answered"},
+        **{"em": em, "f1": em, "acc": em, "retrievals": searches, "steps": searches + 1, "forced": 0},
+        **{"format_rate": 1.0, "steps_over": needless, "searches_known": searches, "trajectory": []},
+    }
+
+
+def evaluated(folder, name, em, searches, needless):
+    """Eight attempts of a policy; the first ones are right."""
+    trajectories = evaluation_of(folder, name) / name / "trajectories"
+    trajectories.mkdir(parents=True)
+    for temperature in (0, 1):
+        rows = [
+            attempt(n, em=float(n < em - temperature), searches=searches, needless=min(needless, searches))
+            for n in range(8)
+        ]
+        write_parquet(trajectories / f"t{temperature}_s5_k1-00000-of-00001.parquet", rows, trajectory_schema())
+
+
+def trained(folder, name, best):
+    (folder / name).mkdir(parents=True)
+    history = [{"step": step, "eval_em": best - 0.1 + step / 60, "reward/bonus": step / 10} for step in range(7)]
+    summary = {"steps": 6, "seconds": 30.0, "best": {"step": 6, "value": best}, "history": history}
+    (folder / name / "training.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """A plan whose second seed lacks the variant without a bonus."""
+    out = tmp_path / "out"
+    plan = Plan(out, stages(PAPER, out, SCALE))
+    for seed in range(2):
+        folder = out / f"seed-{seed}"
+        evaluated(folder, BASE, 3, 2, 1)
+        evaluated(folder, "with", 8, 1, 0)
+        trained(folder, "with", 0.8)
+        if seed == 0:
+            evaluated(folder, "without", 2 + seed, 3, 2)
+            trained(folder, "without", 0.5)
+    for stage in plan.stages:
+        if not ("without" in stage.line and "seed-1" in stage.line) and stage.out.exists():
+            plan.done(stage)
+    return plan
+
+
+@pytest.fixture
+def figures(plan, tmp_path):
+    found = summarise(PAPER, plan, tmp_path / "out", SCALE)
+    return found | {"date": "2026-01-01", "versions": {"reasonrag": "1"}}
+
+
+def test_the_page_is_the_golden_one(figures):
+    assert "\n".join(page(PAPER, figures)) + "\n" == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_signs_are_compared_row_by_row(figures):
+    found = {(row["metric"], row["shown"]): row for row in figures["comparisons"]}
+    assert found["em", "+4.1"]["verdicts"] == {"greedy": "agree", "sampled (T = 1)": "agree"}
+    assert found["em", "+4.1"]["sets"] == [1, 2]
+    assert set(found["osr", "+0.0"]["verdicts"].values()) == {"no sign"}
+    assert set(found["retrievals", "-"]["verdicts"].values()) == {"agree"}
+
+
+def test_what_is_missing_is_said_and_the_rest_is_compared(figures):
+    assert figures["missing"] == {"without": [1]}
+    assert "**Not there yet**: `without` with seed 1." in list(page(PAPER, figures))
+    greedy = figures["settings"]["greedy"]
+    assert greedy["differences"]["with - without"]["seeds"] == [0]
+    assert greedy["differences"]["with - base"]["seeds"] == [0, 1]
+
+
+def test_a_page_of_nothing_says_so(tmp_path):
+    out = tmp_path / "empty"
+    plan = Plan(out, stages(PAPER, out, SCALE))
+    figures = summarise(PAPER, plan, out, SCALE)
+    text = write(PAPER, figures, tmp_path / "results").read_text(encoding="utf-8")
+    assert "`base` with seed 0, 1; `with` with seed 0, 1; `without` with seed 0, 1." in text
+    assert "of 3 rows of the paper, 3 missing." in text
+
+
+def test_an_evaluation_that_failed_is_not_read_whatever_it_left(tmp_path):
+    out = tmp_path / "out"
+    plan = Plan(out, stages(PAPER, out, SCALE))
+    evaluated(out / "seed-0", BASE, 3, 2, 1)
+    assert summarise(PAPER, plan, out, SCALE)["settings"]["greedy"]["variants"] == {}
+
+
+def test_an_evaluation_that_was_removed_is_named(plan, tmp_path):
+    out = tmp_path / "out"
+    for file in (evaluation_of(out / "seed-1", BASE) / BASE / "trajectories").iterdir():
+        file.unlink()
+    with pytest.raises(RunError, match="run the evaluation again"):
+        summarise(PAPER, plan, out, SCALE)
+
+
+def test_curves_are_means_over_seeds_and_what_is_not_there_is_left_out(figures, tmp_path):
+    assert figures["curves"]["eval_em"]["with"][-1] == (6, 0.8)
+    bonus = figures["curves"]["reward/bonus"]["with"]
+    assert bonus[0] == (0, 0.0) and bonus[-1] == (6, pytest.approx((0.2 + 0.3 + 0.4 + 0.5 + 0.6) / 5))
+    assert figures["curves"]["never"] == {}
+    write(PAPER, figures, tmp_path / "results")
+    svg = (tmp_path / "results" / "toy.svg").read_text(encoding="utf-8")
+    assert "bonus of rollouts" in svg and "never there" not in svg
+    assert (tmp_path / "results" / "toy.png").stat().st_size > 1000
+
+
+def test_the_page_tells_no_place_of_this_machine(figures, tmp_path):
+    text = json.dumps(figures) + "\n".join(page(PAPER, figures))
+    assert str(tmp_path) not in text
+    assert "reasonrag rl train --preset demo-hiprag --seed 0 --max-steps 6 " in text
