@@ -23,13 +23,13 @@ demo: setup
 	    --policy base=demo --policy sft=hf:$(DEMO)/sft --policy dpo=hf:$(DEMO)/dpo
 
 test: setup  ## everything that needs no GPU
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not gpu"
 
 quick: setup  ## what to run on every save
-	$(BIN)/pytest -q -m "not slow and not gpu"
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not gpu"
 
 slow: setup
-	$(BIN)/pytest -m "slow and not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile -m "slow and not gpu"
 
 gpu: setup
 	$(BIN)/pytest -m gpu

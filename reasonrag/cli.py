@@ -272,6 +272,10 @@ def eval_policies(
     max_steps: tuple[int, ...] | None,
     top_ks: tuple[int, ...] | None,
     rules: Rules,
+    formats: tuple[str, ...],
+    judge: str | None,
+    judge_model: str | None,
+    judged: tuple[str, ...] | None,
     out: Path,
     **given: Any,
 ) -> None:
@@ -284,6 +288,9 @@ def eval_policies(
     A base model and an adapter on one vLLM server:
       reasonrag eval --dataset hotpotqa --policy base=http://127.0.0.1:8000/v1#Qwen/Qwen2.5-7B-Instruct \\
           --policy dpo=http://127.0.0.1:8000/v1#dpo --set policy.vllm=true --out reports/hotpot
+    Needless and missing searches too (OSR, USR), told by a judge:
+      reasonrag eval --preset demo --policy base=demo:hiprag --policy rl=hf:runs/demo/hiprag/best \\
+          --judge demo-judge --out reports/hiprag
     In the demo world, greedy and sampled:
       reasonrag eval --preset demo --policy base=demo --policy dpo=hf:runs/demo/dpo --temperature 0,1 --out reports/demo
 
@@ -291,9 +298,10 @@ def eval_policies(
     """
     from reasonrag.commands.evaluate import evaluate
 
-    configs = flags.policy_configs(policies, preset, file, assignments, given)
+    configs = flags.policy_configs(policies, preset, file, assignments, given, formats)
+    judging = flags.judging(judge, judge_model, judged, configs)
     temperatures = flags.temperatures_asked_for(temperatures, configs, assignments)
-    sys.exit(evaluate(configs, out, temperatures, max_steps, top_ks, rules))
+    sys.exit(evaluate(configs, out, temperatures, max_steps, top_ks, rules, judging))
 
 
 @cli.group()

@@ -92,6 +92,12 @@ class ModelConfig(Section):
         return (prompt_tokens * self.input_price + completion_tokens * self.output_price) / 1e6
 
 
+class JudgeConfig(ModelConfig):
+    """A model that gives verdicts: greedy unless asked otherwise."""
+
+    temperature: Annotated[float, Field(ge=0, le=5)] = 0.0
+
+
 class FormatConfig(Section):
     """How steps are written. The prompt texts, not the set's name, are part of a run's identity."""
 
@@ -150,7 +156,7 @@ class Config(Section):
     questions: QuestionsConfig = QuestionsConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     policy: ModelConfig = ModelConfig()
-    judge: ModelConfig = ModelConfig(temperature=0.0)
+    judge: JudgeConfig = JudgeConfig()
     format: FormatConfig = FormatConfig()
     search: SearchConfig = SearchConfig()
     value: ValueConfig = ValueConfig()

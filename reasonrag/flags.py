@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from reasonrag.config import PRESETS, Config, ModelConfig, load_config
+from reasonrag.config import PRESETS, Config, JudgeConfig, load_config
 from reasonrag.errors import ConfigError
 from reasonrag.evaluation.judged import JUDGED, Judging
 from reasonrag.evaluation.sweep import folder_name
@@ -324,9 +324,8 @@ def judging(
         if model or judged:
             raise ConfigError("--judge-model and --judged are about a judge, and none is named; add --judge")
         return None
-    # Greedy unless asked otherwise: a section that is given at all has the defaults of a policy.
-    settings = {"temperature": 0.0, **next(iter(configs.values())).judge.model_dump(exclude_unset=True), "spec": spec}
-    return Judging(validate(ModelConfig, settings | ({"model": model} if model else {})), judged or JUDGED)
+    settings = {**next(iter(configs.values())).judge.model_dump(exclude_unset=True), "spec": spec}
+    return Judging(validate(JudgeConfig, settings | ({"model": model} if model else {})), judged or JUDGED)
 
 
 def _split_asked_for(file: Path | None, assignments: tuple[str, ...], given: dict[str, Any]) -> str | None:

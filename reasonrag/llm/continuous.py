@@ -26,7 +26,7 @@ _PAGED = frozenset({"full_attention", "sliding_attention"})
 # Of the memory that is free when a manager opens; the rest is for what a forward pass needs, and for neighbours.
 _MEMORY_SHARE = 0.7
 # On a CPU the cache would otherwise be sized by the machine's memory, which is not ours alone.
-_CPU_PAGE, _CPU_CACHE_TOKENS, _CPU_BATCH_TOKENS = 32, 32_768, 512
+_CPU_PAGE, _CPU_CACHE_TOKENS, _CPU_BATCH_TOKENS = 32, 16_384, 256
 # How often somebody who waits looks whether the manager's thread is still there.
 _LOOK_S = 1.0
 # A token of the tail may decode to nothing (special tokens are skipped), or begin before the stop string.
@@ -321,6 +321,8 @@ class _Request:
 
     def end(self) -> None:
         """Nobody waits for it any more."""
+        # Tokens under way would still be sent to an event loop that may be closed by then, which ends the thread.
+        self._manager.output_router.result_handlers.pop(self.id, None)
         if self._loan.running.pop(self.id, None) is not None and (
             self.future.cancel() or self.future.cancelled() or self.future.exception() is not None
         ):

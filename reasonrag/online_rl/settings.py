@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reasonrag.card import carried_settings
-from reasonrag.config import Config, FormatConfig, ModelConfig, QuestionsConfig, RetrievalConfig
+from reasonrag.config import Config, FormatConfig, JudgeConfig, ModelConfig, QuestionsConfig, RetrievalConfig
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.settings import EXECUTION, Section, Tree, gather, merge, validate
 from reasonrag.training.settings import TrainSettings
@@ -96,7 +96,7 @@ class RLSettings(TrainSettings):
     world_seed: Annotated[int, Field(description="which demo world"), EXECUTION] = 0
     retrieval: RetrievalConfig = RetrievalConfig()
     format: FormatConfig = FormatConfig(name="search_r1", max_steps=5)
-    judge: ModelConfig = ModelConfig(temperature=0.0)
+    judge: JudgeConfig = JudgeConfig()
     reward: RewardSettings = RewardSettings()
     plans: Annotated[str | None, Field(description="reference plans made by `rl plan`"), EXECUTION] = None
     rollout: RolloutSettings = RolloutSettings()

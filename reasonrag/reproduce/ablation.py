@@ -19,6 +19,7 @@ BASE = "base"
 JUDGE = "demo-judge"
 # An ablation that collapses is a result: no guard ends it.
 _NO_GUARDS = ("guards.format_rate_drop=0", "guards.max_length_growth=0")
+_VALIDATED = int(RL_PRESETS["demo-outcome"]["validation"]["limit"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,14 @@ class Variant:
         meaning: in words.
         settings: of `rl train`, over the preset's.
         plans: whether it needs reference plans.
+        blind: curves that would be drawn and say nothing, as nobody looks at what they count.
     """
 
     name: str
     meaning: str
     settings: tuple[str, ...] = ()
     plans: bool = False
+    blind: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,8 @@ def _training(paper: Paper, variant: Variant, folder: Path, seed: int, scale: Ab
     out, plans = folder / variant.name, _plans_of(folder)
     steps = paper.steps(scale)
     settings = [*paper.shared(steps), *variant.settings, *_NO_GUARDS]
+    if scale.test_questions < _VALIDATED:  # to see it run
+        settings.append(f"validation.limit={scale.test_questions}")
     asked = ["--preset", paper.preset, "--seed", str(seed), *_limit(scale), "--max-steps", str(steps)]
     asked += [argument for setting in settings for argument in ("--set", setting)]
     if variant.plans:

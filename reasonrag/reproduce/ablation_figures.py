@@ -57,10 +57,7 @@ def summarise(paper: Paper, plan: Plan, out: Path, scale: AblationScale) -> Figu
         "settings": settings,
         "comparisons": list(comparisons(paper, settings)),
         "training": {name: _cost(summaries) for name, summaries in trained.items()},
-        "curves": {
-            key: {name: found for name, all_ in trained.items() if (found := _curve([s["history"] for s in all_], key))}
-            for key in paper.curves
-        },
+        "curves": {key: _curves(paper, trained, key) for key in paper.curves},
     }
 
 
@@ -136,6 +133,17 @@ def _cost(summaries: Sequence[Figures]) -> Figures:
         "seconds": fmean(summary["seconds"] for summary in summaries),
         "best": [summary["best"] and summary["best"]["step"] for summary in summaries],
     }
+
+
+def _curves(paper: Paper, trained: Mapping[str, Sequence[Figures]], key: str) -> Figures:
+    """That of each variant that has one which says something."""
+    blind = {variant.name for variant in paper.variants if key in variant.blind}
+    found = {
+        name: _curve([summary["history"] for summary in summaries], key)
+        for name, summaries in trained.items()
+        if name not in blind
+    }
+    return {name: points for name, points in found.items() if points}
 
 
 def _curve(histories: Sequence[Sequence[Mapping[str, Any]]], key: str) -> list[tuple[int, float]]:

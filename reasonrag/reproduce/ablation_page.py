@@ -39,8 +39,8 @@ def page(paper: Paper, figures: Figures) -> Iterator[str]:
     yield "The paper's models are large and answer real questions, ours has about a million parameters and answers"
     yield "those of an invented world: signs can be compared, sizes cannot. Paper: the difference of its averages in"
     yield "its own units, and on how many of its data sets the difference has that sign. `agree` or `disagree` where"
-    yield "our interval excludes 0, `undecided` where it holds 0, `no sign` where the paper's is 0, `unknown`"
-    yield "where there is nothing to measure."
+    yield "our interval excludes 0, `undecided` where it holds 0, `no sign` where the paper's is 0, `unknown` where"
+    yield "there is nothing to measure, `missing` where it was not run."
     yield ""
     yield from _comparisons(paper, figures)
     if paper.notes:

@@ -105,10 +105,16 @@ PAPER = Paper(
         Variant("lp-0.4", "bonus 0.4, the paper's choice", (_BONUS(0.4),)),
         Variant("lp-0.6", "bonus 0.6", (_BONUS(0.6),)),
         Variant(
-            "over-only", "bonus 0.4, needless searches alone lose it", (_BONUS(0.4), "reward.hiprag.under_search=false")
+            "over-only",
+            "bonus 0.4, needless searches alone lose it",
+            (_BONUS(0.4), "reward.hiprag.under_search=false"),
+            blind=("rollout/usr",),
         ),
         Variant(
-            "under-only", "bonus 0.4, missing searches alone lose it", (_BONUS(0.4), "reward.hiprag.over_search=false")
+            "under-only",
+            "bonus 0.4, missing searches alone lose it",
+            (_BONUS(0.4), "reward.hiprag.over_search=false"),
+            blind=("rollout/osr",),
         ),
     ),
     pairs=(

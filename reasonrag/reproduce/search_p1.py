@@ -50,7 +50,7 @@ PAPER = Paper(
         Variant("format-strict", "worthless unless in form", (_REWARD("format", "strict"),), plans=True),
         Variant("format-none", "no reward for the form", (_REWARD("format", "none"),), plans=True),
         Variant("outcome-binary", "a wrong answer earns no outcome", (_REWARD("outcome", "binary"),), plans=True),
-        Variant("outcome", "exact match alone, in the same format", ("reward.name=outcome",)),
+        Variant("outcome", "exact match alone, in the same format", ("reward.name=outcome",), blind=("reward/format",)),
     ),
     pairs=(
         *((FULL, name) for name in ("outcome", "no-reference", "no-self")),

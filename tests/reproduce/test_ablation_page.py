@@ -19,7 +19,10 @@ PAPER = Paper(
     title="A toy's ablations",
     preset="demo-hiprag",
     policy="demo:hiprag",
-    variants=(Variant("with", "with the bonus"), Variant("without", "no bonus", ("reward.hiprag.lambda_p=0",))),
+    variants=(
+        Variant("with", "with the bonus"),
+        Variant("without", "no bonus", ("reward.hiprag.lambda_p=0",), blind=("reward/bonus",)),
+    ),
     pairs=(("with", "without"), ("with", BASE)),
     metrics=("em", "osr", "retrievals"),
     curves={"eval_em": "held-out EM", "reward/bonus": "bonus of rollouts", "never": "never there"},
@@ -141,6 +144,9 @@ def test_curves_are_means_over_seeds_and_what_is_not_there_is_left_out(figures, 
     assert figures["curves"]["eval_em"]["with"][-1] == (6, 0.8)
     bonus = figures["curves"]["reward/bonus"]["with"]
     assert bonus[0] == (0, 0.0) and bonus[-1] == (6, pytest.approx((0.2 + 0.3 + 0.4 + 0.5 + 0.6) / 5))
+    assert set(figures["curves"]["eval_em"]) == {"with", "without"} and set(figures["curves"]["reward/bonus"]) == {
+        "with"
+    }
     assert figures["curves"]["never"] == {}
     write(PAPER, figures, tmp_path / "results")
     svg = (tmp_path / "results" / "toy.svg").read_text(encoding="utf-8")
