@@ -17,6 +17,8 @@ from reasonrag import __version__, flags
 from reasonrag.errors import ReasonRAGError
 from reasonrag.formats import FORMATS
 from reasonrag.online_rl.presets import RL_PRESETS
+from reasonrag.reproduce.ablation import BASE, AblationScale, Paper
+from reasonrag.reproduce.papers import PAPERS
 from reasonrag.reproduce.reasonrag import Scale
 from reasonrag.settings import dump
 from reasonrag.text import Rules, printable
@@ -347,6 +349,68 @@ def reproduce_reasonrag(
 
     scale = Scale(seeds, questions, iterations, test_questions, max_steps)
     sys.exit(reproduce.reasonrag(out, results or out / "results", scale))
+
+
+_ABLATIONS = AblationScale()
+
+
+def _ablations(paper: Paper) -> click.Command:
+    """The command of a paper: all of them take the same flags."""
+    names = [variant.name for variant in paper.variants]
+    text = f"""{paper.title}: {", ".join(names)}; each beside the paper's rows.
+
+    \b
+    All of it, two trainings at a time:
+      reasonrag reproduce {paper.name} --out runs/{paper.name} --jobs 2
+    Some variants, to see it run:
+      reasonrag reproduce {paper.name} --out runs/quick --seeds 1 --only {names[0]} \\
+          --questions 20 --test-questions 20 --max-steps 2
+
+    Each stage is a command of its own and is shown; the same command goes on where it was stopped, and more seeds may
+    be asked for later. The page says which variants are not there yet.
+    """
+
+    @reproduce.command(paper.name, help=text, short_help=paper.title)
+    @click.option(
+        "--out", type=click.Path(path_type=Path), required=True, help="Folder of every stage; resumed if there."
+    )
+    @click.option("--results", type=click.Path(path_type=Path), help="Where the page goes; OUT/results if not given.")
+    @click.option(
+        "--seeds",
+        type=click.IntRange(1),
+        default=_ABLATIONS.seeds,
+        show_default=True,
+        help="Each does everything once.",
+    )
+    @click.option("--questions", type=click.IntRange(1), help="Of training; all 600 if not given.")
+    @click.option("--test-questions", type=click.IntRange(1), default=_ABLATIONS.test_questions, show_default=True)
+    @click.option(
+        "--max-steps", type=click.IntRange(1), help="Optimizer steps of each training; the preset's if not given."
+    )
+    @click.option("--only", multiple=True, type=click.Choice(names), help=f"Run this variant, and {BASE} (repeatable).")
+    @click.option(
+        "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Commands at a time, one thread each."
+    )
+    def command(
+        out: Path,
+        results: Path | None,
+        seeds: int,
+        questions: int | None,
+        test_questions: int,
+        max_steps: int | None,
+        only: tuple[str, ...],
+        jobs: int,
+    ) -> None:
+        from reasonrag.commands import reproduce as bodies
+
+        scale = AblationScale(seeds, questions, test_questions, max_steps)
+        sys.exit(bodies.ablations(paper, out, results or out / "results", scale, only=only, jobs=jobs))
+
+    return command
+
+
+for _paper in PAPERS.values():
+    _ablations(_paper)
 
 
 @cli.group()

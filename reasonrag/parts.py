@@ -86,13 +86,13 @@ def open_questions(config: Config) -> list[Question]:
         raise ConfigError("no questions: give --dataset a name (hotpotqa, ...), `demo`, or a JSONL or Parquet file")
     if wanted.dataset == "demo":
         from reasonrag.demo import demo_questions
-        from reasonrag.demo.lexicon import SPLITS
+        from reasonrag.demo.world import DEMO_SPLITS
 
-        for split in SPLITS:
+        for split in DEMO_SPLITS:
             if split == (wanted.split or "train"):
                 questions = demo_questions(split, seed=wanted.world_seed)
                 return sample_questions(questions, wanted.limit, seed=config.seed)
-        raise ConfigError(f"the demo world has the splits {', '.join(SPLITS)}, not {wanted.split!r}")
+        raise ConfigError(f"the demo world has the splits {', '.join(DEMO_SPLITS)}, not {wanted.split!r}")
     return load_questions(wanted.dataset, split=wanted.split, limit=wanted.limit, seed=config.seed)
 
 

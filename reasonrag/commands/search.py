@@ -86,11 +86,12 @@ def derive(run: Path, out: Path | None, overrides: dict[str, Any]) -> None:
 
 
 def write_world(out: Path, world_seed: int) -> None:
-    """The demo world as FlashRAG files."""
+    """The demo world as FlashRAG files; `train-famous` are the training questions of which a third need no search."""
     from reasonrag.demo import demo_corpus, demo_questions
+    from reasonrag.demo.world import DEMO_SPLITS
 
     claim_folder(out, "demo world", holds=(out / "corpus.jsonl").exists())
-    for split in ("train", "dev", "test"):
+    for split in DEMO_SPLITS:
         questions = demo_questions(split, seed=world_seed)
         rows = [
             {"id": q.id, "question": q.question, "golden_answers": list(q.golden_answers), "metadata": q.metadata}

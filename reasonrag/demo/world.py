@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from reasonrag.demo.lexicon import (
     KINDS,
@@ -25,6 +25,8 @@ from reasonrag.demo.lexicon import (
     relations_of,
 )
 from reasonrag.types import Passage, Question
+
+DemoSplit = Literal["train", "dev", "test", "train-famous"]
 
 _ENTITIES: dict[Kind, int] = {"person": 48, "film": 30, "city": 24, "band": 20, "company": 20, "country": 8}
 _QUESTIONS: dict[Split, int] = {"train": 600, "dev": 300, "test": 1200}
@@ -153,14 +155,35 @@ def famous_facts() -> list[tuple[str, Relation]]:
     return [(name, relation) for name, kind in famous_part().kinds.items() for relation in relations_of(kind)]
 
 
-def demo_questions(split: Split, *, seed: int = 0, limit: int | None = None) -> list[Question]:
+# The three of the world, and the training questions of which a third need no search.
+DEMO_SPLITS: tuple[DemoSplit, ...] = (*SPLITS, "train-famous")
+
+
+def demo_questions(split: DemoSplit, *, seed: int = 0, limit: int | None = None) -> list[Question]:
     """The first `limit` questions of a split of the world with that seed (600 train, 300 dev, 1200 test)."""
+    if split == "train-famous":
+        return with_famous(make_world(seed).questions("train"), share=1 / 3)[:limit]
     return make_world(seed).questions(split)[:limit]
 
 
 def demo_corpus(seed: int = 0) -> list[Passage]:
     """All pages of the world with that seed, of all splits."""
     return make_world(seed).corpus()
+
+
+def with_famous(questions: list[Question], *, share: float) -> list[Question]:
+    """As many of the questions as leave those about famous entities this share, in their order.
+
+    A needless search can only be told where the policy knows the answer, and in the world at large that is rare.
+    """
+    known = sum(question.metadata["known"] for question in questions)
+    room = round(known * (1 - share) / share)
+    kept = []
+    for question in questions:
+        if question.metadata["known"] or room > 0:
+            kept.append(question)
+            room -= not question.metadata["known"]
+    return kept
 
 
 def one_hop(part: Part, name: str, relation: Relation, *, known: bool = False) -> Question:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from dataclasses import dataclass
@@ -148,7 +147,7 @@ async def close(closing: list[Any], task: Task) -> None:
     """Close what is open."""
     for part in closing:
         if isinstance(part, Journal):
-            await asyncio.to_thread(part.close)
+            part.close()  # SQLite wants it in the thread that opened it
         else:
             await part.aclose()
     await task.retriever.aclose()

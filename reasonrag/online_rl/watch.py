@@ -183,7 +183,9 @@ def callbacks(watch: Watch, trainer: Any, save_best: Callable[[], None]) -> list
             if trainer.collapse:
                 control.should_training_stop = control.should_save = True
             if watch.every and (step % watch.every == 0 or step >= state.max_steps):
+                due = control.should_log  # of the step itself: what is logged meanwhile takes it back
                 self._validate(args, step)
+                control.should_log = due
 
         def _validate(self, args: Any, step: int) -> None:
             validation = watch.validation

@@ -41,6 +41,7 @@ from reasonrag.types import (
 )
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # of processes of their own
 
 # A run of seconds: the demo world's policy of one format, four questions with four attempts each.
 QUICK: dict[str, Any] = {
@@ -117,9 +118,10 @@ def child(wanted: RLSettings, out: Path, *, kill_at: int = 0, processes: int = 1
     if launcher:
         launcher += ["--master_port", str(20000 + os.getpid() % 9999)]
     arguments = [json.dumps(wanted.model_dump(mode="json", exclude_unset=True)), str(out), str(kill_at)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, *launcher, str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | ENVIRONMENT, timeout=600, check=False
+    )
 
 
 KILL_AT = 0
