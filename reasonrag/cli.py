@@ -439,16 +439,23 @@ def demo_world(out: Path, world_seed: int) -> None:
 @demo.command("policy")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for model and tokenizer.")
 @click.option("--seed", type=int, default=0, show_default=True)
-def demo_policy(out: Path, seed: int) -> None:
-    """Train the tiny policy from nothing (a quarter of an hour on one core).
+@click.option(
+    "--formats",
+    type=click.Choice(["reasonrag", "stream"]),
+    default="reasonrag",
+    show_default=True,
+    help="stream: one policy for the four formats of a growing turn, from the weights of the other.",
+)
+def demo_policy(out: Path, seed: int, formats: str) -> None:
+    """Train a tiny policy (a quarter of an hour on one core).
 
     \b
       reasonrag demo policy --out policy --seed 0
       reasonrag build-tree --preset demo --policy hf:policy --out runs/own
     """
-    from reasonrag.demo.train import train_policy
+    from reasonrag.demo.train import train_policy, train_stream_policy
 
-    train_policy(out, seed=seed, log=click.echo)
+    (train_stream_policy if formats == "stream" else train_policy)(out, seed=seed, log=click.echo)
 
 
 @cli.command()

@@ -160,10 +160,13 @@ def truth(question: Question, attempt: Attempt, *, planned: bool) -> PathScores:
     evidence = {hop["query"]: hop["evidence"] for hop in question.metadata["path"]}
     searched = {finding.query for finding in attempt.findings if finding.page}
     brought = {f.query for f in attempt.findings if f.page and f.query.rpartition(" ")[0] == f.page.id}
+    pages = {finding.page.id for finding in attempt.findings if finding.page}  # whatever was searched for on them
     noted = {finding.query: finding.evidence for finding in attempt.findings}
     right = exact_match(attempt.answer, question.golden_answers) > 0
     found = [
-        query for query in needed if noted.get(query) == evidence[query] or (query in brought and not noted.get(query))
+        query
+        for query in needed
+        if noted.get(query) == evidence[query] or (query.rpartition(" ")[0] in pages and not noted.get(query))
     ]
     share = 1.0 if question.metadata["known"] and right else len(found) / len(needed)
     plan = attempt.plan if planned else ()

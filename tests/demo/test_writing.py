@@ -69,7 +69,7 @@ def test_steps_without_a_search_hold_what_was_looked_up_nowhere_and_are_mostly_w
         f"{name} {key} {value}" for part in PARTS for name, facts in part.facts.items() for key, value in facts.items()
     }
     own = [
-        (done.question.metadata["known"], block.conclusion in true)
+        (done.question.metadata["known"], block.conclusion in true or block.conclusion in done.question.golden_answers)
         for done in demonstrations("hiprag", limit=300)
         for block in stream_format("hiprag").read(done).blocks
         if not block.is_search

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,54 +11,18 @@ from typing import Any
 import pytest
 
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.online_rl import parts
 from reasonrag.online_rl.advantages import advantage_scale, group_advantages
 from reasonrag.online_rl.samples import Sample
-from reasonrag.online_rl.train import _config, _Training
-from reasonrag.online_rl.trainer import REWARD, agentic_grpo_trainer, rows
+from reasonrag.online_rl.trainer import REWARD, rows
 from reasonrag.rewards import Score
 from reasonrag.rollout.transcript import Transcript
-from reasonrag.training.arguments import trainer_arguments
-from reasonrag.training.model import load_weights, model_path, open_source
-from reasonrag.training.shell import Ready, quiet
-from reasonrag.training.watch import Clock, guarded
-from tests.online_rl.toys import settings
+from reasonrag.training.model import model_path
+from tests.online_rl.toys import made, settings
 from tests.toys import QUESTION
 
 HOLES = "tests.online_rl.toys:HolesReward"
 OWN = "tests.online_rl.toys:OwnReward"
-
-
-@contextmanager
-def made(out: Path, preset: str = "demo-outcome", **overrides: Any) -> Iterable[Any]:
-    """The real trainer of some settings, ready to make rollouts; nothing is trained yet."""
-    from datasets import Dataset
-
-    quiet()
-    wanted = settings(preset, outage__max_unscored=1.0, **overrides)
-    training = _Training(wanted, parts.open_task(wanted), out)
-    arguments = trainer_arguments(_config(), wanted, out, own=training.arguments(1))
-    arguments.eval_strategy = type(arguments.eval_strategy)("no")
-    source = open_source(wanted)
-    out.mkdir(parents=True, exist_ok=True)
-    ready = Ready(
-        trainer=guarded(agentic_grpo_trainer()),
-        settings=wanted,
-        source=source,
-        arguments=arguments,
-        model=load_weights(source, dtype="float32"),
-        load=lambda: load_weights(source, dtype="float32"),
-        tokenizer=source.chat().tokenizer,
-        train=Dataset.from_list(training.task.rows()["train"]),
-        test=None,
-    )
-    trainer = training.make(ready)
-    trainer.clock, trainer.keep = Clock(), 2
-    trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps
-    try:
-        yield trainer
-    finally:
-        training.close()
+ANY = {"outage__max_unscored": 1.0}  # of the rewards may be missing
 
 
 def rolled_out(trainer: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -145,7 +108,7 @@ def listen(trainer: Any) -> list[Any]:
 def rollouts(request, tmp_path_factory):
     """A trainer whose policy has moved, and a batch of its rollouts."""
     out = tmp_path_factory.mktemp("rollouts") / "out"
-    with made(out, reward__name=request.param, beta=0.1, rollout__temperature=0.9) as trainer:
+    with made(settings(**ANY, reward__name=request.param, beta=0.1, rollout__temperature=0.9), out) as trainer:
         move(trainer.model)
         yield (trainer, *rolled_out(trainer))
 
@@ -216,7 +179,7 @@ EXACT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_an_engine_on_the_trainers_own_weights_is_exact(method, tmp_path):
-    with made(tmp_path / "out", method=method, **EXACT) as trainer:
+    with made(settings(method=method, **EXACT), tmp_path / "out") as trainer:
         inner = trainer.model.get_base_model() if method == "lora" else trainer.model
         defaults = inner.generation_config
         trainer.train()
@@ -261,7 +224,7 @@ class Copied:
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "late"), [("lora", 0), ("full", 1)], ids=["up to date", "a step behind"])
 def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path):
-    with made(tmp_path / "out", method=method, **EXACT) as trainer:
+    with made(settings(method=method, **EXACT), tmp_path / "out") as trainer:
         llm = TransformersLLM(model_path("demo:search_r1"), batch_size=16, device="cpu", dtype="float32")
         sync = Copied(llm, late)
         trainer.rollouts.collector.engine.llm = llm
@@ -318,7 +281,7 @@ def test_ragged_and_empty_rows_are_refused(broken):
 @pytest.mark.parametrize("masked", [True, False])
 def test_episodes_that_ran_out_of_tokens_teach_only_if_they_are_not_masked(masked, tmp_path):
     wanted = {"reward__name": OWN, "mask_truncated": masked, "rollout__max_tokens": 6}
-    with made(tmp_path / "out", **wanted) as trainer:
+    with made(settings(**wanted), tmp_path / "out") as trainer:
         inputs, out = rolled_out(trainer)
         clipped = trainer._metrics["train"]["completions/clipped_ratio"][-1]
         assert clipped > 0.2

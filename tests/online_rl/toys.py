@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,13 +20,19 @@ from reasonrag.formats.base import Stage
 from reasonrag.formats.reading import Reading
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.faulty import FaultyLLM
+from reasonrag.online_rl import parts
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
-from reasonrag.online_rl.train import train
+from reasonrag.online_rl.train import _config, _Training, train
+from reasonrag.online_rl.trainer import agentic_grpo_trainer
 from reasonrag.policies import open_llm
 from reasonrag.rewards import RewardParts, RewardSettings, Score
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.search_need import HiPRAGReward
+from reasonrag.training.arguments import trainer_arguments
+from reasonrag.training.model import load_weights, open_source
+from reasonrag.training.shell import Ready, quiet
+from reasonrag.training.watch import Clock, guarded
 from reasonrag.types import (
     Action,
     Answer,
@@ -50,6 +57,7 @@ QUICK: dict[str, Any] = {
     "rollout.questions_per_step": 4,
     "rollout.group_size": 4,
     "rollout.max_tokens": 32,
+    "format.max_steps": 3,
     "per_device_train_batch_size": 16,
     "validation.steps": 0,
     "outage.wait_s": 0.0,
@@ -65,6 +73,37 @@ def settings(preset: str = "demo-outcome", **overrides: Any) -> RLSettings:
 def quietly(wanted: RLSettings, out: Path) -> dict[str, Any]:
     """The training, without its lines."""
     return train(wanted, out, log=lambda line: None)
+
+
+@contextmanager
+def made(wanted: RLSettings, out: Path) -> Iterator[Any]:
+    """The real trainer of some settings, ready to make rollouts; nothing is trained yet."""
+    from datasets import Dataset
+
+    quiet()
+    training = _Training(wanted, parts.open_task(wanted), out)
+    arguments = trainer_arguments(_config(), wanted, out, own=training.arguments(1))
+    arguments.eval_strategy = type(arguments.eval_strategy)("no")
+    source = open_source(wanted)
+    out.mkdir(parents=True, exist_ok=True)
+    ready = Ready(
+        trainer=guarded(agentic_grpo_trainer()),
+        settings=wanted,
+        source=source,
+        arguments=arguments,
+        model=load_weights(source, dtype="float32"),
+        load=lambda: load_weights(source, dtype="float32"),
+        tokenizer=source.chat().tokenizer,
+        train=Dataset.from_list(training.task.rows()["train"]),
+        test=None,
+    )
+    trainer = training.make(ready)
+    trainer.clock, trainer.keep = Clock(), 2
+    trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps
+    try:
+        yield trainer
+    finally:
+        training.close()
 
 
 def rollouts(out: Path, step: int, process: int = 0) -> list[dict[str, Any]]:
@@ -89,16 +128,17 @@ def farthest(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def logged(summary: Mapping[str, Any], name: str) -> list[float]:
+def logged(history: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     """A figure of every step."""
-    return [entry[name] for entry in summary["history"] if "loss" in entry and name in entry]
+    return [entry[name] for entry in history if "loss" in entry and name in entry]
 
 
 CHILD = """
 import json, os, signal, sys
 from pathlib import Path
 from reasonrag.online_rl.settings import load_rl_settings
-from reasonrag.online_rl.train import train
+from reasonrag.online_rl.train import _config, _Training, train
+from reasonrag.online_rl.trainer import agentic_grpo_trainer
 
 tree, out, at = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
