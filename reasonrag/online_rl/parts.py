@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.parts import open_format, open_questions, open_retriever, sampling
 from reasonrag.policies import check_llm, open_llm
-from reasonrag.questions import questions_fingerprint, sample_questions
+from reasonrag.questions import KNOWN, questions_fingerprint, sample_questions
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.encoders import open_encoder
@@ -88,7 +89,7 @@ def open_task(settings: RLSettings) -> Task:
     if settings.judge.spec is not None:
         check_llm(settings.judge, "judge")
     questions = open_questions(config)
-    held_out = _held_out(settings, config)
+    held_out = _held_out(settings, config, questions)
     retriever = open_retriever(config, [*questions, *held_out])
     content = {
         "questions": questions_fingerprint(questions),
@@ -153,18 +154,27 @@ async def close(closing: list[Any], task: Task) -> None:
     await task.retriever.aclose()
 
 
-def _held_out(settings: RLSettings, config: Config) -> list[Question]:
-    """Questions of validation: other ones than those of training."""
+def _held_out(settings: RLSettings, config: Config, training: Sequence[Question]) -> list[Question]:
+    """Questions of validation: other ones than those of training. None where nothing says which.
+
+    Raises:
+        ConfigError: all of them are trained on.
+    """
     wanted = settings.validation
-    if not wanted.steps:
+    data = wanted.data or settings.data or ""
+    split = wanted.split or ("dev" if data == "demo" or "dev" in KNOWN.get(data, ()) else None)
+    if not wanted.steps or (wanted.data is None and split is None):
         return []
-    if wanted.data is None and wanted.split is None and settings.data != "demo":
-        return []
-    chosen = config.questions.model_copy(
-        update={"dataset": wanted.data or settings.data, "split": wanted.split or "dev", "limit": None}
-    )
+    chosen = config.questions.model_copy(update={"dataset": data, "split": split, "limit": None})
+    trained_on = {question.question for question in training}
     found = open_questions(config.model_copy(update={"questions": chosen}))
-    return sample_questions(found, wanted.limit, seed=settings.seed)
+    left = [question for question in found if question.question not in trained_on]
+    if not left:
+        raise ConfigError(
+            "validation has no question that is not trained on; give validation.data or validation.split others, or "
+            "set validation.steps to 0"
+        )
+    return sample_questions(left, wanted.limit, seed=settings.seed)
 
 
 def _append_only() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,34 @@ def test_the_card_names_what_the_policy_was_asked_with():
     assert "name: hiprag" in task.card.text
     assert "max_steps: 4" in task.card.text
     assert "max_tokens: 40" in task.card.text
+
+
+def file(folder, name, numbers):
+    rows = [{"id": str(n), "question": f"What is {n}?", "golden_answers": [str(n)]} for n in numbers]
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text(json.dumps({"id": "p", "contents": "Numbers\nNumbers are many."}) + "\n", encoding="utf-8")
+    return {"data": str(folder / name), "retrieval__corpus": str(corpus), "validation__steps": 5}
+
+
+def test_validation_takes_other_questions_than_those_of_training(tmp_path):
+    named = file(tmp_path, "train.jsonl", range(10))
+    file(tmp_path, "dev.jsonl", range(5, 15))
+    task = parts.open_task(settings(**named, validation__data=str(tmp_path / "dev.jsonl")))
+    assert sorted(question.id for question in task.held_out) == ["10", "11", "12", "13", "14"]
+    assert len(task.questions) == 10
+
+
+def test_a_file_alone_has_no_questions_of_validation(tmp_path):
+    assert parts.open_task(settings(**file(tmp_path, "train.jsonl", range(10)))).held_out == []
+
+
+def test_validation_on_the_questions_of_training_is_refused(tmp_path):
+    named = file(tmp_path, "train.jsonl", range(10))
+    with pytest.raises(ConfigError, match="validation has no question that is not trained on"):
+        parts.open_task(settings(**named, validation__data=named["data"]))
+
+
+def test_the_demo_world_validates_on_its_dev_split():
+    held_out = parts.open_task(settings(validation__steps=5, validation__limit=3)).held_out
+    assert len(held_out) == 3 and all("dev" in question.id for question in held_out)

@@ -13,10 +13,11 @@ import pytest
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.advantages import advantage_scale, group_advantages
 from reasonrag.online_rl.samples import Sample
-from reasonrag.online_rl.trainer import REWARD, rows
+from reasonrag.online_rl.trainer import REWARD, agentic_grpo_trainer, rows
 from reasonrag.rewards import Score
 from reasonrag.rollout.transcript import Transcript
 from reasonrag.training.model import model_path
+from reasonrag.training.watch import Guard, guarded
 from tests.online_rl.toys import made, settings
 from tests.toys import QUESTION
 
@@ -238,6 +239,10 @@ def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path)
         else:
             assert second == pytest.approx(1.0, abs=1e-3) and gap < 1e-3
         asyncio.run(llm.aclose())
+
+
+def test_nobody_is_told_that_a_training_runs():
+    assert guarded(agentic_grpo_trainer())._send_telemetry is Guard._send_telemetry
 
 
 def sample(transcript: Transcript, value: float | None = 1.0) -> Sample:

@@ -1,0 +1,49 @@
+"""Flags to configuration to one function per command.
+
+Exit codes: 0; 2 for bad input; 1 when more than `--max-failed` of the questions failed; 130 after Ctrl-C, 143 after
+SIGTERM, both with everything paid for kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import NoReturn
+
+import click
+
+from reasonrag.cli import demo, evaluate, search, train  # noqa: F401  each hangs its commands on the root
+from reasonrag.cli.root import cli
+from reasonrag.errors import ReasonRAGError
+from reasonrag.text import printable
+
+__all__ = ["cli", "main"]
+
+_OF_THE_USER = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
+
+
+def main() -> None:
+    """Run a command: one line for what the user can mend, no traceback."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except click.Abort:
+        sys.exit(130)
+    except ReasonRAGError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in _OF_THE_USER:
+            raise
+        _fail(f"{error.filename or 'a file'} cannot be written ({error.strerror}); mend that and run the command again")
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
+    sys.exit(2)

@@ -1,0 +1,67 @@
+"""Figures of a batch, and its trajectories on disk."""
+
+from __future__ import annotations
+
+import pytest
+
+from reasonrag.formats import FORMATS
+from reasonrag.online_rl.record import figures, over_under, record
+from reasonrag.online_rl.samples import Batch, Group, Sample
+from reasonrag.rewards import Score
+from reasonrag.rollout.transcript import Transcript
+from tests.online_rl.toys import rollouts
+from tests.rewards.toys import hiprag
+
+FORMAT = FORMATS["hiprag"]()
+RIGHT = hiprag(("Jaws", "by Spielberg"))
+MUTE = Transcript((1,), (1,), (0,), (0.0,), False)
+
+
+def batch(*scores: Score) -> Batch:
+    written = Transcript((1, 2), (3, 4, 5), (1, 0, 1), None, False)
+    samples = [
+        Sample(RIGHT.question, n, RIGHT if score.parts else None, written if score.parts else MUTE, score)
+        for n, score in enumerate(scores)
+    ]
+    return Batch([Group(RIGHT.question, tuple(samples))])
+
+
+PARTS = {"over": 1.0, "under": 0.0, "searches": 2.0, "own_steps": 1.0}
+MADE = batch(
+    Score(1.0, PARTS),
+    Score(0.5, {**PARTS, "over": 0.0}),
+    Score(None, {**PARTS, "over": None, "under": None}, "timeout"),
+    Score(None, cause="context_overflow"),
+)
+
+
+def test_means_are_over_what_is_there():
+    found = figures(MADE, FORMAT)
+    assert found["rollout/reward"] == 0.75
+    assert found["rollout/unscored"] == 0.5
+    assert found["reward/over"] == 0.5
+    assert found["rollout/em"] == 1.0, "the attempt that could not be made is in no mean"
+    assert found["rollout/tokens"] == 1.5
+
+
+def test_over_and_under_search_are_shares_of_all_steps_that_were_looked_at():
+    found = figures(MADE, FORMAT)
+    assert (found["rollout/osr"], found["rollout/usr"]) == (0.25, 0.0)
+    assert over_under([{"em": 1.0}]) == {}
+
+
+def test_every_trajectory_is_kept_with_all_that_its_reward_is_made_of(tmp_path):
+    record(MADE, tmp_path / "rollouts", step=6, process=1, format=FORMAT)
+    rows = rollouts(tmp_path, 7, process=1)
+    assert [row["reward"] for row in rows] == [1.0, 0.5, None, None]
+    assert [row["cause"] for row in rows] == ["", "", "timeout", "context_overflow"]
+    assert [row["advantage"] for row in rows] == [pytest.approx(a, abs=1e-3) for a in (0.707, -0.707, 0.0, 0.0)]
+    assert dict(rows[0]["parts"]) == PARTS
+    assert dict(rows[2]["parts"])["over"] is None
+    assert rows[0]["turn"].endswith("</answer>") and rows[3]["turn"] == ""
+    assert (rows[0]["tokens"], rows[0]["policy_tokens"], rows[0]["well_formed"]) == (3, 2, True)
+
+
+def test_advantages_are_written_as_they_are_trained_with(tmp_path):
+    record(MADE, tmp_path / "rollouts", step=0, process=0, format=FORMAT, scale="none", spread=0.5)
+    assert [row["advantage"] for row in rollouts(tmp_path, 1)] == [0.5, -0.5, 0.0, 0.0]
