@@ -73,7 +73,13 @@ async def _make(
     journaled = JournaledLLM(model, journal, kind="judge")
     progress.open(journaled, config.judge)
     prompts = PromptSet.find(config.format.prompts)
-    judge = JudgeService(journaled, prompts, sampling=sampling(config.judge), concurrency=config.judge.concurrency)
+    judge = JudgeService(
+        journaled,
+        prompts,
+        sampling=sampling(config.judge),
+        deadline_s=config.judge.timeout_s,
+        concurrency=config.judge.concurrency,
+    )
 
     def drain() -> None:
         journal.draining = True

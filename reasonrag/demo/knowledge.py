@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from reasonrag.demo.lexicon import RELATIONS, SPLITS
+from reasonrag.demo.lexicon import RELATIONS, SPLITS, words
 from reasonrag.demo.world import make_world
 from reasonrag.text import normalize_answer
 from reasonrag.types import Question
@@ -70,12 +70,16 @@ class Knowledge:
         return None
 
     def speaks_of(self, text: str) -> bool:
-        """Whether a text says nothing, yes or no, or names a thing of this world: what can be judged here."""
+        """Whether a text says nothing, yes or no, or has a word of this world in it: what can be judged here.
+
+        A thing that is made up of such words, as a policy does when it guesses, is known not to be there.
+        """
         said = normalize_answer(text)
-        return said in ("", "none", "yes", "no") or said in _VALUES or any(f" {n} " in f" {said} " for n in self.names)
+        return said in ("", "none", "yes", "no") or not _WORDS.isdisjoint(said.split())
 
 
-_VALUES = frozenset(value for values in _CLASSES.values() for value in values)
+# Parts of names, and values; what relations are called, such as "capital", is said of the real world as well.
+_WORDS = frozenset(normalize_answer(word) for word in words()) - {relation.key for relation in RELATIONS}
 
 
 @lru_cache(maxsize=4)

@@ -241,7 +241,8 @@ class StreamFormat:
         return Malformed(f"empty_{self.search}", ends=True) if not body or body in ECHOES else Search(body)
 
     def _quote(self, text: str) -> str:
-        quoted = one_line(inert(text)).replace(SEALED, "")
+        # Seals go first: taken out afterwards they would join what they part into tags.
+        quoted = one_line(inert(without_seals(text)))
         return quoted if len(quoted) <= self._max_passage_chars else quoted[: self._max_passage_chars] + " [cut]"
 
 

@@ -25,6 +25,7 @@ from reasonrag.online_rl.samples import Batch
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.trainer import Rollouts, agentic_grpo_trainer
 from reasonrag.online_rl.watch import Guards, Validation, Watch, callbacks, validation_engine
+from reasonrag.rewards import Reward
 from reasonrag.rollout.engine import Engine, derive_seed
 from reasonrag.training.model import ModelSource, lora_config
 from reasonrag.training.shell import Ready, Stage, run, save_policy
@@ -110,67 +111,19 @@ class _Training:
         return None if chosen == "off" else chosen
 
     def make(self, ready: Ready) -> Any:
-        from accelerate.utils import gather_object
-
         settings, arguments = self.settings, ready.arguments
-        chat = ready.source.chat()
-        process, processes = arguments.process_index, arguments.world_size
+        chat, process = ready.source.chat(), ready.arguments.process_index
         local, weights, llm = self._policy(chat, ready)
         reward, closing = parts.open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
         self.closing += closing
-        engine = Engine(
-            llm,
-            parts.batched(self.task),
-            self.task.format,
-            max_steps=settings.format.max_steps,
-            top_k=settings.retrieval.top_k,
-            sampling=Sampling(
-                temperature=settings.rollout.temperature,
-                top_p=settings.rollout.top_p,
-                max_tokens=settings.rollout.max_tokens,
-            ),
-        )
-        plan = Plan(
-            self.task.questions,
-            settings.rollout.group_size,
-            settings.rollout.questions_per_step,
-            derive_seed(settings.seed, "rl"),
-            process,
-            processes,
-        )
-        collector = Collector(
-            engine,
-            reward,
-            chat,
-            plan,
-            end_id=int(chat.tokenizer.eos_token_id),
-            sampling=settings.sampling,
-            outage=settings.outage,
-            max_tokens=settings.rollout.max_trajectory_tokens,
-        )
-        validation = (
-            Validation(
-                self.task.held_out,
-                validation_engine(engine, temperature=settings.validation.temperature),
-                reward,
-                settings.validation.metric,
-                settings.seed,
-            )
-            if self.task.held_out
-            else None
-        )
-        self.watch = Watch(Guards(settings.guards), validation, reward, settings.validation.steps)
+        engine = self._engine(llm)
+        self.watch = Watch(Guards(settings.guards), self._validation(engine, reward), reward, settings.validation.steps)
         trainer: Any = None
 
         def seen(batch: Batch, step: int) -> None:
-            trainer.note(figures(batch, self.task.format))
-            every = gather_object([sample.score for sample in batch.samples])  # all processes have to learn the same
-            reward.observe(every, step=step)
-            scale, spread = advantage_scale(settings.scale_rewards, [score.value for score in every])
-            where = {"step": step, "process": process, "format": self.task.format}
-            record(batch, self.out / "rollouts", **where, scale=scale, spread=spread)
+            self._see(trainer, batch, step)
 
-        rollouts = Rollouts(collector, local, weights, self.runner, seen, settings.rollout.minibatches)
+        collector = self._collector(engine, reward, chat, arguments)
         new_adapter = settings.method == "lora" and not ready.source.is_adapter
         trainer = ready.trainer(
             model=ready.model,
@@ -178,13 +131,70 @@ class _Training:
             train_dataset=ready.train,
             processing_class=ready.tokenizer,
             peft_config=lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
-            rollouts=rollouts,
+            rollouts=Rollouts(collector, local, weights, self.runner, seen, settings.rollout.minibatches),
             watch=self.watch,
             importance=self._importance is not None,
         )
         for callback in callbacks(self.watch, trainer, partial(_save_best, trainer, self.out, self.task.card)):
             trainer.add_callback(callback)
         return trainer
+
+    def _engine(self, llm: LLM) -> Engine:
+        settings, rollout = self.settings, self.settings.rollout
+        return Engine(
+            llm,
+            parts.batched(self.task),
+            self.task.format,
+            max_steps=settings.format.max_steps,
+            top_k=settings.retrieval.top_k,
+            sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p, max_tokens=rollout.max_tokens),
+        )
+
+    def _collector(self, engine: Engine, reward: Reward, chat: Any, arguments: Any) -> Collector:
+        settings, rollout = self.settings, self.settings.rollout
+        plan = Plan(
+            self.task.questions,
+            rollout.group_size,
+            rollout.questions_per_step,
+            derive_seed(settings.seed, "rl"),
+            arguments.process_index,
+            arguments.world_size,
+        )
+        return Collector(
+            engine,
+            reward,
+            chat,
+            plan,
+            end_id=int(chat.tokenizer.eos_token_id),
+            sampling=settings.sampling,
+            outage=settings.outage,
+            max_tokens=rollout.max_trajectory_tokens,
+        )
+
+    def _validation(self, engine: Engine, reward: Reward) -> Validation | None:
+        if not self.task.held_out:
+            return None
+        wanted = self.settings.validation
+        asked = validation_engine(engine, temperature=wanted.temperature)
+        return Validation(self.task.held_out, asked, reward, wanted.metric, self.settings.seed)
+
+    def _see(self, trainer: Any, batch: Batch, step: int) -> None:
+        """Tell the log, the reward and the disk of a batch."""
+        from accelerate.utils import gather_object
+
+        trainer.note(figures(batch, self.task.format))
+        every = gather_object([sample.score for sample in batch.samples])  # all processes have to learn the same
+        trainer.watch.reward.observe(every, step=step)
+        scale, spread = advantage_scale(self.settings.scale_rewards, [score.value for score in every])
+        record(
+            batch,
+            self.out / "rollouts",
+            step=step,
+            process=trainer.args.process_index,
+            format=self.task.format,
+            scale=scale,
+            spread=spread,
+        )
 
     def _policy(self, chat: Any, ready: Ready) -> tuple[BorrowingLLM | None, Any, LLM]:
         """The engine's LLM: on the trainer's weights, or on a server that is sent them."""

@@ -132,10 +132,12 @@ class WhenToSearchSettings(Section):
     def _no_contradiction(self) -> WhenToSearchSettings:
         if self.no_stage_one and self.no_stage_two:
             raise ValueError("no_stage_one and no_stage_two leave no stage; choose one of them")
-        if self.beta * self.rc_cap >= 2:
+        # The two r_a are 2 - beta * rc_cap apart; r_s, from -1 to 0, can take 1 of that.
+        apart = 2 if self.no_r_s else 1
+        if self.beta * self.rc_cap >= apart:
             raise ValueError(
-                f"beta {self.beta} times rc_cap {self.rc_cap} is 2 or more: a wrong answer would earn as much as a "
-                "right one (Eq. 10 and 11); lower one of them"
+                f"beta {self.beta} times rc_cap {self.rc_cap} is {apart} or more: a wrong answer would earn as much as "
+                "a right one (Eq. 9 to 12); lower one of them"
             )
         return self
 
