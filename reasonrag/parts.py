@@ -18,7 +18,7 @@ from reasonrag.plugins import import_plugin
 from reasonrag.policies import is_reader, open_llm
 from reasonrag.questions import load_questions, paragraph_corpus, questions_fingerprint, sample_questions
 from reasonrag.retrieval.base import Retriever
-from reasonrag.rewards.judge import ProcessJudge
+from reasonrag.rewards.judge import JudgeService, ProcessJudge
 from reasonrag.types import Passage, Question
 
 log = structlog.get_logger()
@@ -153,6 +153,13 @@ def open_format(config: Config) -> Format:
 def open_judge(llm: LLM, config: Config) -> ProcessJudge:
     """The process judge of Eq. 6 on a given model."""
     return ProcessJudge(llm, PromptSet.find(config.format.prompts), sampling=sampling(config.judge))
+
+
+def judge_service(llm: LLM, judge: ModelConfig, prompts: PromptSet) -> JudgeService:
+    """What rewards and metrics ask for verdicts, on a given model."""
+    return JudgeService(
+        llm, prompts, sampling=sampling(judge), deadline_s=judge.timeout_s, concurrency=judge.concurrency
+    )
 
 
 def sampling(model: ModelConfig) -> Sampling:

@@ -103,9 +103,14 @@ def read_rows(path: Path, problems: RowProblems) -> Iterator[Row]:
 def _jsonl_rows(path: Path, problems: RowProblems) -> Iterator[Row]:
     opener = gzip.open if path.name.lower().endswith(".gz") else open
     with opener(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield from _object(number, line, problems)
+        yield from json_lines(lines, problems)
+
+
+def json_lines(lines: Iterable[bytes], problems: RowProblems) -> Iterator[Row]:
+    """Numbered objects, one a line; blank lines are skipped, and what is no object is noted."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield from _object(number, line, problems)
 
 
 def _object(number: int, line: bytes, problems: RowProblems) -> Iterator[Row]:

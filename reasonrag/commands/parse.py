@@ -6,13 +6,13 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from reasonrag.errors import ConfigError
 from reasonrag.formats import FORMATS, Format
-from reasonrag.questions import RowProblems, read_rows
+from reasonrag.questions import RowProblems, json_lines, read_rows
 from reasonrag.text import Rules, exact_match, printable, token_f1
 
 _ADVICE = "Each row is a JSON object with the trajectory as `text` and, to score it, `golden_answers`, a list of texts."
@@ -69,7 +69,7 @@ def outcome(format: Format, row: Mapping[str, Any], *, rules: Rules = "house") -
 def _rows(source: Path | str) -> Iterator[dict[str, Any]]:
     """Rows that can be used; the first that cannot ends it."""
     problems = RowProblems("stdin" if source == "-" else str(source))
-    rows = _stdin(problems) if source == "-" else read_rows(Path(source), problems)
+    rows = json_lines(sys.stdin.buffer, problems) if source == "-" else read_rows(Path(source), problems)
     for number, row in rows:
         _check(number, row, problems)
         problems.check(_ADVICE)
@@ -83,22 +83,6 @@ def _check(number: int, row: dict[str, Any], problems: RowProblems) -> None:
         problems.add("no `text`", number, row.get("text"))
     elif golden is not None and not (isinstance(golden, list) and all(isinstance(answer, str) for answer in golden)):
         problems.add("`golden_answers` is no list of texts", number, golden)
-
-
-def _stdin(problems: RowProblems) -> Iterator[tuple[int, dict[str, Any]]]:
-    lines: Iterable[bytes] = sys.stdin.buffer
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            yield number, row
-        else:
-            problems.add("not a JSON object", number, line.decode("utf-8", "replace"))
-            return
 
 
 def _summary(name: str, reasons: Counter[str], answered: int) -> str:

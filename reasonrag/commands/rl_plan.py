@@ -17,10 +17,9 @@ from reasonrag.evaluation.progress import Progress
 from reasonrag.formats import PromptSet
 from reasonrag.journal import Journal
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.parts import Checkable, open_questions, sampling
+from reasonrag.parts import Checkable, judge_service, open_questions
 from reasonrag.policies import open_llm
 from reasonrag.progress import shown
-from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.reference_plans import Correct, Made, make_plans
 from reasonrag.runs import lock
 
@@ -72,14 +71,7 @@ async def _make(
     model = open_llm(config.judge, "judge")
     journaled = JournaledLLM(model, journal, kind="judge")
     progress.open(journaled, config.judge)
-    prompts = PromptSet.find(config.format.prompts)
-    judge = JudgeService(
-        journaled,
-        prompts,
-        sampling=sampling(config.judge),
-        deadline_s=config.judge.timeout_s,
-        concurrency=config.judge.concurrency,
-    )
+    judge = judge_service(journaled, config.judge, PromptSet.find(config.format.prompts))
 
     def drain() -> None:
         journal.draining = True

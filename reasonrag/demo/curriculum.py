@@ -132,16 +132,21 @@ class Curriculum:
         """Two pages and six searches on them, in one text; only what is noted counts fully."""
         first = self.rng.choice(list(pages.facts))
         second = self.rng.choice([name for name in pages.named(pages.kinds[first]) if name != first])
+        before, between, after = self._drill_tags()
         ids, weights = list[int](), list[float]()
         for number, name in enumerate((first, second), 1):
             self._append(ids, weights, f"[{number}] {pages.page(name).contents}\n", 0.0)
         for _ in range(6):
             name = self.rng.choice((first, second))
             hop = pages.hop(name, self.rng.choice(list(pages.facts[name])))
-            self._append(ids, weights, f"{PHRASES[0]}{hop.query}</query>\n{PHRASES[1]}", 0.0)
-            self._append(ids, weights, f"{hop.evidence}</evidence>", 1.0)
+            self._append(ids, weights, f"{before}{hop.query}{between}", 0.0)
+            self._append(ids, weights, f"{hop.evidence}{after}", 1.0)
             self._append(ids, weights, "\n", 0.0)
         return Row(ids, weights)
+
+    def _drill_tags(self) -> tuple[str, str, str]:
+        """What stands before a drill's query, between it and the note, and behind the note."""
+        return PHRASES[0], f"</query>\n{PHRASES[1]}", "</evidence>"
 
     def _append(self, ids: list[int], weights: list[float], text: str, weight: float) -> None:
         new = self.tokenizer.convert_tokens_to_ids(self.alphabet.pieces(text))
@@ -236,22 +241,10 @@ class StreamCurriculum(Curriculum):
         query = f"{name} {relation.key}"
         return self._row(self._prompt(direct_prompt(query)), f"{query} {value}")
 
-    def _drill(self, pages: Part) -> Row:
-        """Two pages and six searches on them, in one text; only what is noted counts fully."""
-        first = self.rng.choice(list(pages.facts))
-        second = self.rng.choice([name for name in pages.named(pages.kinds[first]) if name != first])
+    def _drill_tags(self) -> tuple[str, str, str]:
         search = self.rng.choice(("search", "tool_call"))
         note = self.rng.choice(("think", "reasoning", "reflect", "conclusion"))
-        ids, weights = list[int](), list[float]()
-        for number, name in enumerate((first, second), 1):
-            self._append(ids, weights, f"[{number}] {pages.page(name).contents}\n", 0.0)
-        for _ in range(6):
-            name = self.rng.choice((first, second))
-            hop = pages.hop(name, self.rng.choice(list(pages.facts[name])))
-            self._append(ids, weights, f"<{search}>{hop.query}</{search}>\n<{note}>", 0.0)
-            self._append(ids, weights, f"{hop.evidence}</{note}>", 1.0)
-            self._append(ids, weights, "\n", 0.0)
-        return Row(ids, weights)
+        return f"<{search}>", f"</{search}>\n<{note}>", f"</{note}>"
 
 
 def stream_vocabulary_texts() -> list[str]:

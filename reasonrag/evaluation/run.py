@@ -37,7 +37,16 @@ from reasonrag.export import count_calls
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.parts import Parts, check, open_format, open_questions, open_retriever, sampling, set_aside
+from reasonrag.parts import (
+    Parts,
+    check,
+    judge_service,
+    open_format,
+    open_questions,
+    open_retriever,
+    sampling,
+    set_aside,
+)
 from reasonrag.policies import check_llm, open_llm
 from reasonrag.questions import questions_fingerprint
 from reasonrag.retrieval.base import Retriever
@@ -194,13 +203,7 @@ class Evaluation:
         journaled = JournaledLLM(self._judge, folder.journal, kind="judge")
         model = self.judging.model
         self.progress.open(journaled, model)
-        return JudgeService(
-            journaled,
-            PromptSet.find(config.format.prompts),
-            sampling=sampling(model),
-            deadline_s=model.timeout_s,
-            concurrency=model.concurrency,
-        )
+        return judge_service(journaled, model, PromptSet.find(config.format.prompts))
 
     def _priced(self, config: Config) -> Config:
         """With the prices of the judge."""

@@ -17,7 +17,7 @@ from reasonrag.journal import Journal
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.parts import open_format, open_questions, open_retriever, sampling
+from reasonrag.parts import judge_service, open_format, open_questions, open_retriever
 from reasonrag.policies import check_llm, open_llm
 from reasonrag.questions import KNOWN, questions_fingerprint, sample_questions
 from reasonrag.retrieval.base import Retriever
@@ -115,19 +115,12 @@ def open_task_reward(settings: RLSettings, task: Task, policy: LLM, journal: Pat
         policy: answers HiPRAG's queries without a search.
         journal: the file of what the judge was asked; a verdict is never paid for twice.
     """
-    prompts = PromptSet.find(settings.format.prompts)
     judge: JudgeService | None = None
     closing: list[Any] = []
     if settings.judge.spec is not None:
         kept = Journal(journal)
         llm = JournaledLLM(open_llm(settings.judge, "judge"), kept, kind="judge")
-        judge = JudgeService(
-            llm,
-            prompts,
-            sampling=sampling(settings.judge),
-            deadline_s=settings.judge.timeout_s,
-            concurrency=settings.judge.concurrency,
-        )
+        judge = judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts))
         closing += [llm, kept]
     parts = RewardParts(
         task.format,

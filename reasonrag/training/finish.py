@@ -90,8 +90,8 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
     state, settings = outcome.state, outcome.settings.model_dump(mode="json")
     history = [_finite(entry) for entry in state.log_history]
     train = [entry for entry in history if "loss" in entry]
-    held_out = [entry for entry in history if "eval_loss" in entry]
-    losses = [entry for entry in held_out if entry["eval_loss"] is not None]
+    held_out = [entry for entry in history if "eval_loss" in entry or "eval_em" in entry]
+    losses = [entry for entry in held_out if entry.get("eval_loss") is not None]
     best = min(losses, key=lambda entry: float(entry["eval_loss"]), default=None)
     for name in ("data", "model"):
         settings[name] = settings[name] and (
