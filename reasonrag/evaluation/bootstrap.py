@@ -120,21 +120,6 @@ def intervals(
     return found
 
 
-def paired_differences(
-    first: Mapping[K, Column], second: Mapping[K, Column], *, seed: int, resamples: int = RESAMPLES
-) -> dict[K, Interval | None]:
-    """`first - second` for each metric that both have, resampled by question: what a question does to both cancels.
-
-    Args:
-        first: `[n]` values by metric, of the same questions in the same order as `second`.
-        second: likewise; a question that has no value on either side is left out of that metric.
-        seed: as of `intervals`.
-        resamples: as of `intervals`.
-    """
-    differences = {name: subtract(first[name], second[name]) for name in first if name in second}
-    return intervals(differences, seed=seed, resamples=resamples)
-
-
 def subtract(first: Column, second: Column) -> list[float | None]:
     """`[n]` differences by question; None where either side has no value."""
     return [None if a is None or b is None else a - b for a, b in zip(first, second, strict=True)]

@@ -1,7 +1,7 @@
 """New weights from the trainer to the model that writes the rollouts.
 
-Where that model is the trainer's own, there is nothing to do (`Shared`). A vLLM server takes them over its RLHF
-endpoints (`VLLMServerSync`), which it has from version 0.22 on when it is started as
+Where that model is the trainer's own, there is nothing to do. A vLLM server takes them over its RLHF endpoints
+(`VLLMServerSync`), which it has from version 0.22 on when it is started as
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "nccl"}' \
         --logprobs-mode processed_logprobs
@@ -60,20 +60,6 @@ class WeightSync(Protocol):
     def close(self) -> None:
         """Release what the transfer holds. Calling it twice does no harm."""
         ...
-
-
-class Shared:
-    """The rollout model is the trainer's: it has every update already."""
-
-    def __init__(self) -> None:
-        self.version: int | None = 0
-
-    def push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Count it; the tensors are not walked."""
-        self.version = (self.version or 0) + 1
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class VLLMServerSync:

@@ -27,8 +27,12 @@ class LexicalEncoder:
         [[1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
         """
         counts = [Counter(normalize_answer(text).split() or [text.strip().lower()]) for text in texts]
-        words = list(dict.fromkeys(word for count in counts for word in count))
-        return [[float(count[word]) for word in words] for count in counts]
+        places = {word: place for place, word in enumerate(dict.fromkeys(word for count in counts for word in count))}
+        vectors = [[0.0] * len(places) for _ in counts]
+        for vector, count in zip(vectors, counts, strict=True):
+            for word, times in count.items():  # few of thousands: the zeros are one number, not one each
+                vector[places[word]] = float(times)
+        return vectors
 
 
 class SentenceEncoder:

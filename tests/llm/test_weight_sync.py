@@ -17,7 +17,7 @@ from aiohttp import web
 from reasonrag.errors import ConfigError, LLMError
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
-from reasonrag.llm.weight_sync import Shared, VLLMServerSync, WeightSync
+from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import NCCLTransport, send_chunks
 from reasonrag.types import Message, Prompt
 
@@ -290,13 +290,6 @@ def test_a_server_that_is_not_there_is_an_error():
         pass
     with pytest.raises(LLMError, match="cannot be paused"):
         opened(server).push(weights(1))
-
-
-def test_a_shared_model_counts_its_pushes_and_walks_nothing():
-    sync: WeightSync = Shared()
-    sync.push(failing(0))
-    assert sync.version == 1
-    sync.close()
 
 
 class Client:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -36,6 +37,14 @@ def test_the_same_texts_give_the_same_vectors():
     first, second = (asyncio.run(open_encoder("lexical").encode(texts)) for _ in range(2))
     assert first == second
     assert len({len(vector) for vector in first}) == 1
+
+
+def test_the_queries_of_a_whole_batch_are_encoded_in_no_time():
+    texts = [" ".join(f"w{7 * text + word}" for word in range(7)) for text in range(1500)]
+    began = time.monotonic()
+    vectors = asyncio.run(LexicalEncoder().encode(texts))
+    assert time.monotonic() - began < 2, "seconds, while the event loop waits"
+    assert [sum(vector) for vector in vectors] == [7.0] * 1500
 
 
 @pytest.mark.skipif(find_spec("sentence_transformers") is not None, reason="sentence-transformers is installed")
