@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := runs/demo
 
-.PHONY: setup demo test quick slow gpu smoke lint type fmt check clean
+.PHONY: setup demo online test quick slow gpu smoke lint type fmt check clean
 
 setup: .venv/.complete
 
@@ -21,6 +21,12 @@ demo: setup
 	$(BIN)/reasonrag dpo train --preset demo --data $(DEMO)/trees --out $(DEMO)/dpo
 	$(BIN)/reasonrag eval --preset demo --split test --limit 500 --temperature 0,1 --out $(DEMO)/eval \
 	    --policy base=demo --policy sft=hf:$(DEMO)/sft --policy dpo=hf:$(DEMO)/dpo
+
+# The online stage, in the same world: GRPO on outcomes, then before and after on held-out questions.
+online: setup
+	$(BIN)/reasonrag rl train --preset demo-outcome --out $(DEMO)/online
+	$(BIN)/reasonrag eval --dataset demo --split test --limit 500 --temperature 0,1 --out $(DEMO)/online-eval \
+	    --policy base=demo:search_r1 --policy grpo=hf:$(DEMO)/online --policy best=hf:$(DEMO)/online/best
 
 test: setup  ## everything that needs no GPU
 	$(BIN)/pytest -n 2 --dist loadfile -m "not gpu"
@@ -40,6 +46,9 @@ smoke: setup  ## every step of the demo, in a minute
 	$(BIN)/reasonrag pairs runs/smoke/trees --min-margin 0.05
 	$(BIN)/reasonrag dpo train --preset demo --data runs/smoke/trees --out runs/smoke/dpo
 	$(BIN)/reasonrag eval --preset demo --limit 20 --out runs/smoke/eval --policy base=demo --policy dpo=hf:runs/smoke/dpo
+	$(BIN)/reasonrag rl train --preset demo-hiprag --max-steps 2 --out runs/smoke/online
+	$(BIN)/reasonrag eval --preset demo --limit 20 --out runs/smoke/online-eval --judge demo-judge \
+	    --policy base=demo:hiprag --policy online=hf:runs/smoke/online
 
 lint: setup
 	$(BIN)/ruff check .

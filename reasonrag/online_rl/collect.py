@@ -215,13 +215,20 @@ class Collector:
         Raises:
             RunError: they stay missing.
         """
+        allowed = self.outage.max_unscored * len(batch.samples)
+        unmade = Counter(sample.score.cause for sample in batch.samples if sample.trajectory is None)
+        if unmade.total() > allowed:
+            raise RunError(
+                f"{unmade.total()} of {len(batch.samples)} trajectories of step {step + 1} could not be made "
+                f"({dict(unmade)}), more than outage.max_unscored {self.outage.max_unscored:g} allows; shorten "
+                "prompts, passages (retrieval.max_passage_chars, top_k) or turns, or take a model with a larger context"
+            )
         for attempt in range(self.outage.retries + 1):
-            missing = [sample for sample in batch.samples if sample.score.value is None]
-            if len(missing) <= self.outage.max_unscored * len(batch.samples):
+            missing = [s for s in batch.samples if s.score.value is None and s.trajectory is not None]
+            if len(missing) <= allowed:
                 return
             causes = dict(Counter(sample.score.cause for sample in missing))
-            again = [sample for sample in missing if sample.trajectory is not None]
-            if attempt == self.outage.retries or not again:
+            if attempt == self.outage.retries:
                 raise RunError(
                     f"{len(missing)} of {len(batch.samples)} rewards of step {step + 1} are missing ({causes}), more "
                     f"than outage.max_unscored {self.outage.max_unscored:g} allows, after {attempt} retries; the state "
@@ -229,8 +236,8 @@ class Collector:
                 )
             log.warning("rewards are missing, asking again", step=step + 1, missing=len(missing), causes=causes)
             await asyncio.sleep(self.outage.wait_s * 2**attempt)
-            batch.retried += len(again)
-            await self._score_again(batch, again, step)
+            batch.retried += len(missing)
+            await self._score_again(batch, missing, step)
 
     async def _score_again(self, batch: Batch, samples: Sequence[Sample], step: int) -> None:
         scores = await self._scores([s.trajectory for s in samples if s.trajectory is not None], step)

@@ -50,7 +50,8 @@ def record(
 def figures(batch: Batch, format: Format) -> dict[str, float]:
     """Means over a batch, by name.
 
-    `reward` and `reward/PART` are over the trajectories that have them, `rollout/...` over those that were made.
+    `reward` and `reward/PART` are over the trajectories that have them, `rollout/...` over those that were made;
+    `unscored/CAUSE` counts the trajectories without a reward.
     """
     samples = batch.samples
     found: dict[str, list[float]] = defaultdict(list)
@@ -70,6 +71,7 @@ def figures(batch: Batch, format: Format) -> dict[str, float]:
         **({"rollout/reward": fmean(scored)} if scored else {}),
         **{f"rollout/{name}": rate for name, rate in rates.items()},
         "rollout/unscored": (len(samples) - len(scored)) / len(samples),
+        **{f"unscored/{cause}": float(count) for cause, count in sorted(batch.unscored.items())},
         "rollout/flat_groups": batch.flat / len(batch.groups),
         "rollout/dropped_groups": float(batch.dropped),
         "rollout/retried": float(batch.retried),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -100,6 +101,8 @@ class _Training:
             "vllm_importance_sampling_mode": self._importance or "token_truncate",
             "vllm_importance_sampling_clip_max": settings.importance_max,
             "log_completions": False,
+            # The reference of the KL penalty, which TRL loads itself.
+            **({"model_init_kwargs": {"revision": settings.revision}} if settings.revision else {}),
         }
 
     @property
@@ -200,6 +203,7 @@ class _Training:
         """The engine's LLM: on the trainer's weights, or on a server that is sent them."""
         rollout, source = self.settings.rollout, ready.source
         if rollout.url is None:
+            _check_whole(ready.arguments)
             kind = ContinuousLLM if self._continuous(ready) else TransformersLLM
             local: BorrowingLLM = kind.borrowing(chat, name=source.name, batch_size=rollout.batch_size)
             self.closing.append(local)
@@ -231,8 +235,12 @@ class _Training:
     def outcome(self, trainer: Any) -> dict[str, Any]:
         """For `training.json`."""
         validation = self.watch.validation if self.watch else None
+        unscored: Counter[str] = Counter()
+        for entry in trainer.state.log_history:
+            unscored.update({k.partition("/")[2]: int(v) for k, v in entry.items() if k.startswith("unscored/")})
         return {
             "reward": self.settings.reward.name,
+            "unscored": dict(unscored),
             "best": None if validation is None else {"step": validation.best_step, "value": validation.best},
         }
 
@@ -242,6 +250,22 @@ class _Training:
         with contextlib.suppress(RuntimeError):
             self.runner.run(parts.close(self.closing, self.task))
         self.runner.close()
+
+
+def _check_whole(arguments: Any) -> None:
+    """Refuse sharded weights for an engine in this process.
+
+    Each process would run the model as often as its own trajectories need, and every pass is one of all processes.
+
+    Raises:
+        ConfigError: the weights are sharded.
+    """
+    asked = (os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("true", "1") for name in ("FSDP", "DEEPSPEED"))
+    if any(asked) or arguments.fsdp or arguments.deepspeed:
+        raise ConfigError(
+            "the weights are sharded over processes (FSDP, DeepSpeed), so they cannot make rollouts here; give a vLLM "
+            "server with --rollout-url, or train adapters or a smaller model with whole copies (--multi_gpu)"
+        )
 
 
 def _save_best(trainer: Any, out: Path, card: Any) -> None:

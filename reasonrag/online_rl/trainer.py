@@ -112,8 +112,9 @@ def agentic_grpo_trainer() -> Any:
             return made[0]
 
         def _keep(self, step: int) -> None:
-            """A checkpoint of a step's weights, unless there is one."""
-            if step and not (Path(self.args.output_dir) / f"checkpoint-{step}").exists():
+            """A checkpoint of a step's weights, unless there is one, or a batch of rollouts is half used."""
+            there = gather_object([(Path(self.args.output_dir) / f"checkpoint-{step}").exists()])[0]
+            if step and step % self.rollouts.batch_steps == 0 and not there:
                 self._save_checkpoint(self.model, trial=None)
 
         def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:

@@ -94,6 +94,7 @@ class JudgeService:
         self.counts: Counter[str] = Counter()
         self._texts: dict[str, str] = {}
         self._loops: dict[asyncio.AbstractEventLoop, _InLoop] = {}
+        self._unread: Counter[tuple[str, Prompt, int]] = Counter()  # how often a question ended without a verdict
 
     @property
     def fingerprint(self) -> str:
@@ -170,7 +171,9 @@ class JudgeService:
         return verdict
 
     async def _attempts(self, name: str, prompt: Prompt, contract: Contract[V], seed: int) -> V | None:
-        for attempt in range(self.attempts):
+        # Asked once more after it could not be read, a question gets other samples: the same would be replayed.
+        first = self.attempts * self._unread[name, prompt, seed]
+        for attempt in range(first, first + self.attempts):
             asked = prompt
             if attempt:
                 self.counts[f"{name}.again"] += 1
@@ -182,6 +185,7 @@ class JudgeService:
             (reply,) = await self.llm.complete(asked, sampling)
             if (verdict := contract.read(reply.text)) is not None:
                 return verdict
+        self._unread[name, prompt, seed] += 1
         return None
 
     def _in_loop(self) -> _InLoop:

@@ -42,12 +42,12 @@ class Transcript:
     logprobs: tuple[float, ...] | None
     truncated: bool
 
-    def ended(self, end_id: int, *, end_ids: Sequence[int] = ()) -> Transcript:
-        """With a masked end token, unless it was truncated or ends with one of `end_ids` anyway.
+    def ended(self, end_id: int) -> Transcript:
+        """With a masked end token, unless it was truncated or ends with that token anyway.
 
         An episode ends with a stop string, not with the end token: a trainer would take it for truncated.
         """
-        if self.truncated or (self.completion_ids and self.completion_ids[-1] in (end_id, *end_ids)):
+        if self.truncated or (self.completion_ids and self.completion_ids[-1] == end_id):
             return self
         logprobs = None if self.logprobs is None else (*self.logprobs, 0.0)
         return Transcript(self.prompt_ids, (*self.completion_ids, end_id), (*self.mask, 0), logprobs, False)

@@ -246,7 +246,9 @@ def test_a_trajectory_that_does_not_fit_is_set_aside_and_never_scored():
 
 def test_a_batch_in_which_nothing_could_be_rolled_out_ends_the_training():
     full = LLMError("too long", cause="context_overflow")
-    with pytest.raises(RunError, match=r"16 of 16 rewards of step 1 are missing .*context_overflow.* after 0 retries"):
+    with pytest.raises(
+        RunError, match=r"16 of 16 trajectories of step 1 could not be made .*context_overflow.*larger context"
+    ):
         batch(collector(differs, say=lambda prompt, seed: full))
 
 

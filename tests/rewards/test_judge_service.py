@@ -71,6 +71,18 @@ def test_a_judge_that_cannot_be_read_gives_no_verdict():
     assert service.counts["same_meaning.unreadable"] == 1 and service.counts["same_meaning.given"] == 0
 
 
+def test_a_question_that_could_not_be_read_gets_other_samples_when_it_is_asked_again(tmp_path):
+    llm = ScriptedLLM(["?", "?", TRUE])
+    with_journal = JournaledLLM(llm, journal := Journal(tmp_path / "journal.sqlite"), kind="judge")
+    service = JudgeService(with_journal, PROMPTS, attempts=2)
+    try:
+        assert outcome(service) == "unreadable"
+        assert asyncio.run(same_meaning(service, "a", "b")) is True, "the kept replies would be unreadable for ever"
+    finally:
+        journal.close()
+    assert len({sampling.seed for sampling in llm.samplings}) == 3
+
+
 def test_a_judge_that_is_late_is_given_up_after_the_deadline_for_all_attempts():
     service = JudgeService(Slow(0.04, "?"), PROMPTS, attempts=100, deadline_s=0.1)
     begun = time.perf_counter()

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from reasonrag.errors import ConfigError
+from reasonrag.online_rl.train import _check_whole
+
+
+@pytest.mark.parametrize(("fsdp", "deepspeed"), [("full_shard", None), ([], "zero3.json")])
+def test_sharded_weights_make_no_rollouts_in_this_process(fsdp, deepspeed):
+    with pytest.raises(ConfigError, match="--rollout-url"):
+        _check_whole(SimpleNamespace(fsdp=fsdp, deepspeed=deepspeed))
+
+
+def test_whole_weights_do():
+    _check_whole(SimpleNamespace(fsdp=[], deepspeed=None))
