@@ -16,7 +16,11 @@ from reasonrag.training.settings import TrainSettings
 
 
 class RolloutSettings(Section):
-    """How trajectories are made. Sampling is not truncated: the trainer's log-probabilities would be of another law."""
+    """How trajectories are made.
+
+    With `top_p` below 1 they follow another law than the trainer's log-probabilities, which nothing can correct:
+    `importance` has to be off then.
+    """
 
     group_size: Annotated[int, Field(ge=2, description="trajectories a question: G")] = 8
     questions_per_step: Annotated[int, Field(ge=1, description="questions of one batch of rollouts")] = 16
@@ -144,6 +148,14 @@ class RLSettings(TrainSettings):
             )
         if self.rollout.top_p < 1 and self.importance != "off":
             raise ValueError("rollout.top_p below 1 samples from another law than the trainer's; set importance to off")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> RLSettings:
+        if self.retrieval.url and self.retrieval.corpus:
+            raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
+        if self.judge.model is not None and self.judge.spec is None:
+            raise ValueError("a judge's model is named, and no judge; add --judge with its server, or leave it out")
         return self
 
     def accumulation(self, processes: int) -> int:

@@ -73,7 +73,7 @@ class _Training:
         self.watch: Watch | None = None
 
     def data(self, source: ModelSource, say: Callable[[str], None]) -> parts.Task:
-        say(f"{len(self.task.questions)} questions, {len(self.task.held_out)} held out for validation")
+        say(self.task.told())
         return self.task
 
     def arguments(self, processes: int) -> dict[str, Any]:
@@ -178,7 +178,8 @@ class _Training:
         if not self.task.held_out:
             return None
         wanted = self.settings.validation
-        asked = validation_engine(engine, temperature=wanted.temperature)
+        retriever = parts.batched_held_out(self.task, engine.retriever)
+        asked = validation_engine(engine, temperature=wanted.temperature, retriever=retriever)
         return Validation(self.task.held_out, asked, reward, wanted.metric, self.settings.seed)
 
     def _see(self, trainer: Any, batch: Batch, step: int) -> None:

@@ -10,13 +10,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import structlog
+
 from reasonrag.llm.base import Sampling
 from reasonrag.online_rl.collect import roll_out
 from reasonrag.online_rl.record import summary
 from reasonrag.online_rl.settings import GuardSettings
+from reasonrag.questions import questions_fingerprint
+from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.base import Reward
 from reasonrag.rollout.engine import Engine, derive_seed, gather_all
 from reasonrag.types import Question
+
+log = structlog.get_logger()
 
 STATE = "online_rl.json"
 
@@ -117,12 +123,38 @@ class Validation:
         self.best, self.best_step = value, step
         return True
 
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: the best so far, with all that a later score has to share to be compared with it."""
+        return {
+            "best": self.best,
+            "best_step": self.best_step,
+            "metric": self.metric,
+            "questions": questions_fingerprint(self.questions),
+            "corpus": self.engine.retriever.fingerprint,
+            "temperature": self.engine.sampling.temperature,
+        }
 
-def validation_engine(engine: Engine, *, temperature: float) -> Engine:
-    """The same policy, asked as in evaluation."""
-    sampling = Sampling(temperature=temperature, top_p=1.0, max_tokens=engine.sampling.max_tokens)
+    def restore(self, state: object) -> None:
+        """Go on from `state()`. The best by another metric, or on other questions, is none: it begins anew."""
+        before = state if isinstance(state, dict) else {}
+        own = self.state()
+        changed = [name for name in own if not name.startswith("best") and before.get(name) != own[name]]
+        if not changed:
+            self.best, self.best_step = before["best"], before["best_step"]
+        elif state is not None:
+            self.best = self.best_step = None
+            log.warning("validation has changed, so the best policy is looked for anew", changed=changed)
+
+
+def validation_engine(engine: Engine, *, temperature: float, retriever: Retriever | None = None) -> Engine:
+    """The same policy, asked as in evaluation; it searches where the engine does if no retriever is given."""
     return Engine(
-        engine.llm, engine.retriever, engine.format, max_steps=engine.max_steps, top_k=engine.top_k, sampling=sampling
+        engine.llm,
+        retriever or engine.retriever,
+        engine.format,
+        max_steps=engine.max_steps,
+        top_k=engine.top_k,
+        sampling=Sampling(temperature=temperature, top_p=1.0, max_tokens=engine.sampling.max_tokens),
     )
 
 
@@ -138,11 +170,10 @@ class Watch:
 
     def save(self, folder: Path) -> None:
         """Into a checkpoint."""
-        validation = self.validation
         state = {
             "guards": self.guards.state(),
             "reward": self.reward.state(),
-            "best": None if validation is None else [validation.best, validation.best_step],
+            "validation": None if self.validation is None else self.validation.state(),
         }
         (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
 
@@ -151,8 +182,8 @@ class Watch:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         self.guards.restore(state["guards"])
         self.reward.restore(state["reward"])
-        if self.validation is not None and state["best"] is not None:
-            self.validation.best, self.validation.best_step = state["best"]
+        if self.validation is not None:
+            self.validation.restore(state.get("validation", {}))
 
 
 def mean_figures(rows: Sequence[dict[str, float]]) -> dict[str, float]:

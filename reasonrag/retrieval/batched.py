@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -35,16 +36,23 @@ class SearchStore(Protocol):
 class MemoryStore:
     """A store that lives as long as the process."""
 
-    def __init__(self) -> None:
-        self._rankings: dict[tuple[str, int], Ranking] = {}
+    def __init__(self, limit: int | None = None) -> None:
+        """Keep everything, or at most `limit` rankings: the one not asked for the longest goes first."""
+        self._limit = limit
+        self._rankings: OrderedDict[tuple[str, int], Ranking] = OrderedDict()
 
     def get(self, query: str, top_k: int) -> Ranking | None:
         """The ranking kept for this query and `top_k`, or None."""
-        return self._rankings.get((query, top_k))
+        found = self._rankings.get((query, top_k))
+        if found is not None:
+            self._rankings.move_to_end((query, top_k))
+        return found
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
         """Keep the rankings of one lookup, by query."""
         self._rankings.update({(query, top_k): ranking for query, ranking in rankings.items()})
+        while self._limit is not None and len(self._rankings) > self._limit:
+            self._rankings.popitem(last=False)
 
 
 class _Batch:

@@ -17,7 +17,7 @@ from reasonrag.llm.model_folder import adapter_base
 from reasonrag.plots import Line, Panel, save_panels
 from reasonrag.runs import versions, write_text
 from reasonrag.training.checkpoints import last_checkpoint
-from reasonrag.training.folder import SUMMARY, digest
+from reasonrag.training.folder import SUMMARY, digest, without_places
 from reasonrag.training.model import ModelSource
 from reasonrag.training.settings import TrainSettings
 
@@ -87,16 +87,12 @@ def finish(out: Path, outcome: Outcome) -> dict[str, Any]:
 
 def summarise(outcome: Outcome) -> dict[str, Any]:
     """What `training.json` holds: no path of this machine, no secret, nothing that JSON cannot say."""
-    state, settings = outcome.state, outcome.settings.model_dump(mode="json")
+    state = outcome.state
     history = [_finite(entry) for entry in state.log_history]
     train = [entry for entry in history if "loss" in entry]
     held_out = [entry for entry in history if "eval_loss" in entry or "eval_em" in entry]
     losses = [entry for entry in held_out if entry.get("eval_loss") is not None]
     best = min(losses, key=lambda entry: float(entry["eval_loss"]), default=None)
-    for name in ("data", "model"):
-        settings[name] = settings[name] and (
-            Path(settings[name]).name if Path(settings[name]).exists() else settings[name]
-        )
     return {
         "stage": outcome.stage,
         "name": digest(outcome.described),
@@ -111,7 +107,7 @@ def summarise(outcome: Outcome) -> dict[str, Any]:
         **outcome.more,
         "device": outcome.device,
         "processes": outcome.processes,
-        "settings": settings,
+        "settings": without_places(outcome.settings.model_dump(mode="json")),
         "identity": dict(outcome.described),
         "versions": versions() | _more_versions(),
         "history": history,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from reasonrag.training.settings import TrainSettings
 
 SUMMARY = "training.json"
 _IDENTITY = "identity.json"
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://\S*", re.IGNORECASE)
+_HOST = re.compile(r"(?<![\w.])(?:localhost|\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?(?![\w.])")
 
 
 @contextlib.contextmanager
@@ -51,7 +54,7 @@ def describe(stage: str, settings: TrainSettings, *, content: str, model: str) -
         content: checksum of the data.
         model: checksum of the model that it begins with.
     """
-    described = {"stage": stage, **identity(settings), "content.data": content, "content.model": model}
+    described = {"stage": stage, **without_places(identity(settings)), "content.data": content, "content.model": model}
     restored: dict[str, Any] = json.loads(json.dumps(described, sort_keys=True))
     return restored
 
@@ -97,3 +100,28 @@ def held_identity(out: Path) -> dict[str, Any] | None:
             return found
     summary = finished(out)
     return summary["identity"] if summary else None
+
+
+def without_places(value: Any) -> Any:
+    """The same tree, in which no text says where on a machine or in a network something is.
+
+    A path from the root, from home or from here is shown by its last name, also behind a scheme; a URL by its scheme.
+
+    >>> without_places({"judge": {"spec": "http://10.0.0.1:8000/v1"}, "url": ["https://corpus.example"]})
+    {'judge': {'spec': 'http://…'}, 'url': ['https://…']}
+    >>> without_places(["~/.cache/reasonrag", "hf:/models/mine/", "Qwen/Qwen2.5-7B", "demo:hiprag", 0.5])
+    ['reasonrag', 'hf:mine', 'Qwen/Qwen2.5-7B', 'demo:hiprag', 0.5]
+    """
+    if isinstance(value, Mapping):
+        return {key: without_places(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_places(inner) for inner in value]
+    return _without_place(value) if isinstance(value, str) else value
+
+
+def _without_place(text: str) -> str:
+    text = _HOST.sub("…", _URL.sub(r"\1://…", text))
+    if text.startswith(("/", "~", "./", "../")):
+        return Path(text).name or text
+    scheme, colon, rest = text.partition(":")
+    return f"{scheme}:{_without_place(rest)}" if colon and "://" not in text else text

@@ -60,6 +60,8 @@ def flat(tree: RLSettings) -> dict[str, object]:
         ({"rollout__group": 3}, "did you mean 'group_size'?"),
         ({"loss_type": "ppo"}, "loss_type"),
         ({"reward__hiprag__lambda_f": 2}, "less than or equal to 1"),
+        ({"retrieval__corpus": "c.jsonl", "retrieval__url": "http://h:1"}, "both a corpus and a retrieval server"),
+        ({"judge__model": "org/judge"}, "a judge's model is named, and no judge"),
     ],
 )
 def test_a_contradiction_is_one_clear_line(wrong, told):

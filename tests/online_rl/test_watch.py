@@ -121,6 +121,26 @@ def test_validation_is_asked_as_evaluation_is():
     assert (engine.sampling.temperature, engine.sampling.top_p) == (0.0, 1.0)
 
 
+def test_validation_can_search_elsewhere():
+    elsewhere = ToyRetriever()
+    assert validation_engine(validation().engine, temperature=0.0, retriever=elsewhere).retriever is elsewhere
+
+
+def test_the_best_by_another_metric_or_on_other_questions_is_forgotten():
+    before = validation()
+    before.is_best({"em": 0.25}, 5)
+    state = json.loads(json.dumps(before.state()))
+    same, metric, questions, hot = validation(), validation("f1"), validation(), validation()
+    questions.questions = QUESTIONS[:5]
+    hot.engine = validation_engine(hot.engine, temperature=0.5)
+    for changed in (same, metric, questions, hot):
+        changed.is_best({changed.metric: 0.1}, 2)
+        changed.restore(state)
+    assert (same.best, same.best_step) == (0.25, 5)
+    assert [(changed.best, changed.best_step) for changed in (metric, questions, hot)] == [(None, None)] * 3
+    assert metric.is_best({"f1": 0.01}, 6)
+
+
 def test_all_of_it_survives_a_restart(tmp_path):
     before = Watch(guards(), validation(), Says(lambda q, s, c: 1.0), 5)
     before.reward.seen = [1, 2]

@@ -240,3 +240,24 @@ def test_closing_tells_those_who_wait_and_closes_the_inner_one() -> None:
 
     asyncio.run(ask())
     assert inner.closed == 1 and batched.fingerprint == "echo"
+
+
+def test_a_store_with_a_limit_forgets_what_was_not_asked_for_the_longest() -> None:
+    store, whole = MemoryStore(2), MemoryStore()
+
+    async def fill() -> None:
+        for query in ("a", "b", "a", "c"):
+            for kept in (store, whole):
+                if kept.get(query, 1) is None:
+                    await kept.put({query: (Passage(query, query),)}, 1)
+
+    asyncio.run(fill())
+    assert [store.get(query, 1) is not None for query in "abc"] == [True, False, True]
+    assert all(whole.get(query, 1) for query in "abc")
+
+
+def test_a_lookup_larger_than_the_store_is_answered_all_the_same() -> None:
+    inner = EchoRetriever()
+    batched = BatchedRetriever(inner, store=MemoryStore(2))
+    found = asyncio.run(batched.search([f"q{i}" for i in range(5)], 1))
+    assert [ranking[0].id for ranking in found] == [f"q{i}" for i in range(5)]

@@ -13,8 +13,11 @@ from reasonrag.dpo.train import train
 from reasonrag.errors import ConfigError, RunError
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
+from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.checkpoints import last_checkpoint, mark_complete, remove_old
-from reasonrag.training.finish import merge_adapter, panels
+from reasonrag.training.finish import Outcome, merge_adapter, panels, summarise
+from reasonrag.training.folder import describe
+from reasonrag.training.model import ModelSource
 from reasonrag.types import Message, Prompt
 from tests.training.toys import dpo_settings, save_calm_model, write_pairs
 
@@ -171,6 +174,36 @@ def test_merging_a_bfloat16_model_rounds_once(policy, data, tmp_path):
     merged = load_file(tmp_path / "out" / "merged" / "model.safetensors")
     assert all(value.dtype == torch.bfloat16 for value in merged.values())
     assert all((exact[name].to(torch.bfloat16) == value).all() for name, value in merged.items())
+
+
+def test_training_json_names_no_place(tmp_path):
+    (tmp_path / "mine").mkdir()
+    here, host = str(tmp_path / "mine"), "http://10.1.2.3:8000/v1"
+    settings = RLSettings.model_validate(
+        {
+            "data": here,
+            "model": here,
+            "plans": here,
+            "retrieval": {"url": [host, "https://Corpus.Example/retrieve"], "cache": "~/.cache/reasonrag"},
+            "judge": {"spec": f"hf:{here}", "tokenizer": here},
+            "format": {"prompts": here},
+            "rollout": {"engine": "vllm-server", "url": "http://localhost:8001/v1", "served_model": "Org/model"},
+            "validation": {"data": "/gone/dev.jsonl"},
+            "reward": {"when_to_search": {"encoder": here}},
+            "trainer": {"logging_dir": here, "model_init_kwargs": {"offload": [here]}, "vllm_server_host": "10.1.2.3"},
+        }
+    )
+    state = type("State", (), {"log_history": [], "global_step": 1, "epoch": 1.0, "num_input_tokens_seen": 0})()
+    source = ModelSource(here, here, None, False, "mine", "mine@1")
+    described = describe("rl", settings, content="c", model="m")
+    summary = summarise(Outcome("rl", settings, source, {}, None, described, state, 1.0, "cpu", 1, {}))
+    text = json.dumps(summary, ensure_ascii=False)
+    for place in (str(tmp_path), str(Path.home()), "/gone", "10.1.2.3", "localhost", "Corpus.Example", "~"):
+        assert place not in text
+    shown = summary["settings"]
+    assert (shown["data"], shown["plans"], shown["format"]["prompts"]) == ("mine", "mine", "mine")
+    assert (shown["judge"]["spec"], shown["retrieval"]["url"]) == ("hf:mine", ["http://…", "https://…"])
+    assert (shown["validation"]["data"], shown["rollout"]["served_model"]) == ("dev.jsonl", "Org/model")
 
 
 def checkpoint(out: Path, step: int) -> Path:
