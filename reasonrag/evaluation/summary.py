@@ -233,13 +233,16 @@ def _incomplete(results: Sequence[PolicyResult], total: int) -> Iterator[Figures
 
 
 def _unjudged(results: Sequence[PolicyResult]) -> Iterator[Figures]:
-    """Settings at which more verdicts failed than `run.max_failed` allows: the others may be of another kind."""
+    """Settings at which more verdicts failed than `run.max_failed` allows: the others may be of another kind.
+
+    It is a share of the verdicts, or of the questions where few of them have any: one of nine is no outage.
+    """
     for result in results:
         for outcome in result.outcomes:
             for metric in result.judge["metrics"] if result.judge else ():
                 failed = sum(_causes(outcome, metric).values())
                 asked = outcome.asked[f"{COUNTED_AS[metric]}.asked"]
-                if failed > result.config.run.max_failed * asked:
+                if failed > result.config.run.max_failed * max(asked, len(outcome.scores)):
                     at = {"policy": result.name, "setting": outcome.setting.name, "metric": metric}
                     yield {**at, "failed": failed, "asked": asked}
 
