@@ -35,8 +35,8 @@ class RolloutSettings(Section):
         Literal["auto", "generate", "continuous", "vllm-server"],
         Field(
             description="generate: transformers on the trainer's own weights; continuous: its continuous batching; "
-            "vllm-server: a server that is sent the weights after each step; auto: the first on a CPU, the second "
-            "on a GPU"
+            "vllm-server: a server that is sent the weights after each step; auto: continuous "
+            "on a GPU where the weights have 16 bits, else generate"
         ),
         EXECUTION,
     ] = "auto"
