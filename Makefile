@@ -9,7 +9,7 @@ setup: .venv/.complete
 
 .venv/.complete: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dense,serve,dev]'
 	touch $@
 
 # The whole story in the demo world, on a CPU: a tiny policy, trees over training questions, preference pairs, DPO (and
@@ -29,13 +29,13 @@ online: setup
 	    --policy base=demo:search_r1 --policy grpo=hf:$(DEMO)/online --policy best=hf:$(DEMO)/online/best
 
 test: setup  ## everything that needs no GPU
-	$(BIN)/pytest -n 2 --dist loadfile -m "not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu"
 
 quick: setup  ## what to run on every save
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow and not gpu"
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
 
 slow: setup
-	$(BIN)/pytest -n 2 --dist loadfile -m "slow and not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not gpu"
 
 gpu: setup
 	$(BIN)/pytest -m gpu

@@ -25,8 +25,16 @@ class QuestionsConfig(Section):
 class RetrievalConfig(Section):
     """Where searches go."""
 
-    kind: Annotated[str | None, Field(description="bm25, remote, or python:PACKAGE.MODULE:NAME"), EXECUTION] = None
-    corpus: Annotated[str | None, Field(description="JSONL(.gz) or Parquet: id, contents"), EXECUTION] = None
+    kind: Annotated[
+        str | None, Field(description="bm25, dense, hybrid, remote, or python:PACKAGE.MODULE:NAME"), EXECUTION
+    ] = None
+    corpus: Annotated[str | None, Field(description="JSONL(.gz, .zst) or Parquet: id, contents"), EXECUTION] = None
+    index: Annotated[str | None, Field(description="a folder that `index build` made"), EXECUTION] = None
+    encoder: Annotated[str | None, Field(description="where the index's model lies now"), EXECUTION] = None
+    reranker: Annotated[str | None, Field(description="a cross-encoder that reorders what an index found")] = None
+    rerank_depth: Annotated[int, Field(ge=1, description="passages that it reads a query")] = 20
+    gpu: Annotated[bool, Field(description="search an index's vectors on all GPUs"), EXECUTION] = False
+    device: Annotated[str | None, Field(description="of encoder and reranker"), EXECUTION] = None
     url: Annotated[tuple[str, ...], Field(description="servers that speak POST /retrieve"), EXECUTION] = ()
     identity: Annotated[str, Field(description="what the servers hold, for example corpus and index by name")] = (
         "remote"
@@ -36,6 +44,18 @@ class RetrievalConfig(Section):
     max_passage_chars: Annotated[int, Field(ge=100)] = 4000
     cache: Annotated[str, Field(description="where indexes are kept"), EXECUTION] = "~/.cache/reasonrag"
     timeout_s: Annotated[float, Field(gt=0), EXECUTION] = 60.0
+
+    @model_validator(mode="after")
+    def _one_place(self) -> RetrievalConfig:
+        if self.url and self.corpus:
+            raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
+        if self.index and (self.url or self.corpus):
+            raise ValueError(
+                "an index and another place to search are given; the index has its own corpus, leave one out"
+            )
+        if self.reranker and not self.index:
+            raise ValueError("a reranker reorders what an index finds; give one as --index")
+        return self
 
     @field_validator("url", mode="before")
     @classmethod
@@ -173,8 +193,6 @@ class Config(Section):
             raise ValueError("pairs.alpha is for SPRE, but pairs.reward is judge; leave one of them out")
         if self.pairs.level == "trajectory" and (self.pairs.reward == "judge" or self.pairs.alpha is not None):
             raise ValueError("whole trajectories are compared by the F1 of their answers; leave reward and alpha out")
-        if self.retrieval.url and self.retrieval.corpus:
-            raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
         return self
 
     @property

@@ -15,6 +15,7 @@ _PACKAGES = {
     "core": ("aiohttp", "bm25s", "datasets", "pyarrow", "pydantic"),
     "train": ("torch", "transformers", "trl", "peft", "accelerate"),
     "dense": ("faiss-cpu", "sentence-transformers"),
+    "serve": ("fastapi", "uvicorn", "prometheus-client"),
     "gpu": ("faiss-gpu-cu12",),
     "vllm": ("vllm",),
     "ray": ("ray",),

@@ -43,7 +43,8 @@ DATA = settings(
     setting("--split", "questions.split", "Split of a named data set."),
     setting("--limit", "questions.limit", "A seeded sample of this many questions.", type=int),
     setting("--world-seed", "questions.world_seed", "Which demo world.", type=int),
-    setting("--corpus", "retrieval.corpus", "JSONL(.gz) or Parquet with id and contents."),
+    setting("--corpus", "retrieval.corpus", "A file with id and contents: JSONL(.gz, .zst) or Parquet."),
+    setting("--index", "retrieval.index", "A folder that `index build` made."),
     setting("--retriever-url", "retrieval.url", "A server that speaks POST /retrieve (repeatable).", multiple=True),
 )
 MODELS = settings(
@@ -88,6 +89,41 @@ CONFIG = settings(
     click.option("--preset", type=click.Choice(sorted(PRESETS)), help="A published or shipped set of settings."),
     click.option("--config", "file", type=click.Path(path_type=Path), help="YAML; flags override it."),
     click.option("--set", "assignments", multiple=True, metavar="A.B=C", help="Any other setting (repeatable)."),
+)
+
+INDEX = settings(
+    setting("--corpus", "corpus", "wiki18, hotpotqa, ...; a file or folder of JSONL, Parquet or text; hub:OWNER/NAME."),
+    setting("--kind", "kind", "bm25, dense (repeatable).", multiple=True, type=click.Choice(["bm25", "dense"])),
+    setting("--max-memory", "max_memory", "For example 8G; half of this machine's if not given."),
+    setting("--encoder", "encoder.name", "A sentence-transformers model: a Hub id or a folder."),
+    setting("--device", "encoder.device", "cpu, cuda, or several: cuda:0,cuda:1."),
+    setting("--dtype", "encoder.dtype", "Of the encoder: float32, bfloat16, float16."),
+    setting("--encode-batch", "encoder.batch_size", "Passages that the encoder reads at once.", type=int),
+    setting(
+        "--vectors",
+        "vectors.kind",
+        "How vectors are searched; auto looks at their number and the memory.",
+        type=click.Choice(["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"]),
+    ),
+    setting("--recall", "vectors.recall", "recall@10 against exact search that it is tuned for.", type=float),
+    setting("--adopt", "vectors.adopt", "An existing FAISS index over these passages, in their order."),
+    setting("--stemmer", "bm25.stemmer", "A Snowball language, or none."),
+    setting("--stopwords", "bm25.stopwords", "A list that bm25s knows, or none."),
+    setting("--title-weight", "bm25.title_weight", "How often a word of the title counts.", type=int),
+    setting("--k1", "bm25.k1", "How slowly repeated words saturate.", type=float),
+    setting("--b", "bm25.b", "How much long passages are held back, 0 to 1.", type=float),
+    setting("--max-words", "passages.max_words", "Longer passages are split.", type=int),
+    setting("--chunk-words", "passages.chunk_words", "Split all texts into passages of so many words.", type=int),
+    setting("--strict/--no-strict", "passages.strict", "Refuse a corpus with rows that would be set aside."),
+)
+OPEN_INDEX = settings(
+    click.option("--kind", type=click.Choice(["bm25", "dense", "hybrid"]), help="The best that is there if not given."),
+    click.option("--encoder", help="Where the model that built a dense index lies now, if it was moved."),
+    click.option("--reranker", help="A cross-encoder that reorders what was found: a Hub id or a folder."),
+    click.option("--rerank-depth", type=click.IntRange(1), help="Passages that it reads a query.  [default: 20]"),
+    click.option("--device", help="Of encoder and reranker."),
+    click.option("--gpu", is_flag=True, default=None, help="Search vectors on all GPUs."),
+    click.option("--trust-remote-code", is_flag=True, default=None, help="Run code that comes with a model."),
 )
 
 
@@ -203,7 +239,8 @@ RL = settings(
     setting("--split", "split", "Split of a named data set."),
     setting("--limit", "limit", "A seeded sample of this many questions.", type=int),
     setting("--world-seed", "world_seed", "Which demo world.", type=int),
-    setting("--corpus", "retrieval.corpus", "JSONL(.gz) or Parquet with id and contents."),
+    setting("--corpus", "retrieval.corpus", "A file with id and contents: JSONL(.gz, .zst) or Parquet."),
+    setting("--index", "retrieval.index", "A folder that `index build` made."),
     setting("--retriever-url", "retrieval.url", "A server that speaks POST /retrieve (repeatable).", multiple=True),
     setting("--top-k", "retrieval.top_k", "Passages per search.", type=int),
     setting("--policy", "model", "The policy to train: a folder or a Hub id; demo:FORMAT."),

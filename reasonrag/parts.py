@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import structlog
 
-from reasonrag.config import Config, ModelConfig
+from reasonrag.config import Config, ModelConfig, RetrievalConfig
 from reasonrag.errors import BackendError, ConfigError
 from reasonrag.formats import FORMATS, Format, PromptSet
 from reasonrag.llm.base import LLM, Sampling
@@ -97,15 +97,32 @@ def open_questions(config: Config) -> list[Question]:
 
 
 def open_retriever(config: Config, questions: list[Question]) -> Retriever:
-    """The retriever of `retrieval.kind`; without one, a server where a URL is given, else BM25."""
+    """The retriever of `retrieval.kind`; without one, an index or a server where it is given, else BM25."""
     wanted = config.retrieval
-    kind = wanted.kind or ("remote" if wanted.url else "bm25")
-    if kind.startswith("python:"):
-        retriever: Retriever = import_plugin(kind.removeprefix("python:"))(config, questions)
+    if wanted.kind is not None and wanted.kind.startswith("python:"):
+        retriever: Retriever = import_plugin(wanted.kind.removeprefix("python:"))(config, questions)
         return retriever
-    if kind not in RETRIEVERS:
-        raise ConfigError(f"retriever {kind!r} is unknown; known: {', '.join(RETRIEVERS)}, python:PACKAGE.MODULE:NAME")
-    return RETRIEVERS[kind](config, questions)
+    if wanted.kind is not None and wanted.kind not in RETRIEVERS:
+        known = ", ".join(RETRIEVERS)
+        raise ConfigError(f"retriever {wanted.kind!r} is unknown; known: {known}, python:PACKAGE.MODULE:NAME")
+    if wanted.index is not None:
+        return _index(wanted)
+    return RETRIEVERS[wanted.kind or ("remote" if wanted.url else "bm25")](config, questions)
+
+
+def _index(wanted: RetrievalConfig) -> Retriever:
+    """An index folder, in this process."""
+    from reasonrag.retrieval.open import OpenSettings, open_index
+
+    settings = OpenSettings(
+        kind=wanted.kind,
+        encoder=wanted.encoder,
+        reranker=wanted.reranker,
+        rerank_depth=wanted.rerank_depth,
+        device=wanted.device,
+        gpu=wanted.gpu,
+    )
+    return open_index(Path(str(wanted.index)).expanduser(), settings)
 
 
 def _bm25(config: Config, questions: list[Question]) -> Retriever:
@@ -120,10 +137,22 @@ def _remote(config: Config, questions: list[Question]) -> Retriever:
     from reasonrag.retrieval.remote import RemoteRetriever
 
     wanted = config.retrieval
+    if not wanted.url:
+        raise ConfigError("remote retrieval needs the URL of a server; give --retriever-url")
     return RemoteRetriever(wanted.url, timeout_s=wanted.timeout_s, identity=wanted.identity)
 
 
-RETRIEVERS: dict[str, Callable[[Config, list[Question]], Retriever]] = {"bm25": _bm25, "remote": _remote}
+def _needs_index(config: Config, questions: list[Question]) -> Retriever:
+    kind = config.retrieval.kind
+    raise ConfigError(f"{kind} search needs an index: run `index build --kind dense` and give its folder as --index")
+
+
+RETRIEVERS: dict[str, Callable[[Config, list[Question]], Retriever]] = {
+    "bm25": _bm25,
+    "remote": _remote,
+    "dense": _needs_index,
+    "hybrid": _needs_index,
+}
 
 
 def _corpus(config: Config, questions: list[Question]) -> Path | list[Passage]:

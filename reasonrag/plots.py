@@ -162,16 +162,20 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
     from matplotlib.figure import Figure
 
     with matplotlib.style.context(["default", _STYLE]):
-        yield Figure(figsize=(width, height), layout="constrained")
+        yield Figure(figsize=(width, height), dpi=150)
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    # Once, by hand: a figure that knows of a layout is laid out and drawn anew, twice for every format.
+    ConstrainedLayoutEngine().execute(figure)
     stem.parent.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     paths = []
     for kind, words in metadata.items():
         image = io.BytesIO()
-        figure.savefig(image, format=kind, dpi=150, metadata=words)
+        figure.savefig(image, format=kind, metadata=words)
         paths.append(stem.with_name(f"{stem.name}.{kind}"))
         temporary = stem.with_name(f".{stem.name}.{kind}.{os.getpid()}.tmp")
         temporary.write_bytes(image.getvalue())

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+
+from reasonrag.text import printable
 
 _PLAIN_EVERY_S = 10.0
 
@@ -113,3 +117,88 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if used.get("cost") is not None:
             yield "  cost", f"{used['cost']:.2f}"
     yield "seconds", f"{summary['seconds']:.1f}"
+
+
+class StageLines:
+    """The stages of a build (a `BuildProgress`): a bar on a terminal, a plain line now and then elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = _bar(console) if console.is_terminal else None
+        self._task: TaskID | None = None
+        self._stage = _Stage("", None, "", 0.0)
+
+    def __enter__(self) -> StageLines:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start(self, what: str, *, total: float | None, unit: str, done: float = 0.0) -> None:
+        """A stage begins, with `done` of `total` units behind it; total None is unknown."""
+        self._end()
+        self._stage = _Stage(what, total, unit, done)
+        if self._bar is not None:
+            self._task = self._bar.add_task(f"{what} ({unit})", total=total, completed=int(done))
+
+    def advance(self, amount: float = 1.0) -> None:
+        """So many more units are done."""
+        stage = self._stage
+        stage.done += amount
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task, amount)
+        elif stage.what and time.monotonic() - stage.told_at >= _PLAIN_EVERY_S:
+            stage.told_at = time.monotonic()
+            self._print(stage.line())
+
+    def note(self, text: str) -> None:
+        """A line that stays, below that of the stage that it ends."""
+        self._end()
+        self._print(text)
+
+    def _end(self) -> None:
+        """The line of a stage that is left, which stays."""
+        if self._bar is not None and self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
+        if self._stage.what:
+            self._print(self._stage.line())
+            self._stage = _Stage("", None, "", 0.0)
+
+    def _print(self, text: str) -> None:
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+class _Stage:
+    """How far a stage is, and how long it may take."""
+
+    def __init__(self, what: str, total: float | None, unit: str, done: float) -> None:
+        self.what, self.total, self.unit = what, total, unit
+        self.done = self._before = done
+        self.began_at = self.told_at = time.monotonic()
+
+    def line(self) -> str:
+        """Units, share, rate and time left."""
+        seconds = time.monotonic() - self.began_at
+        rate = (self.done - self._before) / seconds if seconds > 0 else 0.0
+        of = "" if self.total is None else f" of {self.total:,.0f} ({self.done / max(self.total, 1):.0%})"
+        text = f"{self.what}: {self.done:,.0f}{of} {self.unit}, {rate:,.0f}/s, {duration(seconds)}"
+        if self.total is None or rate == 0 or self.done >= self.total:
+            return text
+        return f"{text}, {duration((self.total - self.done) / rate)} left"
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}", markup=False),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )

@@ -6,18 +6,17 @@ Rows that cannot be used are never skipped in silence: all of them are collected
 from __future__ import annotations
 
 import difflib
-import gzip
 import hashlib
 import json
 import math
 import random
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from reasonrag.errors import DataError
+from reasonrag.rows import SUFFIXES, Row, parsed, raw_rows
 from reasonrag.text import one_line, valid_unicode
 from reasonrag.types import Passage, Question
 
@@ -36,13 +35,10 @@ KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 _ANSWERS = ("golden_answers", "answers", "answer")
 _BODIES = ("sentences", "content", "paragraph_text", "text", "contents")
 _SHOWN = 5
 _HUB_TIMEOUT_S = 10.0
-
-Row = tuple[int, Any]
 
 
 class RowProblems:
@@ -77,84 +73,27 @@ def quoted(value: object) -> str:
 
 
 def read_rows(path: Path, problems: RowProblems) -> Iterator[Row]:
-    """1-based row number and parsed row of a .jsonl, .jsonl.gz, .json or .parquet file.
+    """1-based row number and parsed row of a .jsonl, .jsonl.gz, .jsonl.zst, .json or .parquet file.
 
     Lines that are not JSON objects go to `problems`. A line ends at "\\n" alone: U+2028 inside a string is text.
 
     Raises:
         DataError: no such file, an unknown kind of file, or one that is damaged as a whole.
     """
-    name = path.name.lower()
-    if not name.endswith(_SUFFIXES):
-        raise DataError(f"{path}: unknown kind of file; give one of {', '.join(_SUFFIXES)}")
-    try:
-        if name.endswith(".parquet"):
-            yield from _parquet_rows(path)
-        elif name.endswith(".json"):
-            yield from _json_rows(path, problems)
-        else:
-            yield from _jsonl_rows(path, problems)
-    except FileNotFoundError:
-        raise DataError(f"{path}: file not found") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({one_line(str(error))}); is the file complete?") from error
-
-
-def _jsonl_rows(path: Path, problems: RowProblems) -> Iterator[Row]:
-    opener = gzip.open if path.name.lower().endswith(".gz") else open
-    with opener(path, "rb") as lines:
-        yield from json_lines(lines, problems)
+    return _objects(raw_rows(path), problems)
 
 
 def json_lines(lines: Iterable[bytes], problems: RowProblems) -> Iterator[Row]:
     """Numbered objects, one a line; blank lines are skipped, and what is no object is noted."""
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield from _object(number, line, problems)
+    return _objects(((number, parsed(line)) for number, line in enumerate(lines, 1) if line.strip()), problems)
 
 
-def _object(number: int, line: bytes, problems: RowProblems) -> Iterator[Row]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if isinstance(row, dict):
-        yield number, row
-    else:
-        problems.add("not a JSON object", number)
-
-
-def _json_rows(path: Path, problems: RowProblems) -> Iterator[Row]:
-    try:
-        rows = json.loads(path.read_bytes())
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}: not JSON at line {error.lineno} ({error.msg}); a file of one object per line is .jsonl"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({one_line(str(error))})") from None
-    if not isinstance(rows, list):
-        raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
-    for number, row in enumerate(rows, 1):
+def _objects(rows: Iterable[Row], problems: RowProblems) -> Iterator[Row]:
+    for number, row in rows:
         if isinstance(row, dict):
             yield number, row
         else:
             problems.add("not a JSON object", number)
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except pa.ArrowException as error:
-        raise DataError(f"{path}: not a readable Parquet file ({one_line(str(error))})") from None
 
 
 def load_questions(
@@ -163,7 +102,7 @@ def load_questions(
     """Questions of a file or of a known data set on the Hub, checked, in file order.
 
     Args:
-        dataset: a .jsonl, .jsonl.gz, .json or .parquet file with FlashRAG's fields (id, question, golden_answers,
+        dataset: a .jsonl(.gz, .zst), .json or .parquet file with FlashRAG's fields (id, question, golden_answers,
             metadata; `answers` and `answer` are read too), or a name in `KNOWN`. Further columns join `metadata`.
         split: of a known data set; None takes the first one in `KNOWN`.
         limit: at most so many questions, a random sample; None takes all.
@@ -176,7 +115,7 @@ def load_questions(
         raise DataError(f"limit is {limit}; a sample needs at least one question")
     path = Path(dataset)
     problems = RowProblems(dataset)
-    if path.is_file() or dataset.lower().endswith(_SUFFIXES):
+    if path.is_file() or dataset.lower().endswith(SUFFIXES):
         if split is not None:
             raise DataError(f"{dataset}: a file has no splits; leave out split {split!r}")
         name, rows = _file_name(path), read_rows(path, problems)
@@ -194,7 +133,7 @@ def sample_questions(questions: list[Question], limit: int | None, *, seed: int 
 
 def _file_name(path: Path) -> str:
     """The data set's name: FlashRAG keeps `hotpotqa/dev.jsonl` and `nq/dev.jsonl`, whose ids are equal."""
-    stem = Path(path.name.removesuffix(".gz")).stem
+    stem = Path(path.name.removesuffix(".gz").removesuffix(".zst")).stem
     parent = path.resolve().parent.name
     return valid_unicode(parent if stem in ("train", "dev", "test", "validation") and parent else stem)
 
@@ -205,7 +144,7 @@ def _hub_rows(name: str, split: str | None) -> Iterator[Row]:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise DataError(
             f"data set {quoted(name)} is neither a file nor a known name; {hint}Known: {', '.join(KNOWN)}, "
-            f"or a path that ends in {', '.join(_SUFFIXES)}"
+            f"or a path that ends in {', '.join(SUFFIXES)}"
         )
     split = split or KNOWN[name][0]
     if split not in KNOWN[name]:

@@ -71,5 +71,11 @@ def test_formats_and_retrievers_of_ones_own_are_named_by_module():
     config = load_config(overrides={"format.name": "python:reasonrag.formats.reasonrag:ReasonRAGFormat"})
     assert isinstance(open_format(config), ReasonRAGFormat)
     assert set(FORMATS) == {"reasonrag", "search_r1", "hiprag", "search_p1", "when_to_search"}
-    with pytest.raises(ConfigError, match="bm25, remote, python:"):
-        open_retriever(load_config(overrides={"retrieval.kind": "dense"}), [])
+    with pytest.raises(ConfigError, match="bm25, remote, dense, hybrid, python:"):
+        open_retriever(load_config(overrides={"retrieval.kind": "splade"}), [])
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_vectors_need_an_index(kind):
+    with pytest.raises(ConfigError, match=f"{kind} search needs an index: run `index build --kind dense`"):
+        open_retriever(load_config(overrides={"retrieval.kind": kind}), [])

@@ -327,9 +327,10 @@ def _held_out_retriever(settings: RLSettings, config: Config, held_out: list[Que
         ConfigError, DataError: the questions carry nothing, or it cannot be opened.
     """
     wanted, data = config.retrieval, settings.validation.data or settings.data
+    of_its_own = wanted.corpus is not None or wanted.index is not None
     remote = wanted.kind == "remote" or (wanted.kind is None and bool(wanted.url))
     one_world = wanted.kind in (None, "bm25") and data == settings.data == "demo"
-    if not held_out or wanted.corpus is not None or remote or one_world:
+    if not held_out or of_its_own or remote or one_world:
         return None
     chosen = config.questions.model_copy(update={"dataset": data})
     try:

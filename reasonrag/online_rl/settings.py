@@ -152,8 +152,6 @@ class RLSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> RLSettings:
-        if self.retrieval.url and self.retrieval.corpus:
-            raise ValueError("both a corpus and a retrieval server are given; the server has its own, leave one out")
         if self.judge.model is not None and self.judge.spec is None:
             raise ValueError("a judge's model is named, and no judge; add --judge with its server, or leave it out")
         return self

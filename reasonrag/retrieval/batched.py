@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Any, Protocol
 
 from reasonrag.errors import RetrievalError
 from reasonrag.retrieval.base import Retriever
@@ -71,7 +71,13 @@ class BatchedRetriever:
     """
 
     def __init__(
-        self, inner: Retriever, *, window_s: float = 0.002, max_batch: int = 256, store: SearchStore | None = None
+        self,
+        inner: Retriever,
+        *,
+        window_s: float = 0.002,
+        max_batch: int = 256,
+        max_lookups: int | None = None,
+        store: SearchStore | None = None,
     ) -> None:
         """Wrap a retriever.
 
@@ -79,11 +85,14 @@ class BatchedRetriever:
             inner: what finds the passages.
             window_s: how long the first query of a batch waits for others.
             max_batch: queries in one call at most; a full batch leaves at once.
+            max_lookups: calls of `inner` at a time; a batch takes more queries while it waits for its turn. None: no
+                limit.
             store: keeps the rankings; the memory of this process if None.
         """
         self._inner = inner
         self._window_s = window_s
         self._max_batch = max_batch
+        self._turn: AbstractAsyncContextManager[Any] = asyncio.Semaphore(max_lookups) if max_lookups else nullcontext()
         self._store = store if store is not None else MemoryStore()
         self._open: dict[int, _Batch] = {}  # by top_k: still taking queries
         self._in_flight: dict[tuple[str, int], asyncio.Future[Ranking]] = {}
@@ -144,8 +153,9 @@ class BatchedRetriever:
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(batch.full.wait(), self._window_s)
-            self._close(batch, top_k)
-            await self._answer(batch, top_k)
+            async with self._turn:
+                self._close(batch, top_k)
+                await self._answer(batch, top_k)
         except asyncio.CancelledError:
             self._fail(batch, list(batch.futures), top_k, RetrievalError("the lookup was given up", cause="closed"))
             raise

@@ -1,43 +1,251 @@
-"""Corpus files: FlashRAG's `id` and `contents`, read one passage at a time."""
+"""Corpora: files, folders, data sets on the Hub and names that everybody in the field knows, read one row at a time."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from reasonrag.errors import DataError
-from reasonrag.questions import RowProblems, read_rows, text_id
+from reasonrag.questions import load_questions, paragraph_corpus, quoted
+from reasonrag.rows import SUFFIXES, Row, raw_rows
 from reasonrag.text import one_line, valid_unicode
 from reasonrag.types import Passage
 
+# Corpora by name: where they are, and how many passages they have. wiki18 is English Wikipedia of December 2018 in
+# pieces of 100 words (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
+KNOWN_CORPORA: Mapping[str, tuple[str, int]] = {
+    "wiki18": ("hub:PeterJinGo/wiki-18-corpus:wiki-18.jsonl.gz", 21_015_324),
+}
+# Data sets whose questions carry paragraphs: all of them together are the corpus.
+PARAGRAPH_CORPORA = ("hotpotqa", "2wikimultihopqa", "musique")
 
-def read_corpus(path: Path | str) -> Iterator[Passage]:
-    """The passages of a .jsonl, .jsonl.gz, .json or .parquet file with columns id and contents, or id, title and text.
+_TEXTS = (".txt", ".md")
+_HUB = re.compile(r"hub:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<item>.+))?")
+_HUB_TIMEOUT_S = 10.0
+
+
+class CorpusSource(Protocol):
+    """Rows of a corpus, in an order that never changes."""
+
+    @property
+    def name(self) -> str:
+        """What it is called, without folders."""
+        ...
+
+    @property
+    def total(self) -> int | None:
+        """How many rows it has, where that is known before they are read."""
+        ...
+
+    def checksum(self) -> str:
+        """Changes with the content: SHA-256 in hex, or the Hub's commit.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        ...
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        """1-based number and value of each row behind row `start`; None for what is not JSON.
+
+        Raises:
+            DataError: it cannot be read on.
+        """
+        ...
+
+    def fraction(self) -> float | None:
+        """What share of it the reader of `rows` is through, in [0, 1]; None where nobody can tell."""
+        ...
+
+
+class FileCorpus:
+    """One or several .jsonl(.gz, .zst), .json or .parquet files, one after another."""
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[Path],
+        *,
+        folder: Path | None = None,
+        checksum: str | None = None,
+        total: int | None = None,
+    ) -> None:
+        """Name the files, in order; nothing is read.
+
+        Args:
+            name: of the corpus.
+            files: all in `folder`; one file needs none.
+            folder: what their names are relative to.
+            checksum: where it is known already, else it is computed.
+            total: number of rows, where it is known already.
+        """
+        self.name = name
+        self.total = total
+        self._files = files
+        self._folder = folder
+        self._checksum = checksum
+        self._done = 0.0
+
+    def checksum(self) -> str:
+        """SHA-256 of the file's bytes; of names and checksums where there are several files."""
+        if self._checksum is None:
+            self._checksum = _checksum(self._files, self._folder)
+        return self._checksum
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        """Rows are numbered through all files."""
+        sizes = [path.stat().st_size if path.exists() else 0 for path in self._files]
+        before, behind = 0, 0
+        for path, size in zip(self._files, sizes, strict=True):
+
+            def reached(share: float, behind: int = behind, size: int = size) -> None:
+                self._done = (behind + share * size) / (sum(sizes) or 1)
+
+            rows = raw_rows(path, max(0, start - before), reached)
+            while True:
+                try:
+                    number, row = next(rows)
+                except StopIteration as end:
+                    before, behind = before + end.value, behind + size
+                    break
+                yield before + number, row
+        self._done = 1.0
+
+    def fraction(self) -> float | None:
+        """By bytes."""
+        return self._done
+
+
+class TextCorpus:
+    """A folder of .txt and .md files: one document each, its title the file's name, its id the path in the folder."""
+
+    def __init__(self, name: str, folder: Path, files: Sequence[Path]) -> None:
+        """Name the files, in order; nothing is read."""
+        self.name = name
+        self.total = len(files)
+        self._folder = folder
+        self._files = files
+        self._done = 0
+
+    def checksum(self) -> str:
+        """SHA-256 of names and checksums."""
+        return _checksum(self._files, self._folder)
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        """{"id", "title", "text"}; bytes that are not UTF-8 are replaced."""
+        for number, path in enumerate(self._files[start:], start + 1):
+            self._done = number
+            try:
+                text = path.read_text(encoding="utf-8-sig", errors="replace")
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+            yield number, {"id": path.relative_to(self._folder).as_posix(), "title": path.stem, "text": text}
+
+    def fraction(self) -> float | None:
+        """By files."""
+        return self._done / (self.total or 1)
+
+
+class GivenCorpus:
+    """Passages at hand."""
+
+    def __init__(self, name: str, passages: Sequence[Passage]) -> None:
+        self.name = name
+        self.total = len(passages)
+        self._passages = passages
+        self._done = 0
+
+    def checksum(self) -> str:
+        """SHA-256 of ids and contents."""
+        digest = hashlib.sha256()
+        for passage in self._passages:
+            digest.update(json.dumps([passage.id, passage.contents]).encode() + b"\n")
+        return digest.hexdigest()
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        """{"id", "contents"}."""
+        for number in range(start, len(self._passages)):
+            passage = self._passages[number]
+            self._done = number + 1
+            yield self._done, {"id": passage.id, "contents": passage.contents}
+
+    def fraction(self) -> float | None:
+        """By passages."""
+        return self._done / (self.total or 1)
+
+
+class HubCorpus:
+    """A split of a data set on the Hub, streamed."""
+
+    def __init__(self, name: str, repository: str, split: str, commit: str) -> None:
+        self.name = name
+        self._commit = commit
+        try:
+            import datasets
+
+            self._rows = datasets.load_dataset(repository, split=split, revision=commit, streaming=True)
+            known = (self._rows.info.splits or {}).get(split)
+        except Exception as error:  # as many types as there are libraries below
+            raise _hub_failure(name, error) from error
+        self.total: int | None = known.num_examples if known else None
+        self._done = 0
+
+    def checksum(self) -> str:
+        """The commit."""
+        return self._commit
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        """As the data set has them."""
+        try:
+            for number, row in enumerate(self._rows.skip(start), start + 1):
+                self._done = number
+                yield number, row
+        except Exception as error:
+            raise _hub_failure(self.name, error) from error
+
+    def fraction(self) -> float | None:
+        """By rows, where their number is known."""
+        return self._done / self.total if self.total else None
+
+
+def open_corpus(spec: str) -> CorpusSource:
+    """A corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
+
+    Args:
+        spec: a .jsonl(.gz, .zst), .json or .parquet file; a folder of such files, or of .txt and .md files;
+            `hub:OWNER/NAME[@REVISION][:FILE_OR_SPLIT]` (split train where nothing is said); a name of `KNOWN_CORPORA`;
+            or `hotpotqa`, `2wikimultihopqa`, `musique` (`:SPLIT` behind it), whose questions carry their paragraphs.
 
     Raises:
-        DataError: at once where the file cannot be read; at the end, after the last good passage, where rows have
-            no contents, no id, an id that came before, or are not JSON. A reader that keeps what it was given has to
-            read to the end first.
+        DataError: there is no such corpus, or the Hub cannot be used.
     """
-    path = Path(path)
-    problems = RowProblems(str(path))
-    seen: set[str] = set()
-    for number, row in read_rows(path, problems):
-        row_id, contents = text_id(row.get("id")), passage_contents(row)
-        if contents is None:
-            problems.add("contents missing or empty", number)
-        elif row_id is None:
-            problems.add("id missing or empty", number)
-        elif row_id in seen:
-            problems.add("duplicate id", number, row_id)
-        else:
-            seen.add(row_id)
-            yield Passage(row_id, contents)
-    problems.check("Repair or remove these rows; a passage has an id of its own and contents (or title and text).")
-    if not seen:
-        raise DataError(f"{path}: no passages in it")
+    path = Path(spec).expanduser()
+    if spec.startswith("hub:"):
+        return _open_hub(spec)
+    if path.is_dir():
+        return _open_folder(path)
+    if path.is_file() or spec.lower().endswith(SUFFIXES):
+        if not path.exists():
+            raise DataError(f"{path}: file not found")
+        return FileCorpus(path.name, [path])
+    if spec in KNOWN_CORPORA:
+        hub, passages = KNOWN_CORPORA[spec]
+        return _open_hub(hub, name=spec, total=passages)
+    name, _, split = spec.partition(":")
+    if name in PARAGRAPH_CORPORA:
+        return GivenCorpus(spec, paragraph_corpus(load_questions(name, split=split or None)))
+    names = [*KNOWN_CORPORA, *PARAGRAPH_CORPORA]
+    near = difflib.get_close_matches(spec, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise DataError(
+        f"corpus {quoted(spec)} is neither a file nor a folder nor a known name; {hint}Known: {', '.join(names)}, "
+        f"hub:OWNER/NAME, a folder, or a path that ends in {', '.join(SUFFIXES)}"
+    )
 
 
 def passage_contents(row: Mapping[str, Any]) -> str | None:
@@ -48,14 +256,62 @@ def passage_contents(row: Mapping[str, Any]) -> str | None:
     return valid_unicode(contents) if isinstance(contents, str) and contents.strip() else None
 
 
-def corpus_checksum(path: Path | str) -> str:
-    """SHA-256 of the file's bytes, in hex.
+def _open_folder(folder: Path) -> CorpusSource:
+    """Files with rows where there are any, else texts; hidden files and folders are none of the corpus."""
+    paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    shown = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
+    name = valid_unicode(folder.resolve().name)
+    rows = [folder / path for path in shown if path.name.lower().endswith(SUFFIXES)]
+    texts = [folder / path for path in shown if path.name.lower().endswith(_TEXTS)]
+    if rows:
+        return FileCorpus(name, rows, folder=folder)
+    if texts:
+        return TextCorpus(name, folder, texts)
+    raise DataError(f"{folder}: no corpus in it; a folder needs files that end in {', '.join((*SUFFIXES, *_TEXTS))}")
 
-    Raises:
-        DataError: the file cannot be read.
-    """
+
+def _open_hub(spec: str, *, name: str | None = None, total: int | None = None) -> CorpusSource:
+    found = _HUB.fullmatch(spec)
+    if found is None:
+        raise DataError(f"corpus {quoted(spec)}: write hub:OWNER/NAME, hub:OWNER/NAME@REVISION:FILE or :SPLIT")
+    repository, commit, item = found["repository"], found["revision"], found["item"] or "train"
+    is_file = item.lower().endswith(SUFFIXES)
+    import huggingface_hub
+
     try:
-        with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        # A split is streamed, which needs the Hub; a file may be in its cache.
+        if not (is_file and huggingface_hub.is_offline_mode()):
+            about = huggingface_hub.HfApi().dataset_info(repository, revision=commit, timeout=_HUB_TIMEOUT_S)
+            commit = about.sha
+        if is_file:
+            path = Path(huggingface_hub.hf_hub_download(repository, item, repo_type="dataset", revision=commit))
+            commit = path.parts[-1 - len(Path(item).parts)]  # .../snapshots/COMMIT/FILE
+    except Exception as error:  # offline mode, sockets, HTTP statuses: types of their own, from three libraries
+        raise _hub_failure(spec, error) from error
+    found_as = name or f"hub:{repository}@{commit}:{item}"
+    if is_file:
+        return FileCorpus(found_as, [path], checksum=f"{commit}:{item}", total=total)
+    return HubCorpus(found_as, repository, item, str(commit))
+
+
+def _hub_failure(spec: str, error: Exception) -> DataError:
+    why = f"{type(error).__name__}: {quoted(error)}"
+    return DataError(
+        f"corpus {quoted(spec)} has to be fetched from the Hub, which cannot be used ({why}); download it and give the "
+        "file, set HF_HUB_OFFLINE=1 to read a cached copy, or try again: what was read stays"
+    )
+
+
+def _checksum(files: Sequence[Path], folder: Path | None) -> str:
+    """Of one file its SHA-256; of those of a folder that of their names and checksums."""
+    digests = []
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    if folder is None:
+        return digests[0]
+    names = [path.relative_to(folder).as_posix() for path in files]
+    return hashlib.sha256(json.dumps([names, digests]).encode()).hexdigest()

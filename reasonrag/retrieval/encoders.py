@@ -3,15 +3,243 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.errors import ConfigError
+from reasonrag.retrieval.encoder_families import POOLINGS, Family, find_family
+from reasonrag.retrieval.encoder_files import EncoderFiles, find_files
 from reasonrag.text import normalize_answer, one_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[np.float32]
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_LOADING = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError)
+
+
+class TextEncoder(Protocol):
+    """Makes vectors of texts, so that a query lies close to the passages that answer it. One thread at a time."""
+
+    @property
+    def name(self) -> str:
+        """Hub id, or name of a folder."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """What opens it again on this machine: Hub id, or path of a folder."""
+        ...
+
+    @property
+    def dims(self) -> int:
+        """Numbers in a vector."""
+        ...
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """All that decides the vectors but rounding: checksum, pooling, prefixes, ...; no path, the same everywhere."""
+        ...
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """`[n, dims]` float32, rows of length 1."""
+        ...
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """`[n, dims]` float32, rows of length 1."""
+        ...
+
+    def count_cut(self, passages: Sequence[str]) -> int:
+        """How many of these passages are longer than what the model reads, so that their end does not count."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """How a model reads; None is what the model says itself, then what its family does.
+
+    Args:
+        family: a key of `encoder_families.FAMILIES`; `auto` goes by the model's name, `own` by its files alone.
+        dtype: float32, bfloat16 or float16, of weights and sums; vectors are float32 in any case.
+        max_tokens: what goes beyond is cut.
+        query_prefix: in front of a query.
+        passage_prefix: in front of a passage.
+        pooling: mean, cls or lasttoken. A model that says itself how it pools is only taken with this very pooling.
+    """
+
+    family: str = "auto"
+    dtype: str = "float32"
+    max_tokens: int | None = None
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
+    pooling: str | None = None
+
+
+def open_text_encoder(
+    name_or_path: str,
+    *,
+    family: str = "auto",
+    revision: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    batch_size: int = 32,
+    max_tokens: int | None = None,
+    query_prefix: str | None = None,
+    passage_prefix: str | None = None,
+    pooling: str | None = None,
+    trust_remote_code: bool = False,
+) -> SentenceTransformerEncoder:
+    """A sentence-transformers model, or plain transformers weights with their family's pooling.
+
+    All vectors are brought to length 1, as the families here are trained for; a model that was trained for products of
+    vectors of any length (Contriever, DPR, `*-dot-*`) finds less than it could. Encoding on several devices runs
+    through sentence-transformers' own pool of processes and is not part of our tests.
+
+    Args:
+        name_or_path: Hub id or folder.
+        family: see EncoderSettings, as the others that are not here.
+        revision: branch, tag or commit on the Hub.
+        device: of torch, such as cuda:0; several (cuda:0,cuda:1) share out the passages; None takes the best one.
+        dtype: None is float32.
+        batch_size: texts that the model reads at once.
+        max_tokens: see EncoderSettings.
+        query_prefix: see EncoderSettings.
+        passage_prefix: see EncoderSettings.
+        pooling: see EncoderSettings.
+        trust_remote_code: run Python code that comes with the model.
+
+    Raises:
+        ConfigError: sentence-transformers is missing, there is no such model, or nothing says how it pools.
+    """
+    settings = EncoderSettings(family, dtype or "float32", max_tokens, query_prefix, passage_prefix, pooling)
+    if find_spec("sentence_transformers") is None:
+        raise ConfigError(
+            f"encoder {name_or_path!r} needs sentence-transformers, which is not installed; "
+            "pip install 'reasonrag[dense]', or take the encoder lexical"
+        )
+    if settings.dtype not in _DTYPES:
+        raise ConfigError(f"encoder dtype {settings.dtype!r} is none of {', '.join(_DTYPES)}")
+    files = find_files(name_or_path, revision=revision)
+    devices = device.split(",") if device else [None]
+    family, known = find_family(family, files.name, str(files.document("config.json").get("_name_or_path", "")))
+    model = _load(files, settings, known, devices[0], trust_remote_code)
+    return SentenceTransformerEncoder(model, files, settings, family, devices=devices, batch_size=batch_size)
+
+
+class SentenceTransformerEncoder:
+    """A `TextEncoder` on sentence-transformers; `open_text_encoder` opens one."""
+
+    def __init__(
+        self,
+        model: Any,
+        files: EncoderFiles,
+        settings: EncoderSettings,
+        family: str,
+        *,
+        devices: Sequence[str | None],
+        batch_size: int,
+    ) -> None:
+        """Decide on prefixes and length, and read the files once more for their checksum."""
+        _, known = find_family(family)
+        self._model = model
+        self._batch_size = batch_size
+        self._devices = devices
+        self._pool: Any = None
+        own = _own_prompts(model)
+        self._prefixes = {
+            "query": _first(settings.query_prefix, own.get("query"), known.query_prefix if known else ""),
+            "passage": _first(settings.passage_prefix, own.get("passage"), known.passage_prefix if known else ""),
+        }
+        self._max_tokens = _limit(model, files, settings.max_tokens, known)
+        self.name = files.name
+        self.location = files.name if files.revision else str(files.folder.resolve())
+        self.dims = int(model.get_embedding_dimension())
+        self.identity: Mapping[str, str] = {
+            "name": files.name,
+            "revision": files.revision,
+            "checksum": files.checksum(),
+            "family": family,
+            "pooling": _pooling(model),
+            "query_prefix": self._prefixes["query"],
+            "passage_prefix": self._prefixes["passage"],
+            "max_tokens": str(self._max_tokens),
+            "dtype": settings.dtype,
+        }
+
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """`[n, dims]` float32, rows of length 1. Always on the first device."""
+        return self._encode(texts, self._prefixes["query"])
+
+    def encode_passages(self, texts: Sequence[str]) -> Vectors:
+        """`[n, dims]` float32, rows of length 1. Several devices take a share each, in a process of their own."""
+        if len(self._devices) > 1 and self._pool is None:
+            self._pool = self._model.start_multi_process_pool(list(self._devices))
+        return self._encode(texts, self._prefixes["passage"], pool=self._pool)
+
+    def count_cut(self, passages: Sequence[str]) -> int:
+        """How many of these passages are longer than what the model reads."""
+        prefix = self._prefixes["passage"]
+        # A token holds one character at least: most passages need no tokenizer to be known as short enough.
+        long = [prefix + text for text in passages if len(prefix) + len(text) > self._max_tokens - 8]
+        if not long:
+            return 0
+        ids = self._model.tokenizer(long, truncation=False, padding=False, verbose=False)["input_ids"]
+        return sum(len(found) > self._max_tokens for found in ids)
+
+    def close(self) -> None:
+        """End the processes of several devices; a single one has none."""
+        if self._pool is not None:
+            self._model.stop_multi_process_pool(self._pool)
+            self._pool = None
+
+    def _encode(self, texts: Sequence[str], prefix: str, *, pool: Any = None) -> Vectors:
+        import numpy as np
+
+        if not texts:
+            return np.empty((0, self.dims), np.float32)
+        found = self._model.encode(
+            list(texts),
+            prompt=prefix,
+            batch_size=self._batch_size,
+            pool=pool,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+        )
+        vectors = np.asarray(found, dtype=np.float32)
+        # Rows of half precision are of length 1 to three digits only.
+        length = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit: Vectors = np.divide(vectors, length, out=vectors, where=length > 0)
+        return unit
+
+
+def identity_checksum(identity: Mapping[str, str]) -> str:
+    """SHA-256 over all of an encoder that decides its vectors: not over its name, its family and its commit."""
+    deciding = {key: value for key, value in identity.items() if key not in ("name", "family", "revision")}
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def differences(built: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """What makes two encoders different, for people; "" where nothing does.
+
+    >>> differences({"name": "a", "pooling": "cls"}, {"name": "b", "pooling": "mean"})
+    "pooling 'cls', not 'mean'"
+    """
+    keys = [key for key in built if key not in ("name", "family", "revision") and built[key] != found.get(key)]
+    shown = {key: (built[key], found.get(key, "")) for key in keys}
+    if "checksum" in shown:
+        shown["checksum"] = (built["checksum"][:12], found.get("checksum", "")[:12])
+    return ", ".join(f"{key} {one!r}, not {other!r}" for key, (one, other) in shown.items())
 
 
 class LexicalEncoder:
@@ -36,45 +264,118 @@ class LexicalEncoder:
 
 
 class SentenceEncoder:
-    """A sentence-transformers model. One thread encodes, one call after another, each in batches."""
+    """The queries' side of a `TextEncoder` for code on an event loop. One thread encodes, one call after another."""
 
-    def __init__(self, name: str, *, batch_size: int = 64) -> None:
-        """Load the model.
-
-        Args:
-            name: Hub id or folder.
-            batch_size: texts that the model reads at once.
-
-        Raises:
-            ConfigError: sentence-transformers is not installed, or there is no such model.
-        """
-        if find_spec("sentence_transformers") is None:
-            raise ConfigError(
-                f"encoder {name!r} needs sentence-transformers, which is not installed; "
-                "pip install 'reasonrag[dense]', or take the encoder lexical"
-            )
-        try:
-            self._model: Any = import_module("sentence_transformers").SentenceTransformer(name)
-        except (OSError, ValueError, ImportError) as error:
-            raise ConfigError(f"encoder {name!r} cannot be loaded ({one_line(str(error))[:200]})") from error
-        self._batch_size = batch_size
+    def __init__(self, encoder: TextEncoder) -> None:
+        """Take an open encoder."""
+        self._encoder = encoder
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
-        """`[n][d]`, as the model gives them."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, list(texts))
-
-    def _encode(self, texts: list[str]) -> list[list[float]]:
-        if not texts:
-            return []
-        found = self._model.encode(texts, batch_size=self._batch_size, show_progress_bar=False)
-        return [[float(value) for value in vector] for vector in found]
+        """`[n][dims]`, each of length 1."""
+        loop = asyncio.get_running_loop()
+        vectors = await loop.run_in_executor(self._thread, self._encoder.encode_queries, list(texts))
+        found: list[list[float]] = vectors.tolist()
+        return found
 
 
 def open_encoder(spec: str) -> LexicalEncoder | SentenceEncoder:
-    """`lexical`, or the sentence-transformers model of that name or folder.
+    """`lexical`, or the encoder of that name or folder: the one that the passages are found with.
 
     Raises:
         ConfigError: it cannot be opened.
     """
-    return LexicalEncoder() if spec == "lexical" else SentenceEncoder(spec)
+    return LexicalEncoder() if spec == "lexical" else SentenceEncoder(open_text_encoder(spec))
+
+
+def _load(
+    files: EncoderFiles, settings: EncoderSettings, family: Family | None, device: str | None, trust_remote_code: bool
+) -> Any:
+    """The model with its modules: its own, or those of its family around plain weights."""
+    library = import_module("sentence_transformers")
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    weights = {**options, "dtype": settings.dtype}
+    try:
+        with _no_bars():
+            if files.has_modules():
+                model = library.SentenceTransformer(
+                    str(files.folder), device=device, model_kwargs={"dtype": settings.dtype}, **options
+                )
+                _check_pooling(files, model, settings.pooling)
+                return model
+            pooling = _family_pooling(files, settings.pooling, family)
+            modules = import_module("sentence_transformers.sentence_transformer.modules")
+            body = modules.Transformer(
+                str(files.folder), model_kwargs=weights, config_kwargs=options, processor_kwargs=options
+            )
+            pool = modules.Pooling(body.get_embedding_dimension(), pooling)
+            return library.SentenceTransformer(modules=[body, pool, modules.Normalize()], device=device)
+    except _LOADING as error:
+        raise ConfigError(f"encoder {files.name!r} cannot be loaded ({one_line(str(error))[:200]})") from error
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which would stand among our own."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _check_pooling(files: EncoderFiles, model: Any, wanted: str | None) -> None:
+    found = _pooling(model)
+    if wanted is not None and wanted != found:
+        raise ConfigError(
+            f"encoder {files.name!r} says itself that it pools by {found}, not by {wanted}; leave the pooling out, or "
+            "take its modules.json away"
+        )
+
+
+def _family_pooling(files: EncoderFiles, wanted: str | None, family: Family | None) -> str:
+    pooling = wanted or (family.pooling if family else None)
+    if pooling not in POOLINGS:
+        found = f"has no pooling {pooling!r}" if pooling else "has no modules.json and is of no known family"
+        raise ConfigError(
+            f"encoder {files.name!r} {found}, so nothing says how one vector is made of its tokens'; name its family, "
+            f"or a pooling: {', '.join(POOLINGS)}"
+        )
+    return pooling
+
+
+def _pooling(model: Any) -> str:
+    """As the model's modules do it; "none" where a module gives one vector in another way."""
+    for module in model:
+        mode = getattr(module, "pooling_mode", None)
+        if mode is not None:
+            return mode if isinstance(mode, str) else "+".join(mode)
+    return "none"
+
+
+def _own_prompts(model: Any) -> dict[str, str]:
+    """The prefixes that a model's own files give. An empty one says nothing: every saved model has those."""
+    prompts = model.prompts or {}
+    passage = prompts.get("document") or prompts.get("passage")
+    return {name: text for name, text in (("query", prompts.get("query")), ("passage", passage)) if text}
+
+
+def _first(*found: str | None) -> str:
+    return next((text for text in found if text is not None), "")
+
+
+def _limit(model: Any, files: EncoderFiles, wanted: int | None, family: Family | None) -> int:
+    """Tokens that the model reads of a text; sets it in the model."""
+    places = files.document("config.json").get("max_position_embeddings")
+    known = [limit for limit in (model.max_seq_length, places) if isinstance(limit, int) and 0 < limit < 1 << 30]
+    if not files.has_modules() and family:
+        known.append(family.max_tokens)
+    longest = min(known, default=family.max_tokens if family else 512)
+    if wanted is not None and not 8 <= wanted <= longest:
+        raise ConfigError(f"encoder {files.name!r} reads 8 to {longest} tokens of a text, not {wanted}")
+    model.max_seq_length = wanted or longest
+    return int(model.max_seq_length)

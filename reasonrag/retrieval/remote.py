@@ -9,10 +9,12 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.errors import ConfigError, RetrievalError
 from reasonrag.questions import passage_id, quoted, text_id
+from reasonrag.retrieval.bearer import TOKEN_ENV, read_token
 from reasonrag.retrieval.corpus import passage_contents
 from reasonrag.text import valid_unicode
 from reasonrag.types import Passage
@@ -22,25 +24,42 @@ if TYPE_CHECKING:
     from yarl import URL
 
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 10.0
-
-
-class _Retry(Exception):
-    """One attempt failed in a way that another may not."""
-
-    def __init__(self, what: str, cause: str, wait_s: float = 0.0) -> None:
-        super().__init__(what)
-        self.cause = cause
-        self.wait_s = wait_s
-
-
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+_AVOIDED_S = 10.0  # after a failure, while others answer
 _CHECK_TIMEOUT_S = 10.0
 
 
-class RemoteRetriever:
-    """Asks one of several equal servers; another one is tried when it fails.
+class _Retry(Exception):
+    """One attempt failed in a way that another may not.
 
-    Belongs to the event loop of its first search until `aclose`.
+    `counts` is whether it is one of `max_retries`: a server that cannot be reached or says when to come back is
+    restarting or busy, and is waited for.
+    """
+
+    def __init__(self, what: str, cause: str, *, wait_s: float = 0.0, counts: bool = True) -> None:
+        super().__init__(what)
+        self.cause = cause
+        self.wait_s = wait_s
+        self.counts = counts
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    url: URL
+    in_flight: int = 0
+    avoid_until: float = 0.0  # it failed: others go first
+    closed_until: float = 0.0  # it said so in Retry-After
+
+    @property
+    def name(self) -> str:
+        """For messages: a URL may hold a password."""
+        return f"{self.url.host}:{self.url.port}"
+
+
+class RemoteRetriever:
+    """Asks several equal servers: always the one with the least to do, another one when it fails.
+
+    A server that restarts is waited for. Belongs to the event loop of its first search until `aclose`.
     """
 
     def __init__(
@@ -51,32 +70,39 @@ class RemoteRetriever:
         max_retries: int = 5,
         deadline_s: float = 300.0,
         concurrency: int = 64,
+        max_queries: int = 256,
         identity: str = "remote",
+        token_env: str = TOKEN_ENV,
     ) -> None:
         """Name the servers; nothing is sent before the first search.
 
         Args:
             urls: of servers with the same corpus and index. `/retrieve` is added where a URL has no path.
             timeout_s: of one request.
-            max_retries: after the first attempt; each goes to the next server.
-            deadline_s: of one search with all its retries and waits.
+            max_retries: of a request after failures of a server that is there. Those of connecting to it, and replies
+                that say when to come back, are retried until the deadline.
+            deadline_s: of one request with all its retries and waits.
             concurrency: requests in flight at most.
+            max_queries: in one request; more are asked in several at the same time.
             identity: names corpus and index in fingerprints. Change it when the servers get others: nothing else can
                 tell, as the same server may move and another corpus may answer under the same URL.
+            token_env: environment variable whose value, where it is set, is sent as a bearer token.
 
         Raises:
-            ConfigError: no URL, or one that is not http(s).
+            ConfigError: no URL, one that is not http(s), or a token that cannot stand in a header.
         """
-        self._urls = [_endpoint(url) for url in ([urls] if isinstance(urls, str) else urls)]
-        if not self._urls:
+        self._servers = [_Server(_endpoint(url)) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self._servers:
             raise ConfigError("a remote retriever needs the URL of at least one server")
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._deadline_s = deadline_s
         # A limit of the connection pool would count the wait for a connection as part of the request's time.
         self._slots = asyncio.Semaphore(concurrency)
+        self._max_queries = max_queries
         self._identity = identity
-        self._server = 0  # the one that answered last, or the next to try
+        token = read_token(token_env)
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -94,10 +120,16 @@ class RemoteRetriever:
                 queries.
         """
         asked = [valid_unicode(query) for query in queries if query.strip()]
-        if not asked:
-            return [() for _ in queries]
-        reply = await self._ask(_payload(asked, top_k), len(asked))
-        rankings = iter(reply)
+        starts = range(0, len(asked), self._max_queries)
+        requests = [
+            asyncio.ensure_future(self._ask(asked[start : start + self._max_queries], top_k)) for start in starts
+        ]
+        try:
+            replies = await asyncio.gather(*requests)
+        finally:
+            for request in requests:
+                request.cancel()
+        rankings = (ranking for reply in replies for ranking in reply)
         return [next(rankings)[:top_k] if query.strip() else () for query in queries]
 
     async def check(self) -> None:
@@ -107,9 +139,9 @@ class RemoteRetriever:
             RetrievalError: none does.
         """
         failures = []
-        for url in self._urls:
+        for server in self._servers:
             try:
-                _rankings(await self._post(url, _payload(["check"], 1), min(self._timeout_s, _CHECK_TIMEOUT_S)), 1)
+                _rankings(await self._post(server, _payload(["check"], 1), min(self._timeout_s, _CHECK_TIMEOUT_S)), 1)
             except _Retry as failure:
                 failures.append(str(failure))
             else:
@@ -122,61 +154,90 @@ class RemoteRetriever:
         if session is not None:
             await session.close()
 
-    async def _ask(self, payload: Mapping[str, Any], count: int) -> list[tuple[Passage, ...]]:
-        """Try, wait, try the next server, until an attempt succeeds or retries or time are used up."""
+    async def _ask(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
+        """Try, try another server, wait, until an attempt succeeds or retries or time are used up."""
+        payload = _payload(queries, top_k)
         give_up_at = time.monotonic() + self._deadline_s
-        for attempt in range(self._max_retries + 1):
-            server = self._server
-            left_s = give_up_at - time.monotonic()
+        attempts = counted = 0
+        while True:
             try:
-                return _rankings(await self._post(self._urls[server], payload, min(self._timeout_s, left_s)), count)
+                async with self._slots:
+                    return await self._attempt(self._next_server(), payload, len(queries), give_up_at)
             except _Retry as error:
                 failure = error
-            # Others may have moved on from the failing server while this request was waiting for it.
-            if self._server == server:
-                self._server = (server + 1) % len(self._urls)
-            wait_s = max(failure.wait_s, self._backoff_s(attempt))
-            if attempt == self._max_retries or time.monotonic() + wait_s >= give_up_at:
+            attempts += 1
+            counted += failure.counts
+            wait_s = self._wait_s(attempts)
+            if counted > self._max_retries or time.monotonic() + wait_s >= give_up_at:
                 break
             await asyncio.sleep(wait_s)
         raise RetrievalError(
-            f"no retrieval server answered in {attempt + 1} attempts; last: {failure}", cause=failure.cause
+            f"no retrieval server answered in {attempts} attempts; last: {failure}", cause=failure.cause
         ) from failure
 
-    def _backoff_s(self, attempt: int) -> float:
-        """No wait while there are servers that have not been tried, then doubling, with full jitter."""
-        rounds = (attempt + 1) // len(self._urls)
-        if not rounds:
-            return 0.0
-        longest = min(_FIRST_WAIT_S * 2.0 ** min(rounds - 1, 30), _LONGEST_WAIT_S)
-        return random.uniform(longest / 2, longest)
+    def _next_server(self) -> _Server:
+        """The one with the least to do among those that work, in turn; failing that, the first to be tried again."""
+        now = time.monotonic()
+        # In turn: of equal ones `min` takes the first, so whoever was taken goes to the end.
+        chosen = min(self._servers, key=lambda s: (max(s.closed_until - now, 0), s.avoid_until > now, s.in_flight))
+        self._servers.remove(chosen)
+        self._servers.append(chosen)
+        return chosen
 
-    async def _post(self, url: URL, payload: Mapping[str, Any], timeout_s: float) -> bytes:
+    def _wait_s(self, attempts: int) -> float:
+        """No wait while a server is left that works; else what Retry-After says, or doubling with jitter."""
+        now = time.monotonic()
+        if any(max(server.avoid_until, server.closed_until) <= now for server in self._servers):
+            return 0.0
+        rounds = attempts // len(self._servers)
+        longest = min(_FIRST_WAIT_S * 2.0 ** min(rounds - 1, 30), _LONGEST_WAIT_S)
+        return max(random.uniform(longest / 2, longest), min(server.closed_until for server in self._servers) - now)
+
+    async def _attempt(
+        self, server: _Server, payload: Mapping[str, Any], count: int, give_up_at: float
+    ) -> list[tuple[Passage, ...]]:
+        left_s = max(give_up_at - time.monotonic(), 0.001)  # 0 would be no limit
+        server.in_flight += 1
+        try:
+            rankings = _rankings(await self._post(server, payload, min(self._timeout_s, left_s)), count)
+        except _Retry as failure:
+            now = time.monotonic()
+            server.avoid_until, server.closed_until = now + _AVOIDED_S, now + failure.wait_s
+            raise
+        finally:
+            server.in_flight -= 1
+        server.avoid_until = server.closed_until = 0.0
+        return rankings
+
+    async def _post(self, server: _Server, payload: Mapping[str, Any], timeout_s: float) -> bytes:
         import aiohttp
 
-        # A URL may hold a password: messages name host and port alone.
-        server = f"{url.host}:{url.port}"
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, 10.0))
-            async with self._slots, self._open_session().post(url, json=payload, timeout=timeout) as response:
+            async with self._open_session().post(server.url, json=payload, timeout=timeout) as response:
                 body = await response.read()
+        except aiohttp.ConnectionTimeoutError:
+            raise _Retry(f"{server.name} cannot be reached", "connection", counts=False) from None
         except TimeoutError:
-            raise _Retry(f"{server} gave no reply in {timeout_s:.1f} s", "timeout") from None
+            raise _Retry(f"{server.name} gave no reply in {timeout_s:.1f} s", "timeout") from None
         except aiohttp.ClientError as error:
-            raise _Retry(f"{server} cannot be spoken to ({type(error).__name__})", "connection") from None
+            what = f"{server.name} cannot be spoken to ({type(error).__name__})"
+            raise _Retry(what, "connection", counts=not isinstance(error, aiohttp.ClientConnectorError)) from None
         if response.status in _RETRIED:
             wait_s = _retry_after_s(response.headers.get("Retry-After"))
-            raise _Retry(f"{server} says HTTP {response.status}", f"http_{response.status}", wait_s)
+            what = f"{server.name} says HTTP {response.status}"
+            raise _Retry(what, f"http_{response.status}", wait_s=wait_s or 0.0, counts=wait_s is None)
         if response.status != 200:
             shown = quoted(body[:200].decode(errors="replace"))
-            raise RetrievalError(f"{server} refuses: HTTP {response.status} {shown}", cause=f"http_{response.status}")
+            what = f"{server.name} refuses: HTTP {response.status} {shown}"
+            raise RetrievalError(what, cause=f"http_{response.status}")
         return body
 
     def _open_session(self) -> aiohttp.ClientSession:
         import aiohttp
 
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
         return self._session
 
 
@@ -197,9 +258,9 @@ def _endpoint(url: str) -> URL:
     return parsed.with_path("/retrieve") if parsed.path in ("", "/") else parsed
 
 
-def _retry_after_s(header: str | None) -> float:
-    """Seconds of a Retry-After header; 0 where there is none or it is a date."""
-    return float(header) if header is not None and header.strip().isdecimal() else 0.0
+def _retry_after_s(header: str | None) -> float | None:
+    """Seconds of a Retry-After header; None where there is none or it is a date."""
+    return float(header) if header is not None and header.strip().isdecimal() else None
 
 
 def _rankings(body: bytes, count: int) -> list[tuple[Passage, ...]]:

@@ -62,22 +62,28 @@ def test_the_shipped_policy_knows_famous_facts_by_heart_and_no_others():
     assert asyncio.run(share(known=False)) < 0.2
 
 
-@pytest.mark.slow
-def test_training_writes_a_policy_that_loads_and_a_report_of_it(tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A policy of three steps: its folder, the report, the lines. Read only."""
+    out = tmp_path_factory.mktemp("trained") / "policy"
     lines = []
-    report = train_policy(tmp_path / "policy", seed=3, recipe=SMOKE, log=lines.append)
-    assert report == json.loads((tmp_path / "policy" / "training.json").read_text())
-    assert report["sha256"] == checksum(tmp_path / "policy")
+    return out, train_policy(out, seed=3, recipe=SMOKE, log=lines.append), lines
+
+
+@pytest.mark.slow
+def test_training_writes_a_policy_that_loads_and_a_report_of_it(trained):
+    out, report, lines = trained
+    assert report == json.loads((out / "training.json").read_text())
+    assert report["sha256"] == checksum(out)
     assert report["dev"]["temperature 0"]["all"]["n"] == 5
     assert lines
-    llm = TransformersLLM(str(tmp_path / "policy"))
+    llm = TransformersLLM(str(out))
     assert measure(llm, demo_questions("dev", limit=2), temperature=1.0)["all"]["n"] == 2
 
 
 @pytest.mark.slow
-def test_training_twice_with_one_seed_gives_the_same_file(tmp_path):
-    sums = {
-        name: train_policy(tmp_path / name, seed=seed, recipe=SMOKE, log=lambda _: None)["sha256"]
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    }
-    assert sums["a"] == sums["b"] != sums["c"]
+def test_training_twice_with_one_seed_gives_the_same_file(trained, tmp_path):
+    again, other = (
+        train_policy(tmp_path / str(seed), seed=seed, recipe=SMOKE, log=lambda _: None)["sha256"] for seed in (3, 2)
+    )
+    assert trained[1]["sha256"] == again != other

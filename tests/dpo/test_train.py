@@ -15,6 +15,7 @@ from reasonrag.dpo.train import train
 from reasonrag.errors import ConfigError, DataError, Interrupted, RunError
 from reasonrag.runs import lock
 from reasonrag.training.finish import last_checkpoint
+from tests import warmed
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, write_pairs
 
@@ -76,6 +77,8 @@ def child(settings, out, *, kill_at=0, launcher=()):
     script.write_text(CHILD, encoding="utf-8")
     arguments = [json.dumps(settings.model_dump(mode="json")), str(out), str(kill_at)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    if not launcher:
+        return warmed.run(warmed.script, str(script), *arguments, environment=environment)
     command = [sys.executable, *launcher, str(script), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
 

@@ -19,6 +19,7 @@ from reasonrag.llm.base import Sampling
 from reasonrag.policies.extractive import ExtractiveLLM
 from reasonrag.tables import pair_schema, read_shards, tree_schema
 from reasonrag.types import Message, Prompt
+from tests import warmed
 from tests.llm.fake_openai import FakeOpenAI, Fault
 
 REASONRAG = str(Path(sys.executable).with_name("reasonrag"))
@@ -40,8 +41,12 @@ def start(*args: str | Path, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def run(*args: str | Path, timeout_s: float = 120.0, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run `reasonrag` to its end."""
+def run(
+    *args: str | Path, warm: bool = False, timeout_s: float = 120.0, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `reasonrag` to its end, in a new interpreter or in a `warm` one."""
+    if warm:
+        return warmed.run(warmed.reasonrag, *map(str, args), environment=environment(**env), timeout_s=timeout_s)
     child = start(*args, **env)
     return subprocess.CompletedProcess(child.args, *_ended(child, timeout_s))
 
@@ -56,9 +61,11 @@ def _ended(child: subprocess.Popen[str], timeout_s: float) -> tuple[int, str, st
     return child.returncode, stdout, stderr
 
 
-def build(*args: str | Path, timeout_s: float = 120.0, **env: str) -> subprocess.CompletedProcess[str]:
+def build(
+    *args: str | Path, warm: bool = False, timeout_s: float = 120.0, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run `reasonrag build-tree`, which has to succeed."""
-    done = run("build-tree", *args, timeout_s=timeout_s, **env)
+    done = run("build-tree", *args, warm=warm, timeout_s=timeout_s, **env)
     assert done.returncode == 0, f"exit code {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from reasonrag.tables import read_parquet, trajectory_schema
 from tests.e2e import product
 
 pytestmark = pytest.mark.slow
+run = partial(product.run, warm=True)
 SHORT = ("--set", "max_steps=6", "--batch-size", "4")
 
 
@@ -21,7 +23,7 @@ SHORT = ("--set", "max_steps=6", "--batch-size", "4")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the demo policy: 24 questions, a few dozen pairs. Read only."""
     out = tmp_path_factory.mktemp("trained") / "trees"
-    product.build("--preset", "demo", "--limit", "24", "--seed", "3", "--out", out)
+    product.build("--preset", "demo", "--limit", "24", "--seed", "3", "--out", out, warm=True)
     return out
 
 
@@ -29,7 +31,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(trees: Path) -> Path:
     """A policy after six optimizer steps on them. Read only."""
     out = trees.parent / "dpo"
-    done = product.run("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", out)
+    done = run("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", out)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -40,7 +42,7 @@ def read(path: Path) -> Any:
 
 def refused(*args: str | Path) -> str:
     """The last line on stderr of a command that has to be refused."""
-    done = product.run(*args)
+    done = run(*args)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == "" and "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
@@ -59,7 +61,7 @@ def test_training_says_what_it_reads_and_leaves_a_policy_with_its_curves(trees: 
 
 def test_the_same_command_finds_the_training_finished(trees: Path, trained: Path) -> None:
     before = (trained / "model.safetensors").read_bytes()
-    done = product.run("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", trained)
+    done = run("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", trained)
     assert done.returncode == 0 and "finished already" in done.stderr
     assert (trained / "model.safetensors").read_bytes() == before
 
@@ -70,9 +72,7 @@ def test_another_training_in_the_same_folder_is_refused(trees: Path, trained: Pa
 
 
 def test_a_trained_policy_is_asked_as_it_was_trained_without_a_preset(trained: Path, tmp_path: Path) -> None:
-    done = product.run(
-        *("eval", "--dataset", "demo", "--limit", "4", "--policy", f"hf:{trained}", "--out", tmp_path / "eval")
-    )
+    done = run(*("eval", "--dataset", "demo", "--limit", "4", "--policy", f"hf:{trained}", "--out", tmp_path / "eval"))
     assert done.returncode == 0, done.stderr
     figures = read(tmp_path / "eval" / "metrics.json")
     assert (figures["policy"], figures["split"], figures["setting"]) == ("dpo", "test", "t0_s8_k1")
@@ -89,7 +89,7 @@ def test_two_policies_give_a_table_paired_differences_and_a_plot(trained: Path, 
         *("eval", "--preset", "demo", "--limit", "12", "--temperature", "0,1", "--out", out),
         *("--policy", "base=demo", "--policy", f"dpo=hf:{trained}"),
     )
-    done = product.run(*command)
+    done = run(*command)
     assert done.returncode == 0, done.stderr
     assert "base" in done.stdout and "t1_s8_k1" in done.stdout
     figures = read(out / "metrics.json")
@@ -100,7 +100,7 @@ def test_two_policies_give_a_table_paired_differences_and_a_plot(trained: Path, 
     assert (out / "report.md").read_text().startswith("# Evaluation")
     assert (out / "plots" / "em.svg").stat().st_size > 1000
     calls = figures["calls"]
-    again = product.run(*command)
+    again = run(*command)
     assert again.returncode == 0 and ", 0 calls" in again.stderr
     assert read(out / "metrics.json")["calls"] == calls
 
@@ -116,8 +116,8 @@ def test_an_evaluation_that_is_stopped_goes_on_by_the_printed_command(tmp_path: 
     stdout, stderr = child.communicate(timeout=30)
     assert child.returncode == 130 and stdout == "" and "Traceback" not in stderr
     (line,) = [line.strip() for line in stderr.splitlines() if line.strip().startswith("reasonrag eval")]
-    assert product.run(*shlex.split(line)[1:]).returncode == 0
-    assert product.run(*arguments, "--out", whole).returncode == 0
+    assert run(*shlex.split(line)[1:]).returncode == 0
+    assert run(*arguments, "--out", whole).returncode == 0
     first, second = read(out / "metrics.json"), read(whole / "metrics.json")
     assert first["em"] == second["em"] and first["steps"] == second["steps"]
     assert first["calls"]["demo"]["policy"]["calls"] == second["calls"]["demo"]["policy"]["calls"]
@@ -126,7 +126,7 @@ def test_an_evaluation_that_is_stopped_goes_on_by_the_printed_command(tmp_path: 
 def test_a_training_that_is_stopped_goes_on_by_the_printed_command(trees: Path, tmp_path: Path) -> None:
     out = tmp_path / "dpo"
     arguments = ("dpo", "train", "--preset", "demo", "--data", trees, "--batch-size", "2", "--save-steps", "5")
-    child = product.start(*arguments, "--set", "max_steps=400", "--out", out)
+    child = product.start(*arguments, "--set", "max_steps=100", "--out", out)
     product.wait_until(lambda: any((out / "checkpoints").glob("checkpoint-*/trainer_state.json")), timeout_s=90)
     child.send_signal(signal.SIGTERM)
     stdout, stderr = child.communicate(timeout=60)
@@ -135,26 +135,26 @@ def test_a_training_that_is_stopped_goes_on_by_the_printed_command(trees: Path, 
     again = product.start(*shlex.split(line)[1:])
     _, stderr = again.communicate(timeout=120)
     assert again.returncode == 0 and "going on from checkpoint-" in stderr
-    assert read(out / "training.json")["steps"] == 400
+    assert read(out / "training.json")["steps"] == 100
 
 
 def test_whole_trajectories_train_a_policy_too(trees: Path, tmp_path: Path) -> None:
     pairs = tmp_path / "outcome"
-    assert product.run("pairs", trees, "--level", "trajectory", "--out", pairs).returncode == 0
-    done = product.run("dpo", "train", "--preset", "demo", "--data", pairs, *SHORT, "--out", tmp_path / "dpo")
+    assert run("pairs", trees, "--level", "trajectory", "--out", pairs).returncode == 0
+    done = run("dpo", "train", "--preset", "demo", "--data", pairs, *SHORT, "--out", tmp_path / "dpo")
     assert done.returncode == 0, done.stderr
     assert read(tmp_path / "dpo" / "training.json")["steps"] == 6
 
 
 def test_sft_trains_on_the_chosen_steps(trees: Path, tmp_path: Path) -> None:
-    done = product.run("sft", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", tmp_path / "sft")
+    done = run("sft", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", tmp_path / "sft")
     assert done.returncode == 0, done.stderr
     assert read(tmp_path / "sft" / "training.json")["stage"] == "sft"
     assert (tmp_path / "sft" / "reasonrag.yaml").exists()
 
 
 def test_adapters_are_merged_into_a_folder_that_needs_no_peft(trees: Path, tmp_path: Path) -> None:
-    done = product.run(
+    done = run(
         *("dpo", "train", "--preset", "demo", "--method", "lora", "--lora-r", "4", "--merge", "--data", trees),
         *(*SHORT, "--out", tmp_path / "lora"),
     )
@@ -162,7 +162,7 @@ def test_adapters_are_merged_into_a_folder_that_needs_no_peft(trees: Path, tmp_p
     merged = tmp_path / "lora" / "merged"
     assert not list(merged.glob("adapter*")) and (merged / "model.safetensors").exists()
     for name, folder in (("adapter", tmp_path / "lora"), ("merged", merged)):
-        done = product.run(
+        done = run(
             *("eval", "--preset", "demo", "--limit", "8", "--policy", f"{name}=hf:{folder}"),
             *("--out", tmp_path / f"eval-{name}"),
         )
@@ -173,7 +173,9 @@ def test_adapters_are_merged_into_a_folder_that_needs_no_peft(trees: Path, tmp_p
 
 def test_trees_of_a_trained_policy_are_built_with_its_own_settings(trained: Path, tmp_path: Path) -> None:
     product.build(
-        "--dataset", "demo", "--policy", f"hf:{trained}", "--limit", "2", "--iterations", "4", "--out", tmp_path / "r"
+        *("--dataset", "demo", "--policy", f"hf:{trained}", "--limit", "2", "--iterations", "4"),
+        *("--out", tmp_path / "r"),
+        warm=True,
     )
     settings = (tmp_path / "r" / "config.yaml").read_text()
     assert "prompts: brief" in settings and "top_k: 1" in settings
@@ -201,13 +203,11 @@ def test_prompts_that_do_not_fit_are_reported_and_refused(trees: Path, tmp_path:
     with file.open("w") as lines:
         for row in (*rows[:9], {**rows[9], "prompt": long}):
             lines.write(json.dumps(row) + "\n")
-    done = product.run(
-        "dpo", "train", "--preset", "demo", "--data", file, "--max-length", "500", "--out", tmp_path / "out"
-    )
+    done = run("dpo", "train", "--preset", "demo", "--data", file, "--max-length", "500", "--out", tmp_path / "out")
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert "10.0%" in last and "500" in last and "--max-dropped" in last
-    kept = product.run(
+    kept = run(
         *("dpo", "train", "--preset", "demo", "--data", file, "--max-length", "500", "--max-dropped", "0.2"),
         *("--set", "max_steps=2", "--out", tmp_path / "out"),
     )
@@ -227,16 +227,3 @@ def test_a_folder_of_something_else_is_no_evaluation(trees: Path) -> None:
 def test_numbers_of_a_sweep_have_to_be_numbers(tmp_path: Path) -> None:
     line = refused("eval", "--preset", "demo", "--policy", "demo", "--max-steps", "2,x", "--out", tmp_path / "out")
     assert "'2,x'" in line
-
-
-def test_reproduce_says_each_command_and_writes_a_page_next_to_the_papers_table(tmp_path: Path) -> None:
-    scale = ("--seeds", "1", "--questions", "30", "--iterations", "6", "--test-questions", "10", "--max-steps", "3")
-    done = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out", timeout_s=600)
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "out" / "results" / "reasonrag.md").read_text(encoding="utf-8")
-    assert "| `dpo-rollout` - `base` | +12.5 (+9.5) |" in page and "10 held-out questions" in page
-    assert (tmp_path / "out" / "results" / "reasonrag.svg").stat().st_size > 1000
-    commands = [line for line in done.stderr.splitlines() if line.startswith("[")]
-    again = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out")
-    assert again.returncode == 0
-    assert [line.replace("done before:", "$") for line in again.stderr.splitlines() if line.startswith("[")] == commands

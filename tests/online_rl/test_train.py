@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -19,6 +17,7 @@ from reasonrag.online_rl import parts
 from reasonrag.policies import open_llm
 from reasonrag.training.finish import last_checkpoint
 from reasonrag.training.shell import save_policy
+from tests import warmed
 from tests.online_rl import toys
 from tests.online_rl.toys import ROOT, child, farthest, logged, quietly, rollouts, settings, weights
 
@@ -233,7 +232,7 @@ def test_a_judge_that_is_gone_ends_the_training_with_code_2_and_it_goes_on_when_
         "judge.spec": f"python:{TOYS}:DownJudge",
     }
     calls.write_text("12")
-    command = [sys.executable, "-m", "reasonrag", "rl", "train", "--preset", "demo-hiprag", "--out", str(out)]
+    command = ["rl", "train", "--preset", "demo-hiprag", "--out", str(out)]
     for name, value in wanted.items():
         command += ["--set", f"{name}={value}"]
     environment = {
@@ -242,7 +241,7 @@ def test_a_judge_that_is_gone_ends_the_training_with_code_2_and_it_goes_on_when_
         "HF_HUB_OFFLINE": "1",
         "TOY_JUDGE_CALLS": str(calls),
     }
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+    done = warmed.run(warmed.reasonrag, *command, environment=os.environ | environment)
     assert done.returncode == 2, done.stderr[-3000:]
     assert "'unreachable'" in done.stderr and "after 1 retries" in done.stderr
     assert "Traceback" not in done.stderr

@@ -46,6 +46,7 @@ from reasonrag.types import (
     Step,
     Trajectory,
 )
+from tests import warmed
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # of processes of their own
@@ -154,14 +155,14 @@ def child(wanted: RLSettings, out: Path, *, kill_at: int = 0, processes: int = 1
     """The same training in a process, or in several, of its own."""
     script = out.parent / "child.py"
     script.write_text(CHILD, encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)] if processes > 1 else []
-    if launcher:
-        launcher += ["--master_port", str(20000 + os.getpid() % 9999)]
     arguments = [json.dumps(wanted.model_dump(mode="json", exclude_unset=True)), str(out), str(kill_at)]
+    environment = os.environ | ENVIRONMENT
+    if processes == 1:
+        return warmed.run(warmed.script, str(script), *arguments, environment=environment)
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+    launcher += ["--master_port", str(20000 + os.getpid() % 9999)]
     command = [sys.executable, *launcher, str(script), *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | ENVIRONMENT, timeout=600, check=False
-    )
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
 
 
 KILL_AT = 0

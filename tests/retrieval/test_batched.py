@@ -261,3 +261,26 @@ def test_a_lookup_larger_than_the_store_is_answered_all_the_same() -> None:
     batched = BatchedRetriever(inner, store=MemoryStore(2))
     found = asyncio.run(batched.search([f"q{i}" for i in range(5)], 1))
     assert [ranking[0].id for ranking in found] == [f"q{i}" for i in range(5)]
+
+
+def test_a_batch_takes_more_queries_while_it_waits_for_its_turn() -> None:
+    class Gate(EchoRetriever):
+        async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+            found = await super().search(queries, top_k)
+            await opened.wait()
+            return found
+
+    inner = Gate()
+    opened = asyncio.Event()
+    batched = BatchedRetriever(inner, window_s=0, max_batch=8, max_lookups=1)
+
+    async def ask() -> None:
+        searches = []
+        for number in range(10):
+            searches.append(asyncio.create_task(batched.search([f"q{number}"], 1)))
+            await asyncio.sleep(0.01)  # each comes when the window of the one before is over
+        opened.set()
+        assert [rankings[0][0].id for rankings in await asyncio.gather(*searches)] == [f"q{n}" for n in range(10)]
+
+    asyncio.run(ask())
+    assert [len(queries) for queries, _ in inner.calls] == [1, 8, 1]

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import bm25s
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reasonrag.errors import ConfigError, DataError
 from reasonrag.questions import load_questions
 from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.types import Passage
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
@@ -67,6 +72,28 @@ def test_ties_stand_in_the_order_of_the_corpus_whatever_top_k(tmp_path: Path) ->
         assert ids(retriever, ["words"], top_k) == [[str(i) for i in range(min(top_k, 500))]]
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    texts=st.lists(
+        st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8).map(" ".join), min_size=1, max_size=40
+    ),
+    query=st.lists(st.sampled_from("abcdefghi"), min_size=1, max_size=5).map(" ".join),
+    top_k=st.integers(1, 45),
+)
+def test_the_ranking_is_that_of_all_scores_sorted(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], query: str, top_k: int
+) -> None:
+    passages = [Passage(str(row), text) for row, text in enumerate(texts)]
+    whole = bm25s.BM25(k1=1.2, b=0.75, method="lucene", backend="numpy")
+    whole.index([text.split() for text in texts], show_progress=False)
+    words = [word for word in query.split() if word in whole.vocab_dict]
+    scores = whole.get_scores(words) if words else []
+    expected = sorted((-score, row) for row, score in enumerate(scores) if score > 0)[:top_k]
+    retriever = BM25Retriever.open(passages, cache=tmp_path_factory.mktemp("cache"), stemmer=None, stopwords=None)
+    (ranking,) = asyncio.run(retriever.search([query], top_k))
+    assert [(p.id, p.score) for p in ranking] == [(str(row), -score) for score, row in expected]
+
+
 def test_no_top_k_no_passages(retriever: BM25Retriever) -> None:
     assert ids(retriever, ["jaws"], 0) == [[]]
     assert ids(retriever, []) == []
@@ -98,15 +125,24 @@ def test_fingerprint_follows_corpus_and_settings(tmp_path: Path) -> None:
     assert fingerprint() in prints
 
 
+def test_fingerprint_does_not_follow_where_corpus_and_index_lie(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p in PASSAGES)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.jsonl").write_text(rows)
+    one = BM25Retriever.open(tmp_path / "a/a.jsonl", cache=tmp_path / "a/cache")
+    other = BM25Retriever.open(tmp_path / "b/b.jsonl", cache=tmp_path / "b/cache")
+    assert one.fingerprint == other.fingerprint
+
+
 def test_file_and_index_survive_from_one_process_to_the_next(tmp_path: Path) -> None:
     corpus = tmp_path / "c.jsonl"
     corpus.write_text("".join(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p in PASSAGES))
-    first = BM25Retriever.open(corpus, cache=tmp_path / "cache")
-    folder = tmp_path / f"cache/bm25-{first.fingerprint}"
-    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    BM25Retriever.open(corpus, cache=tmp_path / "cache")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
     again = BM25Retriever.open(corpus, cache=tmp_path / "cache")
     assert ids(again, ["twin"]) == [["twin1", "twin2"]]
-    assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
 
 
 def _delete(path: Path) -> None:
@@ -124,34 +160,52 @@ def _flip(path: Path) -> None:
 
 
 FILES = [
-    "data.csc.index.npy",
-    "indices.csc.index.npy",
-    "indptr.csc.index.npy",
-    "manifest.json",
-    "offsets.bin",
-    "params.index.json",
-    "passages.jsonl",
-    "vocab.index.json",
+    "bm25/data.csc.index.npy",
+    "bm25/indices.csc.index.npy",
+    "bm25/indptr.csc.index.npy",
+    "bm25/manifest.json",
+    "bm25/params.index.json",
+    "bm25/vocab.index.json",
+    "passages/manifest.json",
+    "passages/offsets.bin",
+    "passages/passages.jsonl",
 ]
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [_delete, _truncate, _flip])
-def test_a_damaged_cache_is_built_again(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
-    key = BM25Retriever.open(PASSAGES, cache=tmp_path).fingerprint
-    folder = tmp_path / f"bm25-{key}"
-    assert sorted(path.name for path in folder.iterdir()) == FILES
+def test_a_damaged_cache_is_built_again_and_a_damaged_index_is_refused(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    BM25Retriever.open(PASSAGES, cache=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    before = {path.relative_to(folder): path.read_bytes() for path in folder.glob("[!.]*/*")}
     damage(folder / name)
+    with pytest.raises(DataError) as caught:
+        BM25Retriever(IndexFolder(folder))
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
     assert ids(BM25Retriever.open(PASSAGES, cache=tmp_path), ["spielberg", "twin"]) == [["jaws"], ["twin1", "twin2"]]
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    assert before == {path.relative_to(folder): path.read_bytes() for path in folder.glob("[!.]*/*")}
 
 
 def test_an_index_of_other_passages_under_the_same_name_is_not_believed(tmp_path: Path) -> None:
-    key = BM25Retriever.open(PASSAGES, cache=tmp_path / "a").fingerprint
-    other = BM25Retriever.open(PASSAGES[:1], cache=tmp_path / "a").fingerprint
-    (tmp_path / f"a/bm25-{key}").rename(tmp_path / "gone")
-    (tmp_path / f"a/bm25-{other}").rename(tmp_path / f"a/bm25-{key}")
+    BM25Retriever.open(PASSAGES, cache=tmp_path / "a")
+    BM25Retriever.open(PASSAGES[:1], cache=tmp_path / "b")
+    (right,), (wrong,) = (tmp_path / "a").iterdir(), (tmp_path / "b").iterdir()
+    shutil.rmtree(right)
+    wrong.rename(right)
     assert ids(BM25Retriever.open(PASSAGES, cache=tmp_path / "a"), ["twin"]) == [["twin1", "twin2"]]
+
+
+def test_words_and_passages_of_two_corpora_are_not_searched_together(tmp_path: Path) -> None:
+    for name, passages in (("a", PASSAGES), ("b", PASSAGES[::-1])):
+        BM25Retriever.open(passages, cache=tmp_path / name)
+    (one,), (other,) = (tmp_path / "a").iterdir(), (tmp_path / "b").iterdir()
+    shutil.rmtree(one / "bm25")
+    shutil.copytree(other / "bm25", one / "bm25")
+    with pytest.raises(DataError, match="bm25 was built over other passages"):
+        BM25Retriever(IndexFolder(one))
 
 
 def test_a_bad_corpus_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -166,14 +220,14 @@ def test_a_bad_corpus_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot be written to .*file"):
+    with pytest.raises(DataError, match=r"file.* cannot hold an index"):
         BM25Retriever.open(PASSAGES, cache=tmp_path / "file")
 
 
-@pytest.mark.parametrize("settings", [{"stemmer": "klingon"}, {"stopwords": "klingon"}])
-def test_unknown_languages_are_refused(tmp_path: Path, settings: dict[str, str]) -> None:
+@pytest.mark.parametrize("unknown", [{"stemmer": "klingon"}, {"stopwords": "klingon"}])
+def test_unknown_languages_are_refused(tmp_path: Path, unknown: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="klingon"):
-        BM25Retriever.open(PASSAGES, cache=tmp_path, **settings)  # type: ignore[arg-type]
+        BM25Retriever.open(PASSAGES, cache=tmp_path, **unknown)  # type: ignore[arg-type]
 
 
 def test_closing_twice_does_no_harm(retriever: BM25Retriever) -> None:
@@ -205,7 +259,7 @@ def test_processes_that_race_for_one_index_all_end_well(tmp_path: Path, damaged:
     if damaged:
         subprocess.run(command, input="go\n", text=True, check=True, capture_output=True)
         (folder,) = tmp_path.iterdir()
-        _truncate(folder / "passages.jsonl")
+        _truncate(folder / "passages/passages.jsonl")
     racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     for racer in racers:
         assert racer.stdout and racer.stdout.readline() == "ready\n"

@@ -1,75 +1,181 @@
-"""Reading corpus files."""
+"""Corpora by file, folder, address and name."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from reasonrag.errors import DataError
-from reasonrag.retrieval.corpus import corpus_checksum, read_corpus
+from reasonrag.retrieval.corpus import GivenCorpus, open_corpus, passage_contents
 from reasonrag.types import Passage
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA.name} is not beside the repository")
 
-
-def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
-    return path
+ROWS = [{"id": str(i), "contents": f"T{i}\nline\u2028one {i}"} for i in range(7)]
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 
 
-def test_all_kinds_of_file_and_columns_give_the_same_passages(tmp_path: Path) -> None:
+def tar(name: str, data: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        folder = tarfile.TarInfo("data00")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        entry = tarfile.TarInfo(f"data00/{name}")
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def write_all_kinds(folder: Path) -> list[Path]:
     import pyarrow as pa
     import pyarrow.parquet as pq
+    import zstandard
 
-    write(tmp_path / "a.jsonl", {"id": 1, "contents": "T\nx\u2028y"}, {"id": "2", "contents": "U\nz"})
-    write(tmp_path / "b.jsonl", {"id": "1", "title": "T", "text": "x\u2028y"}, {"id": "2", "title": "U", "text": "z"})
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
-    pq.write_table(pa.table({"id": [1, 2], "contents": ["T\nx\u2028y", "U\nz"]}), tmp_path / "d.parquet")
-    for path in tmp_path.iterdir():
-        assert list(read_corpus(path)) == [Passage("1", "T\nx\u2028y"), Passage("2", "U\nz")], path.name
-
-
-def test_unusable_rows_are_named_in_one_line(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.jsonl",
-        {"id": "1", "contents": "x"},
-        {"id": "2", "contents": " "},
-        {"id": "", "contents": "x"},
-        {"id": "1", "contents": "y"},
-        {"id": "5", "title": "only"},
-        [],
-    )
-    with pytest.raises(DataError) as caught:
-        list(read_corpus(path))
-    message = str(caught.value)
-    assert "contents missing or empty in 2 rows (2, 5)" in message
-    assert "id missing or empty in 1 row (3)" in message
-    assert "duplicate id in 1 row (4 '1')" in message
-    assert "not a JSON object in 1 row (6)" in message
-    assert "\n" not in message
+    (folder / "a.jsonl").write_bytes(LINES)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(LINES))
+    half = len(LINES) // 2  # two frames, as parallel writers leave them
+    (folder / "c.jsonl.zst").write_bytes(zstandard.compress(LINES[:half]) + zstandard.compress(LINES[half:]))
+    (folder / "d.json").write_text(json.dumps(ROWS))
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "e.parquet", row_group_size=3)
+    (folder / "f.jsonl.gz").write_bytes(gzip.compress(tar("dump.jsonl", LINES)))
+    return sorted(folder.iterdir())
 
 
-def test_missing_and_empty_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="file not found"):
-        list(read_corpus(tmp_path / "gone.jsonl"))
-    with pytest.raises(DataError, match="cannot be read"):
-        corpus_checksum(tmp_path / "gone.jsonl")
-    with pytest.raises(DataError, match="no passages"):
-        list(read_corpus(write(tmp_path / "empty.jsonl")))
+def test_all_kinds_of_file_give_the_same_rows_from_any_row_on(tmp_path: Path) -> None:
+    for path in write_all_kinds(tmp_path):
+        corpus = open_corpus(str(path))
+        assert corpus.name == path.name
+        assert corpus.checksum() == hashlib.sha256(path.read_bytes()).hexdigest()
+        for start in (0, 1, 3, 6, 7, 9):
+            assert list(corpus.rows(start)) == list(enumerate(ROWS, 1))[start:], (path.name, start)
+        assert corpus.fraction() == 1.0
 
 
-def test_checksum_is_that_of_the_bytes(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", {"id": "1", "contents": "x"})
-    assert corpus_checksum(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+def test_a_folder_of_files_is_one_corpus_in_the_order_of_their_names(tmp_path: Path) -> None:
+    write_all_kinds(tmp_path)
+    (tmp_path / "README.md").write_text("not a passage")
+    (tmp_path / ".hidden.jsonl").write_text("{}")
+    corpus = open_corpus(str(tmp_path))
+    rows = list(corpus.rows())
+    assert rows == list(enumerate(ROWS * 6, 1))
+    for start in (5, 7, 20, 42):
+        assert list(corpus.rows(start)) == rows[start:]
+    before = corpus.checksum()
+    (tmp_path / "a.jsonl").rename(tmp_path / "z.jsonl")
+    assert open_corpus(str(tmp_path)).checksum() != before
+
+
+def test_a_folder_of_texts_has_a_document_for_each(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "Jaws.txt").write_bytes(b"\xef\xbb\xbfA film.\nOf 1975.")
+    (tmp_path / "sub/Ed Wood.md").write_bytes(b"A \xff director.")
+    (tmp_path / "picture.png").write_bytes(b"")
+    corpus = open_corpus(str(tmp_path))
+    assert list(corpus.rows()) == [
+        (1, {"id": "Jaws.txt", "title": "Jaws", "text": "A film.\nOf 1975."}),
+        (2, {"id": "sub/Ed Wood.md", "title": "Ed Wood", "text": "A \N{REPLACEMENT CHARACTER} director."}),
+    ]
+    assert [number for number, _ in corpus.rows(1)] == [2]
+    assert (corpus.total, corpus.fraction()) == (2, 1.0)
+    before = corpus.checksum()
+    (tmp_path / "Jaws.txt").rename(tmp_path / "Jaws 2.txt")
+    assert open_corpus(str(tmp_path)).checksum() != before
+
+
+def test_given_passages_are_a_corpus_whose_checksum_follows_them() -> None:
+    passages = [Passage("1", "x"), Passage("2", "y")]
+    corpus = GivenCorpus("passages", passages)
+    assert list(corpus.rows(1)) == [(2, {"id": "2", "contents": "y"})]
+    assert corpus.checksum() == GivenCorpus("other", tuple(passages)).checksum()
+    assert corpus.checksum() != GivenCorpus("passages", passages[::-1]).checksum()
+
+
+def test_lines_that_are_not_json_keep_their_number(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"id": 1}\n\n{"id": \n[2]\n')
+    assert list(open_corpus(str(tmp_path / "a.jsonl")).rows()) == [(1, {"id": 1}), (3, None), (4, [2])]
+
+
+@pytest.mark.parametrize("kind", ["b.jsonl.gz", "c.jsonl.zst", "e.parquet", "f.jsonl.gz"])
+def test_a_file_that_was_cut_off_or_damaged_is_refused(tmp_path: Path, kind: str) -> None:
+    write_all_kinds(tmp_path)
+    data = (tmp_path / kind).read_bytes()
+    flipped = data[: len(data) // 2] + b"\x00\xff\x00\xff" + data[len(data) // 2 + 4 :]
+    # Parquet files have no checksums.
+    for damaged in (data[:-20], b"plain", *([flipped] if "parquet" not in kind else [])):
+        (tmp_path / kind).write_bytes(damaged)
+        with pytest.raises(DataError, match=r"is the file complete\?|not a readable Parquet file") as caught:
+            list(open_corpus(str(tmp_path / kind)).rows())
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("gone.jsonl", "file not found"),
+        ("wiki-18", "did you mean 'wiki18'"),
+        ("nowhere", "neither a file nor a folder nor a known name"),
+        ("a.csv", "neither a file"),
+        ("hub:noowner", "write hub:OWNER/NAME"),
+        ("hub:a/b@main:", "write hub:OWNER/NAME"),
+    ],
+)
+def test_what_is_no_corpus_is_refused_in_one_line(spec: str, said: str) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        open_corpus(spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["hub:a/b", "hub:a/b@v1:train", "hub:a/b:data/x.jsonl.zst", "wiki18", "hotpotqa:dev"])
+def test_without_the_hub_one_line_says_so(spec: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match="fetched from the Hub, which cannot be used") as caught:
+        open_corpus(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_in_the_hubs_cache_is_read_without_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    commit = "0123456789012345678901234567890123456789"
+    cached = tmp_path / f"datasets--o--n/snapshots/{commit}/data"
+    cached.mkdir(parents=True)
+    (cached / "c.jsonl").write_bytes(LINES)
+    (tmp_path / "datasets--o--n/refs").mkdir()
+    (tmp_path / "datasets--o--n/refs/main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    corpus = open_corpus("hub:o/n:data/c.jsonl")
+    assert corpus.name == f"hub:o/n@{commit}:data/c.jsonl"
+    assert commit in corpus.checksum()
+    assert list(corpus.rows(5)) == list(enumerate(ROWS, 1))[5:]
+
+
+def test_empty_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no corpus in it"):
+        open_corpus(str(tmp_path))
+
+
+def test_contents_are_title_and_text_where_there_are_none() -> None:
+    assert passage_contents({"contents": "T\nx"}) == "T\nx"
+    assert passage_contents({"title": "T\n1", "text": "x"}) == "T 1\nx"
+    assert passage_contents({"title": None, "text": "x\ud83d"}) == "x?"
+    assert passage_contents({"title": "T"}) is passage_contents({"contents": " "}) is None
 
 
 @pytest.mark.data
 @needs_data
 @pytest.mark.parametrize(("name", "count"), [("hotpotqa", 3316), ("2wikimultihopqa_pool", 5543), ("retrievalqa", 1948)])
 def test_real_corpora_load_whole(name: str, count: int) -> None:
-    assert sum(1 for _ in read_corpus(DATA / f"corpus/{name}.jsonl.gz")) == count
+    rows = open_corpus(str(DATA / f"corpus/{name}.jsonl.gz")).rows()
+    assert sum(passage_contents(row) is not None for _, row in rows) == count

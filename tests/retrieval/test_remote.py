@@ -195,7 +195,7 @@ def test_a_server_that_stays_down_is_an_error_with_its_cause(server: Server) -> 
     error = failure(server.url, ["a"], max_retries=2)
     assert error.cause == "http_503" and "3 attempts" in str(error)
     server.stop()
-    assert failure(server.url, ["a"], max_retries=1).cause == "connection"
+    assert failure(server.url, ["a"], deadline_s=0.5).cause == "connection"
 
 
 def test_a_refused_request_is_not_repeated(server: Server) -> None:
@@ -211,21 +211,92 @@ def test_a_misaligned_reply_is_an_error_and_never_a_shift(server: Server, count:
     assert failure(server.url, ["a", "b"]).cause == "misaligned"
 
 
-def test_another_server_takes_over_at_once_and_is_kept(server: Server) -> None:
+async def search_each(retriever: RemoteRetriever, queries: list[str]) -> list[str]:
+    found = [await retriever.search([query], 1) for query in queries]
+    await retriever.aclose()
+    return [rankings[0][0].id for rankings in found]
+
+
+def test_another_server_takes_over_at_once_and_the_failing_one_is_left_alone_for_a_while(server: Server) -> None:
     other = Server()
     server.script = [reply(status=503)] * 10
+    assert asyncio.run(search_each(RemoteRetriever([server.url, other.url], deadline_s=1), list("abc"))) == list("abc")
+    other.stop()
+    assert (len(server.requests), len(other.requests)) == (1, 3)
+
+
+def test_a_server_that_says_when_to_come_back_is_not_waited_for_while_another_answers(server: Server) -> None:
+    other = Server()
+    server.script = [reply(status=503, **{"Retry-After": "60"})]
+    retriever = RemoteRetriever([server.url, other.url], deadline_s=10)
+    assert asyncio.run(search_each(retriever, list("abc"))) == list("abc")
+    other.stop()
+
+
+def test_requests_are_spread_over_servers_that_work(server: Server) -> None:
+    other = Server()
+    asyncio.run(search_each(RemoteRetriever([server.url, other.url]), list("abcdef")))
+    other.stop()
+    assert (len(server.requests), len(other.requests)) == (3, 3)
+
+
+def test_a_slow_server_gets_fewer_requests(server: Server) -> None:
+    other = Server()
+
+    async def slow(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.5)
+        return await echo(request)
 
     async def ask() -> None:
         retriever = RemoteRetriever([server.url, other.url])
-        start = time.monotonic()
-        for query in "abc":
-            assert [p.id for p in (await retriever.search([query], 1))[0]] == [query]
-        assert time.monotonic() - start < 1
+        first = asyncio.create_task(retriever.search(["slow"], 1))
+        await asyncio.sleep(0.1)
+        for query in "abcd":
+            await retriever.search([query], 1)
+        await first
         await retriever.aclose()
 
+    server.script = [slow]
     asyncio.run(ask())
     other.stop()
-    assert (len(server.requests), len(other.requests)) == (1, 3)
+    assert (len(server.requests), len(other.requests)) == (1, 4)
+
+
+def test_many_queries_are_asked_in_several_requests_and_keep_their_places(server: Server) -> None:
+    queries = [f"q{i}" for i in range(10)]
+    queries[3] = " "
+    found = search(server.url, queries, max_queries=4)
+    assert [[p.id for p in ranking] for ranking in found] == [[q] if q.strip() else [] for q in queries]
+    assert sorted(len(sent["queries"]) for _, sent in server.requests) == [1, 4, 4]
+
+
+def test_one_request_of_several_that_is_refused_fails_the_search(server: Server) -> None:
+    server.script = [reply(status=422, text="no")]
+    assert failure(server.url, list("abcd"), max_queries=1).cause == "http_422"
+
+
+def test_a_server_that_asks_to_come_back_is_not_given_up_by_count(server: Server) -> None:
+    server.script = [reply(status=503, **{"Retry-After": "0"})] * 3
+    assert [p.id for p in search(server.url, ["a"], max_retries=1)[0]] == ["a"]
+
+
+def test_a_token_from_the_environment_is_sent_and_never_shown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    async def see(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.Response(status=401, text="not you")
+
+    server.script = [see, see]
+    failure(server.url, ["a"])
+    monkeypatch.setenv("A_TOKEN", "canary-1f3a")
+    error = failure(server.url, ["a"], token_env="A_TOKEN")
+    assert seen == [None, "Bearer canary-1f3a"]
+    assert error.cause == "http_401" and "canary" not in str(error)
+    monkeypatch.setenv("A_TOKEN", "canary\n1f3a")
+    with pytest.raises(ConfigError) as caught:
+        RemoteRetriever(server.url, token_env="A_TOKEN")
+    assert "canary" not in str(caught.value) and "A_TOKEN" in str(caught.value)
 
 
 def restart_after(wait_s: float, port: int) -> Server:
@@ -233,14 +304,14 @@ def restart_after(wait_s: float, port: int) -> Server:
     return Server(port)
 
 
-def test_a_server_that_restarts_between_two_searches_is_found_again() -> None:
+def test_a_server_that_restarts_is_waited_for_by_time_and_not_by_count() -> None:
     server = Server()
-    retriever = RemoteRetriever(server.url)
+    retriever = RemoteRetriever(server.url, max_retries=1)  # spent on the connection that breaks
 
     async def ask() -> None:
         assert await retriever.search(["a"], 1)
         server.stop()
-        restart = asyncio.get_running_loop().run_in_executor(None, restart_after, 0.3, server.port)
+        restart = asyncio.get_running_loop().run_in_executor(None, restart_after, 1.0, server.port)
         assert [p.id for p in (await retriever.search(["b"], 1))[0]] == ["b"]
         (await restart).stop()
         await retriever.aclose()
@@ -279,7 +350,7 @@ def test_invalid_unicode_and_numbers_from_the_server_are_replaced(server: Server
 
 def test_neither_urls_nor_passwords_show_in_errors_or_fingerprints() -> None:
     secret = "http://user:hunter2@127.0.0.1:9/retrieve?key=hunter2"
-    error = failure(secret, ["a"], max_retries=0)
+    error = failure(secret, ["a"], deadline_s=0.1)
     assert "hunter2" not in str(error) and "127.0.0.1:9" in str(error)
     with pytest.raises(ConfigError) as caught:
         RemoteRetriever("ftp://user:hunter2@host")

@@ -1,0 +1,226 @@
+"""Kinds of vector search next to each other: what they cost to build, on disk and in memory, and what they find.
+
+    python benchmarks/vectors.py [--rows 200000] [--threads 1] [--real INDEX ...]
+
+Queries are passages' vectors with noise on them. Made vectors lie in overlapping clusters of a space of few directions,
+as embeddings of text do; with --real they are mixtures of neighbouring passages of dense indexes, with some noise.
+Memory is what the process has of its own (the files it maps come on top and can be dropped at any time). Speeds are
+medians of three runs; `/flat` compares with faiss.IndexFlatIP in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import faiss
+import numpy as np
+
+from reasonrag.retrieval.index.embeddings import Embeddings
+from reasonrag.retrieval.index.exact import ExactSearch
+from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan
+from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.tuning import recall_at_10
+from reasonrag.retrieval.index.vector_settings import VECTOR_KINDS, choose, memory_of
+from reasonrag.retrieval.index.vectors import build_vectors, open_vectors
+
+DIMS, MAX_BYTES, SHARD, TOP_K = 384, 8 << 30, 8192, 10
+REFERENCES = ("faiss.IndexFlatIP", "numpy matmul")
+
+
+def made(rows: int, rng: np.random.Generator) -> np.ndarray:
+    """`[rows, 384]`: 2,000 clusters of unequal size in a space of 32 directions, and a little of all others."""
+    directions = rng.standard_normal((32, DIMS)).astype(np.float32)
+    centres = rng.standard_normal((2000, 32)).astype(np.float32)
+    weights = rng.zipf(1.2, 2000).clip(max=50)
+    cluster = rng.choice(2000, size=rows, p=weights / weights.sum())
+    vectors = np.empty((rows, DIMS), np.float32)
+    for start in range(0, rows, SHARD):
+        place = centres[cluster[start : start + SHARD]]
+        place += rng.standard_normal(place.shape).astype(np.float32)
+        block = place @ directions
+        vectors[start : start + SHARD] = block + 1.5 * rng.standard_normal(block.shape).astype(np.float32)
+    return unit(vectors)
+
+
+def real(rows: int, indexes: list[Path], rng: np.random.Generator) -> np.ndarray:
+    """`[rows, dims]`: the passages themselves, then each mixed with one of its 20 neighbours."""
+    found = [Embeddings.open(IndexFolder(path)) for path in indexes]
+    base = np.concatenate([embeddings.block(0, embeddings.rows) for embeddings in found])
+    near = faiss.knn(base, base, 21, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    first = rng.integers(len(base), size=rows)
+    other = near[first, rng.integers(1, 21, size=rows)]
+    share = rng.uniform(0, 0.5, size=(rows, 1)).astype(np.float32)
+    noise = np.float32(0.3 / base.shape[1] ** 0.5) * rng.standard_normal((rows, base.shape[1]), np.float32)
+    vectors = (1 - share) * base[first] + share * base[other] + noise
+    vectors[: len(base)] = base[:rows]
+    return unit(vectors)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def write_embeddings(index: IndexFolder, vectors: np.ndarray) -> None:
+    """The part `embeddings`, without the passages it would be of."""
+    checksum = hashlib.sha256(vectors.tobytes()).hexdigest()
+    plan = Plan("embeddings", {"passages": checksum}, {"encoder": {}, "shard_rows": SHARD})
+    draft = Draft(index, plan)
+    for start in range(0, len(vectors), SHARD):
+        with draft.writing(f"shard-{start // SHARD:05d}.npy") as file:
+            np.lib.format.write_array(file, vectors[start : start + SHARD])
+    draft.finish({"passages": len(vectors), "dims": vectors.shape[1], "cut": 0})
+
+
+def memory_now() -> dict[str, float]:
+    """MB that are resident: of files that are mapped, and of its own."""
+    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
+    return {name: int(status[name].split()[0]) / 1024 for name in ("RssFile", "RssAnon")}
+
+
+class Peak(threading.Thread):
+    """The most memory of its own that the process had, in MB, while the body ran."""
+
+    def __enter__(self) -> Peak:
+        self.most, self.ended = 0.0, threading.Event()
+        self.start()
+        return self
+
+    def run(self) -> None:
+        while not self.ended.wait(0.02):
+            self.most = max(self.most, memory_now()["RssAnon"])
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.join()
+
+
+def rate(search: Callable[[np.ndarray], Any], queries: np.ndarray, size: int) -> float:
+    """Median queries per second of three runs of a second each, in batches of one size."""
+    found = []
+    for _ in range(3):
+        started, asked = time.perf_counter(), 0
+        while time.perf_counter() - started < 1:
+            first = asked % (len(queries) - size + 1)
+            search(queries[first : first + size])
+            asked += size
+        found.append(asked / (time.perf_counter() - started))
+    return median(found)
+
+
+def reference(name: str, vectors: np.ndarray) -> Callable[[np.ndarray], Any]:
+    if name == "faiss.IndexFlatIP":
+        flat = faiss.IndexFlatIP(vectors.shape[1])
+        flat.add(vectors)
+        return lambda queries: flat.search(queries, TOP_K)
+
+    def search(queries: np.ndarray) -> np.ndarray:
+        scores = queries @ vectors.T
+        best = np.argpartition(scores, -TOP_K, axis=1)[:, -TOP_K:]
+        return np.take_along_axis(best, np.argsort(-np.take_along_axis(scores, best, 1), axis=1), 1)
+
+    return search
+
+
+def measure(folder: Path, kind: str, threads: int) -> dict[str, float]:
+    """One kind, in a process of its own, so that its memory is its own."""
+    faiss.omp_set_num_threads(threads)
+    index, queries = IndexFolder(folder), np.load(folder / "queries.npy")
+    tuning, asked = queries[:256], queries[256:]
+    embeddings = Embeddings.open(index)
+    if kind in REFERENCES:
+        search = reference(kind, embeddings.block(0, embeddings.rows))
+        return {"one": rate(search, asked, 1), "batch": rate(search, asked, 64), "recall": 1.0}
+    settings = choose(embeddings.rows, embeddings.dims, MAX_BYTES, kind=kind)
+    before, started = memory_now()["RssAnon"], time.perf_counter()
+    with Peak() as peak:
+        manifest = build_vectors(index, settings, max_bytes=MAX_BYTES, queries=tuning, progress=Silent())
+    built = {"build_s": time.perf_counter() - started, "peak": max(peak.most - before, 0)}
+    built["limit"] = 0 if kind == "flat" else memory_of(settings, embeddings.rows, embeddings.dims) / (1 << 20)
+    return built | {"disk": (manifest or index.need("embeddings")).size / 1e6}
+
+
+def searched(folder: Path, threads: int) -> dict[str, float]:
+    """What was built last, opened in a fresh process."""
+    faiss.omp_set_num_threads(threads)
+    index, asked = IndexFolder(folder), np.load(folder / "queries.npy")[256:]
+    before = memory_now()
+    started = time.perf_counter()
+    search = open_vectors(index)
+    opened = time.perf_counter() - started
+    found = search.search(asked, TOP_K)
+    after = memory_now()
+    row = {"open_s": opened, "mapped": after["RssFile"] - before["RssFile"]}
+    row["own"] = after["RssAnon"] - before["RssAnon"]
+    row |= {"effort": getattr(search, "effort", 0)}
+    row |= {"one": rate(lambda q: search.search(q, TOP_K), asked, 1)}
+    row |= {"batch": rate(lambda q: search.search(q, TOP_K), asked, 64)}
+    return row | {"recall": recall_at_10(found, ExactSearch(Embeddings.open(index)).search(asked, TOP_K))}
+
+
+def child(*arguments: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+COLUMNS = {"build_s": "build s", "peak": "peak MB", "limit": "bound MB", "disk": "disk MB", "open_s": "open s",
+           "mapped": "mapped MB", "own": "own MB", "effort": "effort", "recall": "recall@10", "one": "q/s alone",
+           "batch": "q/s of 64"}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--real", type=Path, nargs="+")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--child", nargs=2)
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", str(given.threads))
+    if given.child:
+        kind, folder = given.child
+        row = searched(Path(folder), given.threads) if kind == "search" else measure(Path(folder), kind, given.threads)
+        print(json.dumps(row))
+        return
+    rng = np.random.default_rng(0)
+    vectors = real(given.rows, given.real, rng) if given.real else made(given.rows, rng)
+    noise = 0.4 / vectors.shape[1] ** 0.5 * rng.standard_normal((512, vectors.shape[1]), np.float32)
+    queries = unit(vectors[rng.choice(len(vectors), 512, replace=False)] + noise)
+    with tempfile.TemporaryDirectory() as folder:
+        write_embeddings(IndexFolder(Path(folder)), vectors)
+        np.save(Path(folder) / "queries.npy", queries)
+        del vectors
+        rows = {name: child(name, folder) for name in REFERENCES}
+        for kind in VECTOR_KINDS:
+            rows[kind] = child(kind, folder) | child("search", folder)
+    print(f"{'':<18}" + "".join(f"{title:>11}" for title in COLUMNS.values()) + f"{'/flat':>8}{'/flat':>8}")
+    flat = rows["faiss.IndexFlatIP"]
+    for name, row in rows.items():
+        cells = [_cell(row, key) for key in COLUMNS]
+        print(f"{name:<18}" + "".join(f"{cell:>11}" for cell in cells)
+              + f"{row['one'] / flat['one']:>8.2f}{row['batch'] / flat['batch']:>8.2f}")  # fmt: skip
+
+
+def _cell(row: dict[str, float], key: str) -> str:
+    if key not in row:
+        return "-"
+    return f"{row[key]:.3f}" if key in ("recall", "open_s") else f"{row[key]:.0f}"
+
+
+if __name__ == "__main__":
+    main()

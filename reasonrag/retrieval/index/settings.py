@@ -1,0 +1,142 @@
+"""What an index is built of and how, as a person says it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from reasonrag.errors import ConfigError
+from reasonrag.settings import EXECUTION, Section
+
+Kind = Literal["bm25", "dense"]
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_LEAST = 256 << 20
+
+
+class PassagesConfig(Section):
+    """Which rows become passages."""
+
+    max_words: Annotated[int, Field(ge=10, description="longer passages are split")] = 1000
+    chunk_words: Annotated[int | None, Field(ge=10, description="split all texts into passages of so many words")] = (
+        None
+    )
+    strict: Annotated[bool, Field(description="refuse a corpus with rows that would be set aside")] = False
+
+
+class BM25Config(Section):
+    """How words are cut and weighed."""
+
+    stemmer: Annotated[str | None, Field(description="a Snowball language, or none")] = "english"
+    stopwords: Annotated[str | None, Field(description="a list that bm25s knows, or none")] = "english"
+    k1: Annotated[float, Field(ge=0)] = 1.2
+    b: Annotated[float, Field(ge=0, le=1)] = 0.75
+    title_weight: Annotated[int, Field(ge=1, le=100, description="how often a word of the title counts")] = 1
+
+    @field_validator("stemmer", "stopwords", mode="before")
+    @classmethod
+    def _none(cls, value: Any) -> Any:
+        return None if value == "none" else value
+
+
+class EncoderConfig(Section):
+    """Which model reads passages and queries; what is not given is that of the model's family."""
+
+    name: Annotated[str | None, Field(description="a Hub id or a folder")] = None
+    family: str = "auto"
+    revision: str | None = None
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
+    pooling: Literal["mean", "cls", "lasttoken"] | None = None
+    max_tokens: Annotated[int | None, Field(ge=8)] = None
+    dtype: Annotated[str | None, Field(description="float32, bfloat16, float16")] = None
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    device: Annotated[str | None, Field(description="cpu, cuda, or several: cuda:0,cuda:1"), EXECUTION] = None
+    trust_remote_code: bool = False
+
+
+class VectorsConfig(Section):
+    """How vectors are searched."""
+
+    kind: Literal["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"] = "auto"
+    recall: Annotated[float, Field(gt=0, le=1, description="recall@10 against exact search that is tuned for")] = 0.95
+    adopt: Annotated[str | None, Field(description="an existing FAISS index over these passages"), EXECUTION] = None
+
+
+class IndexConfig(Section):
+    """Everything that `index build` depends on."""
+
+    corpus: Annotated[str | None, Field(description="a name, a file, a folder, or hub:OWNER/NAME"), EXECUTION] = None
+    kind: Annotated[tuple[Kind, ...], EXECUTION] = ()
+    max_memory: Annotated[
+        str | None, Field(description="for example 8G; half of this machine's if null"), EXECUTION
+    ] = None
+    passages: PassagesConfig = PassagesConfig()
+    bm25: BM25Config = BM25Config()
+    encoder: EncoderConfig = EncoderConfig()
+    vectors: VectorsConfig = VectorsConfig()
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _one_kind(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("max_memory")
+    @classmethod
+    def _size(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_size(value)
+        return value
+
+    @model_validator(mode="after")
+    def _encoder_is_named(self) -> IndexConfig:
+        if "dense" in self.kind and self.encoder.name is None:
+            raise ValueError(
+                "a dense index needs a model: add --encoder, for example intfloat/e5-base-v2, BAAI/bge-base-en-v1.5, "
+                "Qwen/Qwen3-Embedding-0.6B or sentence-transformers/all-MiniLM-L6-v2"
+            )
+        if "dense" not in self.kind and (self.encoder.name is not None or self.vectors.adopt is not None):
+            raise ValueError("an encoder or a FAISS index is given, but no dense index is asked for; add --kind dense")
+        return self
+
+    @property
+    def max_bytes(self) -> int:
+        """The bound of the build's memory, in bytes."""
+        return memory() // 2 if self.max_memory is None else parse_size(self.max_memory)
+
+
+def memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as people write it.
+
+    Raises:
+        ConfigError: it is none, or less than an index can be built in.
+
+    >>> parse_size("1.5G"), parse_size("512 MB")
+    (1610612736, 536870912)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ConfigError(f"size {text!r} is not of the form 8G or 512M")
+    size = int(float(match[1]) * _UNITS[match[2].upper()])
+    if size < _LEAST:
+        raise ConfigError(f"size {text!r} is below {show_size(_LEAST)}, less than an index can be built in")
+    return size
+
+
+def show_size(size: float) -> str:
+    """Bytes for people.
+
+    >>> show_size(1610612736), show_size(900)
+    ('1.5 GiB', '900 B')
+    """
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size:.0f} B"

@@ -1,0 +1,61 @@
+"""How much of what a question needs a retriever finds: any-gold@k and all-gold@k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reasonrag.errors import DataError
+from reasonrag.retrieval.base import Retriever
+from reasonrag.types import Question
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Of one question, at one cut.
+
+    Args:
+        any_gold: whether a gold passage is among the first k.
+        all_gold: whether all of them are.
+    """
+
+    any_gold: bool
+    all_gold: bool
+
+
+async def recall(
+    retriever: Retriever, questions: Sequence[Question], cuts: Sequence[int]
+) -> tuple[list[dict[int, Recall]], int]:
+    """Search for each question's own words.
+
+    Args:
+        retriever: what is measured.
+        questions: `metadata["gold_ids"]` says which passages each needs; those without are left out and counted.
+        cuts: the k, from 1.
+
+    Returns:
+        For each question that counts, what was found at each k; and how many were left out.
+
+    Raises:
+        DataError: no question says what it needs.
+    """
+    needed = [(question, gold) for question in questions if (gold := gold_ids(question))]
+    if not needed:
+        raise DataError("no question has metadata.gold_ids, the ids of the passages that it needs; recall needs them")
+    found: list[dict[int, Recall]] = []
+    for start in range(0, len(needed), _AT_ONCE):
+        batch = needed[start : start + _AT_ONCE]
+        rankings = await retriever.search([question.question for question, _ in batch], max(cuts))
+        for (_, gold), ranking in zip(batch, rankings, strict=True):
+            ids = [passage.id for passage in ranking]
+            at = {k: gold & set(ids[:k]) for k in cuts}
+            found.append({k: Recall(bool(hits), hits == gold) for k, hits in at.items()})
+    return found, len(questions) - len(needed)
+
+
+def gold_ids(question: Question) -> set[str]:
+    """The ids of the passages that a question needs; empty where it does not say."""
+    given = question.metadata.get("gold_ids")
+    return {str(value) for value in given} if isinstance(given, list | tuple) else set()

@@ -1,0 +1,181 @@
+"""A second look at what a retriever found: a model reads query and passage together and orders them anew."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from reasonrag.errors import ConfigError, RetrievalError
+from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.encoder_files import EncoderFiles, find_files
+from reasonrag.text import one_line
+from reasonrag.types import Passage
+
+_LOADING = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError)
+
+
+class Reranker(Protocol):
+    """Says how well passages answer a query. Called from one thread at a time."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the same query and passage could get another score."""
+        ...
+
+    def score(self, query: str, passages: Sequence[Passage]) -> list[float]:
+        """`[len(passages)]`, higher is better; the scores of two queries need not be comparable."""
+        ...
+
+
+class CrossEncoderReranker:
+    """A cross-encoder of sentence-transformers, such as cross-encoder/ms-marco-MiniLM-L6-v2."""
+
+    def __init__(
+        self,
+        name_or_path: str,
+        *,
+        revision: str | None = None,
+        device: str | None = None,
+        batch_size: int = 32,
+        max_tokens: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Load the model.
+
+        Args:
+            name_or_path: Hub id or folder.
+            revision: branch, tag or commit on the Hub.
+            device: of torch; None takes the best one.
+            batch_size: passages that the model reads at once.
+            max_tokens: of query and passage together, what goes beyond is cut; None is what the model can read.
+            trust_remote_code: run Python code that comes with the model.
+
+        Raises:
+            ConfigError: sentence-transformers is missing, there is no such model, or it gives no score to a pair.
+        """
+        if find_spec("sentence_transformers") is None:
+            raise ConfigError(
+                f"reranker {name_or_path!r} needs sentence-transformers, which is not installed; "
+                "pip install 'reasonrag[dense]', or leave the reranker out"
+            )
+        files = find_files(name_or_path, revision=revision)
+        self._model = _load(files, device, max_tokens, trust_remote_code)
+        self._batch_size = batch_size
+        known = [files.checksum(), max_tokens]
+        self._fingerprint = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over the model's files and how much it reads."""
+        return self._fingerprint
+
+    def score(self, query: str, passages: Sequence[Passage]) -> list[float]:
+        """`[len(passages)]` logits: of any size, the better the higher."""
+        if not passages:
+            return []
+        from torch.nn import Identity
+
+        # No sigmoid: it keeps the order, but good passages would all become 1.0 in half precision.
+        pairs = [(query, passage.contents) for passage in passages]
+        scores: list[float] = self._model.predict(
+            pairs, batch_size=self._batch_size, activation_fn=Identity(), show_progress_bar=False
+        ).tolist()
+        return scores
+
+
+class RerankedRetriever:
+    """The first passages of another retriever, ordered by a reranker."""
+
+    def __init__(self, inner: Retriever, reranker: Reranker, depth: int = 20) -> None:
+        """Take an open retriever, which is closed with this one.
+
+        Args:
+            inner: finds the passages.
+            reranker: orders them.
+            depth: how many are read a query; more where more are asked for.
+        """
+        self._inner = inner
+        self._reranker = reranker
+        self._depth = depth
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rerank")
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over those of retriever and reranker, and the depth."""
+        known = [self._inner.fingerprint, self._reranker.fingerprint, self._depth]
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+        """`[len(queries)]` rankings of at most `top_k` passages, best first; equal scores in the order found.
+
+        Raises:
+            RetrievalError: the retriever failed, or the reranker did.
+        """
+        found = await self._inner.search(queries, max(self._depth, top_k))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._reorder, queries, found, top_k)
+
+    async def aclose(self) -> None:
+        """Wait for the passages being read, then close the retriever."""
+        await asyncio.to_thread(self._thread.shutdown)
+        await self._inner.aclose()
+
+    def _reorder(
+        self, queries: Sequence[str], found: Sequence[Sequence[Passage]], top_k: int
+    ) -> list[tuple[Passage, ...]]:
+        return [self._ordered(query, passages)[: max(top_k, 0)] for query, passages in zip(queries, found, strict=True)]
+
+    def _ordered(self, query: str, passages: Sequence[Passage]) -> tuple[Passage, ...]:
+        if not passages:
+            return ()
+        try:
+            scores = self._reranker.score(query, passages)
+        except (RuntimeError, MemoryError) as error:
+            raise RetrievalError(f"the reranker failed ({one_line(str(error))[-200:]})", cause="rerank") from error
+        if len(scores) != len(passages) or not all(map(math.isfinite, scores)):
+            bad = sum(not math.isfinite(score) for score in scores)
+            raise RetrievalError(
+                f"the reranker gave {len(scores)} scores for {len(passages)} passages, {bad} of them no number",
+                cause="rerank",
+            )
+        scored = [replace(passage, score=score) for passage, score in zip(passages, scores, strict=True)]
+        return tuple(sorted(scored, key=lambda passage: -passage.score))
+
+
+def _load(files: EncoderFiles, device: str | None, max_tokens: int | None, trust_remote_code: bool) -> Any:
+    _check_head(files)
+    from safetensors import SafetensorError
+
+    library = import_module("sentence_transformers")
+    try:
+        model = library.CrossEncoder(
+            str(files.folder),
+            device=device,
+            max_length=max_tokens,
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+        )
+    except (SafetensorError, *_LOADING) as error:
+        raise ConfigError(f"reranker {files.name!r} cannot be loaded ({one_line(str(error))[:200]})") from error
+    if model.num_labels != 1:
+        raise ConfigError(
+            f"{files.name!r} sorts pairs into {model.num_labels} classes; a reranker gives a pair one score"
+        )
+    return model
+
+
+def _check_head(files: EncoderFiles) -> None:
+    """A model that was not trained to score pairs would be given a head of random numbers without an error."""
+    built = files.document("config.json").get("architectures") or []
+    if not files.has_modules() and not any(str(name).endswith("ForSequenceClassification") for name in built):
+        raise ConfigError(
+            f"{files.name!r} ({', '.join(map(str, built)) or 'no architecture'}) does not score pairs of texts; "
+            "take a cross-encoder as the reranker"
+        )

@@ -1,0 +1,24 @@
+"""The paper's comparison at a tiny scale, by its command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import product
+
+pytestmark = pytest.mark.slow
+
+
+def test_reproduce_says_each_command_and_writes_a_page_next_to_the_papers_table(tmp_path: Path) -> None:
+    scale = ("--seeds", "1", "--questions", "30", "--iterations", "6", "--test-questions", "10", "--max-steps", "3")
+    done = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out", timeout_s=600)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "out" / "results" / "reasonrag.md").read_text(encoding="utf-8")
+    assert "| `dpo-rollout` - `base` | +12.5 (+9.5) |" in page and "10 held-out questions" in page
+    assert (tmp_path / "out" / "results" / "reasonrag.svg").stat().st_size > 1000
+    commands = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    again = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out")
+    assert again.returncode == 0
+    assert [line.replace("done before:", "$") for line in again.stderr.splitlines() if line.startswith("[")] == commands

@@ -1,0 +1,196 @@
+"""What becomes of a corpus's rows: every one is a passage or is reported, and a kill changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reasonrag.errors import DataError
+from reasonrag.retrieval.corpus import GivenCorpus, open_corpus
+from reasonrag.retrieval.index.folder import IndexFolder, Manifest
+from reasonrag.retrieval.index.passages import PassageRules, PassageStore, build_passages, split
+from reasonrag.retrieval.index.progress import Silent
+from reasonrag.types import Passage
+
+STRICT = PassageRules(strict=True)
+BAD = [
+    {"id": "1", "contents": "x"},
+    {"id": "2", "contents": " "},
+    {"id": "", "contents": "x"},
+    {"id": "1", "contents": "y"},
+    {"id": "5\x1b[31m\u202e", "title": "only"},
+    [],
+    {"id": 7, "title": "Pál\ud83d", "text": "z"},
+]
+
+
+class Notes(Silent):
+    """Keeps what a build says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def build(folder: Path, corpus: Path, rules: PassageRules = PassageRules(), **options: Any) -> Manifest:  # noqa: B008
+    index = IndexFolder(folder)
+    with index.locked():
+        return build_passages(index, open_corpus(str(corpus)), rules, **{"progress": Silent(), **options})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of the part, byte for byte."""
+    part = folder / "passages"
+    return {str(path.relative_to(part)): path.read_bytes() for path in sorted(part.rglob("*")) if path.is_file()}
+
+
+def test_rows_that_are_no_passage_are_set_aside_by_number_and_reason(tmp_path: Path) -> None:
+    notes = Notes()
+    manifest = build(tmp_path / "i", write(tmp_path / "c.jsonl", BAD), progress=notes)
+    store = PassageStore(tmp_path / "i/passages")
+    assert [store.passage(row) for row in range(len(store))] == [Passage("1", "x"), Passage("7", "Pál?\nz")]
+    lines = (tmp_path / "i/passages/set_aside.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"row": 2, "id": "2", "reason": "contents missing or empty"},
+        {"row": 3, "id": "", "reason": "id missing or empty"},
+        {"row": 4, "id": "1", "reason": "duplicate id"},
+        {"row": 5, "id": "5�[31m�", "reason": "contents missing or empty"},
+        {"row": 6, "id": None, "reason": "not a JSON object"},
+    ]
+    assert manifest.counts == {
+        "rows": 7,
+        "passages": 2,
+        "contents missing or empty": 2,
+        "duplicate id": 1,
+        "id missing or empty": 1,
+        "not a JSON object": 1,
+    }
+    assert notes.lines[0].startswith("7 rows gave 2 passages. contents missing or empty: 2; duplicate id: 1")
+
+
+def test_strict_rules_refuse_them_in_one_line_however_often(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "c.jsonl", BAD)
+    for _ in range(2):
+        with pytest.raises(DataError) as caught:
+            build(tmp_path / "i", corpus, STRICT, checkpoint_rows=1)
+        message = str(caught.value)
+        assert "contents missing or empty in 2 rows (2, 5)" in message
+        assert "id missing or empty in 1 row (3)" in message
+        assert "duplicate id in 1 row (4 '1')" in message
+        assert "not a JSON object in 1 row (6)" in message
+        assert "\n" not in message
+    assert not (tmp_path / "i/passages").exists()
+
+
+@pytest.mark.parametrize("rows", [[], BAD[1:3]])
+def test_a_corpus_without_passages_is_refused(tmp_path: Path, rows: list[Any]) -> None:
+    with pytest.raises(DataError, match="no passages in it"):
+        build(tmp_path / "i", write(tmp_path / "c.jsonl", rows))
+
+
+def test_long_passages_are_split_between_words_and_reported(tmp_path: Path) -> None:
+    text = "Title of it\n" + "  ".join(f"w{i}" for i in range(25))
+    corpus = write(tmp_path / "c.jsonl", [{"id": "a", "contents": text}, {"id": "a#2", "contents": "x"}])
+    build(tmp_path / "i", corpus, PassageRules(max_words=10))
+    store = PassageStore(tmp_path / "i/passages")
+    found = [store.passage(row) for row in range(len(store))]
+    assert [passage.id for passage in found] == ["a", "a#2", "a#3"]
+    assert all(passage.contents.startswith("Title of it\nw") for passage in found)
+    assert [word for p in found for word in p.contents.split("\n")[1].split()] == [f"w{i}" for i in range(25)]
+    lines = (tmp_path / "i/passages/set_aside.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in lines] == ["longer than 10 words, split", "duplicate id"]
+
+
+def test_chunks_that_were_asked_for_are_no_problem_and_strict_rules_split_nothing(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "c.jsonl", [{"id": "a", "contents": "w " * 25}])
+    assert build(tmp_path / "i", corpus, PassageRules(chunk_words=10)).counts == {"rows": 1, "passages": 3}
+    assert build(tmp_path / "j", corpus, PassageRules(strict=True, max_words=10)).counts == {"rows": 1, "passages": 1}
+
+
+def test_splitting_loses_no_character_of_a_word_and_bounds_texts_without_blanks() -> None:
+    assert split("\u4e00" * 2500, 10) == ["\u4e00" * 1000, "\u4e00" * 1000, "\u4e00" * 500]
+    long_line = " ".join(["x"] * 40)
+    assert split(f"{long_line}\ny z", 30) == [" ".join(["x"] * 30), " ".join(["x"] * 10) + "\ny z"]
+    assert split("T\n" + "x " * 10, 10) == ["T\n" + "x " * 10]
+
+
+def test_duplicates_are_found_however_far_apart(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    passages = [Passage(str(draw.randrange(20_000)), f"text {i}") for i in range(30_000)]
+    index = IndexFolder(tmp_path)
+    manifest = build_passages(index, GivenCorpus("given", passages), PassageRules(), progress=Silent())
+    first = {passage.id: passage for passage in reversed(passages)}
+    assert manifest.counts == {"rows": 30_000, "passages": len(first), "duplicate id": 30_000 - len(first)}
+    store = PassageStore(tmp_path / "passages")
+    assert all(first[store.passage(row).id] == store.passage(row) for row in range(0, len(store), 97))
+
+
+def test_a_finished_part_is_not_built_again_and_other_rules_or_corpora_build_anew(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "c.jsonl", BAD)
+    first = build(tmp_path / "i", corpus)
+    at = (tmp_path / "i/passages").stat().st_ino
+    assert build(tmp_path / "i", corpus) == first
+    assert (tmp_path / "i/passages").stat().st_ino == at
+    assert build(tmp_path / "i", corpus, PassageRules(max_words=9)).fingerprint != first.fingerprint
+    write(corpus, BAD[:1])
+    assert build(tmp_path / "i", corpus).counts == {"rows": 1, "passages": 1}
+
+
+def test_a_damaged_part_is_built_again(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "c.jsonl", BAD)
+    build(tmp_path / "i", corpus)
+    before = contents(tmp_path / "i")
+    (tmp_path / "i/passages/passages.jsonl").write_text("damaged")
+    build(tmp_path / "i", corpus)
+    assert contents(tmp_path / "i") == before
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from reasonrag.retrieval.corpus import open_corpus
+from reasonrag.retrieval.index.folder import IndexFolder
+from reasonrag.retrieval.index.passages import PassageRules, build_passages
+from reasonrag.retrieval.index.progress import Silent
+
+class Source:
+    def __init__(self, inner): self.inner = inner
+    def __getattr__(self, name): return getattr(self.inner, name)
+    def rows(self, start=0):
+        for number, row in self.inner.rows(start):
+            if number in map(int, sys.argv[3:]) and number > start:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield number, row
+
+index = IndexFolder(Path(sys.argv[2]))
+with index.locked():
+    build_passages(index, Source(open_corpus(sys.argv[1])), PassageRules(max_words=20), progress=Silent(),
+                   checkpoint_rows=1000)
+"""
+
+
+def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    rows: list[Any] = [{"id": draw.randrange(9000), "contents": "word " * draw.randrange(60)} for _ in range(9000)]
+    corpus = write(tmp_path / "c.jsonl", rows)
+    build(tmp_path / "whole", corpus, PassageRules(max_words=20))
+    for stop in ("500", "3500", "8999", ""):
+        command = [sys.executable, "-c", KILLED, str(corpus), str(tmp_path / "killed"), *stop.split()]
+        done = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+        assert done.returncode == (-signal.SIGKILL if stop else 0), done.stderr.decode()
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")

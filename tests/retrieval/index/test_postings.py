@@ -1,0 +1,130 @@
+"""BM25 from chunks on disk scores as bm25s does from memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reasonrag.errors import ConfigError, DataError
+from reasonrag.retrieval.corpus import GivenCorpus
+from reasonrag.retrieval.index.folder import IndexFolder, Manifest
+from reasonrag.retrieval.index.passages import PassageRules, build_passages
+from reasonrag.retrieval.index.postings import BM25Settings, Tokenizer, bm25_memory, build_bm25
+from reasonrag.retrieval.index.progress import Silent
+from reasonrag.types import Passage
+
+WORDS = st.sampled_from(["film", "films", "Spielberg", "directed", "Pál", "pal", "X", "of", "the", "2001", "東京", "_"])
+TEXTS = st.lists(st.lists(WORDS, min_size=1, max_size=12).map(" ".join), min_size=1, max_size=30)
+
+
+def build(folder: Path, texts: list[str], chosen: BM25Settings = BM25Settings(), **options: Any) -> Manifest:  # noqa: B008
+    index = IndexFolder(folder)
+    passages = [Passage(str(row), text) for row, text in enumerate(texts)]
+    with index.locked():
+        build_passages(index, GivenCorpus("given", passages), PassageRules(), progress=Silent())
+        return build_bm25(index, chosen, **{"max_bytes": 1 << 20, "progress": Silent(), **options})
+
+
+def expected(texts: list[str], chosen: BM25Settings) -> bm25s.BM25:
+    whole = bm25s.BM25(k1=chosen.k1, b=chosen.b, method="lucene", backend="numpy")
+    whole.index(Tokenizer(chosen).ids(texts), show_progress=False)
+    return whole
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts=TEXTS, chunk=st.integers(1, 8), max_bytes=st.integers(1, 2000), stemmer=st.sampled_from(["english", None]))
+def test_every_score_is_the_one_that_bm25s_computes(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], chunk: int, max_bytes: int, stemmer: str | None
+) -> None:
+    chosen = BM25Settings(stemmer=stemmer, k1=0.9, b=0.4)
+    if not any(Tokenizer(chosen).words(texts)):
+        return
+    folder = tmp_path_factory.mktemp("index")
+    manifest = build(folder, texts, chosen, chunk=chunk, max_bytes=max_bytes)
+    ours, whole = bm25s.BM25.load(folder / "bm25", mmap=True, show_progress=False), expected(texts, chosen)
+    words = {word for text in Tokenizer(chosen).words(texts) for word in text}
+    assert set(ours.vocab_dict) == words
+    assert list(ours.vocab_dict) == sorted(words)
+    for word in words:
+        np.testing.assert_allclose(ours.get_scores([word]), whole.get_scores([word]), rtol=0, atol=1e-6)
+    assert manifest.counts == {"passages": len(texts), "words": len(words), "postings": len(whole.scores["data"])}
+
+
+def test_chunks_and_ranges_leave_no_trace_in_the_files(tmp_path: Path) -> None:
+    texts = [f"common word{i % 7} number {i}" for i in range(100)]
+    one = build(tmp_path / "one", texts)
+    for chunk, max_bytes in ((9, 2000), (64, 10_000), (100, 1)):
+        assert build(tmp_path / f"{chunk}", texts, chunk=chunk, max_bytes=max_bytes).files == one.files
+
+
+def test_bm25s_alone_finds_what_it_should(tmp_path: Path) -> None:
+    build(tmp_path, ["a film of Spielberg", "Ed Wood directed films", "nothing"])
+    found = bm25s.BM25.load(tmp_path / "bm25", mmap=True, show_progress=False)
+    rows, _ = found.retrieve(Tokenizer(BM25Settings()).words(["spielberg", "WOOD"]), k=1, show_progress=False)
+    assert rows.tolist() == [[0], [1]]
+
+
+def test_no_words_and_unknown_languages_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no passage of the corpus holds a word"):
+        build(tmp_path / "i", ["the ?", "of"])
+    with pytest.raises(ConfigError, match="klingon"):
+        build(tmp_path / "j", ["x"], BM25Settings(stemmer="klingon"))
+
+
+def test_other_settings_or_passages_build_anew(tmp_path: Path) -> None:
+    first = build(tmp_path, ["x y", "y"])
+    assert build(tmp_path, ["x y", "y"]) == first
+    prints = {build(tmp_path, ["x y", "y"], BM25Settings(k1=k1)).fingerprint for k1 in (1.2, 0.9)}
+    prints.add(build(tmp_path, ["x y", "z"]).fingerprint)
+    assert len(prints) == 3
+
+
+def test_the_bound_grows_with_the_corpus_and_holds_what_was_allowed() -> None:
+    small = bm25_memory(1_000_000, 60_000_000, max_bytes=1 << 29)
+    wiki = bm25_memory(21_015_324, 2_100_000_000, max_bytes=1 << 29)
+    assert small["merge"] == 1 << 29
+    assert sum(small.values()) < sum(wiki.values()) < 6 << 30
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from reasonrag.retrieval.index.folder import IndexFolder
+from reasonrag.retrieval.index.postings import BM25Settings, build_bm25
+from reasonrag.retrieval.index.progress import Silent
+
+class Deadly(Silent):
+    left = float(sys.argv[2])
+    def advance(self, amount=1.0):
+        Deadly.left -= 1
+        if not Deadly.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+index = IndexFolder(Path(sys.argv[1]))
+with index.locked():
+    build_bm25(index, BM25Settings(), max_bytes=4000, progress=Deadly(), chunk=16)
+"""
+
+
+def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    texts = [f"common word{i % 7} number {i}" for i in range(100)]
+    whole = build(tmp_path / "whole", texts)
+    index = IndexFolder(tmp_path / "killed")
+    given = GivenCorpus("given", [Passage(str(row), text) for row, text in enumerate(texts)])
+    build_passages(index, given, PassageRules(), progress=Silent())
+    for after in ("2", "4", "4", "-1"):  # while words are cut, at the end of that, while scores are merged
+        command = [sys.executable, "-c", KILLED, str(index.path), after]
+        done = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+        assert done.returncode == (0 if after == "-1" else -signal.SIGKILL), done.stderr.decode()
+    assert index.need("bm25") == whole
+    assert sorted(path.name for path in (index.path / "bm25").iterdir()) == sorted([*whole.files, "manifest.json"])

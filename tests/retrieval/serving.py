@@ -1,0 +1,136 @@
+"""A retrieval server for tests: in a thread of this process, or in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.retrieval.server import ServeSettings, retrieval_app
+from reasonrag.types import Passage
+from tests.e2e.world import pages
+
+SEA = [Passage(row["id"], row["contents"]) for row in pages()]
+
+# Arguments: a cache folder, a file whose absence holds searches back, seconds of the drain.
+SERVE = """
+import asyncio, sys
+from pathlib import Path
+from reasonrag.retrieval.server import ServeSettings, serve
+from tests.retrieval.serving import sea_index
+
+class Held:
+    def __init__(self, inner, gate):
+        self.inner, self.gate, self.fingerprint = inner, gate, inner.fingerprint
+    async def search(self, queries, top_k):
+        while "held" in queries and not self.gate.exists():
+            await asyncio.sleep(0.005)
+        return await self.inner.search(queries, top_k)
+    async def aclose(self):
+        await self.inner.aclose()
+
+cache, gate, drain_s = sys.argv[1:]
+retriever = Held(sea_index(Path(cache)), Path(gate))
+sys.exit(serve(retriever, ServeSettings(port=0, drain_s=int(drain_s))))
+"""
+
+
+def sea_index(cache: Path) -> BM25Retriever:
+    """The small world of ships."""
+    return BM25Retriever.open(SEA, cache=cache)
+
+
+@contextmanager
+def serving(retriever: Retriever, **settings: Any) -> Iterator[int]:
+    """A server in a thread; yields its port."""
+    app = retrieval_app(retriever, ServeSettings(**settings))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+class ServerProcess:
+    """`reasonrag index serve`, or a server that holds searches back; ready when the constructor returns."""
+
+    def __init__(self, cache: Path, port: int = 0, *, gate: Path | None = None, drain_s: int = 30) -> None:
+        if gate is None:
+            (index,) = cache.glob("bm25-*")
+            arguments = ["-m", "reasonrag", "index", "serve", str(index), "--port", str(port)]
+        else:
+            arguments = ["-c", SERVE, str(cache), str(gate), str(drain_s)]
+        command = [sys.executable, *arguments]
+        root = str(Path(__file__).parents[2])
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+        self.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        assert self.child.stdout
+        self.line = self.child.stdout.readline().strip()
+        assert self.line, self.child.communicate(timeout=10)
+        self.url = self.line.split()[2]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def ended(self, timeout_s: float = 30.0) -> tuple[int, str]:
+        """Exit code and stderr."""
+        _, stderr = self.child.communicate(timeout=timeout_s)
+        return self.child.returncode, stderr
+
+    def kill(self) -> None:
+        """SIGKILL, now."""
+        self.child.kill()
+        self.child.communicate(timeout=10)
+
+
+def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
+    """Status, JSON (or text), and headers in lower case."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, path, sent, headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+    kind = response.headers["Content-Type"]
+    found = {name.lower(): value for name, value in response.headers.items()}
+    return response.status, json.loads(text) if kind == "application/json" else text, found
+
+
+def ask(port: int, *queries: str, **fields: Any) -> tuple[int, Any, dict[str, str]]:
+    """`POST /retrieve` with scores unless the fields say otherwise."""
+    return call(port, "POST", "/retrieve", {"queries": list(queries), "return_scores": True, **fields})
+
+
+def gauge(port: int, name: str) -> float:
+    """The value of a line of /metrics; 0 where it is not there yet."""
+    lines = call(port, "GET", "/metrics")[1].splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+
+def wait_for(port: int, name: str, value: float, timeout_s: float = 20.0) -> None:
+    """Return as soon as a line of /metrics has this value."""
+    end = time.monotonic() + timeout_s
+    while gauge(port, name) != value:
+        assert time.monotonic() < end, f"{name} is {gauge(port, name)}, not {value}"
+        time.sleep(0.01)
+
+
+def found(retriever: Retriever, queries: Sequence[str], top_k: int) -> list[list[dict[str, Any]]]:
+    """What a search in this process finds, as the server writes it."""
+    rankings = asyncio.run(retriever.search(queries, top_k))
+    return [[{"document": {"id": p.id, "contents": p.contents}, "score": p.score} for p in r] for r in rankings]

