@@ -16,7 +16,7 @@ _PACKAGES = {
     "train": ("torch", "transformers", "trl", "peft", "accelerate"),
     "dense": ("faiss-cpu", "sentence-transformers"),
     "serve": ("fastapi", "uvicorn", "prometheus-client"),
-    "gpu": ("faiss-gpu-cu12",),
+    "gpu": ("faiss-gpu",),
     "vllm": ("vllm",),
     "ray": ("ray",),
 }

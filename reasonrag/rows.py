@@ -17,6 +17,8 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
 
 Row = tuple[int, Any]
 
+_PARQUET_ROWS = 256  # at a time: they may hold whole books
+
 
 def raw_rows(
     path: Path, start: int = 0, reached: Callable[[float], object] = lambda share: None
@@ -125,7 +127,7 @@ def _parquet_rows(path: Path, start: int, reached: Callable[[float], object]) ->
                 if number + rows <= start:
                     number += rows
                     continue
-                for batch in file.iter_batches(row_groups=[group]):
+                for batch in file.iter_batches(_PARQUET_ROWS, row_groups=[group]):
                     for row in batch.to_pylist():
                         number += 1
                         if number > start:

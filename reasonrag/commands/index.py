@@ -61,9 +61,7 @@ def doctor(folder: Path, given: Mapping[str, Any], *, sample: int, seed: int, as
     """Examine, and print a table or JSON."""
     log_plainly()
     with StageLines(error_console()) as progress:
-        report = examine(
-            folder, lambda: open_index(folder, _settings(given)), sample=sample, seed=seed, progress=progress
-        )
+        report = examine(folder, _settings(given), sample=sample, seed=seed, progress=progress)
     if as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False))
     else:

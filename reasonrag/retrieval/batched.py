@@ -196,7 +196,9 @@ class BatchedRetriever:
 
     def _fail(self, batch: _Batch, queries: list[str], top_k: int, error: Exception) -> None:
         for query in queries:
-            self._take(batch, query, top_k).set_exception(error)
+            future = self._take(batch, query, top_k)
+            future.set_exception(error)
+            future.exception()  # asyncio would complain of one that nobody waits for any more
 
     def _take(self, batch: _Batch, query: str, top_k: int) -> asyncio.Future[Ranking]:
         """Who asks for this query from now on starts another lookup, or finds it in the store."""

@@ -252,7 +252,7 @@ def passage_contents(row: Mapping[str, Any]) -> str | None:
     """The `contents` of a passage, or its `title` and `text` put together, or None where there is no text."""
     contents, title, text = row.get("contents"), row.get("title"), row.get("text")
     if not isinstance(contents, str) and isinstance(text, str) and text.strip():
-        contents = f"{one_line(title)}\n{text}" if isinstance(title, str) else text
+        contents = f"{one_line(str(title))}\n{text}" if isinstance(title, str | int) else text
     return valid_unicode(contents) if isinstance(contents, str) and contents.strip() else None
 
 

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from reasonrag.errors import ConfigError, RetrievalError
 from reasonrag.retrieval.encoder_files import find_files
 from reasonrag.retrieval.encoders import TextEncoder, differences, open_text_encoder
-from reasonrag.retrieval.index.embeddings import encoder_of
+from reasonrag.retrieval.index.embeddings import Embeddings, encoder_of
+from reasonrag.retrieval.index.exact import ExactSearch
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.passages import PassageStore
+from reasonrag.retrieval.index.tuning import TOP_K, recall_at_10
 from reasonrag.retrieval.index.vectors import open_vectors
 from reasonrag.text import one_line
 from reasonrag.types import Passage
@@ -49,6 +51,7 @@ class DenseRetriever:
             DataError: a part is missing or damaged.
             ConfigError: the encoder cannot be opened, or is not the one that the index was built with.
         """
+        self._index = index
         passages = index.verify("passages")
         identity, location = encoder_of(index)
         self._vectors = open_vectors(index, gpu=gpu)
@@ -75,6 +78,10 @@ class DenseRetriever:
         # One thread: FAISS on GPUs allows no second one, and the encoder fills all cores by itself.
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)
 
+    async def recall_at_10(self, queries: Sequence[str]) -> float:
+        """Share of exact search's ten best that this search finds, in [0, 1]; the index has its embeddings."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._recall, list(queries))
+
     async def aclose(self) -> None:
         """Wait for the search in progress, then let go of thread and files."""
         await asyncio.to_thread(self._thread.shutdown)
@@ -95,6 +102,11 @@ class DenseRetriever:
             for query, *best in zip(asked, scores, rows, strict=True)
         }
         return [found.get(query, ()) for query in queries]
+
+    def _recall(self, queries: list[str]) -> float:
+        vectors = self._encoder.encode_queries(queries)
+        exact = ExactSearch(Embeddings.open(self._index))
+        return recall_at_10(self._vectors.search(vectors, TOP_K), exact.search(vectors, TOP_K))
 
 
 def _open(

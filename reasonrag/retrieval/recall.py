@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ class Recall:
 async def recall(
     retriever: Retriever, questions: Sequence[Question], cuts: Sequence[int]
 ) -> tuple[list[dict[int, Recall]], int]:
-    """Search for each question's own words.
+    """Search for each question's own words. A piece `ID#2` of a passage that was split counts for the passage.
 
     Args:
         retriever: what is measured.
@@ -49,10 +50,16 @@ async def recall(
         batch = needed[start : start + _AT_ONCE]
         rankings = await retriever.search([question.question for question, _ in batch], max(cuts))
         for (_, gold), ranking in zip(batch, rankings, strict=True):
-            ids = [passage.id for passage in ranking]
+            ids = [_of_which(passage.id, gold) for passage in ranking]
             at = {k: gold & set(ids[:k]) for k in cuts}
             found.append({k: Recall(bool(hits), hits == gold) for k, hits in at.items()})
     return found, len(questions) - len(needed)
+
+
+def _of_which(passage: str, gold: set[str]) -> str:
+    """The gold passage that a passage is a piece of; its own id where it is of none."""
+    whole = re.sub(r"#[0-9]+$", "", passage)
+    return whole if passage not in gold and whole in gold else passage
 
 
 def gold_ids(question: Question) -> set[str]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from reasonrag.errors import ConfigError, RetrievalError
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.encoder_files import EncoderFiles, find_files
-from reasonrag.text import one_line
+from reasonrag.text import one_line, valid_unicode
 from reasonrag.types import Passage
 
 _LOADING = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError)
@@ -84,7 +84,7 @@ class CrossEncoderReranker:
         from torch.nn import Identity
 
         # No sigmoid: it keeps the order, but good passages would all become 1.0 in half precision.
-        pairs = [(query, passage.contents) for passage in passages]
+        pairs = [(valid_unicode(query), passage.contents) for passage in passages]  # tokenizers refuse lone surrogates
         scores: list[float] = self._model.predict(
             pairs, batch_size=self._batch_size, activation_fn=Identity(), show_progress_bar=False
         ).tolist()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.e2e import product
 
-HEAVY = ("torch", "trl", "datasets", "faiss", "transformers", "vllm", "bm25s", "pyarrow")
-COMMANDS = ("build-tree", "pairs", "demo", "demo world", "demo policy", "doctor")
+HEAVY = (
+    *("torch", "trl", "datasets", "faiss", "transformers", "vllm", "bm25s", "pyarrow"),
+    *("fastapi", "sentence_transformers"),
+)
+COMMANDS = (
+    *("build-tree", "pairs", "demo", "demo world", "demo policy", "doctor"),
+    *("index", "index build", "index serve", "index doctor", "index recall"),
+)
 
 
 def imported(*command: str) -> set[str]:
@@ -43,11 +49,13 @@ def test_nothing_heavy_is_imported(command: tuple[str, ...]) -> None:
 
 
 def test_help_comes_at_once() -> None:
+    """By the seconds of a core that it takes: those on the wall are the machine's, which has other things to do."""
     took = []
     for _ in range(3):
-        began = time.monotonic()
+        began = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert product.run("--help").returncode == 0
-        took.append(time.monotonic() - began)
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime)
     print(f"reasonrag --help: {min(took):.2f} s at best of three")
     assert min(took) < 2
 

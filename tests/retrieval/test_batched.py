@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -240,6 +241,23 @@ def test_closing_tells_those_who_wait_and_closes_the_inner_one() -> None:
 
     asyncio.run(ask())
     assert inner.closed == 1 and batched.fingerprint == "echo"
+
+
+def test_closing_is_silent_where_nobody_waits_any_more() -> None:
+    complaints: list[dict[str, object]] = []
+
+    async def leave_and_close() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        batched = BatchedRetriever(EchoRetriever(delay_s=60))
+        waiting = asyncio.create_task(batched.search(["q"], 1))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await batched.aclose()
+        gc.collect()
+
+    asyncio.run(leave_and_close())
+    assert complaints == []
 
 
 def test_a_store_with_a_limit_forgets_what_was_not_asked_for_the_longest() -> None:

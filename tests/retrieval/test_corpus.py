@@ -13,6 +13,7 @@ import pytest
 
 from reasonrag.errors import DataError
 from reasonrag.retrieval.corpus import GivenCorpus, open_corpus, passage_contents
+from reasonrag.rows import raw_rows
 from reasonrag.types import Passage
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
@@ -57,6 +58,16 @@ def test_all_kinds_of_file_give_the_same_rows_from_any_row_on(tmp_path: Path) ->
         for start in (0, 1, 3, 6, 7, 9):
             assert list(corpus.rows(start)) == list(enumerate(ROWS, 1))[start:], (path.name, start)
         assert corpus.fraction() == 1.0
+
+
+def test_parquet_is_read_a_few_rows_at_a_time(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"id": list(range(2000)), "contents": ["x"] * 2000}), tmp_path / "c.parquet")
+    shares: list[float] = []
+    assert len(list(raw_rows(tmp_path / "c.parquet", reached=shares.append))) == 2000
+    assert len(shares) > 4
 
 
 def test_a_folder_of_files_is_one_corpus_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -170,6 +181,7 @@ def test_contents_are_title_and_text_where_there_are_none() -> None:
     assert passage_contents({"contents": "T\nx"}) == "T\nx"
     assert passage_contents({"title": "T\n1", "text": "x"}) == "T 1\nx"
     assert passage_contents({"title": None, "text": "x\ud83d"}) == "x?"
+    assert passage_contents({"title": 1917, "text": "x"}) == "1917\nx"
     assert passage_contents({"title": "T"}) is passage_contents({"contents": " "}) is None
 
 

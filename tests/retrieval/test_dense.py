@@ -18,7 +18,7 @@ from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.progress import Silent
 from reasonrag.retrieval.index.vector_settings import VectorSettings
 from reasonrag.retrieval.index.vectors import build_vectors
-from tests.retrieval.index.dense_toys import WordsEncoder, passages
+from tests.retrieval.index.dense_toys import WordsEncoder, passages, sentences
 
 faiss = pytest.importorskip("faiss")
 needs_model = pytest.mark.skipif(
@@ -183,3 +183,25 @@ def test_an_adopted_index_is_searched_without_embeddings(tmp_path):
     for one, other in zip(adopted, own, strict=True):
         assert [passage.id for passage in one] == [passage.id for passage in other]
         assert np.allclose([p.score for p in one], [p.score for p in other], atol=1e-6)
+
+
+def test_what_an_approximate_search_misses_is_measured_against_exact_search(tmp_path):
+    texts = sentences(1500)
+    index, encoder = passages(tmp_path / "index", texts), WordsEncoder()
+    with index.locked():
+        build_embeddings(index, encoder, progress=Silent())
+        exact = DenseRetriever(index, encoder)
+        settings = VectorSettings(
+            "ivf-sq8", clusters=32, training_rows=1500, code_bytes=encoder.dims, block_rows=8192, recall=0.3
+        )
+        build_vectors(index, settings, max_bytes=1 << 30, progress=Silent())
+    queries = sentences(60, seed=1)
+    rough = DenseRetriever(index, encoder)
+    measured = asyncio.run(rough.recall_at_10(queries))
+    found, wanted = ask(rough, queries, 10), ask(exact, queries, 10)
+    hits = [
+        sum(passage.score >= best[-1].score - 1e-6 for passage in ranking)
+        for ranking, best in zip(found, wanted, strict=True)
+    ]
+    assert measured == pytest.approx(sum(hits) / 600, abs=0.01)
+    assert 0.1 < measured < 0.95

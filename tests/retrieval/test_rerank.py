@@ -193,6 +193,11 @@ def test_what_is_too_long_is_cut(model):
     assert short != pytest.approx(one, abs=1e-3)
 
 
+def test_a_lone_surrogate_in_a_query_fails_nothing(model):
+    reranker = CrossEncoderReranker(str(model), device="cpu")
+    assert reranker.score("sharks \ud83d", FILMS) == reranker.score("sharks ?", FILMS)
+
+
 def test_the_identity_is_of_the_weights_and_not_of_the_place(model, tmp_path):
     copy = shutil.copytree(model, tmp_path / "copy")
     (copy / "README.md").write_text("anything")

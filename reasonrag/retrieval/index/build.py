@@ -43,8 +43,13 @@ def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: Bui
     """
     if not config.kind:
         raise ConfigError("nothing is asked for; add --kind bm25, --kind dense, or both")
+    if "bm25" in config.kind:
+        from reasonrag.retrieval.index.postings import BM25Settings, Tokenizer
+
+        Tokenizer(BM25Settings(**config.bm25.model_dump()))  # an unknown language is told now, not behind the passages
     index = IndexFolder(path)
     _claim(index)
+    _apart(index, config.corpus)
     with index.locked():
         progress.note(f"memory: at most {show_size(config.max_bytes)} (--max-memory)")
         _passages(index, config, replace, progress)
@@ -56,11 +61,19 @@ def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: Bui
 def _claim(index: IndexFolder) -> None:
     """Refuse a folder of somebody else's files."""
     try:
-        strange = [path.name for path in index.path.iterdir()] if index.path.exists() else []
+        names = [path.name for path in index.path.iterdir()] if index.path.exists() else []
     except OSError as error:
         raise DataError(f"{index.path} cannot hold an index ({error.strerror}); choose another folder") from error
+    strange = [name for name in names if name != ".lock"]  # a build that is beginning has no more
     if strange and not index.begun():
         raise DataError(f"{index.path} holds other files ({sorted(strange)[0]}, ...) and no index; choose a new folder")
+
+
+def _apart(index: IndexFolder, corpus: str | None) -> None:
+    """Refuse an index within the folder of its corpus: the next look at the corpus would find the index in it."""
+    folder = Path(corpus or "").expanduser()
+    if corpus and folder.is_dir() and index.path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{index.path} lies in its own corpus {corpus}; choose a folder outside of it")
 
 
 def _passages(index: IndexFolder, config: IndexConfig, replace: bool, progress: BuildProgress) -> None:
@@ -76,12 +89,12 @@ def _passages(index: IndexFolder, config: IndexConfig, replace: bool, progress: 
     progress.note(f"passages: at most {show_size(sum(passages_memory(0).values()))} and 24 bytes a passage{known}")
     wanted = config.passages
     rules = PassageRules(strict=wanted.strict, max_words=wanted.max_words, chunk_words=wanted.chunk_words)
-    before = there and there.fingerprint
     if there is not None and not replace:
         _same_corpus(index, there, source, rules)
     made = build_passages(index, source, rules, progress=progress)
-    if before not in (None, made.fingerprint):
-        for part in ("vectors", "embeddings", "bm25"):
+    # By what they were made of, not by what lay there before: a killed build may have replaced the passages alone.
+    for part in index.parts() if replace else []:
+        if index.stale(part, made):
             index.remove(part)
 
 
@@ -95,20 +108,24 @@ def _same_corpus(index: IndexFolder, there: Manifest, source: CorpusSource, rule
 
 
 def _bm25(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:
-    from reasonrag.retrieval.index.postings import BM25Settings, bm25_memory, build_bm25
+    from reasonrag.retrieval.index.postings import CHUNK, BM25Settings, bm25_memory, build_bm25
 
     passages = index.need("passages")
-    size = {"passages": passages.counts["passages"], "words": passages.files[PASSAGES][0] // _BYTES_A_WORD}
-    least = bm25_memory(**size, max_bytes=0)
-    spare = config.max_bytes - sum(least.values())
-    if spare < 0:
+    count, words = passages.counts["passages"], passages.files[PASSAGES][0] // _BYTES_A_WORD
+    for chunk in (CHUNK, CHUNK // 4, CHUNK // 16, CHUNK // 64):  # fewer at a time is slower and gives the same bytes
+        least = bm25_memory(count, words, max_bytes=0, chunk=chunk)
+        spare = config.max_bytes - sum(least.values())
+        if spare >= 0:
+            break
+    else:
         raise ConfigError(
-            f"bm25 over {size['passages']:,} passages may take {_shown(least)}; that is more than "
+            f"bm25 over {count:,} passages may take {_shown(least)}; that is more than "
             f"{show_size(config.max_bytes)}: allow more (--max-memory)"
         )
     merging = min(least["merge"] + spare, _MOST_MERGED)
-    progress.note(f"bm25: at most {_shown(bm25_memory(**size, max_bytes=merging))}")
-    build_bm25(index, BM25Settings(**config.bm25.model_dump()), max_bytes=merging, progress=progress)
+    progress.note(f"bm25: at most {_shown(bm25_memory(count, words, max_bytes=merging, chunk=chunk))}")
+    settings = BM25Settings(**config.bm25.model_dump())
+    build_bm25(index, settings, max_bytes=merging, progress=progress, chunk=chunk)
 
 
 def _shown(memory: Mapping[str, int]) -> str:

@@ -13,6 +13,7 @@ from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.passages import PassageStore
 from reasonrag.retrieval.index.progress import BuildProgress
 from reasonrag.retrieval.index.sample import self_queries
+from reasonrag.retrieval.open import OpenSettings, open_index
 
 TOP_K = 10
 _BATCH = 64
@@ -20,14 +21,12 @@ _BATCH = 64
 Report = dict[str, Any]
 
 
-def examine(
-    path: Path, open_retriever: Callable[[], Retriever], *, sample: int, seed: int, progress: BuildProgress
-) -> Report:
+def examine(path: Path, settings: OpenSettings, *, sample: int, seed: int, progress: BuildProgress) -> Report:
     """Read every byte, then search for pieces of the index's own passages.
 
     Args:
         path: the index folder.
-        open_retriever: opens it as it shall be used.
+        settings: how it shall be searched.
         sample: how many passages are searched for.
         seed: of the sample.
         progress: told what is looked at.
@@ -44,13 +43,15 @@ def examine(
     report: Report = {"parts": _read_all(index, progress)}
     before = resident()
     started = time.perf_counter()
-    retriever = open_retriever()
+    retriever = open_index(path, settings)
     report["open_s"] = time.perf_counter() - started
     store = PassageStore(index.part("passages"))
     asked = [(store.passage(row).id, piece) for row, piece in self_queries(store, sample, seed=seed)]
     store.close()
     progress.start("self-queries", total=len(asked), unit="queries")
     report |= asyncio.run(_search_for(retriever, asked))
+    if settings.kind != "bm25" and {"vectors", "embeddings"} <= set(index.parts()):
+        report["recall_at_10"] = asyncio.run(_recall(index, settings, [piece for _, piece in asked]))
     progress.advance(len(asked))
     after = resident()
     report["resident_bytes"] = None if after is None or before is None else max(after - before, 0)
@@ -98,6 +99,18 @@ async def _search_for(retriever: Retriever, asked: list[tuple[str, str]]) -> Rep
         "found_at_10": sum(place is not None for place in places) / len(places),
         "queries_per_s": {"alone": alone, f"batches of {_BATCH}": batched},
     }
+
+
+async def _recall(index: IndexFolder, settings: OpenSettings, queries: list[str]) -> float:
+    from reasonrag.retrieval.dense import DenseRetriever
+
+    retriever = DenseRetriever(
+        index, settings.encoder, device=settings.device, trust_remote_code=settings.trust_remote_code
+    )
+    try:
+        return await retriever.recall_at_10(queries)
+    finally:
+        await retriever.aclose()
 
 
 async def _timed(count: int, call: Callable[[int], Awaitable[object]]) -> float:

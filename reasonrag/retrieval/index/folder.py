@@ -209,8 +209,8 @@ class IndexFolder:
         return [part for part in PARTS if (self.part(part) / _MANIFEST).exists()]
 
     def begun(self) -> bool:
-        """Whether an index is there, or the beginning of one."""
-        return bool(self.parts() or self._drafts() or (self.path / ".lock").exists())
+        """Whether an index is there, or the beginning of one; a lock alone may be that of a run."""
+        return bool(self.parts() or self._drafts())
 
     def holds(self, plan: Plan) -> bool:
         """Whether that part is there, made by this very plan. A damaged manifest is not."""
@@ -219,6 +219,14 @@ class IndexFolder:
         except DataError:
             return False
         return manifest is not None and manifest.plan.document() == plan.document()
+
+    def stale(self, part: Part, under: Manifest) -> bool:
+        """Whether a part was made of another one than this; a damaged manifest does not say so."""
+        try:
+            manifest = self.manifest(part)
+        except DataError:
+            return False
+        return manifest is not None and manifest.plan.made_of.get(under.plan.part) not in (None, under.fingerprint)
 
     def sound(self, plan: Plan) -> Manifest | None:
         """The part made by this very plan, where it is there and undamaged."""
@@ -233,23 +241,24 @@ class IndexFolder:
             new, here, old = self.path / f".building-{part}", self.part(part), self.path / f".old-{part}"
             if (new / _MANIFEST).exists():
                 shutil.rmtree(new / _SCRATCH, ignore_errors=True)
-                shutil.rmtree(old, ignore_errors=True)
+                _discard(old)
                 with contextlib.suppress(FileNotFoundError):
                     here.rename(old)
                 new.rename(here)
                 fsync_folder(self.path)
                 self._remember(part, self.need(part))
-            shutil.rmtree(old, ignore_errors=True)
+            _discard(old)
 
     def remove(self, part: Part) -> None:
         """Take a part away."""
-        shutil.rmtree(self.part(part), ignore_errors=True)
+        _discard(self.part(part))
 
     def verify(self, part: Part, *, fully: bool = False) -> Manifest:
         """Whether a part's files are the ones that were written.
 
-        A file is read to the end where it changed since it was last read so (by size and time of change), or was never
-        read on this machine; otherwise a look at its size and time is all it costs, so opening stays quick.
+        A file is read to the end where it changed since it was last read so (by size, time of change and inode, so that
+        a copy is read too), or was never read on this machine; otherwise a look at these is all it costs, so opening
+        stays quick.
 
         Args:
             part: which one.
@@ -283,7 +292,7 @@ class IndexFolder:
         return manifest
 
     def _known(self, part: Part, manifest: Manifest) -> dict[str, list[int]]:
-        """Size and time of the files that were read to the end before, where they were of this very manifest."""
+        """Size, time and inode of the files that were read to the end before, where they were of this very manifest."""
         kept = _read_json(self.path / _VERIFIED)
         entry = kept.get(part) if isinstance(kept, dict) else None
         if not isinstance(entry, dict) or entry.get("fingerprint") != manifest.fingerprint:
@@ -305,9 +314,17 @@ class IndexFolder:
         return list(self.path.glob(".building-*"))
 
 
+def _discard(path: Path) -> None:
+    """Take a folder away; of a link, which may lead to another disk, the link."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _times(path: Path) -> list[int]:
     stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns]
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
 def _facts(path: Path) -> tuple[int, str]:

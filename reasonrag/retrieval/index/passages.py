@@ -8,7 +8,7 @@ import mmap
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from reasonrag.questions import RowProblems, text_id
 from reasonrag.retrieval.corpus import CorpusSource, passage_contents
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.progress import BuildProgress
+from reasonrag.rows import Row
 from reasonrag.text import one_line, printable, valid_unicode
 from reasonrag.types import Passage
 
@@ -35,7 +36,7 @@ _UNUSABLE = "Repair or remove these rows; a passage has an id of its own and con
 # A run of more than 100 characters counts as several words: not every script puts blanks between them.
 _WORD = re.compile(r"\S{1,100}")
 _TITLE_WORDS = 30
-_BATCH = 1000  # rows whose ids are looked up together
+_BATCH, _BATCH_CHARS = 1000, 4 << 20  # rows whose ids are looked up together, and characters of them
 _as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each line
 
 
@@ -83,6 +84,21 @@ class PassageStore:
         for row in range(start, min(stop, len(self))):
             yield self.passage(row).contents
 
+    def ranges(self, rows: int) -> Iterator[tuple[int, int]]:
+        """First and last row (exclusive) of ranges that cover all passages in order.
+
+        None has more than `rows` passages, nor more bytes than `rows` passages of mean size, but for single passages.
+        """
+        import numpy as np
+
+        size = int(self._offsets[-1]) * rows // len(self)
+        start = 0
+        while start < len(self):
+            fits = int(np.searchsorted(self._offsets, self._offsets[start] + size, side="right")) - 1
+            stop = max(start + 1, min(start + rows, fits))
+            yield start, stop
+            start = stop
+
     def close(self) -> None:
         """Let go of the file."""
         self._lines.close()
@@ -126,8 +142,7 @@ def build_passages(
     draft = Draft(index, plan)
     with _Writer(draft, rules) as writer:
         progress.start("passages", total=source.total, unit="rows", done=writer.row)
-        rows = source.rows(writer.row)
-        while batch := list(islice(rows, _BATCH)):
+        for batch in _batches(source.rows(writer.row)):
             before = writer.row
             writer.add(batch)
             progress.advance(writer.row - before)
@@ -153,7 +168,7 @@ def _report(
     reasons = {name: count for name, count in counts.items() if name not in ("rows", "passages")}
     found = "; ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
     if not counts["passages"]:
-        raise DataError(f"{source.name}: no passages in it{f' ({found})' if found else ''}")
+        raise DataError(f"{source.name}: no passages in it{f' ({found}). {_UNUSABLE}' if found else ''}")
     if found:
         progress.note(f"{counts['rows']:,} rows gave {counts['passages']:,} passages. {found}; see {SET_ASIDE}")
 
@@ -193,14 +208,12 @@ class _Writer:
     def add(self, batch: Sequence[tuple[int, Any]]) -> None:
         """Write the passages of these rows, and set aside what is none."""
         self._aside = []
-        passages = [found for number, row in batch for found in self._passages(number, row)]
-        new, hashes = self._ids.add([passage.id for _, passage in passages])
+        found = [(number, pieces) for number, row in batch if (pieces := self._passages(number, row))]
+        new, hashes = self._ids.add([piece.id for _, pieces in found for piece in pieces])
         self._files[_IDS].write(hashes)
-        for (number, passage), is_new in zip(passages, new, strict=True):
-            if is_new:
-                self._write(passage)
-            else:
-                self._aside.append((number, passage.id, _DUPLICATE))
+        is_new = iter(new.tolist())
+        for number, pieces in found:
+            self._take(number, pieces, list(islice(is_new, len(pieces))))
         for number, row_id, reason in sorted(self._aside, key=lambda entry: entry[0]):
             self._counts[reason] += 1
             self._files[SET_ASIDE].write(_aside_line(number, row_id, reason))
@@ -216,27 +229,37 @@ class _Writer:
             file.write(json.dumps({"row": self.row, "sizes": sizes, "counts": self._counts}).encode())
         self.saved = self.row
 
+    def _take(self, number: int, pieces: Sequence[Passage], new: Sequence[bool]) -> None:
+        """Write the pieces of one row; a row whose own id came before leaves none, however many pieces it has."""
+        if not new[0]:
+            self._aside.append((number, pieces[0].id, _DUPLICATE))
+            return
+        if len(pieces) > 1 and self._rules.chunk_words is None:
+            self._aside.append((number, pieces[0].id, _TOO_LONG.format(self._rules.max_words)))
+        for piece, is_new in zip(pieces, new, strict=True):
+            if is_new:
+                self._write(piece)
+            else:
+                self._aside.append((number, piece.id, _DUPLICATE))
+
     def _write(self, passage: Passage) -> None:
         line = _as_json({"id": passage.id, "contents": passage.contents}).encode() + b"\n"
         self._end += self._files[PASSAGES].write(line)
         self._files[OFFSETS].write(self._end.to_bytes(8, "little"))
         self._counts["passages"] += 1
 
-    def _passages(self, number: int, row: Any) -> Iterator[tuple[int, Passage]]:
-        """The passages of one row; none where it is set aside."""
+    def _passages(self, number: int, row: Any) -> list[Passage]:
+        """The pieces of one row; none where it is set aside."""
         given = row.get("id") if isinstance(row, dict) else None
         contents = passage_contents(row) if isinstance(row, dict) else None
         row_id = text_id(given)
         if row_id is None or contents is None:
             reason = _NOT_JSON if not isinstance(row, dict) else _NO_CONTENTS if contents is None else _NO_ID
             self._aside.append((number, given, reason))
-            return
+            return []
         limit = self._rules.chunk_words or self._rules.max_words
         pieces = [contents] if self._rules.strict else split(contents, limit)
-        if len(pieces) > 1 and self._rules.chunk_words is None:
-            self._aside.append((number, row_id, _TOO_LONG.format(limit)))
-        for place, piece in enumerate(pieces, 1):
-            yield number, Passage(row_id if place == 1 else f"{row_id}#{place}", piece)
+        return [Passage(row_id if i == 1 else f"{row_id}#{i}", piece) for i, piece in enumerate(pieces, 1)]
 
 
 class _Ids:
@@ -285,6 +308,20 @@ def split(contents: str, max_words: int) -> list[str]:
         return [contents]
     bounds = [(words[i][0], words[min(i + max_words, len(words)) - 1][1]) for i in range(0, len(words), max_words)]
     return [f"{title}{line}{text[start:stop]}" for start, stop in bounds]
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Rows in a row: so many, or fewer large ones, so that whole books take no more memory than sentences."""
+    batch: list[Row] = []
+    chars = 0
+    for number, row in rows:
+        batch.append((number, row))
+        chars += sum(len(value) for value in row.values() if isinstance(value, str)) if isinstance(row, dict) else 0
+        if len(batch) == _BATCH or chars >= _BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
 
 
 def _aside_line(number: int, row_id: object, reason: str) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from reasonrag.errors import ConfigError, DataError
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
@@ -29,7 +29,7 @@ _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indpt
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
 # Words of one letter count: without them "U.S." or "Malcolm X" would search for less than they say, or for nothing.
 _TOKEN = r"(?u)\w+"
-_CHUNK = 65_536  # passages
+CHUNK = 65_536  # passages
 _BYTES_A_POSTING = 80  # while scores are merged
 
 
@@ -115,7 +115,7 @@ def build_bm25(
     *,
     max_bytes: int,
     progress: BuildProgress,
-    chunk: int = _CHUNK,
+    chunk: int = CHUNK,
 ) -> Manifest:
     """Build the part `bm25`, if it is not there or damaged, going on where a killed process stopped.
 
@@ -126,7 +126,7 @@ def build_bm25(
         settings: of the search.
         max_bytes: what scores may take while they are merged; see `bm25_memory` for the rest.
         progress: is told.
-        chunk: passages cut into words at a time. It does not change the result.
+        chunk: passages cut into words at a time, fewer where they are long. It does not change the result.
 
     Raises:
         ConfigError: no such stemmer or stop-words.
@@ -138,7 +138,7 @@ def build_bm25(
     tokenizer = Tokenizer(settings)
     draft = Draft(index, plan)
     store = PassageStore(index.part("passages"))
-    chunks = [_Chunk(draft, start, min(start + chunk, len(store))) for start in range(0, len(store), chunk)]
+    chunks = [_Chunk(draft, start, stop) for start, stop in store.ranges(chunk)]
     done = sum(piece.stop - piece.start for piece in chunks if piece.done)
     progress.start("words of passages", total=len(store), unit="passages", done=done)
     for piece in chunks:
@@ -153,7 +153,7 @@ def build_bm25(
     return draft.finish({"passages": chunks[-1].stop, "words": len(frequencies), "postings": int(frequencies.sum())})
 
 
-def bm25_memory(passages: int, words: int, *, max_bytes: int) -> dict[str, int]:
+def bm25_memory(passages: int, words: int, *, max_bytes: int, chunk: int = CHUNK) -> dict[str, int]:
     """Bytes that building takes at most, by cause: their sum is more than the peak, as not all come at once.
 
     The vocabulary is an estimate for natural text (Heaps' law, 40 * words ** 0.55); nothing else depends on the text.
@@ -162,10 +162,11 @@ def bm25_memory(passages: int, words: int, *, max_bytes: int) -> dict[str, int]:
         passages: in the index.
         words: of all of them together.
         max_bytes: as for `build_bm25`.
+        chunk: as for `build_bm25`.
     """
     return {
         "libraries": 200 << 20,
-        "chunk": 120 * min(words, words * _CHUNK // max(passages, 1)),
+        "chunk": 120 * min(words, words * chunk // max(passages, 1)),
         "vocabulary": 320 * int(40 * words**0.55),
         "lengths": 20 * passages,
         "merge": max(max_bytes, 8 * passages),
@@ -213,10 +214,8 @@ class _Chunk:
 
     def put(self, name: str, values: NDArray[Any]) -> None:
         """Write an array."""
-        import numpy as np
-
         with self._draft.writing(f"{self._name}/{name}.npy", scratch=True) as file:
-            np.save(file, values, allow_pickle=False)
+            _save(file, values)
 
     def array(self, name: str) -> NDArray[Any]:
         """An array, memory-mapped."""
@@ -267,7 +266,7 @@ class _Merge:
 
         total = int(self._indptr[-1])
         with self._draft.writing(_INDPTR) as file:
-            np.save(file, self._indptr, allow_pickle=False)
+            _save(file, self._indptr)
         progress.start("scores", total=total, unit="scores")
         with self._draft.writing(_DATA) as data, self._draft.writing(_INDICES) as indices:
             for file, kind in ((data, "<f4"), (indices, "<i4")):
@@ -303,6 +302,14 @@ class _Merge:
             found_in[target] = rows
             heads[words - start] += counts
         return scores, found_in
+
+
+def _save(file: IO[bytes], values: NDArray[Any]) -> None:
+    """The bytes of `np.save`, whose error on a full disk says neither which file nor why."""
+    import numpy as np
+
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+    file.write(values.data)
 
 
 def _write_parameters(draft: Draft, settings: BM25Settings, passages: int) -> None:

@@ -121,7 +121,7 @@ def parse_size(text: str) -> int:
     >>> parse_size("1.5G"), parse_size("512 MB")
     (1610612736, 536870912)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if match is None:
         raise ConfigError(f"size {text!r} is not of the form 8G or 512M")
     size = int(float(match[1]) * _UNITS[match[2].upper()])

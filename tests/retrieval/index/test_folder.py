@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,31 @@ def test_damage_that_hides_its_time_is_found_by_a_full_look_and_on_another_machi
     (tmp_path / ".verified.json").unlink()
     with pytest.raises(DataError, match="checksum"):
         IndexFolder(tmp_path).verify("bm25")
+
+
+def test_a_part_on_another_disk_can_be_built_again_and_taken_away(tmp_path: Path) -> None:
+    index = IndexFolder(tmp_path / "here")
+    build(index.path)
+    for data in (b"second", b"third"):
+        index.part("bm25").rename(tmp_path / "there")
+        index.part("bm25").symlink_to(tmp_path / "there")
+        made = build(index.path, Plan("bm25", {"passages": "abc"}, {"k1": data.decode()}), a=data)
+        assert index.verify("bm25") == made and not (index.path / ".old-bm25").exists()
+        shutil.rmtree(tmp_path / "there")  # it was left to whoever put it there
+    index.part("bm25").rename(tmp_path / "there")
+    index.part("bm25").symlink_to(tmp_path / "there")
+    index.remove("bm25")
+    assert index.parts() == []
+
+
+def test_a_copy_is_read_to_the_end_though_it_kept_its_times(tmp_path: Path) -> None:
+    build(tmp_path / "here")
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    path = tmp_path / "there/bm25/a"
+    _flip(path)
+    os.utime(path, ns=(0, (tmp_path / "here/bm25/a").stat().st_mtime_ns))
+    with pytest.raises(DataError, match="checksum"):
+        IndexFolder(tmp_path / "there").verify("bm25")
 
 
 @pytest.mark.parametrize(

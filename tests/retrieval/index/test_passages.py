@@ -8,6 +8,8 @@ import random
 import signal
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,50 @@ def test_long_passages_are_split_between_words_and_reported(tmp_path: Path) -> N
     assert [word for p in found for word in p.contents.split("\n")[1].split()] == [f"w{i}" for i in range(25)]
     lines = (tmp_path / "i/passages/set_aside.jsonl").read_text().splitlines()
     assert [json.loads(line)["reason"] for line in lines] == ["longer than 10 words, split", "duplicate id"]
+
+
+def test_no_piece_of_a_passage_whose_id_came_before_is_taken(tmp_path: Path) -> None:
+    first, second = (
+        "Title\n" + " ".join(f"{letter}{i}" for i in range(count)) for letter, count in (("a", 12), ("b", 45))
+    )
+    corpus = write(tmp_path / "c.jsonl", [{"id": "x", "contents": first}, {"id": "x", "contents": second}])
+    manifest = build(tmp_path / "i", corpus, PassageRules(max_words=10))
+    store = PassageStore(tmp_path / "i/passages")
+    assert [store.passage(row).id for row in range(len(store))] == ["x", "x#2"]
+    assert "b0" not in " ".join(store.contents(0, len(store)))
+    assert manifest.counts["duplicate id"] == 1
+
+
+def test_rows_that_are_whole_books_are_not_gathered_in_memory(tmp_path: Path) -> None:
+    class Text(str):
+        """Can be counted while it lives."""
+
+    class Books(GivenCorpus):
+        def rows(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+            for number in range(start + 1, 31):
+                text = Text(f"{number} " + "word " * 200_000)
+                alive.add(text)
+                most.append(len(alive))
+                yield number, {"id": str(number), "contents": text}
+
+    alive: weakref.WeakSet[Text] = weakref.WeakSet()
+    most: list[int] = []
+    index = IndexFolder(tmp_path)
+    with index.locked():
+        build_passages(index, Books("books", []), PassageRules(max_words=300_000), progress=Silent())
+    assert max(most) < 15
+
+
+def test_ranges_of_passages_are_of_few_rows_and_few_bytes(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "contents": "long " * 400 if i < 10 else "x"} for i in range(100)]
+    build(tmp_path / "i", write(tmp_path / "c.jsonl", rows))
+    store = PassageStore(tmp_path / "i/passages")
+    mean = sum(len(text) for text in store.contents(0, 100)) / 100
+    ranges = list(store.ranges(20))
+    assert [row for start, stop in ranges for row in range(start, stop)] == list(range(100))
+    assert all(stop - start <= 20 for start, stop in ranges)
+    assert all(sum(map(len, store.contents(start, stop))) <= 25 * mean for start, stop in ranges)
+    assert list(store.ranges(1000)) == [(0, 100)]
 
 
 def test_chunks_that_were_asked_for_are_no_problem_and_strict_rules_split_nothing(tmp_path: Path) -> None:

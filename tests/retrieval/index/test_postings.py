@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -65,6 +67,23 @@ def test_chunks_and_ranges_leave_no_trace_in_the_files(tmp_path: Path) -> None:
     one = build(tmp_path / "one", texts)
     for chunk, max_bytes in ((9, 2000), (64, 10_000), (100, 1)):
         assert build(tmp_path / f"{chunk}", texts, chunk=chunk, max_bytes=max_bytes).files == one.files
+
+
+def test_a_full_disk_says_what_it_is(tmp_path: Path) -> None:
+    build(tmp_path, ["one"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    index = IndexFolder(tmp_path)
+    with index.locked():
+        passages = [Passage(str(row), "one") for row in range(5000)]
+        build_passages(index, GivenCorpus("given", passages), PassageRules(), progress=Silent())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # less than the array of a chunk
+        try:
+            with pytest.raises(OSError) as caught:
+                build_bm25(index, BM25Settings(), max_bytes=1 << 20, progress=Silent())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == errno.EFBIG
+    assert index.parts() == ["passages", "bm25"]  # the one before
 
 
 def test_bm25s_alone_finds_what_it_should(tmp_path: Path) -> None:
