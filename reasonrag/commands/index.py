@@ -24,6 +24,7 @@ from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.settings import IndexConfig, show_size
 from reasonrag.retrieval.open import OpenSettings, kinds, open_index
 from reasonrag.retrieval.recall import recall as measure_recall
+from reasonrag.retrieval.recall import with_gold_ids
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.settings import validate
 from reasonrag.text import one_line, printable
@@ -63,7 +64,7 @@ def doctor(folder: Path, given: Mapping[str, Any], *, sample: int, seed: int, as
     with StageLines(error_console()) as progress:
         report = examine(folder, _settings(given), sample=sample, seed=seed, progress=progress)
     if as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(report, indent=2, allow_nan=False))
     else:
         _print_report(report, table_console())
 
@@ -75,8 +76,9 @@ def recall(
     log_plainly()
     if not cuts or min(cuts) < 1 or max(cuts) > _MOST_PASSAGES:
         raise ConfigError(f"--k takes numbers from 1 to {_MOST_PASSAGES}, for example 5,10")
-    asked = sample_questions(load_questions(questions, split=split), limit)
-    found, left_out = asyncio.run(_recall(_open(place, given), asked, cuts))
+    loaded = load_questions(questions, split=split)
+    needed = with_gold_ids(loaded)
+    found = asyncio.run(_recall(_open(place, given), sample_questions(needed, limit), cuts))
     columns = {
         f"{name}@{k}": [float(getattr(at[k], attribute)) for at in found]
         for name, attribute in (("any_gold", "any_gold"), ("all_gold", "all_gold"))
@@ -87,7 +89,7 @@ def recall(
         for name, interval in intervals(columns, seed=0).items()
         if interval is not None
     }
-    print(json.dumps({"questions": len(found), "without_gold_ids": left_out, **figures}, indent=2))
+    print(json.dumps({"questions": len(found), "without_gold_ids": len(loaded) - len(needed), **figures}, indent=2))
 
 
 async def _recall(retriever: Retriever, questions: Any, cuts: tuple[int, ...]) -> Any:
@@ -99,6 +101,8 @@ async def _recall(retriever: Retriever, questions: Any, cuts: tuple[int, ...]) -
 
 def _open(place: str, given: Mapping[str, Any]) -> Retriever:
     if re.match("https?://", place, re.IGNORECASE):
+        if asked := [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]:
+            raise ConfigError(f"{', '.join(asked)}: how it searches is the server's to say; leave that out")
         return RemoteRetriever(place)
     return open_index(Path(place), _settings(given))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _STRICT = PassageRules(strict=True)
+_MOST_WORDS = 1024
 _MAX_BYTES = 1 << 30  # while the scores of an index in the cache are merged
 
 
@@ -91,7 +92,8 @@ class BM25Retriever:
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
         """`[len(queries)]` rankings of at most `top_k` passages that share a word with the query, best first.
 
-        Equal scores stand in the order of the corpus, so a query gets the same ranking alone and among others.
+        Equal scores stand in the order of the corpus, so a query gets the same ranking alone and among others. The
+        first 1,024 words of a query count: a policy that repeats itself for ever would hold up everybody else's.
         """
         # One thread: numpy holds the GIL for most of this, a second one would only add to the wait.
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)
@@ -102,7 +104,8 @@ class BM25Retriever:
         self._passages.close()
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
-        return [self._rank(self._index.get_tokens_ids(words), top_k) for words in self._tokenizer.words(queries)]
+        words = (words[:_MOST_WORDS] for words in self._tokenizer.words(queries))
+        return [self._rank(self._index.get_tokens_ids(some), top_k) for some in words]
 
     def _rank(self, tokens: list[int], top_k: int) -> tuple[Passage, ...]:
         import numpy as np

@@ -89,11 +89,13 @@ class FileCorpus:
         self._files = files
         self._folder = folder
         self._checksum = checksum
+        self._summed: list[tuple[int, int]] | None = None  # sizes and times of change when the checksum was computed
         self._done = 0.0
 
     def checksum(self) -> str:
         """SHA-256 of the file's bytes; of names and checksums where there are several files."""
         if self._checksum is None:
+            self._summed = self._stamps()
             self._checksum = _checksum(self._files, self._folder)
         return self._checksum
 
@@ -114,7 +116,13 @@ class FileCorpus:
                     before, behind = before + end.value, behind + size
                     break
                 yield before + number, row
+        if self._summed is not None and self._summed != self._stamps():
+            raise DataError(f"{self.name}: changed while it was read; run the same command again when it is at rest")
         self._done = 1.0
+
+    def _stamps(self) -> list[tuple[int, int]]:
+        stats = [path.stat() for path in self._files if path.exists()]
+        return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
 
     def fraction(self) -> float | None:
         """By bytes."""

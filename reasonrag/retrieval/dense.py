@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,10 +14,10 @@ from reasonrag.retrieval.encoders import TextEncoder, differences, open_text_enc
 from reasonrag.retrieval.index.embeddings import Embeddings, encoder_of
 from reasonrag.retrieval.index.exact import ExactSearch
 from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.passages import PassageStore
+from reasonrag.retrieval.index.passages import PASSAGES, PassageStore
 from reasonrag.retrieval.index.tuning import TOP_K, recall_at_10
 from reasonrag.retrieval.index.vectors import open_vectors
-from reasonrag.text import one_line
+from reasonrag.text import one_line, valid_unicode
 from reasonrag.types import Passage
 
 _BATCH = 64  # queries that the model reads at once
@@ -61,7 +62,9 @@ class DenseRetriever:
         self._encoder = encoder
         self._store = PassageStore(index.part("passages"))
         searched = index.manifest("vectors") or index.need("embeddings")
-        self._fingerprint = hashlib.sha256(f"{passages.fingerprint} {searched.fingerprint}".encode()).hexdigest()[:16]
+        # By content: the same passages give the same results whatever their file was called.
+        known = [passages.files[PASSAGES], dict(searched.files), dict(searched.counts), dict(identity)]
+        self._fingerprint = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dense")
 
     @property
@@ -88,6 +91,7 @@ class DenseRetriever:
         self._store.close()
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
+        queries = [valid_unicode(query) for query in queries]
         asked = list(dict.fromkeys(query for query in queries if query.strip()))
         if not asked or top_k < 1:
             return [() for _ in queries]

@@ -26,34 +26,39 @@ class Recall:
     all_gold: bool
 
 
-async def recall(
-    retriever: Retriever, questions: Sequence[Question], cuts: Sequence[int]
-) -> tuple[list[dict[int, Recall]], int]:
+async def recall(retriever: Retriever, questions: Sequence[Question], cuts: Sequence[int]) -> list[dict[int, Recall]]:
     """Search for each question's own words. A piece `ID#2` of a passage that was split counts for the passage.
 
     Args:
         retriever: what is measured.
-        questions: `metadata["gold_ids"]` says which passages each needs; those without are left out and counted.
+        questions: those of `with_gold_ids`.
         cuts: the k, from 1.
 
     Returns:
-        For each question that counts, what was found at each k; and how many were left out.
-
-    Raises:
-        DataError: no question says what it needs.
+        For each question, what was found at each k.
     """
-    needed = [(question, gold) for question in questions if (gold := gold_ids(question))]
-    if not needed:
-        raise DataError("no question has metadata.gold_ids, the ids of the passages that it needs; recall needs them")
     found: list[dict[int, Recall]] = []
-    for start in range(0, len(needed), _AT_ONCE):
-        batch = needed[start : start + _AT_ONCE]
-        rankings = await retriever.search([question.question for question, _ in batch], max(cuts))
-        for (_, gold), ranking in zip(batch, rankings, strict=True):
+    for start in range(0, len(questions), _AT_ONCE):
+        batch = questions[start : start + _AT_ONCE]
+        rankings = await retriever.search([question.question for question in batch], max(cuts))
+        for question, ranking in zip(batch, rankings, strict=True):
+            gold = gold_ids(question)
             ids = [_of_which(passage.id, gold) for passage in ranking]
             at = {k: gold & set(ids[:k]) for k in cuts}
             found.append({k: Recall(bool(hits), hits == gold) for k, hits in at.items()})
-    return found, len(questions) - len(needed)
+    return found
+
+
+def with_gold_ids(questions: Sequence[Question]) -> list[Question]:
+    """The questions that say in `metadata["gold_ids"]` which passages they need.
+
+    Raises:
+        DataError: none does.
+    """
+    needed = [question for question in questions if gold_ids(question)]
+    if not needed:
+        raise DataError("no question has metadata.gold_ids, the ids of the passages that it needs; recall needs them")
+    return needed
 
 
 def _of_which(passage: str, gold: set[str]) -> str:

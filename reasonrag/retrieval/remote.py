@@ -27,6 +27,7 @@ _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _AVOIDED_S = 10.0  # after a failure, while others answer
 _CHECK_TIMEOUT_S = 10.0
+_MOST_BYTES = 256 << 20  # of a reply, unpacked
 
 
 class _Retry(Exception):
@@ -214,8 +215,10 @@ class RemoteRetriever:
 
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, 10.0))
-            async with self._open_session().post(server.url, json=payload, timeout=timeout) as response:
-                body = await response.read()
+            # A redirect is refused below: it would take queries to a host that nobody named.
+            sent = self._open_session().post(server.url, json=payload, timeout=timeout, allow_redirects=False)
+            async with sent as response:
+                body = await _read(response, server.name)
         except aiohttp.ConnectionTimeoutError:
             raise _Retry(f"{server.name} cannot be reached", "connection", counts=False) from None
         except TimeoutError:
@@ -239,6 +242,17 @@ class RemoteRetriever:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
         return self._session
+
+
+async def _read(response: aiohttp.ClientResponse, server: str) -> bytes:
+    """The body, as far as it is of a size that rankings can have."""
+    body = bytearray()
+    async for chunk in response.content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            what = f"{server} sends more than {_MOST_BYTES >> 20} MiB in one reply, which no ranking is"
+            raise RetrievalError(what, cause="reply_too_large")
+    return bytes(body)
 
 
 def _payload(queries: list[str], top_k: int) -> dict[str, Any]:

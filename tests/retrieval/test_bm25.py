@@ -291,3 +291,9 @@ def test_gold_paragraphs_are_found_with_the_question_alone(
     assert sum(bool(g & set(r[:5])) for g, r in zip(gold, rankings, strict=True)) / len(gold) >= any_at_5
     assert sum(g <= set(r) for g, r in zip(gold, rankings, strict=True)) / len(gold) >= all_at_10
     assert rankings[::20] == [ids(retriever, [q.question], 10)[0] for q in questions[::20]]
+
+
+def test_what_a_policy_repeats_for_ever_holds_nobody_up(tmp_path):
+    retriever = BM25Retriever.open(PASSAGES, cache=tmp_path)
+    endless, patient = ids(retriever, ["film " * 300_000 + "twin", "film"], 2)
+    assert endless == patient

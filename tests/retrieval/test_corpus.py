@@ -191,3 +191,15 @@ def test_contents_are_title_and_text_where_there_are_none() -> None:
 def test_real_corpora_load_whole(name: str, count: int) -> None:
     rows = open_corpus(str(DATA / f"corpus/{name}.jsonl.gz")).rows()
     assert sum(passage_contents(row) is not None for _, row in rows) == count
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_no_corpus(tmp_path):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(LINES)
+    source = open_corpus(str(path))
+    source.checksum()
+    rows = source.rows()
+    next(rows)
+    path.write_bytes(LINES + b'{"id": "7", "contents": "late"}\n')
+    with pytest.raises(DataError, match="changed while it was read; run the same command again"):
+        list(rows)

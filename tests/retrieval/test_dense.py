@@ -205,3 +205,19 @@ def test_what_an_approximate_search_misses_is_measured_against_exact_search(tmp_
     ]
     assert measured == pytest.approx(sum(hits) / 600, abs=0.01)
     assert 0.1 < measured < 0.95
+
+
+def test_a_query_of_half_a_character_does_not_fail_those_that_it_travels_with(tmp_path):
+    index = words_index(tmp_path / "index")
+    broken, whole = ask(DenseRetriever(index, WordsEncoder()), ["Oslo \ud800", "Oslo"])
+    assert len(broken) == len(whole) == 3
+
+
+def test_the_same_passages_are_the_same_corpus_whatever_their_file_was_called(tmp_path):
+    def built(path, name):
+        index = passages(path, TEXTS, name=name)
+        with index.locked():
+            build_embeddings(index, WordsEncoder(), progress=Silent())
+        return DenseRetriever(index, WordsEncoder()).fingerprint
+
+    assert built(tmp_path / "a", "one.jsonl") == built(tmp_path / "b", "other.jsonl")

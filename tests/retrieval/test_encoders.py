@@ -61,10 +61,24 @@ def test_the_queries_of_a_whole_batch_are_encoded_in_no_time():
     assert [sum(vector) for vector in vectors] == [7.0] * 1500
 
 
-@pytest.mark.skipif(find_spec("sentence_transformers") is not None, reason="sentence-transformers is installed")
-def test_a_model_without_its_library_is_one_clear_line():
-    with pytest.raises(ConfigError, match=r"pip install 'reasonrag\[dense\]', or take the encoder lexical"):
-        open_encoder("intfloat/e5-base-v2")
+def without(library: str, path: Path) -> str:
+    """A folder to import from that has everything that is installed but one library."""
+    for folder in (Path(entry) for entry in sys.path if entry.endswith("site-packages")):
+        for entry in folder.iterdir():
+            if entry.name != library and entry.suffix not in (".pth", ".dist-info"):
+                (path / entry.name).symlink_to(entry)
+    return str(path)
+
+
+def test_a_model_without_its_library_is_one_clear_line(tmp_path):
+    code = "from reasonrag.retrieval.encoders import open_encoder; open_encoder('intfloat/e5-base-v2')"
+    places = f"{without('sentence_transformers', tmp_path)}:{Path(__file__).parents[2]}"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": places}, capture_output=True, text=True
+    )
+    last = done.stderr.splitlines()[-1]
+    assert "ConfigError: encoder 'intfloat/e5-base-v2' needs sentence-transformers, which is not installed" in last
+    assert "pip install 'reasonrag[dense]', or take the encoder lexical" in last
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from reasonrag.retrieval.recall import Recall, recall
+import pytest
+
+from reasonrag.errors import DataError
+from reasonrag.retrieval.recall import Recall, gold_ids, recall, with_gold_ids
 from reasonrag.types import Passage, Question
 
 
@@ -26,6 +29,13 @@ class Fixed:
 
 def test_a_piece_counts_for_the_passage_that_was_split() -> None:
     question = Question("q", "who?", ("me",), "set", metadata={"gold_ids": ["a", "b#2"]})
-    found, left_out = asyncio.run(recall(Fixed("c", "a#3", "b", "b#2"), [question], [1, 2, 3, 4]))
-    assert left_out == 0
+    found = asyncio.run(recall(Fixed("c", "a#3", "b", "b#2"), [question], [1, 2, 3, 4]))
     assert found == [{1: Recall(False, False), 2: Recall(True, False), 3: Recall(True, False), 4: Recall(True, True)}]
+
+
+def test_questions_that_do_not_say_what_they_need_are_left_out_and_none_at_all_is_an_error() -> None:
+    without = Question("a", "who?", ("me",), "set")
+    having = Question("b", "who?", ("me",), "set", metadata={"gold_ids": [7]})
+    assert with_gold_ids([without, having]) == [having] and gold_ids(having) == {"7"}
+    with pytest.raises(DataError, match=r"no question has metadata\.gold_ids"):
+        with_gold_ids([without])

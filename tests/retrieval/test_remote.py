@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -365,3 +366,28 @@ def test_neither_urls_nor_passwords_show_in_errors_or_fingerprints() -> None:
 def test_what_is_not_a_url_is_refused(urls: str | list[str]) -> None:
     with pytest.raises(ConfigError):
         RemoteRetriever(urls)
+
+
+def test_queries_follow_no_redirect_to_a_host_that_nobody_named(server: Server) -> None:
+    other = Server()
+    try:
+
+        async def elsewhere(request: web.Request) -> web.Response:
+            return web.Response(status=307, headers={"Location": f"{other.url}/retrieve"})
+
+        server.script = [elsewhere]
+        with pytest.raises(RetrievalError, match="refuses: HTTP 307"):
+            search(server.url, ["secret"])
+        assert other.requests == []
+    finally:
+        other.stop()
+
+
+def test_a_reply_that_unpacks_to_more_than_rankings_can_be_is_given_up(server: Server) -> None:
+    async def bomb(request: web.Request) -> web.Response:
+        packed = gzip.compress(bytes(300 << 20), compresslevel=1)
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+
+    server.script = [bomb]
+    with pytest.raises(RetrievalError, match="sends more than 256 MiB in one reply"):
+        search(server.url, ["q"])

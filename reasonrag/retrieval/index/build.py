@@ -50,7 +50,7 @@ def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: Bui
     index = IndexFolder(path)
     _claim(index)
     _apart(index, config.corpus)
-    with index.locked():
+    with index.locked(waiting=lambda: progress.note(f"another process builds in {path}; waiting for it to end")):
         progress.note(f"memory: at most {show_size(config.max_bytes)} (--max-memory)")
         _passages(index, config, replace, progress)
         for kind in dict.fromkeys(config.kind):
@@ -137,7 +137,7 @@ def _shown(memory: Mapping[str, int]) -> str:
 def _dense(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:
     from reasonrag.retrieval.encoders import open_text_encoder
     from reasonrag.retrieval.index.adopt import adopt_vectors
-    from reasonrag.retrieval.index.embeddings import build_embeddings
+    from reasonrag.retrieval.index.embeddings import SHARD_ROWS, build_embeddings
     from reasonrag.retrieval.index.vectors import build_vectors
 
     given = config.encoder.model_dump(exclude={"name"})
@@ -145,6 +145,7 @@ def _dense(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> 
     if config.vectors.adopt is not None:
         adopt_vectors(index, Path(config.vectors.adopt), encoder, progress=progress)
         return
+    progress.note(f"embeddings: {show_size(SHARD_ROWS * encoder.dims * 4)} a shard; the model and torch come on top")
     made = build_embeddings(index, encoder, progress=progress)
     rows, dims = made.counts["passages"], made.counts["dims"]
     settings = choose(rows, dims, config.max_bytes, kind=config.vectors.kind, recall=config.vectors.recall)

@@ -93,14 +93,15 @@ def build_embeddings(
         ConfigError: the device has too little memory.
     """
     plan = embeddings_plan(index.verify("passages"), encoder, shard_rows)
+    made = index.sound(plan)
+    if made is None:
+        store = PassageStore(index.part("passages"))
+        try:
+            made = _build(Draft(index, plan), store, encoder, shard_rows, progress)
+        finally:
+            store.close()
     remember_location(index, encoder)
-    if made := index.sound(plan):
-        return made
-    store = PassageStore(index.part("passages"))
-    try:
-        return _build(Draft(index, plan), store, encoder, shard_rows, progress)
-    finally:
-        store.close()
+    return made
 
 
 def embeddings_plan(passages: Manifest, encoder: TextEncoder, shard_rows: int = SHARD_ROWS) -> Plan:

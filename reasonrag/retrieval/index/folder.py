@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -150,8 +150,11 @@ class IndexFolder:
         return self.path / part
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Build alone: waits for a process that builds in the same folder. A killed process holds nothing.
+
+        Args:
+            waiting: called before it waits.
 
         Raises:
             DataError: the folder cannot be written.
@@ -162,7 +165,11 @@ class IndexFolder:
         except OSError as error:
             raise DataError(f"{self.path} cannot hold an index ({error.strerror}); choose another folder") from error
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(lock, fcntl.LOCK_EX)
             self.settle()
             yield
 

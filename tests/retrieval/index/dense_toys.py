@@ -62,13 +62,13 @@ class Notes:
         self.notes.append(text)
 
 
-def passages(path, texts) -> IndexFolder:
+def passages(path, texts, *, name="toy") -> IndexFolder:
     """An index folder with these passages, called 0, 1, ..."""
     index = IndexFolder(path)
     with index.locked():
         lines = [json.dumps({"id": str(i), "contents": text}).encode() + b"\n" for i, text in enumerate(texts)]
         digest = hashlib.sha256(b"".join(lines)).hexdigest()
-        draft = Draft(index, Plan("passages", {"corpus": digest}))
+        draft = Draft(index, Plan("passages", {"corpus": name, "checksum": digest}))
         with draft.writing(PASSAGES) as file:
             file.write(b"".join(lines))
         with draft.writing(OFFSETS) as file:
