@@ -89,3 +89,10 @@ def _deciding(folder: Path) -> list[Path]:
     weights = _SAFETENSORS if any(folder.glob(_SAFETENSORS)) else _PYTORCH
     found = {path for pattern in (*_CONFIGS, weights) for path in folder.glob(pattern) if path.is_file()}
     return sorted(path for path in found if not any(path.match(pattern) for pattern in _BESIDE))
+
+
+def loading_errors() -> tuple[type[Exception], ...]:
+    """What torch, transformers and safetensors raise for files that are damaged, missing or not what they should be."""
+    from safetensors import SafetensorError
+
+    return SafetensorError, OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError

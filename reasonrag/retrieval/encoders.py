@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.errors import ConfigError
 from reasonrag.retrieval.encoder_families import POOLINGS, Family, find_family
-from reasonrag.retrieval.encoder_files import EncoderFiles, find_files
+from reasonrag.retrieval.encoder_files import EncoderFiles, find_files, loading_errors
 from reasonrag.text import normalize_answer, one_line
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_LOADING = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError)
 
 
 class TextEncoder(Protocol):
@@ -310,7 +309,7 @@ def _load(
             )
             pool = modules.Pooling(body.get_embedding_dimension(), pooling)
             return library.SentenceTransformer(modules=[body, pool, modules.Normalize()], device=device)
-    except _LOADING as error:
+    except loading_errors() as error:
         raise ConfigError(f"encoder {files.name!r} cannot be loaded ({one_line(str(error))[:200]})") from error
 
 

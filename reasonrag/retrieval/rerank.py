@@ -15,11 +15,9 @@ from typing import Any, Protocol
 
 from reasonrag.errors import ConfigError, RetrievalError
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.encoder_files import EncoderFiles, find_files
+from reasonrag.retrieval.encoder_files import EncoderFiles, find_files, loading_errors
 from reasonrag.text import one_line, valid_unicode
 from reasonrag.types import Passage
-
-_LOADING = (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError)
 
 
 class Reranker(Protocol):
@@ -151,7 +149,6 @@ class RerankedRetriever:
 
 def _load(files: EncoderFiles, device: str | None, max_tokens: int | None, trust_remote_code: bool) -> Any:
     _check_head(files)
-    from safetensors import SafetensorError
 
     library = import_module("sentence_transformers")
     try:
@@ -162,7 +159,7 @@ def _load(files: EncoderFiles, device: str | None, max_tokens: int | None, trust
             trust_remote_code=trust_remote_code,
             local_files_only=True,
         )
-    except (SafetensorError, *_LOADING) as error:
+    except loading_errors() as error:
         raise ConfigError(f"reranker {files.name!r} cannot be loaded ({one_line(str(error))[:200]})") from error
     if model.num_labels != 1:
         raise ConfigError(

