@@ -149,6 +149,7 @@ class StageLines:
         """So many more units are done."""
         stage = self._stage
         stage.done += amount
+        stage.moved_at = time.monotonic()
         if self._bar is not None and self._task is not None:
             self._bar.advance(self._task, amount)
         elif stage.what and time.monotonic() - stage.told_at >= _PLAIN_EVERY_S:
@@ -179,15 +180,16 @@ class _Stage:
     def __init__(self, what: str, total: float | None, unit: str, done: float) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.done = self._before = done
-        self.began_at = self.told_at = time.monotonic()
+        self.began_at = self.told_at = self.moved_at = time.monotonic()
 
     def line(self) -> str:
         """Units, share, rate and time left."""
-        seconds = time.monotonic() - self.began_at
+        complete = self.total is not None and self.done >= self.total
+        seconds = (self.moved_at if complete else time.monotonic()) - self.began_at
         rate = (self.done - self._before) / seconds if seconds > 0 else 0.0
         of = "" if self.total is None else f" of {self.total:,.0f} ({self.done / max(self.total, 1):.0%})"
         text = f"{self.what}: {self.done:,.0f}{of} {self.unit}, {rate:,.0f}/s, {duration(seconds)}"
-        if self.total is None or rate == 0 or self.done >= self.total:
+        if self.total is None or rate == 0 or complete:
             return text
         return f"{text}, {duration((self.total - self.done) / rate)} left"
 
