@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from reasonrag.cli import demo, evaluate, index, search, train  # noqa: F401  each hangs its commands on the root
+from reasonrag.cli import demo, evaluate, index, inspect, search, train  # noqa: F401  each hangs its commands on the root
 from reasonrag.cli.root import cli
 from reasonrag.errors import ReasonRAGError
 from reasonrag.text import printable

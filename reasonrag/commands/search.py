@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.tree import Tree as Drawing
 
 from reasonrag.build import Build
 from reasonrag.commands.shell import Stop, error_console, log_plainly
 from reasonrag.config import Config, load_config
 from reasonrag.errors import ConfigError, RunError
 from reasonrag.export import export_pairs
-from reasonrag.mcts.tree import Node, Tree
+from reasonrag.inspection.terminal import drawing
+from reasonrag.inspection.trees import QuestionTree
 from reasonrag.parts import check, open_format, open_parts, open_questions, open_retriever
 from reasonrag.progress import shown, summary_table
 from reasonrag.runs import RunFolder, claim_folder, read_run, write_text
 from reasonrag.settings import dump
-from reasonrag.spre import node_rewards
-from reasonrag.spre.rows import label
-from reasonrag.text import one_line, printable
+from reasonrag.spre.rows import tree_rows
 from reasonrag.types import Question
 
 
@@ -164,29 +162,9 @@ async def _preview(build: Build, console: Console) -> None:
         tree = await build.search.run(build.parts.questions[0])
     finally:
         await build.parts.aclose()
-    rewards = node_rewards(tree, alpha=build.config.value.alpha, weighting=build.config.value.weighting)
-    drawing = Drawing(_plain(f"{tree.question.question}  gold: {' | '.join(tree.question.golden_answers)}"))
-    _draw(tree, tree.root, rewards, drawing)
-    console.print(drawing)
-
-
-def _draw(tree: Tree, node: Node, rewards: list[float | None], drawing: Drawing) -> None:
-    for child in tree.children(node):
-        assert child.step is not None
-        reward = rewards[child.id]
-        figures = f"N={child.visits} Q={_number(child.value)} SPRE={_number(reward)}"
-        action, content = label(child.step.action)
-        _draw(tree, child, rewards, drawing.add(_plain(f"{action}: {one_line(content)[:160]}  [{figures}]")))
-
-
-def _plain(text: str) -> Any:
-    from rich.text import Text
-
-    return Text(printable(text))
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
+    value = build.config.value
+    rows = tree_rows(tree, build.parts.format, alpha=value.alpha, weighting=value.weighting)
+    console.print(drawing(QuestionTree.of(rows)))
 
 
 def _write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -43,7 +43,7 @@ def derive_pairs(
             chosen, rejected = (first, second) if _more(first, second, column) else (second, first)
             if not _is_preference(chosen, rejected, column, min_margin):
                 continue
-            mark = digest(chosen["prompt"], chosen["text"], rejected["text"])
+            mark = digest(_asked(chosen), chosen["text"], rejected["text"])
             if mark not in seen:
                 seen.add(mark)
                 pair_id = digest(config_hash, mark)[:16]
@@ -95,7 +95,7 @@ def _content(node: Row) -> str:
 
 def _pair(chosen: Row, rejected: Row, column: str) -> Row:
     return {
-        "prompt": chosen["prompt"],
+        "prompt": _asked(chosen),
         "chosen": [{"role": "assistant", "content": chosen["text"]}],
         "rejected": [{"role": "assistant", "content": rejected["text"]}],
         "question_id": chosen["question_id"],
@@ -115,6 +115,12 @@ def _pair(chosen: Row, rejected: Row, column: str) -> Row:
         "rejected_node_id": rejected["node_id"],
         "prompt_tokens": chosen["prompt_tokens"],
     }
+
+
+def _asked(node: Row) -> list[Row]:
+    """What the policy was asked. A turn that was open already is the last message, which TRL goes on with too."""
+    open_turn = [{"role": "assistant", "content": node["prefix"]}] if node.get("prefix") else []
+    return [*node["prompt"], *open_turn]
 
 
 def step_end(node: Row) -> str:

@@ -15,7 +15,10 @@ from reasonrag.training.tokens import ChatSides, Messages, Row, StepSides, StepT
 from reasonrag.types import Message, Prompt, Span
 
 LAYOUTS = (("prompt", "chosen", "rejected"), ("chosen_steps", "rejected_steps"))
-FURTHER = ["chosen_end", "rejected_end", "margin", "depth", "dataset", "question_id", "tools", "chat_template_kwargs"]
+FURTHER = [
+    *("chosen_end", "rejected_end", "margin", "depth", "dataset", "question_id", "tools", "chat_template_kwargs"),
+    *("instruction", "input"),  # of the published RAG-ProGuide
+]
 OWN = {"question_id", "dataset", "depth", "margin"}
 NEEDED = (
     "Needed are prompt, chosen and rejected (lists of messages, or texts), or chosen_steps and rejected_steps; "
@@ -80,17 +83,29 @@ def _sides(raw: Mapping[str, Any]) -> StepSides | ChatSides | TextSides:
         for name, value in values.items():
             if not value.strip():
                 raise _Unusable(f"{name} is empty")
-        return TextSides(**values)
+        return _proguide(raw, values) or TextSides(**values)
     if not all(isinstance(value, list) for value in values.values()):
         raise _Unusable("prompt, chosen and rejected are neither all texts nor all lists of messages")
     chats = {name: _messages(name, value) for name, value in values.items()}
     if any(value is not None for value in ends.values()):
-        prompt = _prompt(chats["prompt"])
+        prompt = _open_turn(chats["prompt"])
         return StepSides(*((_step(prompt, name, chats[name], end),) for name, end in ends.items()))
     for name in ("chosen", "rejected"):
         if not any(message["content"].strip() for message in chats[name]):
             raise _Unusable(f"{name} is empty")
     return ChatSides(**chats, template=_template(raw))
+
+
+def _proguide(raw: Mapping[str, Any], values: Mapping[str, str]) -> ChatSides | None:
+    """A row of the published RAG-ProGuide: `prompt` writes down in one text what system and user say."""
+    system, user = raw.get("instruction"), raw.get("input")
+    if not (
+        isinstance(system, str) and isinstance(user, str) and values["prompt"] == f"System: {system}\nUser: {user}"
+    ):
+        return None
+    asked = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    sides = {name: [{"role": "assistant", "content": values[name]}] for name in ("chosen", "rejected")}
+    return ChatSides(asked, **sides, template={"tools": None})
 
 
 def _messages(name: str, value: list[Any]) -> Messages:
@@ -105,6 +120,16 @@ def _messages(name: str, value: list[Any]) -> Messages:
 def _prompt(messages: Messages, prefix: str = "") -> Prompt:
     chat = tuple(Message(message["role"], message["content"]) for message in messages)
     return Prompt(chat, (Span(prefix),) if prefix else ())
+
+
+def _open_turn(messages: Messages) -> Prompt:
+    """A prompt that ends with the assistant goes on with that turn, as TRL has it."""
+    *before, last = messages
+    if last["role"] != "assistant":
+        return _prompt(messages)
+    if not before:
+        raise _Unusable("prompt is an open turn and nothing else")
+    return _prompt(before, last["content"])
 
 
 def _step(prompt: Prompt, name: str, messages: Messages, end: object) -> StepText:

@@ -17,6 +17,7 @@ def node(node_id, parent=0, spre=0.5, text=None, action="query", content=None, *
         "content": content,
         "text": f"<{action}>{content}</{action}>" if text is None else text,
         "prompt": [{"role": "user", "content": f"state {parent}"}],
+        "prefix": "",
         "spre": spre,
         "value": spre,
         "visits": 1,
@@ -113,3 +114,18 @@ def test_a_step_of_which_nothing_was_written_is_in_no_pair():
     assert pairs(cut, node(2, spre=0.9)) == []
     ended = node(1, spre=0.0, action="malformed", content="no_tag", text="", finish_reason="stop")
     assert [row["rejected_end"] for row in pairs(ended, node(2, spre=0.9))] == ["turn"]
+
+
+def test_a_turn_that_was_open_already_is_the_end_of_the_prompt_and_tells_pairs_apart():
+    """Without it, a step of a growing turn would be trained as if it were the first one."""
+    first, second = ({"prefix": f"<think>so far {number}</think>"} for number in (1, 2))
+    rows = pairs(
+        *(node(1, parent=7, spre=0.9, text="a", **first), node(2, parent=7, spre=0.1, text="b", **first)),
+        *(node(3, parent=8, spre=0.9, text="a", **second), node(4, parent=8, spre=0.1, text="b", **second)),
+        *(node(5, parent=9, spre=0.9, text="a"), node(6, parent=9, spre=0.1, text="b")),
+    )
+    assert [row["prompt"][1:] for row in rows] == [
+        [{"role": "assistant", "content": "<think>so far 1</think>"}],
+        [{"role": "assistant", "content": "<think>so far 2</think>"}],
+        [],
+    ]
