@@ -1,4 +1,4 @@
-"""`show`, `stats` and `graph`: look at a run; `export` and `import`: its data to and from the field's other tools."""
+"""`report`, `show`, `stats`, `graph`: look at a run; `export`, `import`: its data for other tools, and theirs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ import click
 from reasonrag.cli.root import cli
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
+
+
+@cli.command()
+@RUN
+@click.option("--out", type=click.Path(path_type=Path), help="A folder; RUN/report if not given.")
+@click.option("--open", "in_browser", is_flag=True, help="Show it in a browser.")
+def report(run: Path, out: Path | None, in_browser: bool) -> None:
+    """A run as pages that open from disk: what was run, its figures, every question and its tree.
+
+    \b
+      reasonrag report runs/hotpot --open
+    """
+    from reasonrag.commands import inspect
+
+    inspect.report(run, out, in_browser=in_browser)
 
 
 @cli.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import webbrowser
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,16 @@ from reasonrag.inspection.stats import stats as figures_of
 from reasonrag.text import printable
 
 Form = Literal["graphml", "node-link"]
+
+
+def report(run: Path, out: Path | None, *, in_browser: bool) -> None:
+    """Write the pages, and show them if asked to."""
+    from reasonrag.report import write_report
+
+    page = write_report(run, out)
+    print(printable(f"report: {page}"))
+    if in_browser:
+        webbrowser.open(page.resolve().as_uri())
 
 
 def show(run: Path, question_id: str, dataset: str | None = None) -> None:

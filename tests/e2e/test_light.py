@@ -12,12 +12,12 @@ from tests.e2e import product
 
 HEAVY = (
     *("torch", "trl", "datasets", "faiss", "transformers", "vllm", "bm25s", "pyarrow"),
-    *("fastapi", "sentence_transformers", "networkx"),
+    *("fastapi", "sentence_transformers", "networkx", "jinja2"),
 )
 COMMANDS = (
     *("build-tree", "pairs", "demo", "demo world", "demo policy", "doctor"),
     *("index", "index build", "index serve", "index doctor", "index recall"),
-    *("show", "stats", "graph", "export", "import"),
+    *("report", "show", "stats", "graph", "export", "import"),
 )
 
 

@@ -1,0 +1,112 @@
+// A question's tree: arrow keys move between nodes, a click or Enter shows one. Foreign text is only ever text content.
+"use strict";
+
+const { nodes: details, messages, passages } = JSON.parse(document.getElementById("details").textContent);
+const nodes = [...document.querySelectorAll(".node")];
+const byId = new Map(nodes.map((node) => [node.dataset.id, node]));
+const scroll = document.getElementById("scroll");
+
+function element(name, text = "") {
+  const made = document.createElement(name);
+  made.textContent = text;
+  return made;
+}
+
+function focus(node) {
+  if (!node) return;
+  for (const other of nodes) other.setAttribute("tabindex", other === node ? "0" : "-1");
+  node.focus({ preventScroll: true });
+  node.scrollIntoView({ block: "nearest", inline: "nearest" });
+}
+
+function neighbour(node, key) {
+  const level = node.getAttribute("aria-level");
+  const column = nodes.filter((other) => other.getAttribute("aria-level") === level);
+  const moves = {
+    ArrowLeft: () => byId.get(node.dataset.parent),
+    ArrowRight: () => nodes.find((other) => other.dataset.parent === node.dataset.id),
+    ArrowUp: () => column[column.indexOf(node) - 1],
+    ArrowDown: () => column[column.indexOf(node) + 1],
+    Home: () => nodes[0],
+    End: () => nodes.at(-1),
+  };
+  return moves[key]?.();
+}
+
+function show(node) {
+  for (const other of nodes) other.setAttribute("aria-selected", String(other === node));
+  const of = details[node.dataset.id];
+  document.getElementById("panel-title").textContent = `Node ${of.id}`;
+  document.getElementById("panel-body").replaceChildren(facts(of), ...text(of), ...found(of), ...pairs(of), ...prompt(of));
+  document.getElementById("panel").scrollTop = 0;
+}
+
+function facts(of) {
+  const table = element("table");
+  table.className = "facts";
+  table.createCaption().textContent = "What the search knows";
+  for (const [name, value] of of.facts) {
+    const row = table.insertRow();
+    const heading = element("th", name);
+    heading.scope = "row";
+    row.append(heading, element("td", value));
+  }
+  return table;
+}
+
+function text(of) {
+  return of.text ? [element("h3", "Text of the policy"), element("pre", of.text)] : [];
+}
+
+function found(of) {
+  if (!of.passages.length) return [];
+  return [element("h3", "Passages, best first"), ...of.passages.map(([place, score]) => folded(`${passages[place].id}, score ${score}`, passages[place].contents))];
+}
+
+function pairs(of) {
+  if (!of.pairs.length) return [];
+  const list = element("ul");
+  for (const pair of of.pairs) {
+    const item = element("li", pair.preferred ? "chosen over " : "rejected for ");
+    const button = element("button", `node ${pair.other}`);
+    button.type = "button";
+    button.addEventListener("click", () => choose(byId.get(String(pair.other))));
+    item.append(button, ` by ${pair.margin} (${pair.split})`);
+    list.append(item);
+  }
+  return [element("h3", "Pairs"), list];
+}
+
+function prompt(of) {
+  const asked = of.prompt.map((place) => folded(messages[place].role, messages[place].content));
+  if (of.prefix) asked.push(folded("turn so far", of.prefix));
+  return asked.length ? [element("h3", "Prompt"), ...asked] : [];
+}
+
+function folded(title, content) {
+  const made = element("details");
+  made.append(element("summary", title), element("pre", content));
+  return made;
+}
+
+function choose(node) {
+  focus(node);
+  show(node);
+}
+
+document.getElementById("whole").addEventListener("click", (event) => {
+  event.currentTarget.setAttribute("aria-pressed", String(scroll.classList.toggle("whole")));
+});
+for (const node of nodes) {
+  node.addEventListener("click", () => choose(node));
+  node.addEventListener("keydown", (event) => {
+    const next = neighbour(node, event.key);
+    if (event.key === "Enter" || event.key === " ") show(node);
+    else if (next) focus(next);
+    else return;
+    event.preventDefault();
+  });
+}
+// The root stands in the middle of its rows, which may lie below the part that is seen at first.
+const root = nodes[0].querySelector("rect").getBoundingClientRect();
+scroll.scrollTop = root.top - scroll.getBoundingClientRect().top - scroll.clientHeight / 2;

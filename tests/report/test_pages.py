@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from reasonrag.errors import DataError, RunError
+from reasonrag.report import write_report
+from tests.e2e import product
+from tests.e2e.world import World
+from tests.report.hostile import HOSTILE, rows, write_run
+from tests.report.reading_pages import Page, listed
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+LINKING = ("href", "src", "action", "data", "srcset", "poster", "xlink:href")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    run = write_run(tmp_path_factory.mktemp("hostile") / "run", [rows(60, question_id=HOSTILE, dataset=HOSTILE)])
+    return write_report(run).parent
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """The run of a real policy, and its report."""
+    world = World.write(tmp_path_factory.mktemp("world"))
+    run = tmp_path_factory.mktemp("real") / "run"
+    product.build(*world.flags, "--policy", "extractive", "--iterations", "12", "--seed", "7", "--out", run, warm=True)
+    return run, write_report(run).parent
+
+
+def pages(report):
+    return [Page(path) for path in sorted(report.rglob("*.html"))]
+
+
+def test_every_question_has_a_page_with_every_node(real):
+    run, report = real
+    expected = Counter(row["question_id"] for row in product.tree_rows(run))
+    found = listed(report)
+    assert {row[2]: row[5] for row in found} == expected
+    for place, _, question_id, *_ in found:
+        page = Page(report / "questions" / f"{place:05d}.html")
+        drawn = [int(node["data-id"]) for node in page.all("g", role="treeitem")]
+        assert sorted(drawn) == list(range(expected[question_id]))
+        assert [node["id"] for node in page.details["nodes"]] == sorted(drawn)
+
+
+def test_the_first_page_counts_what_the_run_counts(real):
+    run, report = real
+    page, summary = Page(report / "index.html"), product.summary(run)
+    counts = f"nodes: {len(product.tree_rows(run)):,} · preference pairs: {summary['pairs']['total']:,}"
+    assert counts in page.text
+    assert f"{summary['calls']['policy']['calls']:,}" in page.text
+    assert sum(row[7] for row in listed(report)) == summary["pairs"]["total"]
+
+
+def test_a_node_shows_what_was_asked_found_and_written(real):
+    run, report = real
+    by_question = {row[2]: row[0] for row in listed(report)}
+    searched = next(row for row in product.tree_rows(run) if row["passages"])
+    details = Page(report / "questions" / f"{by_question[searched['question_id']]:05d}.html").details
+    node = details["nodes"][searched["node_id"]]
+    assert [details["messages"][place] for place in node["prompt"]] == searched["prompt"]
+    assert [details["passages"][place]["contents"] for place, _ in node["passages"]] == [
+        passage["contents"] for passage in searched["passages"]
+    ]
+    assert node["text"] == searched["text"]
+
+
+def test_each_pair_is_named_at_both_of_its_nodes(real):
+    run, report = real
+    pairs = product.pair_rows(run)
+    found = Counter()
+    for row in listed(report):
+        for node in Page(report / "questions" / f"{row[0]:05d}.html").details["nodes"]:
+            found.update((row[2], node["id"], pair["other"]) for pair in node["pairs"] if pair["preferred"])
+            assert all(pair["split"] in ("train", "test") for pair in node["pairs"])
+    assert found == Counter((p["question_id"], p["chosen_node_id"], p["rejected_node_id"]) for p in pairs)
+
+
+def test_foreign_text_opens_no_element_and_runs_nothing(hostile):
+    for page in pages(hostile):
+        assert not page.all("img")
+        assert all("src" in script or script.get("type") == "application/json" for script in page.all("script"))
+        assert not any(name.startswith("on") or name == "style" for _, found in page.elements for name in found)
+        assert "{{ 7*7 }}" in page.source
+
+
+def test_no_control_or_bidi_character_survives(hostile):
+    for path in hostile.rglob("*.*"):
+        assert not CONTROL.search(path.read_text(encoding="utf-8")), path.name
+    page = Page(hostile / "questions" / "00000.html")
+    assert "�[31mred�]8;;http://evil.example/�link" in page.text
+    texts = [node["text"] for node in page.details["nodes"]] + [row[3] for row in listed(hostile)]
+    assert not any(CONTROL.search(text) for text in texts)
+    assert "</script><script>alert(1)" in texts[1]
+
+
+def test_pages_reach_for_nothing_but_their_own_files(hostile):
+    for page in pages(hostile):
+        for _, attributes in page.elements:
+            for name in LINKING:
+                target = attributes.get(name)
+                if target and not target.startswith(("#", "data:,")):
+                    assert (page.path.parent / target).is_file(), target
+        (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
+        assert "default-src 'none'" in policy["content"]
+        assert "unsafe" not in policy["content"]
+    assert "url(" not in (hostile / "report.css").read_text(encoding="utf-8")
+
+
+def test_sixty_nodes_have_places_of_their_own_and_are_told_apart_in_words(hostile):
+    page = Page(hostile / "questions" / "00000.html")
+    boxes = [box for box in page.all("svg") if "x" in box]
+    places = [(float(box["x"]), float(box["y"]), float(box["width"]), float(box["height"])) for box in boxes]
+    assert len(places) == 60
+    for n, (x, y, width, height) in enumerate(places):
+        assert all(abs(x - other[0]) >= width or abs(y - other[1]) >= height for other in places[:n])
+    nodes = page.all("g", role="treeitem")
+    assert [node["tabindex"] for node in nodes] == ["0"] + ["-1"] * 59
+    faded = [node for node in nodes if "dead" in node["class"]]
+    assert faded and all(node["aria-label"].startswith("malformed: Node") for node in faded)
+    best = [node for node in nodes if "best" in node["class"]]
+    assert [node["data-id"] for node in best] == ["0", "2", "6", "14", "30"]  # the shallowest answer
+    assert all(node["aria-label"].startswith("best path: Node") for node in best)
+    assert all(node["class"].split() in (["node"], ["node", "best"], ["node", "dead"]) for node in nodes)
+
+
+def test_tables_and_pictures_have_names_and_ids_occur_once(hostile):
+    for page in pages(hostile):
+        ids = [found["id"] for _, found in page.elements if "id" in found]
+        assert len(ids) == len(set(ids))
+        assert len(page.all("main")) == len(page.all("h1")) == 1
+        assert page.all("table") == [] or len(page.all("caption")) == len(page.all("table"))
+        named = {found.get("aria-labelledby") for _, found in page.elements} - {None}
+        assert named <= set(ids)
+        for svg in (found for name, found in page.elements if name == "svg" and "role" in found):
+            assert "aria-labelledby" in svg
+
+
+def test_a_new_report_replaces_the_old_one_with_the_same_bytes(tmp_path):
+    run = write_run(tmp_path / "run", [rows(7, question_id=f"q{n}") for n in range(3)])
+    report = write_report(run).parent
+    once = {path.relative_to(report): path.read_bytes() for path in report.rglob("*.*")}
+    (report / "questions" / "00099.html").write_text("of a longer run")
+    assert write_report(run) == report / "index.html"
+    assert {path.relative_to(report): path.read_bytes() for path in report.rglob("*.*")} == once
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path):
+    run = write_run(tmp_path / "run", [rows(3)])
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("mine")
+    with pytest.raises(RunError, match="holds other files and no report"):
+        write_report(run, tmp_path / "site")
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
+
+
+def test_a_table_that_is_no_tree_is_refused(tmp_path):
+    nodes = rows(5)
+    nodes[2]["parent_id"] = 4
+    run = write_run(tmp_path / "run", [nodes])
+    with pytest.raises(DataError, match="so this is no tree"):
+        write_report(run)
+    assert not (run / "report" / "index.html").exists()
+
+
+def test_a_run_without_pairs_or_questions_has_pages_too(tmp_path):
+    for name, trees in (("no-pairs", [rows(1)]), ("nothing", [])):
+        report = write_report(write_run(tmp_path / name, trees)).parent
+        assert len(listed(report)) == len(trees)
+        assert "Nothing to show." in Page(report / "index.html").text
+
+
+def test_pairs_of_whole_trajectories_are_named_at_their_last_nodes(tmp_path):
+    tree = rows(15)
+    for row in tree[:14]:
+        row["f1"] = row["f1"] and 0.0
+    report = write_report(write_run(tmp_path / "run", [tree], level="trajectory")).parent
+    nodes = Page(report / "questions" / "00000.html").details["nodes"]
+    ((rejected, margin),) = [(pair["other"], pair["margin"]) for pair in nodes[14]["pairs"] if pair["preferred"]]
+    assert tree[rejected]["f1"] == 0.0
+    assert margin == "1.000"
+    assert [pair["other"] for pair in nodes[rejected]["pairs"]] == [14]
+    assert listed(report)[0][7] == 1
