@@ -23,7 +23,7 @@ class QuestionsConfig(Section):
 
 
 class RetrievalConfig(Section):
-    """Where searches go."""
+    """Where searches go. What is found there, reordered or not, is part of a run's identity by its fingerprint."""
 
     kind: Annotated[
         str | None, Field(description="bm25, dense, hybrid, remote, or python:PACKAGE.MODULE:NAME"), EXECUTION
@@ -31,8 +31,10 @@ class RetrievalConfig(Section):
     corpus: Annotated[str | None, Field(description="JSONL(.gz, .zst) or Parquet: id, contents"), EXECUTION] = None
     index: Annotated[str | None, Field(description="a folder that `index build` made"), EXECUTION] = None
     encoder: Annotated[str | None, Field(description="where the index's model lies now"), EXECUTION] = None
-    reranker: Annotated[str | None, Field(description="a cross-encoder that reorders what an index found")] = None
-    rerank_depth: Annotated[int, Field(ge=1, description="passages that it reads a query")] = 20
+    reranker: Annotated[
+        str | None, Field(description="a cross-encoder that reorders what an index found"), EXECUTION
+    ] = None
+    rerank_depth: Annotated[int, Field(ge=1, description="passages that it reads a query"), EXECUTION] = 20
     gpu: Annotated[bool, Field(description="search an index's vectors on all GPUs"), EXECUTION] = False
     device: Annotated[str | None, Field(description="of encoder and reranker"), EXECUTION] = None
     url: Annotated[tuple[str, ...], Field(description="servers that speak POST /retrieve"), EXECUTION] = ()

@@ -80,9 +80,7 @@ def recall(
     needed = with_gold_ids(loaded)
     found = asyncio.run(_recall(_open(place, given), sample_questions(needed, limit), cuts))
     columns = {
-        f"{name}@{k}": [float(getattr(at[k], attribute)) for at in found]
-        for name, attribute in (("any_gold", "any_gold"), ("all_gold", "all_gold"))
-        for k in cuts
+        f"{name}@{k}": [float(getattr(at[k], name)) for at in found] for name in ("any_gold", "all_gold") for k in cuts
     }
     figures = {
         name: {"mean": interval.mean, "low": interval.low, "high": interval.high}

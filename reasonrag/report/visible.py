@@ -15,8 +15,7 @@ def visible(value: Any) -> Any:
     {'a': ['b�c', 1]}
     """
     if isinstance(value, str):
-        # Most text has nothing to hide, and `isprintable` sees that far faster than a look at each character.
-        return value if value.replace("\n", "").replace("\t", "").isprintable() else printable(value)
+        return printable(value)
     if isinstance(value, dict):
         return {visible(key): visible(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reasonrag.errors import ConfigError
 from reasonrag.retrieval.base import Retriever
@@ -83,8 +82,13 @@ def _bm25(index: IndexFolder, settings: OpenSettings) -> Retriever:
 def _dense(index: IndexFolder, settings: OpenSettings) -> Retriever:
     from reasonrag.retrieval.dense import DenseRetriever
 
-    options: dict[str, Any] = {"device": settings.device, "gpu": settings.gpu}
-    return DenseRetriever(index, encoder=settings.encoder, trust_remote_code=settings.trust_remote_code, **options)
+    return DenseRetriever(
+        index,
+        settings.encoder,
+        gpu=settings.gpu,
+        device=settings.device,
+        trust_remote_code=settings.trust_remote_code,
+    )
 
 
 def _hybrid(index: IndexFolder, settings: OpenSettings) -> Retriever:

@@ -6,6 +6,7 @@
     ├── embeddings/    one vector a passage, in shards
     ├── vectors/       a FAISS index over the embeddings; absent where the search is exact
     ├── .building-*/   a part that is being built, or was when the process was killed: the same command goes on there
+    ├── .encoder.json  where the encoder lay on this machine
     ├── .verified.json which files were read to the last byte, and their times since
     └── .lock
 
