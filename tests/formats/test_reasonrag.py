@@ -99,9 +99,9 @@ def test_parsing_is_total(text):
 
 
 def test_parsing_is_linear():
-    started = time.perf_counter()
+    started = time.process_time()
     FORMAT.parse("<query><answer>" * 200_000, ())
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 TAGS = ["</answer>", "<answer>x</answer>", "<query>y</query>", "</think>", "<evidence>z</evidence>", "</evidence>"]

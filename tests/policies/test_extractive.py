@@ -278,9 +278,9 @@ def test_any_text_gives_a_readable_action_of_the_right_kind(question, rounds, se
 @pytest.mark.parametrize("unit", ['"', "A. ", "A ", "(", "1,", " or A", 'A "a" '])
 def test_reading_takes_linear_time(unit):
     hostile = unit * 8_000
-    started = time.perf_counter()
+    started = time.process_time()
     sentences(hostile), names(hostile), candidates(analyse(hostile), [hostile[:4000]], [])
-    assert time.perf_counter() - started < 1.5
+    assert time.process_time() - started < 1.5
 
 
 def test_candidates_are_never_empty():

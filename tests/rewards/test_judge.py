@@ -91,9 +91,9 @@ def test_any_reply_is_a_score_in_range_or_none(reply):
     ["1" * 100_000 + "x", "score" + " " * 100_000, "score is 1" + " " * 100_000, "score is" * 20_000, "(" * 100_000],
 )
 def test_a_long_reply_is_read_in_linear_time(reply):
-    start = time.perf_counter()
+    start = time.process_time()
     parse_score(reply)
-    assert time.perf_counter() - start < 1  # quadratic time would be minutes
+    assert time.process_time() - start < 1  # quadratic time would be minutes
 
 
 def test_the_policys_words_reach_the_judge_as_quoted_text():

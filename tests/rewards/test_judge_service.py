@@ -84,11 +84,11 @@ def test_a_question_that_could_not_be_read_gets_other_samples_when_it_is_asked_a
 
 
 def test_a_judge_that_is_late_is_given_up_after_the_deadline_for_all_attempts():
-    service = JudgeService(Slow(0.04, "?"), PROMPTS, attempts=100, deadline_s=0.1)
-    begun = time.perf_counter()
+    service = JudgeService(Slow(0.01, "?"), PROMPTS, attempts=100, deadline_s=0.5)
     assert outcome(service) == "timeout"
-    assert time.perf_counter() - begun < 1
-    assert service.counts["same_meaning.again"] == 2 and service.counts["same_meaning.timeout"] == 1
+    # How many attempts fit into the time is the machine's affair: 100 of them take a second, all 100 never fit.
+    assert 1 <= service.counts["same_meaning.again"] < 100
+    assert service.counts["same_meaning.timeout"] == 1
 
 
 def test_a_judge_that_does_not_answer_is_unreachable():
