@@ -12,7 +12,7 @@ from reasonrag import flags
 from reasonrag.cli.root import cli
 from reasonrag.reproduce.ablation import BASE, AblationScale, Paper
 from reasonrag.reproduce.papers import PAPERS
-from reasonrag.reproduce.reasonrag import Scale
+from reasonrag.reproduce.reasonrag import VARIANTS, Scale
 from reasonrag.text import Rules
 
 
@@ -83,6 +83,12 @@ _FULL = Scale()
 @click.option("--iterations", type=click.IntRange(1), default=_FULL.iterations, show_default=True, help="Of a tree.")
 @click.option("--test-questions", type=click.IntRange(1), default=_FULL.test_questions, show_default=True)
 @click.option("--max-steps", type=click.IntRange(1), help="Of each training at most, to see it run.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice([name for name in VARIANTS if name != BASE]),
+    help=f"Train this variant, and compare it with {BASE} (repeatable).",
+)
 def reproduce_reasonrag(
     out: Path,
     results: Path | None,
@@ -91,6 +97,7 @@ def reproduce_reasonrag(
     iterations: int,
     test_questions: int,
     max_steps: int | None,
+    only: tuple[str, ...],
 ) -> None:
     """Table 3: base, SFT, outcome pairs, no shortest-path term, judge values, rollout values; equal calls.
 
@@ -104,7 +111,7 @@ def reproduce_reasonrag(
     """
     from reasonrag.commands import reproduce
 
-    scale = Scale(seeds, questions, iterations, test_questions, max_steps)
+    scale = Scale(seeds, questions, iterations, test_questions, max_steps, only)
     sys.exit(reproduce.reasonrag(out, results or out / "results", scale))
 
 

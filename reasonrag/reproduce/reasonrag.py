@@ -54,6 +54,7 @@ class Scale:
         iterations: of a tree valued by rollouts; one valued by a judge gets as many calls.
         test_questions: held out; 1,200 are all.
         max_steps: of each training at most, to see it run; None takes as many as were chosen.
+        only: these variants, and the policy that they start from; all of them if none is named.
     """
 
     seeds: int = 3
@@ -61,6 +62,12 @@ class Scale:
     iterations: int = 8
     test_questions: int = 1200
     max_steps: int | None = None
+    only: tuple[str, ...] = ()
+
+    @property
+    def variants(self) -> list[str]:
+        """Those that are compared, in the order of tables."""
+        return [name for name in VARIANTS if name == BASE or not self.only or name in self.only]
 
 
 def stages(out: Path, scale: Scale) -> list[Stage]:
@@ -87,6 +94,10 @@ def _of_seed(folder: Path, seed: int, scale: Scale) -> list[Stage]:
         _stage(data["dpo-judge-reward"], "pairs", str(judge), "--reward", "judge"),
         _stage(data["dpo-outcome"], "pairs", str(rollout), "--level", "trajectory"),
     ]
+    data = {name: source for name, source in data.items() if name in scale.variants}
+    read = {str(source) for source in data.values()}
+    read |= {stage.arguments[1] for stage in found if stage.arguments[0] == "pairs" and str(stage.out) in read}
+    found = [stage for stage in found if str(stage.out) in read]
     for name, source in data.items():
         kind = "sft" if name == "sft" else "dpo"
         dose = ("--seed", str(seed), "--set", f"max_steps={min(STEPS[name], scale.max_steps or STEPS[name])}")

@@ -23,10 +23,11 @@ _SHOWN = ("em", "f1", "acc", "retrievals", "steps", "forced", "format_rate")
 def summarise(out: Path, scale: Scale) -> Figures:
     """Everything that the page says, from what the stages left in `out`."""
     folders = [out / f"seed-{seed}" for seed in range(scale.seeds)]
-    pairs = [(first, second) for first, second, *_ in COMPARISONS]
+    variants = scale.variants
+    pairs = [(first, second) for first, second, *_ in COMPARISONS if first in variants and second in variants]
     settings = {
         name: compare(
-            {variant: [read_attempts(folder / "eval", variant, setting) for folder in folders] for variant in VARIANTS},
+            {variant: [read_attempts(folder / "eval", variant, setting) for folder in folders] for variant in variants},
             pairs,
         )
         for name, setting in SETTINGS.items()
@@ -39,10 +40,11 @@ def summarise(out: Path, scale: Scale) -> Figures:
         "budget": {
             name: [_budget(read_json(folder / name / "run.json")) for folder in folders]
             for name in ("trees-rollout", "trees-judge")
+            if all((folder / name).exists() for folder in folders)
         },
         "training": {
             name: [_training(read_json(folder / name / "training.json")) for folder in folders]
-            for name in VARIANTS
+            for name in variants
             if name != BASE
         },
         "settings": settings,
@@ -55,7 +57,7 @@ def write(figures: Figures, results: Path) -> Path:
     bars = [
         Bar(variant, setting, em["mean"], em["low"], em["high"])
         for setting, found in figures["settings"].items()
-        for variant in VARIANTS
+        for variant in found["variants"]
         if (em := found["variants"][variant]["all"]["em"])
     ]
     save_bars(results / "reasonrag", bars, title="Exact match in the demo world, 95 % intervals", x_label="EM")
@@ -76,7 +78,7 @@ def _page(figures: Figures) -> Iterator[str]:
     yield "differences are paired by question. Learning rates and optimizer steps were chosen on the dev split, with"
     yield "more settings tried for the main variant than for the others."
     yield ""
-    yield from (f"- `{name}`: {meaning}" for name, meaning in VARIANTS.items())
+    yield from (f"- `{name}`: {VARIANTS[name]}" for name in next(iter(figures["settings"].values()))["variants"])
     yield ""
     yield "![exact match](reasonrag.svg)"
     for setting, found in figures["settings"].items():
@@ -96,18 +98,18 @@ def _page(figures: Figures) -> Iterator[str]:
         yield "share of attempts that answered with fewer searches than hops."
         yield ""
         yield from _by_kind(found)
-    yield from ["", "## The shortest-path term", ""]
-    yield f"`{MAIN}` (alpha 0.9) minus `dpo-alpha1`, trained on pairs of the same trees:"
-    yield ""
-    yield from _alpha(figures)
+    if {MAIN, "dpo-alpha1"} <= set(figures["training"]):
+        yield from ["", "## The shortest-path term", ""]
+        yield f"`{MAIN}` (alpha 0.9) minus `dpo-alpha1`, trained on pairs of the same trees:"
+        yield ""
+        yield from _alpha(figures)
     yield from ["", "## What it cost", ""]
     yield from _cost(figures)
 
 
 def _variants(found: Figures) -> Iterator[str]:
     rows = []
-    for name in VARIANTS:
-        of = found["variants"][name]
+    for name, of in found["variants"].items():
         seeds = ", ".join(f"{em:.3f}" for em in of["by_seed"])
         rows.append([f"`{name}`", *(interval_text(of["all"][metric]) for metric in _SHOWN), seeds])
     yield from table(["policy", "EM", "F1", "ACC", "retrievals", "steps", "forced", "format rate", "EM by seed"], rows)
@@ -116,6 +118,8 @@ def _variants(found: Figures) -> Iterator[str]:
 def _differences(figures: Figures) -> Iterator[str]:
     rows = []
     for first, second, ours, theirs in COMPARISONS:
+        if not {first, second} <= next(iter(figures["settings"].values()))["variants"].keys():
+            continue
         paper = _paper(ours, theirs)
         cells = []
         for found in figures["settings"].values():
@@ -146,8 +150,8 @@ def _agrees(em: Mapping[str, float], paper: tuple[float, float] | None) -> str:
 def _by_kind(found: Figures) -> Iterator[str]:
     rows = []
     for kind, hops in found["hops"].items():
-        for name in VARIANTS:
-            of = found["variants"][name]["by_kind"][kind]
+        for name, variant in found["variants"].items():
+            of = variant["by_kind"][kind]
             cells = [interval_text(of[metric]) for metric in ("em", "retrievals", "steps", "early")]
             rows.append([kind, f"{hops:g}", of["em"]["n"], f"`{name}`", *cells])
     yield from table(["kind", "hops", "n", "policy", "EM", "retrievals", "steps", "early"], rows)
@@ -191,4 +195,5 @@ def _command(scale: Scale) -> str:
     given = {"seeds": scale.seeds, "questions": scale.questions, "iterations": scale.iterations}
     flags = " ".join(f"--{name} {value}" for name, value in given.items())
     short = "" if scale.max_steps is None else f" --max-steps {scale.max_steps}"
-    return f"reasonrag reproduce reasonrag {flags} --test-questions {scale.test_questions}{short}"
+    only = "".join(f" --only {name}" for name in scale.only)
+    return f"reasonrag reproduce reasonrag {flags} --test-questions {scale.test_questions}{short}{only}"

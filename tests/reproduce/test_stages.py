@@ -68,6 +68,18 @@ def test_every_variant_is_trained_and_evaluated_for_every_seed_on_test_questions
         assert evaluation.line.count("--split test --limit 50 --temperature 0,1") == 1
 
 
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != BASE])
+def test_one_variant_brings_what_it_reads_and_nothing_else(tmp_path, name):
+    folder = tmp_path / "seed-0"
+    plan = stages(tmp_path, Scale(seeds=1, only=(name,)))
+    assert [s.out.name for s in plan if s.arguments[1] == "train"] == [name]
+    written = {str(stage.out) for stage in plan}
+    read = {argument for stage in plan for argument in stage.arguments if argument.startswith(str(folder))} - written
+    assert read == set(), "what a stage reads is written by another"
+    assert sum(stage.arguments[0] == "build-tree" for stage in plan) == 1
+    assert len({stage.line for stage in plan} - {stage.line for stage in stages(tmp_path, Scale(seeds=1))}) == 1
+
+
 def test_trees_and_trainings_never_see_another_split_than_train(tmp_path):
     for stage in stages(tmp_path, Scale(seeds=1)):
         assert ("--split" in stage.arguments) == (stage.arguments[0] == "eval")
