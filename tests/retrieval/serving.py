@@ -60,6 +60,7 @@ def serving(retriever: Retriever, **settings: Any) -> Iterator[int]:
     app = retrieval_app(retriever, ServeSettings(**settings))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5))
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the product's
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
