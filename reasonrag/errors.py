@@ -9,6 +9,7 @@
     └── BackendError          something outside failed, after retries: the question is set aside and counted
         ├── LLMError          a policy or judge that does not answer
         ├── RetrievalError    a retrieval server that does not answer
+        ├── HubError          the HF Hub refuses an upload, or does not answer
         └── JudgeError        a judge without a verdict: its replies cannot be read, it is late, or not there
 
 A failure is never a score: code that catches a `BackendError` counts it under `cause` and leaves the value missing.
@@ -62,6 +63,10 @@ class LLMError(BackendError):
 
 class RetrievalError(BackendError):
     """A retrieval server that does not answer, or answers nonsense."""
+
+
+class HubError(BackendError):
+    """The HF Hub refuses what `publish` asks of it, does not answer, or holds something else than what was sent."""
 
 
 class JudgeError(BackendError):

@@ -1,0 +1,323 @@
+"""Uploads with the real clients, to a Hub in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub import HfApi
+
+from reasonrag.errors import ConfigError, HubError, ReasonRAGError
+from reasonrag.publish.hub import Published, Upload, push
+from tests.publish.hub_state import TOKEN, USER, FakeHub, Repo
+
+ROWS = [{"prompt": f"p{i}", "chosen": "a", "rejected": "b"} for i in range(50)]
+DATA = "pairs/train-00000-of-00001.parquet"
+METADATA = f"---\nconfigs:\n- config_name: pairs\n  data_files:\n  - split: train\n    path: {DATA}\n---\n"
+ROUTES = ("create", "info", "preupload", "batch", "blob", "commit", "tag")
+FAULTS: dict[str, dict[str, object]] = {
+    "500": {"status": 500, "times": 2},
+    "503": {"status": 503, "times": 2},
+    "504 after": {"status": 504, "after": True},
+    "429": {"status": 429, "times": 2, "retry_after": "7"},
+    "412": {"status": 412},
+    "401": {"status": 401},
+    "reset before": {"reset": True},
+    "reset after": {"reset": True, "after": True},
+}
+
+
+def with_metadata(card: str | None) -> str:
+    """The simplest merge: ours on top, what was written by hand below."""
+    return METADATA + (card or "# Pairs\n").removeprefix(METADATA)
+
+
+@pytest.fixture
+def upload(tmp_path: Path, request: pytest.FixtureRequest) -> Upload:
+    """A small data set, for a repository of this test's own."""
+    folder = tmp_path / "staged"
+    (folder / "pairs").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / DATA, write_page_checksum=True)
+    (folder / "config.json").write_text("{}\n")
+    (folder / "README.md").write_text("not this one")
+    name = re.sub(r"\W+", "-", request.node.name).strip("-")[-60:]
+    return Upload(f"{USER}/{name}", "dataset", folder, with_metadata, ("pairs",), "50 pairs", None, False)
+
+
+@pytest.fixture
+def go(api: HfApi) -> Callable[..., Published]:
+    """Publishes, silently."""
+    return lambda upload, say=lambda line: None: push(upload, say=say, api=api)
+
+
+def repo_of(hub: FakeHub, upload: Upload) -> Repo:
+    return hub.repos[upload.repo_type + "s", upload.repo_id]
+
+
+def assert_published(hub: FakeHub, upload: Upload, published: Published) -> None:
+    """What is here is there, made by one commit that bears the tag."""
+    repo = repo_of(hub, upload)
+    (commit,) = repo.written
+    assert (published.commit, published.private) == (commit.oid, True)
+    assert repo.tags == {published.tag: commit.oid} == {"v1.0.0": commit.oid}
+    sent = {path: blob.content for path, blob in commit.files.items() if path not in ("README.md", ".gitattributes")}
+    assert sent == {path: (upload.folder / path).read_bytes() for path in (DATA, "config.json")}
+    assert commit.files[DATA].lfs
+
+
+def assert_one_line(error: ReasonRAGError, upload: Upload) -> None:
+    line = str(error)
+    assert upload.repo_id in line
+    assert "\n" not in line
+    for leaked in (TOKEN, TOKEN[:12], "/srv/hub", "X-Sign", str(upload.folder.parent)):
+        assert leaked not in line
+
+
+def test_what_was_published_is_read_back_at_its_tag(hub, api, go, upload, tmp_path):
+    (upload.folder / "trees").mkdir()
+    published = go(upload)
+    assert_published(hub, upload, published)
+    assert published == Published(
+        f"{hub.url}/datasets/{upload.repo_id}", published.commit, "v1.0.0", private=True, changed=True
+    )
+    script = """if True:
+        import json, sys
+        from datasets import load_dataset
+        from huggingface_hub import hf_hub_download
+        repo, tag, path = sys.argv[1:]
+        print(json.dumps(list(load_dataset(repo, "pairs", split="train", revision=tag))))
+        print(hf_hub_download(repo, path, repo_type="dataset", revision=tag))
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    env |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", script, upload.repo_id, published.tag, DATA]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows, path = done.stdout.splitlines()
+    assert json.loads(rows) == ROWS
+    assert Path(path).read_bytes() == (upload.folder / DATA).read_bytes()
+    assert pq.read_table(path, page_checksum_verification=True).to_pylist() == ROWS
+
+
+def test_a_model_goes_up_as_well(hub, go, upload):
+    (upload.folder / DATA).unlink()
+    (upload.folder / "adapter_model.safetensors").write_bytes(b"weights")
+    published = go(replace(upload, repo_type="model", tag="v0.2.0"))
+    assert published.url == f"{hub.url}/{upload.repo_id}"
+    repo = hub.repos["models", upload.repo_id]
+    assert repo.tags == {"v0.2.0": repo.written[0].oid}
+    assert repo.written[0].files["adapter_model.safetensors"].content == b"weights"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_fault_in_any_call_is_survived_or_refused(hub, go, upload, route, fault):
+    hub.fail(route, **FAULTS[fault])
+    said: list[str] = []
+    refused = fault == "401" or (fault == "412" and route != "commit")
+    if refused:
+        with pytest.raises(HubError) as caught:
+            go(upload, said.append)
+        assert_one_line(caught.value, upload)
+        if (repo := hub.repos.get(("datasets", upload.repo_id))) is not None:
+            assert len(repo.written) == (route == "tag")
+            assert not repo.tags
+        assert not hub.pending()
+    published = go(upload, said.append)
+    assert not hub.pending()
+    assert_published(hub, upload, published)
+    assert published.changed is not (refused and route == "tag")
+    if fault == "429":
+        waits = [float(match[1]) for line in said if (match := re.search(r"trying again in ([\d.]+) s", line))]
+        assert len(waits) == 2
+        assert all(wait >= 7 for wait in waits)
+
+
+def test_a_hub_that_stays_down_is_given_up_on(hub, go, upload):
+    hub.fail("commit", status=503, times=10_000)
+    with pytest.raises(HubError, match="answers 503, still; run the same command again later") as caught:
+        go(upload)
+    assert_one_line(caught.value, upload)
+    assert len(hub.requests("commit")) < 100
+    hub.clear()
+    assert_published(hub, upload, go(upload))
+
+
+@pytest.mark.parametrize("retry_after", ["86400", "Fri, 31 Dec 2100 23:59:59 GMT"])
+def test_no_wait_is_longer_than_patience(hub, go, upload, retry_after):
+    hub.fail("preupload", status=429, retry_after=retry_after, times=10_000)
+    with pytest.raises(HubError, match="answers 429"):
+        go(upload)
+    assert len(hub.requests("preupload")) == 1
+
+
+def test_nothing_is_sent_to_a_public_repository(hub, go, upload):
+    repo = hub.create("datasets", upload.repo_id, private=False)
+    with pytest.raises(ConfigError, match="is public, so nothing was sent"):
+        go(upload)
+    assert hub.bytes_written() == 0
+    assert not repo.written
+    published = go(replace(upload, public=True))
+    assert (published.private, len(repo.written)) == (False, 1)
+
+
+def test_a_repository_made_public_meanwhile_gets_no_second_try(hub, go, upload):
+    def publish() -> None:
+        repo_of(hub, upload).private = False
+
+    hub.fail("commit", status=503, do=publish)
+    with pytest.raises(ConfigError, match="is public"):
+        go(upload)
+    assert not repo_of(hub, upload).written
+
+
+def test_an_existing_private_repository_stays_private(hub, go, upload):
+    hub.create("datasets", upload.repo_id, private=True)
+    said: list[str] = []
+    assert go(replace(upload, public=True), said.append).private
+    assert any("private and stays so" in line for line in said)
+
+
+def test_the_same_content_is_not_committed_again(hub, go, upload):
+    first = go(upload)
+    hub.clear()
+    assert go(upload) == replace(first, changed=False)
+    assert hub.bytes_written() == 0
+
+
+def test_a_second_version_keeps_the_hand_written_card_and_drops_old_shards(hub, go, upload):
+    go(upload)
+    repo = repo_of(hub, upload)
+    card = repo.commits[-1].files["README.md"].content + b"## By hand\r\n\xc3\xa4\n"
+    repo.edit("README.md", card)
+    repo.edit("pairs/test.parquet", b"old")
+    repo.edit("notes.txt", b"theirs")
+    (upload.folder / "config.json").write_text("{} \n")
+    published = go(upload)
+    assert published.tag == "v1.1.0"
+    files = repo.commits[-1].files
+    assert files["README.md"].content == card
+    assert sorted(files) == [".gitattributes", "README.md", "config.json", "notes.txt", DATA]
+
+
+def test_a_commit_of_others_to_their_own_files_is_kept(hub, go, upload):
+    def others() -> None:
+        repo_of(hub, upload).edit("README.md", b"# By hand\n")
+        repo_of(hub, upload).edit("notes.txt", b"theirs")
+
+    hub.fail("commit", do=others)
+    published = go(upload)
+    repo = repo_of(hub, upload)
+    assert len(repo.written) == 1
+    assert repo.commits[-1].oid == published.commit == repo.tags["v1.0.0"]
+    assert repo.commits[-1].files["notes.txt"].content == b"theirs"
+    assert repo.commits[-1].files["README.md"].content == (METADATA + "# By hand\n").encode()
+
+
+def test_a_commit_of_others_to_our_files_is_refused_with_their_name(hub, go, upload):
+    hub.fail("commit", do=lambda: repo_of(hub, upload).edit("pairs/x\x1b[31m.parquet", b"theirs"))
+    with pytest.raises(HubError, match=r"grace changed 1 of the files .* first pairs/x.\[31m.parquet \(edit") as caught:
+        go(upload)
+    assert_one_line(caught.value, upload)
+    assert str(caught.value).isprintable()
+    repo = repo_of(hub, upload)
+    assert (repo.written, repo.tags) == ([], {})
+
+
+def test_a_commit_on_top_of_ours_does_not_hide_it(hub, go, upload):
+    hub.fail("commit", reset=True, after=True, do=lambda: repo_of(hub, upload).edit("notes.txt", b"theirs"))
+    published = go(upload)
+    repo = repo_of(hub, upload)
+    assert len(repo.written) == 1
+    assert published.changed
+    assert repo.tags == {"v1.0.0": repo.commits[-1].oid}
+
+
+def test_a_run_killed_between_commit_and_tag_is_finished_by_the_next(hub, go, upload):
+    class Killed(BaseException):
+        pass
+
+    def kill(line: str) -> None:
+        if line.startswith("committed"):
+            raise Killed
+
+    with pytest.raises(Killed):
+        go(upload, kill)
+    assert repo_of(hub, upload).tags == {}
+    published = go(upload)
+    assert_published(hub, upload, published)
+    assert not published.changed
+
+
+def test_content_that_arrived_changed_gets_no_tag(hub, go, upload):
+    def corrupt() -> None:
+        for oid in hub.blobs:
+            hub.blobs[oid] = bytes(len(hub.blobs[oid]))
+
+    hub.fail("verify", after=True, do=corrupt)
+    with pytest.raises(HubError, match=rf"lists 1 files otherwise than they are here, first {DATA}. No tag was made"):
+        go(upload)
+    repo = repo_of(hub, upload)
+    assert (len(repo.written), repo.tags) == (1, {})
+
+
+def test_a_tag_is_never_moved(hub, go, upload):
+    go(replace(upload, tag="v1.0.0"))
+    repo = repo_of(hub, upload)
+    tags = dict(repo.tags)
+    repo.edit("notes.txt", b"theirs")
+    with pytest.raises(ConfigError, match="this content is at"):
+        go(replace(upload, tag="v1.0.0"))
+    (upload.folder / "config.json").write_text("[]")
+    hub.clear()
+    with pytest.raises(ConfigError, match=r"has v1\.0\.0 already, with other content"):
+        go(replace(upload, tag="v1.0.0"))
+    assert hub.bytes_written() == 0
+    assert repo.tags == tags
+
+
+def test_a_card_alone_deletes_nothing(hub, go, upload):
+    (upload.folder / "config.json").unlink()
+    (upload.folder / DATA).unlink()
+    with pytest.raises(ConfigError, match="nothing to publish"):
+        go(upload)
+    assert not hub.log
+
+
+def test_a_card_that_never_settles_is_refused(hub, go, upload):
+    with pytest.raises(HubError, match="changes again"):
+        go(replace(upload, card=lambda card: (card or "") + "more\n"))
+    assert hub.bytes_written() == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"repo_id": "pairs"}, "names no owner"),
+        ({"repo_id": "a/b/c"}, "OWNER/NAME"),
+        ({"repo_id": "../pairs"}, "OWNER/NAME"),
+        ({"tag": "1.0"}, "is no version"),
+        ({"tag": "v1.0.0\n"}, "is no version"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_request(hub, go, upload, wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        go(replace(upload, **wrong))
+    assert not hub.log
+
+
+def test_without_a_login_nothing_is_asked(hub, upload, monkeypatch, tmp_path):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="hf auth login"):
+        push(upload, say=print, api=HfApi(endpoint=hub.url))
+    assert not hub.log
