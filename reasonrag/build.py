@@ -151,7 +151,7 @@ class Build:
         except RunError:
             raise
         except Exception as error:
-            await journal.put_failure(question.dataset, question.id, set_aside(question, error), str(error)[:300])
+            await journal.put_failure(question.dataset, question.id, set_aside(question, error), str(error))
             self.progress.failed += 1
             return
         self.progress.done += 1

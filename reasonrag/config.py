@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -64,13 +63,6 @@ class RetrievalConfig(Section):
     def _one_url(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("url")
-    @classmethod
-    def _no_secret(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            _refuse_password(url)
-        return value
-
 
 class ModelConfig(Section):
     """A policy or a judge. The model's own name, not its address, is part of a run's identity."""
@@ -100,12 +92,6 @@ class ModelConfig(Section):
     dtype: str | None = None
     input_price: Annotated[float | None, Field(ge=0, description="per million tokens"), EXECUTION] = None
     output_price: Annotated[float | None, Field(ge=0, description="per million tokens"), EXECUTION] = None
-
-    @field_validator("spec")
-    @classmethod
-    def _no_secret(cls, value: str | None) -> str | None:
-        _refuse_password(value or "")
-        return value
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
         """In the currency of the prices, per million tokens; None where a price is unknown."""
@@ -253,12 +239,3 @@ def load_config(
     tree = carried_settings(policy.get("spec")) if isinstance(policy, dict) else {}
     merge(tree, asked)
     return validate(Config, tree)
-
-
-def _refuse_password(url: str) -> None:
-    """A URL is written to `config.yaml`; a user name or password in it would be kept there."""
-    if re.match(r"https?://[^/]*@", url, re.IGNORECASE):
-        raise ValueError(
-            "the URL carries a user name or password; put a key into the variable named by api_key_env, "
-            "and a password into a proxy of yours"
-        )

@@ -24,9 +24,12 @@ from typing import Any
 import structlog
 
 from reasonrag.errors import Interrupted, RunError
+from reasonrag.secrets import redact
 from reasonrag.text import valid_unicode
 
 log = structlog.get_logger()
+
+_MESSAGE_CHARS = 300
 
 _LAYOUT = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -171,11 +174,14 @@ class Journal:
         )
 
     async def put_failure(self, dataset: str, question_id: str, cause: str, message: str) -> None:
-        """Note why a question was set aside; the next run tries it again."""
+        """Note why a question was set aside; the next run tries it again.
+
+        Secrets are taken out of the message, and then it is cut: half a key would not be known for one.
+        """
         await self._write(
             (
                 "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)",
-                (dataset, question_id, cause, valid_unicode(message)),
+                (dataset, question_id, cause, redact(valid_unicode(message))[:_MESSAGE_CHARS]),
             )
         )
 

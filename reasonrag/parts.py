@@ -19,6 +19,7 @@ from reasonrag.policies import is_reader, open_llm
 from reasonrag.questions import load_questions, paragraph_corpus, questions_fingerprint, sample_questions
 from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.judge import JudgeService, ProcessJudge
+from reasonrag.secrets import redact
 from reasonrag.types import Passage, Question
 
 log = structlog.get_logger()
@@ -199,7 +200,7 @@ def sampling(model: ModelConfig) -> Sampling:
 def set_aside(question: Question, error: Exception) -> str:
     """Log why a question is set aside; returns the cause under which it is counted."""
     cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
-    log.warning("question set aside", question=question.id, cause=cause, error=str(error)[:300])
+    log.warning("question set aside", question=question.id, cause=cause, error=redact(str(error))[:300])
     return cause
 
 

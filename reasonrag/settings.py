@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from reasonrag.errors import ConfigError
+from reasonrag.secrets import find_secrets, redact
 
 Tree = dict[str, Any]
 
@@ -34,9 +36,16 @@ EXECUTION = Execution()
 
 
 class Section(BaseModel):
-    """A frozen group of settings; an unknown key is an error."""
+    """A frozen group of settings; an unknown key is an error, and so is a secret, whatever it is the value of."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secret(cls, tree: Any) -> Any:
+        # Before anything else is looked at: what is wrong with a value is said together with the value.
+        _refuse_secrets(tree, "")
+        return tree
 
 
 S = TypeVar("S", bound=Section)
@@ -140,6 +149,35 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+# A name alone is refused too: `https://TOKEN@host` is how some servers take a token.
+_URL_WITH_USER = re.compile(r"https?://[^/]*@", re.IGNORECASE)
+
+
+def _refuse_secrets(value: object, where: str) -> None:
+    """Settings are written to the run's folder and shown on its pages; a secret among them would be kept there."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            path = f"{where}.{name}".lstrip(".")
+            _refuse_secrets(str(name), path)
+            _refuse_secrets(inner, path)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            _refuse_secrets(inner, where)
+    elif isinstance(value, str):
+        said = "".join(f"{redact(name)}: " for name in (where,) if name)
+        if _URL_WITH_USER.match(value):
+            raise ValueError(
+                f"{said}the URL carries a user name or password; put a key into the variable named by api_key_env, "
+                "and a password into a proxy of yours"
+            )
+        if find_secrets(value):
+            raise ValueError(
+                f"{said}this looks like a secret, and settings are kept and shown; leave it out and put it into an "
+                "environment variable: HF_TOKEN for the Hub, the one that api_key_env names for a model's server, "
+                "REASONRAG_TOKEN for a retrieval server"
+            )
 
 
 def _semantic(section: BaseModel, prefix: str) -> Iterable[tuple[str, Any]]:

@@ -5,7 +5,11 @@ import pytest
 from reasonrag.card import POLICY_CARD, PolicyCard, copy_card
 from reasonrag.config import PRESETS, Config, load_config
 from reasonrag.errors import ConfigError
-from reasonrag.settings import dump, identity, parse_assignment
+from reasonrag.online_rl.settings import RLSettings
+from reasonrag.retrieval.index.settings import IndexConfig
+from reasonrag.retrieval.server.settings import ServeSettings
+from reasonrag.settings import Section, dump, identity, parse_assignment, validate
+from reasonrag.training.settings import DPOSettings
 
 
 def test_defaults_are_those_of_the_paper():
@@ -49,6 +53,39 @@ def test_what_cannot_work_is_refused_by_name(overrides, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")) as caught:
         load_config(overrides=overrides)
     assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+TOKEN = "hf_" + "aB3dE5fG7h" * 4
+
+
+@pytest.mark.parametrize("model", [Config, DPOSettings, RLSettings, IndexConfig, ServeSettings])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"policy": {"spec": f"hf:{TOKEN}"}},
+        {"policy": {"api_key": TOKEN}},
+        {"policy": TOKEN},
+        {"retrieval": {"url": ["http://host", "http://user:hunter2@host"]}},
+        {"retrieval": {"url": [f"http://host/retrieve?key={TOKEN[3:30]}"]}},
+        {"a": {"b": [{TOKEN: 1}]}},
+    ],
+)
+def test_a_secret_anywhere_among_settings_is_refused_and_not_repeated(model: type[Section], tree):
+    with pytest.raises(ConfigError, match=r"secret|user name or password") as caught:
+        validate(model, tree)
+    assert TOKEN[3:30] not in str(caught.value) and "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_secret_is_found_by_its_place_and_told_where_to_go():
+    with pytest.raises(ConfigError, match=r"^configuration: policy\.spec: .* environment variable: HF_TOKEN"):
+        load_config(overrides={"policy.spec": TOKEN, "policy.top_p": 7})
+
+
+def test_the_value_of_a_secret_variable_is_refused_too(monkeypatch):
+    monkeypatch.setenv("CORPORATE_API_KEY", "correct-horse-battery")
+    with pytest.raises(ConfigError, match=r"judge\.model: this looks like a secret"):
+        load_config(overrides={"judge.model": "correct-horse-battery"})
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "- a list", "just text"])

@@ -43,6 +43,21 @@ def test_everything_a_backend_reports_comes_back(journal):
     assert first == ask(journal, ScriptedLLM([]), seed=1) == (reply,)
 
 
+KEY = "sk-" + "aB3dE5fG7h" * 5
+
+
+def test_a_secret_in_a_reply_is_neither_used_nor_kept(journal):
+    reply = Completion(f"<query>{KEY}</query>", FinishReason.STOP, (1, 2), (-0.5, -1.5), (7,), 3, 2)
+    clean = Completion("<query>***</query>", FinishReason.STOP, None, None, (7,), 3, 2)
+    assert ask(journal, ScriptedLLM([reply]), seed=1) == ask(journal, ScriptedLLM([]), seed=1) == (clean,)
+    assert not any(KEY.encode() in file.read_bytes() for file in journal.path.parent.iterdir())
+
+
+def test_a_failure_is_noted_without_secrets(journal):
+    asyncio.run(journal.put_failure("d", "q", "refused", f"{'so' * 141} who is Bearer {KEY}?"))
+    assert list(journal.failures()) == [("d", "q", "refused", f"{'so' * 141} who is Bearer ***")]
+
+
 def test_a_failed_call_is_not_kept(journal):
     llm = ScriptedLLM([RuntimeError("down"), "a"])
     with pytest.raises(RuntimeError):

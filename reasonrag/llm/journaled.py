@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from reasonrag.journal import Journal
 from reasonrag.llm.base import LLM, Sampling
+from reasonrag.secrets import redact
 from reasonrag.types import Completion, FinishReason, Prompt
 
 
@@ -18,6 +19,10 @@ class JournaledLLM:
 
     A request is known by model, prompt and sampling, the seed included: two samples of one prompt have two seeds and
     stay two samples.
+
+    A secret in a reply is taken out before it is kept or used: whoever reads it, in this run or after a kill, reads the
+    same. Online training does not go through here with its policy, whose tokens are trained on as they were sampled;
+    there it is taken out of what is written (`online_rl.record`).
     """
 
     def __init__(self, inner: LLM, journal: Journal, *, kind: str) -> None:
@@ -47,7 +52,7 @@ class JournaledLLM:
             return tuple(map(_decode, kept))
         self.journal.admit()
         self.sent += 1
-        completions = await self.inner.complete(prompt, sampling)
+        completions = tuple(map(_without_secrets, await self.inner.complete(prompt, sampling)))
         prompt_tokens = _total(c.prompt_tokens for c in completions)
         completion_tokens = _total(c.completion_tokens for c in completions)
         self.prompt_tokens += prompt_tokens or 0
@@ -70,6 +75,16 @@ def request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> st
     """32 hex digits that identify a request."""
     request = json.dumps([model, kind, asdict(prompt), asdict(sampling)], ensure_ascii=True, sort_keys=True)
     return hashlib.blake2b(request.encode(), digest_size=16).hexdigest()
+
+
+def _without_secrets(completion: Completion) -> Completion:
+    """The completion redacted; then without its token ids, which spell the secret, and the logprobs, which are theirs.
+
+    Formats encode the text anew where there are no ids, and trees and pairs take such a step as they take those of a
+    backend that reports none.
+    """
+    text = redact(completion.text)
+    return completion if text is completion.text else replace(completion, text=text, token_ids=None, logprobs=None)
 
 
 def _decode(kept: dict[str, Any]) -> Completion:

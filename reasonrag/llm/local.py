@@ -20,6 +20,7 @@ from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.common import public_name
 from reasonrag.llm.row_sampling import Row, generate_rows
+from reasonrag.secrets import redact
 from reasonrag.text import one_line
 from reasonrag.types import Completion, Prompt
 
@@ -268,7 +269,7 @@ def _fail(futures: Iterable[Future[Completion]], failure: LLMError) -> None:
 
 
 def _failure(name: str, cause: str, error: Exception) -> LLMError:
-    return LLMError(f"{name}: {type(error).__name__}: {one_line(str(error))[:200]}", cause=cause)
+    return LLMError(f"{name}: {type(error).__name__}: {one_line(redact(str(error)))[:200]}", cause=cause)
 
 
 def _load(path_or_name: str, device: str | None, dtype: str | None, revision: str | None, trust: bool) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from reasonrag.llm.base import Sampling, restore_stop
 from reasonrag.llm.common import cut_at_stop
+from reasonrag.secrets import redact
 from reasonrag.text import one_line, valid_unicode
 from reasonrag.types import Completion, FinishReason, Prompt
 
@@ -247,12 +248,13 @@ def rejected_parameter(raw: bytes, body: Mapping[str, Any]) -> str | None:
 
 
 def readable(raw: bytes, secret: str | None = None, *, limit: int = 200) -> str:
-    """The message of an error body in at most `limit` printable characters on one line, without the secret."""
+    """The message of an error body: at most `limit` printable characters on one line, without `secret` or any other."""
     text = raw.decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError):
         text = _message(json.loads(text)) or text
     if secret:
         text = text.replace(secret, "***")
+    text = redact(text)  # before it is cut: half a key is not found any more
     return one_line("".join(char if char.isprintable() else " " for char in text))[:limit]
 
 

@@ -10,6 +10,7 @@ from reasonrag.errors import ConfigError, LLMError
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.common import cut_at_stop, overflows_context, public_name
+from reasonrag.secrets import redact
 from reasonrag.text import one_line
 from reasonrag.types import Completion, FinishReason, Prompt
 
@@ -100,7 +101,8 @@ class VLLMEngine:
                 final = output
         except Exception as error:
             cause = "context_overflow" if overflows_context(str(error)) else "engine"
-            raise LLMError(f"{self.name}: {type(error).__name__}: {one_line(str(error))[:200]}", cause=cause) from error
+            said = one_line(redact(str(error)))[:200]
+            raise LLMError(f"{self.name}: {type(error).__name__}: {said}", cause=cause) from error
         return completions(final, prompt.stop, exact_logprobs=sampling.top_p >= 1.0)
 
     async def aclose(self) -> None:

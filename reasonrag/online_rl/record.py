@@ -15,6 +15,7 @@ from reasonrag.evaluation.metrics import scores
 from reasonrag.formats import Format
 from reasonrag.online_rl.advantages import Scale, group_advantages
 from reasonrag.online_rl.samples import Batch, Sample
+from reasonrag.secrets import redact
 from reasonrag.tables import rollout_schema, write_parquet
 from reasonrag.types import Trajectory
 
@@ -44,6 +45,8 @@ def record(
         ]
     folder.mkdir(parents=True, exist_ok=True)
     suffix = f"-{process}" if process else ""
+    # Secrets go here and not before: the trainer needs the very tokens that the policy sampled, whatever they spell.
+    rows = [_without_secrets(row) for row in rows]
     write_parquet(folder / f"step-{step + 1:06d}{suffix}.parquet", rows, rollout_schema())
 
 
@@ -97,6 +100,11 @@ def over_under(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
         if total:
             rates[name] = sum(part[bad] or 0.0 for part in looked_at) / total
     return rates
+
+
+def _without_secrets(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: redact(value) if isinstance(value, str) else value for name, value in row.items()}
+    return found | {"golden_answers": [redact(answer) for answer in row["golden_answers"]]}
 
 
 def _row(sample: Sample, advantage: float, step: int, format: Format) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from reasonrag.errors import RetrievalError
 from reasonrag.retrieval.base import Retriever
+from reasonrag.secrets import redact
 from reasonrag.types import Passage
 
 Ranking = tuple[Passage, ...]
@@ -192,7 +194,7 @@ class BatchedRetriever:
         rankings = await self._inner.search(queries, top_k)
         if len(rankings) != len(queries):
             raise RetrievalError(f"asked for {len(queries)} rankings, got {len(rankings)}", cause="misaligned")
-        return dict(zip(queries, rankings, strict=True))
+        return {query: tuple(map(_without_secrets, found)) for query, found in zip(queries, rankings, strict=True)}
 
     def _fail(self, batch: _Batch, queries: list[str], top_k: int, error: Exception) -> None:
         for query in queries:
@@ -204,3 +206,9 @@ class BatchedRetriever:
         """Who asks for this query from now on starts another lookup, or finds it in the store."""
         del self._in_flight[query, top_k]
         return batch.futures.pop(query)
+
+
+def _without_secrets(passage: Passage) -> Passage:
+    """Redacted before it is kept or read: a run that was killed reads the same from what was kept."""
+    contents = redact(passage.contents)
+    return passage if contents is passage.contents else replace(passage, contents=contents)

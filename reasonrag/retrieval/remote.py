@@ -16,6 +16,7 @@ from reasonrag.errors import ConfigError, RetrievalError
 from reasonrag.questions import passage_id, quoted, text_id
 from reasonrag.retrieval.bearer import TOKEN_ENV, read_token
 from reasonrag.retrieval.corpus import passage_contents
+from reasonrag.secrets import redact
 from reasonrag.text import valid_unicode
 from reasonrag.types import Passage
 
@@ -28,6 +29,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _AVOIDED_S = 10.0  # after a failure, while others answer
 _CHECK_TIMEOUT_S = 10.0
 _MOST_BYTES = 256 << 20  # of a reply, unpacked
+_MOST_READ_OF_ERRORS = 1 << 16  # far more than is shown, or a secret would be cut before it is known as one
 
 
 class _Retry(Exception):
@@ -231,7 +233,7 @@ class RemoteRetriever:
             what = f"{server.name} says HTTP {response.status}"
             raise _Retry(what, f"http_{response.status}", wait_s=wait_s or 0.0, counts=wait_s is None)
         if response.status != 200:
-            shown = quoted(body[:200].decode(errors="replace"))
+            shown = quoted(redact(body[:_MOST_READ_OF_ERRORS].decode(errors="replace")))
             what = f"{server.name} refuses: HTTP {response.status} {shown}"
             raise RetrievalError(what, cause=f"http_{response.status}")
         return body

@@ -14,6 +14,7 @@ from reasonrag.errors import BackendError, InputError, Interrupted
 from reasonrag.formats.reading import Reading
 from reasonrag.rewards.base import RewardParts, Score
 from reasonrag.rollout.engine import gather_all
+from reasonrag.secrets import redact
 from reasonrag.text import cover_match, exact_match, token_f1
 from reasonrag.types import Search, Trajectory
 
@@ -134,7 +135,7 @@ def cause_of(error: Exception) -> str:
     """The short name under which a failure is counted; a bug is logged too, as nobody would see it otherwise."""
     if isinstance(error, BackendError):
         return error.cause
-    log.warning("a reward failed", error=f"{type(error).__name__}: {error}"[:300])
+    log.warning("a reward failed", error=redact(f"{type(error).__name__}: {error}")[:300])
     return f"bug:{type(error).__name__}"
 
 

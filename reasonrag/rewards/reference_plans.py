@@ -14,6 +14,7 @@ from reasonrag.errors import DataError, JudgeError
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import PlanCandidate, ReferencePlan, propose_plan, vote_plan
 from reasonrag.rollout.engine import gather_all
+from reasonrag.secrets import redact
 from reasonrag.tables import Row, plan_schema, read_parquet, write_parquet
 from reasonrag.text import cover_match, exact_match, normalize_answer
 from reasonrag.types import Question
@@ -110,7 +111,8 @@ class _Work:
         try:
             row = await self._plan(question)
         except JudgeError as error:
-            log.warning("a question gets no plan", question=question.id, cause=error.cause, error=str(error)[:300])
+            said = redact(str(error))[:300]
+            log.warning("a question gets no plan", question=question.id, cause=error.cause, error=said)
             self.without[error.cause] += 1
             self.failed += 1
             if counts is not None:

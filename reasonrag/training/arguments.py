@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.errors import ConfigError
+from reasonrag.secrets import redact
 from reasonrag.settings import nearest
 from reasonrag.text import one_line
 from reasonrag.training.settings import TrainSettings
@@ -65,7 +66,7 @@ def trainer_arguments(kind: Any, settings: TrainSettings, out: Path, *, own: Map
             warnings.simplefilter("ignore", FutureWarning)
             return kind(**values)
     except (ValueError, TypeError, KeyError, ImportError) as error:
-        raise ConfigError(f"TRL refuses these settings: {one_line(str(error))[:300]}") from error
+        raise ConfigError(f"TRL refuses these settings: {one_line(redact(str(error)))[:300]}") from error
 
 
 def model_init(settings: TrainSettings) -> dict[str, Any]:

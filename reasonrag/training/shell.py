@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from reasonrag.card import PolicyCard
 from reasonrag.errors import ConfigError, InputError, Interrupted, RunError
+from reasonrag.secrets import redact
 from reasonrag.text import one_line
 from reasonrag.training import folder as folders
 from reasonrag.training.arguments import model_init, on_gpu, trainer_arguments
@@ -262,7 +263,7 @@ class _Training:
         try:
             trainer = self.stage.make(ready)
         except (ValueError, NotImplementedError) as error:  # such as modules for the adapter that are not there
-            raise ConfigError(f"TRL or peft refuses these settings: {one_line(str(error))[:300]}") from error
+            raise ConfigError(f"TRL or peft refuses these settings: {one_line(redact(str(error)))[:300]}") from error
         trainer.remove_callback(PrinterCallback)
         return trainer
 

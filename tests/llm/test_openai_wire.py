@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.openai_wire import Wire
+from reasonrag.llm.openai_wire import Wire, readable
 from reasonrag.types import Completion, Message, Prompt
 
 LARGEST = 2**31 - 1
@@ -53,3 +53,11 @@ def test_logprobs_that_are_no_finite_numbers_are_not_reported(number):
 
 def test_whole_numbers_are_logprobs_too():
     assert read({"logprobs": {"token_logprobs": [0, -1, -0.5]}}).logprobs == (0.0, -1.0, -0.5)
+
+
+def test_an_error_body_is_read_without_any_secret_also_where_one_would_be_cut():
+    foreign = "hf_" + "aB3dE5fG7h" * 4
+    body = json.dumps({"error": {"message": f"{'so ' * 60} {foreign}, and Bearer the-key of yours"}}).encode()
+    shown = readable(body, "the-key")
+    assert "so ***, and Bearer ***" in shown and len(shown) <= 200
+    assert "the-key" not in readable(body, "the-key", limit=400)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from reasonrag.formats import FORMATS
@@ -9,6 +11,7 @@ from reasonrag.online_rl.record import figures, over_under, record
 from reasonrag.online_rl.samples import Batch, Group, Sample
 from reasonrag.rewards import Score
 from reasonrag.rollout.transcript import Transcript
+from reasonrag.types import Completion, Span
 from tests.online_rl.toys import rollouts
 from tests.rewards.toys import hiprag
 
@@ -65,3 +68,20 @@ def test_every_trajectory_is_kept_with_all_that_its_reward_is_made_of(tmp_path):
 def test_advantages_are_written_as_they_are_trained_with(tmp_path):
     record(MADE, tmp_path / "rollouts", step=0, process=0, format=FORMAT, scale="none", spread=0.5)
     assert [row["advantage"] for row in rollouts(tmp_path, 1)] == [0.5, -0.5, 0.0, 0.0]
+
+
+def test_a_secret_is_not_written_and_what_is_trained_on_keeps_it(tmp_path):
+    key = "sk-" + "aB3dE5fG7h" * 5
+    last = RIGHT.steps[-1]
+    prompt = replace(last.prompt, turn=(*last.prompt.turn, Span(f"<context>{key}</context>")))
+    step = replace(last, prompt=prompt, completion=Completion(f"<answer>{key}</answer>", token_ids=(3, 4, 5)))
+    question = replace(RIGHT.question, golden_answers=(key, "Jaws"))
+    trajectory = replace(RIGHT, question=question, steps=(*RIGHT.steps[:-1], step))
+    (sample, *_) = MADE.samples
+    told = Batch([Group(question, (replace(sample, question=question, trajectory=trajectory),))])
+    record(told, tmp_path / "rollouts", step=0, process=0, format=FORMAT)
+    (row,) = rollouts(tmp_path, 1)
+    assert key not in str(row)
+    assert row["turn"].endswith("<context>***</context><answer>***</answer>")
+    assert row["golden_answers"] == ["***", "Jaws"]
+    assert told.samples[0].trajectory.steps[-1] is step

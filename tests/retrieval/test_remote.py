@@ -206,6 +206,12 @@ def test_a_refused_request_is_not_repeated(server: Server) -> None:
     assert len(server.requests) == 1
 
 
+def test_what_a_server_says_when_it_refuses_is_shown_without_secrets(server: Server) -> None:
+    server.script = [reply(status=401, text="no such user at https://me:hunter2@index/ here")]
+    error = failure(server.url, ["a"])
+    assert "https://me:***@index/" in str(error)
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_misaligned_reply_is_an_error_and_never_a_shift(server: Server, count: int) -> None:
     server.script = [reply({"result": [[found("x")]] * count})]

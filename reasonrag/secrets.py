@@ -1,0 +1,292 @@
+"""Secrets in text: found before anything is published, and taken out before anything is written.
+
+Two sources: the shapes that keys are given by those who issue them (or by where they stand: a header, a URL, an
+assignment), and this process's own environment. Both are searched in linear time, and a text that holds none of the
+marks that a shape begins with is passed over at once.
+
+Out of scope: a key that was cut, is broken up by blanks, line ends, zero-width or control characters, or is written in
+another case; one in base64 (but for `Authorization: Basic`), in hex or compressed; an opaque one that stands alone in
+prose and is not in the environment; an assigned one that consists of plain words; the value of a variable whose name
+does not say that it is secret; a user name in a URL; cookies.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import quote, quote_plus
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A secret that was found: what `kind` of one, and where (`start`, `end`) in the text; never the secret itself."""
+
+    kind: str
+    start: int
+    end: int
+
+
+def find_secrets(text: str) -> list[Secret]:
+    """Secrets in a text, from left to right, none overlapping another.
+
+    Only the secret part is pointed at: of a URL the password, of a header the credential, of an assignment the value.
+
+    >>> [(s.kind, s.start, s.end) for s in find_secrets("see ftp://me:hunter2@host/")]
+    [('url_password', 13, 20)]
+    """
+    found: list[Secret] = []
+    for secret in sorted(_matches(text), key=lambda secret: (secret.start, -secret.end)):
+        if found and secret.start < found[-1].end:  # such as a known token in a header: one secret, all of it
+            found[-1] = Secret(found[-1].kind, found[-1].start, max(found[-1].end, secret.end))
+        else:
+            found.append(secret)
+    return found
+
+
+def redact(text: str) -> str:
+    """The text with `***` in place of every secret; the very same object where there is none.
+
+    >>> redact("Authorization: Bearer 5c1f0e9b7a3d4c2e")
+    'Authorization: Bearer ***'
+    """
+    found = find_secrets(text)
+    if not found:
+        return text
+    kept = zip([0, *(secret.end for secret in found)], [*(secret.start for secret in found), len(text)], strict=True)
+    return "***".join(text[start:end] for start, end in kept)
+
+
+def _matches(text: str) -> Iterator[Secret]:
+    folded = text.lower()
+    for signs, shapes in _SHAPES_BY_SIGNS.items():
+        if signs and not _holds(folded, signs):
+            continue
+        for shape in shapes:
+            if _holds(folded, shape.marks):
+                for match in shape.regex.finditer(text):
+                    if shape.accepts(match[1]):
+                        yield Secret(shape.kind, *match.span(1))
+    for value in _environment_values():
+        start = text.find(value)
+        while start >= 0:
+            yield Secret("environment", start, start + len(value))
+            start = text.find(value, start + len(value))
+
+
+def _holds(text: str, any_of: Iterable[str]) -> bool:
+    for mark in any_of:  # noqa: SIM110 -- a generator for `any` costs more than the search itself
+        if mark in text:
+            return True
+    return False
+
+
+# --- What a value looks like ---
+
+
+def _random(value: str) -> bool:
+    """Letters and digits as a generator mixes them, and no name with a number in it.
+
+    >>> [_random(v) for v in ("9f3ac05b", "tok-1234567890abcdef", "Qwen2.5-0.5B-Instruct", "token_type_2")]
+    [True, True, False, False]
+    """
+    if _UUID.fullmatch(value):
+        return True
+    mixed = [run for run in _ALPHANUMERIC.findall(value) if not run.isalpha() and not run.isdecimal()]
+    return any(len(run) >= 16 or len(_CHANGE.findall(run)) >= 3 for run in mixed)
+
+
+def _long_random(value: str) -> bool:
+    return len(value) >= 12 and _random(value)
+
+
+def _dense(value: str) -> bool:
+    """What follows a known prefix: one long run, or letters and digits mixed; not the words of a hyphenated name."""
+    runs = _ALPHANUMERIC.findall(value)
+    return (len(value) >= 40 and len(_CHANGE.findall(value)) >= 3) or any(
+        len(run) >= 32 or (len(run) >= 10 and not run.isalpha() and not run.isdecimal()) for run in runs
+    )
+
+
+def _no_word(value: str) -> bool:
+    """Not a word or a few of them joined: what stands in a header, and not what a text says about headers."""
+    return any(
+        len(run) >= 20 or not run.isalpha() or len(_HUMP.findall(run)) >= 2 for run in _ALPHANUMERIC.findall(value)
+    )
+
+
+def _password(value: str) -> bool:
+    said = value.rstrip("!?.:")
+    return len(said) >= 8 and any(c.isalpha() for c in said) and bool(_DIGIT_OR_SYMBOL.search(said))
+
+
+def _anything(value: str) -> bool:
+    return True
+
+
+_ALPHANUMERIC = re.compile(r"[A-Za-z0-9]+")
+_CHANGE = re.compile(r"(?<=[0-9])[A-Za-z]|(?<=[A-Za-z])[0-9]")
+_HUMP = re.compile(r"(?<=[a-z])[A-Z]")
+_DIGIT_OR_SYMBOL = re.compile(r"[0-9!@#$%^*?~+]")
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+# --- Shapes: nothing follows an unbounded repetition unless it is possessive, so that none is gone through twice ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A pattern whose first group is the secret.
+
+    It is tried where the text in lower case holds one of the `marks`, all of which have one of the `signs` beside them.
+    """
+
+    kind: str
+    signs: str
+    marks: tuple[str, ...]
+    regex: re.Pattern[str]
+    accepts: Callable[[str], bool] = _anything
+
+
+# Where a token may begin: after no letter or digit, unless that is the end of an escape in JSON or in a URL.
+_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=%[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
+_QUOTE = r"(?:\\{0,7}[\"']|&quot;|&#3[49];|&#x27;|%22)?"
+_ASSIGNED = rf"{_QUOTE}\]?\s{{0,4}}(?:=>|:=|==|[:=]|%3[AaDd])\s{{0,4}}b?{_QUOTE}"
+_VALUE = r"([^\s\"'<>,;&()\[\]{}|`\\]{8,}+)"
+_PEM = r"(?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+
+_SHAPES = (
+    _Shape("hugging_face", "_", ("hf_",), re.compile(r"(hf_[A-Za-z0-9]{30,})")),
+    _Shape("github", "_", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), re.compile(r"(gh[pousr]_[A-Za-z0-9]{30,})")),
+    _Shape("github", "_", ("github_pat_",), re.compile(r"(github_pat_[A-Za-z0-9_]{22,})")),
+    _Shape("wandb", "_", ("wandb_v",), re.compile(r"(wandb_v[0-9]_[A-Za-z0-9_]{30,})")),
+    _Shape("anthropic", "-", ("sk-ant-",), re.compile(rf"{_START}(sk-ant-[A-Za-z0-9_-]{{16,}}+)"), _dense),
+    _Shape("openai", "-", ("sk-",), re.compile(rf"{_START}(sk-(?!ant-)[A-Za-z0-9_-]{{16,}}+)"), _dense),
+    _Shape("gitlab", "-", ("glpat-",), re.compile(r"(glpat-[A-Za-z0-9_-]{20,})")),
+    _Shape("slack", "-", ("xox",), re.compile(rf"{_START}(xox[abeoprs]-[A-Za-z0-9-]{{10,}}+)"), _dense),
+    _Shape(
+        "private_key",
+        "-",
+        ("-----begin",),
+        # To its end, or, where it was cut, as far as base64 goes.
+        re.compile(
+            rf"(-----BEGIN {_PEM}(?:(?:[^-\"<>]|-(?!----))*+-----END {_PEM}"
+            r"|(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)++))"
+        ),
+    ),
+    _Shape("aws", "", ("akia", "asia"), re.compile(rf"{_START}((?:AKIA|ASIA)[A-Z0-9]{{16}})(?![A-Za-z0-9])")),
+    _Shape("google", "", ("aiza",), re.compile(r"(AIza[A-Za-z0-9_-]{35,})")),
+    _Shape(
+        "jwt",
+        "",
+        ("eyj",),
+        re.compile(rf"{_START}(eyJ[A-Za-z0-9_-]{{8,}}+\.eyJ[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}})"),
+    ),
+    _Shape(
+        "wandb", "", ("wandb",), re.compile(r"wandb[^\n]{0,48}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])", re.IGNORECASE)
+    ),
+    _Shape(
+        "authorization",
+        "",
+        ("bearer",),
+        re.compile(r"bearer(?:\s|%20|\+){1,4}([\w.~+/=%-]{16,}+)", re.IGNORECASE | re.ASCII),
+        _random,
+    ),
+    _Shape(
+        "authorization",
+        ":=,",
+        ("authorization",),
+        re.compile(
+            rf"authorization{_QUOTE}\s{{0,4}}[:=,]\s{{0,4}}b?{_QUOTE}"
+            r"(?:(?:bearer|basic|token|digest|negotiate|api-?key)(?:\s|%20|\+){1,4})?([\w.~+/=%:@!$^-]{8,}+)",
+            re.IGNORECASE | re.ASCII,
+        ),
+        _no_word,
+    ),
+    _Shape(
+        "assignment",
+        ":=%",
+        ("key", "token", "secret", "credential"),
+        re.compile(
+            r"(?:(?:api|access|secret|auth|private|signing|encryption|account|shared|master)[_-]?key|token|secret"
+            rf"|credentials?|(?<=[?&])key){_ASSIGNED}{_VALUE}",
+            re.IGNORECASE,
+        ),
+        _long_random,
+    ),
+    _Shape(
+        "assignment",
+        ":=%",
+        ("passw", "passphrase", "pwd"),
+        re.compile(rf"(?:passw(?:or)?d|passphrase|pwd){_ASSIGNED}{_VALUE}", re.IGNORECASE),
+        _password,
+    ),
+    _Shape(
+        "url_password",
+        "@",
+        ("://", ":\\/\\/"),
+        re.compile(r":(?:\\?/){2}[^\s/?#@:\"'<>]*+:(?!\*\*\*@)([^\s/?#\"'<>]+)@"),
+    ),
+    _Shape(
+        "url_password",
+        "%",
+        ("%3a%2f%2f",),
+        re.compile(
+            r"%3a%2f%2f(?:(?!%3a|%40|%2f)[^\s\"'<>&/])*+%3a(?!\*\*\*)((?:(?!%40|%2f)[^\s\"'<>&/])++)%40", re.IGNORECASE
+        ),
+    ),
+)
+# Most texts lack most of the signs, and to look for one character is far cheaper than for a word.
+_SHAPES_BY_SIGNS = {
+    signs: [shape for shape in _SHAPES if shape.signs == signs] for signs in dict.fromkeys(s.signs for s in _SHAPES)
+}
+
+
+# --- The environment ---
+
+_AWS_SECRET_KEY = re.compile(r"[A-Za-z0-9/+]{40}")
+_SECRET_NAME = re.compile(
+    r"(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH)S?(?:_?\d+)?$", re.IGNORECASE
+)
+
+
+def _environment_values() -> tuple[str, ...]:
+    """Values of variables whose names say that they are secret, in every form that a text may hold them in."""
+    return _forms(tuple(os.environ.get(name, "") for name in _secret_names(tuple(os.environ))))
+
+
+@lru_cache(maxsize=8)
+def _secret_names(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if _SECRET_NAME.search(name)]
+
+
+@lru_cache(maxsize=8)
+def _forms(values: tuple[str, ...]) -> tuple[str, ...]:
+    forms: dict[str, None] = {}
+    for value in map(str.strip, values):
+        if len(value) < 12 or _harmless(value):
+            continue
+        # Bytes that are no text come as lone surrogates, which cannot be encoded and are in no text either.
+        encoded = [
+            quote(value, safe="", errors="replace"),
+            quote(value, errors="replace"),
+            quote_plus(value, errors="replace"),
+        ]
+        lower = [re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in encoded]
+        escaped = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]]
+        forms |= dict.fromkeys((value, *encoded, *lower, *escaped, html.escape(value)))
+    return tuple(forms)
+
+
+def _harmless(value: str) -> bool:
+    """A number, a plain word, or a path: nothing that opens anything, and much that texts are full of."""
+    if re.fullmatch(r"[+-]?[0-9.,_]+", value):
+        return True
+    if value.isalpha() and (value.islower() or value.isupper() or value.istitle()):
+        return len(value) <= 20
+    # A secret key of AWS may begin with a slash, too.
+    return value.startswith(("/", "~/", "./", "../")) and not (_AWS_SECRET_KEY.fullmatch(value) and _random(value))

@@ -1,0 +1,292 @@
+"""Twelve secrets where they turn up in real life; none of their bytes may be on disk or on a stream afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+import pyarrow.parquet as pq
+import pytest
+from aiohttp import web
+
+from tests.e2e import product
+from tests.e2e.product import ExtractiveServer
+from tests.e2e.world import World, pages, write_jsonl
+from tests.llm.fake_openai import FakeOpenAI
+
+MIXED = "c4nAryB7kQ2mZ9xW5tR8vJ3pL6sD1fG0hN"  # 34 characters, as generators mix them
+
+
+def mixed(number: int) -> str:
+    """Another one for each canary."""
+    return MIXED[number:] + MIXED[:number]
+
+
+# Without a shape of their own: only the environment tells that they are secrets.
+ENVIRONMENT = {
+    "OPENAI_API_KEY": f"our.gateway.{mixed(1)}",
+    "HF_TOKEN": f"mirror:{mixed(2)}",
+    "WANDB_API_KEY": f"local/{mixed(3)}",
+}
+CANARIES = {
+    **ENVIRONMENT,
+    "password of --policy": mixed(4),
+    "token in the configuration": f"hf_{mixed(5)}",
+    "echoed header": f"Bearer {ENVIRONMENT['OPENAI_API_KEY']}",
+    "foreign token in an error": f"ghp_{mixed(7)}AB",
+    "key in a query": f"sk-proj-{mixed(8)}{mixed(9)}",
+    "echoed key": ENVIRONMENT["OPENAI_API_KEY"][4:],
+    "private key in a passage": f"MIIE{mixed(10)}",
+    "token of a judge": f"eyJ{mixed(11)}.eyJ{mixed(12)}.{mixed(13)}",
+    "password of an index": mixed(14),
+}
+PEM = f"-----BEGIN PRIVATE KEY-----\n{CANARIES['private key in a passage']}\n{mixed(15)}\n-----END PRIVATE KEY-----"
+QUESTIONS = (
+    ("Who was the captain of Orlandis?", "Benna Ruvik"),
+    ("In which town was the captain of Orlandis born?", "Harnmouth"),
+    ("When was Quillfane launched?", "1888"),  # refused, with the header
+    ("When was Maravand launched?", "1902"),  # breaks the server
+)
+
+
+def test_canaries_are_twelve() -> None:
+    assert len(set(CANARIES.values())) == 12
+
+
+class LeakyPolicy(ExtractiveServer):
+    """Writes keys into its queries and evidence, and shows others in its errors.
+
+    Attributes:
+        patience: requests that it answers; it leaves further ones waiting.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patience = math.inf
+        honest = self._reply
+
+        def leaky(request: product.Row) -> str:
+            written = honest(request)
+            written = written.replace("<query>", f"<query>{CANARIES['key in a query']} ")
+            told = " and ".join(ENVIRONMENT.values())
+            return written.replace("<evidence>", f"<evidence>My keys are {told}. ")
+
+        self._reply = leaky
+
+    async def _answer(self, request: web.Request, body: product.Row) -> web.StreamResponse:
+        if len(self.requests) > self.patience:
+            await asyncio.Event().wait()
+        asked = json.dumps(body["messages"])
+        if "When was Quillfane" in asked:
+            message = f"not for {request.headers['Authorization']}: {dict(request.headers)}"
+            return web.json_response({"error": {"message": message}}, status=401)
+        if "When was Maravand" in asked:
+            message = (
+                f"cannot pull with {CANARIES['foreign token in an error']}&k={quote(ENVIRONMENT['WANDB_API_KEY'])}"
+            )
+            return web.json_response({"detail": message}, status=500)
+        return await super()._answer(request, body)
+
+
+def verdict(request: product.Row) -> str:
+    return f"Signed {CANARIES['token of a judge']}. So the score is 0.5"
+
+
+class LostIndex(ExtractiveServer):
+    """A retrieval server whose index is behind a password, which it tells everybody but the first to ask."""
+
+    async def _serve(self) -> None:
+        app = web.Application()
+        app.router.add_post("/retrieve", self._retrieve)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self._port = runner.addresses[0][1]
+        self._ready.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    async def _retrieve(self, request: web.Request) -> web.Response:
+        self.requests.append(await request.json())
+        if len(self.requests) == 1:
+            return web.json_response({"result": [[]]})
+        return web.Response(status=400, text=f"no es://me:{CANARIES['password of an index']}@index:9200/")
+
+
+@dataclass
+class Traces:
+    """All that runs have left: the folder below which they wrote, and what they said."""
+
+    folder: Path
+    said: list[str] = field(default_factory=list)
+
+    def run(self, *args: str | Path, code: int = 0, **env: str) -> str:
+        """Run a command to its end; returns what it said on stderr."""
+        done = product.run(*args, **ENVIRONMENT, **env)
+        self.heard(done.stdout, done.stderr)
+        assert done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done.stderr
+
+    def heard(self, *streams: str) -> None:
+        self.said += streams
+
+    def check(self) -> None:
+        """No canary, in any form."""
+        texts = [*(("a stream", said.encode()) for said in self.said), *self.files()]
+        found = {(name, place) for place, text in texts for name, form in forms() if form in text}
+        assert not found
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """Every file as it lies there, and databases and tables as they read."""
+        for file in self.folder.rglob("*"):
+            if file.is_file():
+                yield str(file), file.read_bytes()
+                if file.suffix == ".sqlite":
+                    yield f"{file}, read", "\n".join(rows_of(file)).encode()
+                if file.suffix == ".parquet":
+                    yield f"{file}, read", str(pq.read_table(file).to_pylist()).encode()
+
+
+def rows_of(journal: Path) -> Iterator[str]:
+    """Every value of every table."""
+    database = sqlite3.connect(f"file:{journal}?mode=ro", uri=True)
+    for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        for row in database.execute(f"SELECT * FROM {table}"):
+            for value in row:
+                yield zlib.decompress(value).decode() if table == "trees" and value[:1] == b"x" else str(value)
+    database.close()
+
+
+def forms() -> Iterator[tuple[str, bytes]]:
+    """Every canary as it is, for a URL, and in base64 at each of the three places that it can begin at."""
+    for name, canary in CANARIES.items():
+        yield name, canary.encode()
+        yield name, quote(canary, safe="").encode()
+        yield name, quote_plus(canary).encode()
+        for shift in range(3):
+            encoded = base64.b64encode(b"\0" * shift + canary.encode())
+            yield name, encoded[4:-4]
+
+
+@pytest.fixture(scope="module")
+def sea(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The world with a private key on the first page, and four questions."""
+    folder = tmp_path_factory.mktemp("sea")
+    rows = pages()
+    rows[0]["contents"] += f" Its log says {PEM} and AKIA{mixed(16)[:8].upper()}QWERTZUI."
+    asked = [{"id": f"q{n}", "question": q, "golden_answers": [a]} for n, (q, a) in enumerate(QUESTIONS)]
+    return World(write_jsonl(folder / "sea.jsonl", asked), write_jsonl(folder / "corpus.jsonl", rows), folder / "cache")
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Traces:
+    (tmp_path / "out").mkdir()
+    return Traces(tmp_path / "out")
+
+
+def killed(traces: Traces, server: LeakyPolicy, *args: str | Path) -> None:
+    """Start a command and kill it in the middle."""
+    server.patience = 6
+    child = product.start(*args, **ENVIRONMENT)
+    product.wait_until(lambda: len(server.requests) > server.patience or child.poll() is not None)
+    child.kill()
+    traces.heard(*child.communicate(timeout=30))
+    assert child.returncode == -9, "it ended before it was killed"
+    server.patience = math.inf
+
+
+def test_no_secret_is_left_in_a_run_or_said(sea: World, traces: Traces) -> None:
+    out = traces.folder
+    with LeakyPolicy() as policy, FakeOpenAI(verdict, models=("judge",)) as judge:
+        judged = ("--judge", judge.base_url, "--judge-model", "judge")
+        small = ("--max-failed", "0.9", "--set", "policy.max_retries=0", "--set", "judge.max_retries=0")
+        searched = ("build-tree", *sea.flags, *policy.flags, "--value", "judge", *judged, "--iterations", "4", *small)
+        killed(traces, policy, *searched, "--out", out / "run")
+        traces.check()
+        told = traces.run(*searched, "--out", out / "run")
+        traces.run(*searched, "--out", out / "whole")
+        evaluated = ("--policy", f"leaky={policy.base_url}#extractor", *judged, "--judged", "lasj")
+        traces.run("eval", *sea.flags, *evaluated, *small, "--out", out / "eval")
+        traces.run("report", out / "run")
+    traces.check()
+    assert product.tree_rows(out / "run") == product.tree_rows(out / "whole")
+    _went_through(out, told)
+
+
+def _went_through(out: Path, told: str) -> None:
+    """The planted texts were met on every way, or the test would show nothing."""
+    assert told.count("***") >= 2, "the warnings about the two questions that failed"
+    rows = product.tree_rows(out / "run")
+    assert any("<query>*** " in row["text"] for row in rows)
+    assert any("<evidence>My keys are *** and *** and ***. " in row["text"] for row in rows)
+    assert any("Its log says *** and ***." in passage["contents"] for row in rows for passage in row["passages"])
+    kept = "\n".join(rows_of(out / "run" / "journal.sqlite"))
+    assert "Signed ***. So the score is" in kept
+    assert "not for Bearer ***" in kept and "cannot pull with ***&k=***" in kept
+    (journal,) = (out / "eval").rglob("journal.sqlite")
+    assert all(mark in "\n".join(rows_of(journal)) for mark in ("<query>*** ", "My keys are ***", "Signed ***"))
+    shown = "".join(page.read_text(encoding="utf-8") for page in out.rglob("*.html"))
+    assert "My keys are ***" in shown and "Its log says ***" in shown
+
+
+def test_what_a_retrieval_server_says_is_kept_without_the_password(sea: World, traces: Traces) -> None:
+    with LostIndex() as index:
+        told = traces.run(
+            *("build-tree", "--dataset", sea.questions, "--retriever-url", index.base_url.removesuffix("/v1")),
+            *("--policy", "extractive", "--iterations", "2", "--out", traces.folder / "run"),
+            code=1,
+        )
+    traces.check()
+    assert "es://me:***@index" in told
+    assert "es://me:***@index" in "\n".join(rows_of(traces.folder / "run" / "journal.sqlite"))
+
+
+def test_an_exception_that_nobody_expected_is_shown_without_secrets(sea: World, traces: Traces) -> None:
+    plugin = traces.folder.parent / "plugged"
+    plugin.mkdir()
+    canary = CANARIES["token in the configuration"]
+    (plugin / "leaky_policy.py").write_text(f"def Policy(config):\n    raise KeyError('no entry for ' + {canary!r})\n")
+    path = os.pathsep.join([str(plugin), *filter(None, [os.environ.get("PYTHONPATH")])])
+    told = traces.run(
+        *("build-tree", *sea.flags, "--policy", "python:leaky_policy:Policy", "--out", traces.folder / "run"),
+        code=1,
+        PYTHONPATH=path,
+    )
+    traces.check()
+    assert "Traceback" in told and "KeyError: 'no entry for ***'" in told
+
+
+@pytest.mark.parametrize("where", ["--policy", "configuration", "--set"])
+def test_a_secret_among_settings_is_refused_and_not_repeated(where: str, sea: World, traces: Traces) -> None:
+    settings = traces.folder.parent / "settings.yaml"
+    settings.write_text(f"policy: {{spec: extractive, model: {CANARIES['token in the configuration']}}}\n")
+    given = {
+        "--policy": ("--policy", f"https://me:{CANARIES['password of --policy']}@host/v1"),
+        "configuration": ("--config", settings),
+        "--set": ("--set", f"policy.api_key={CANARIES['HF_TOKEN']}"),
+    }[where]
+    told = traces.run("build-tree", *sea.flags, *given, "--out", traces.folder / "run", code=2)
+    traces.check()
+    assert told.startswith("error: configuration: policy.") and told.count("\n") == 1
+    assert "variable" in told and "Traceback" not in told
+    assert not (traces.folder / "run").exists()
+
+
+def test_forms_of_a_canary_are_found_where_they_are(tmp_path: Path) -> None:
+    """The search of these tests itself: it finds a canary in each place that it looks at."""
+    canary = CANARIES["HF_TOKEN"]
+    (tmp_path / "a").write_bytes(base64.b64encode(f"xy{canary}z".encode()))
+    with pytest.raises(AssertionError, match="HF_TOKEN"):
+        Traces(tmp_path).check()
+    with pytest.raises(AssertionError, match="HF_TOKEN"):
+        Traces(tmp_path / "nowhere", [f"?t={quote(canary)}"]).check()
