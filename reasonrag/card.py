@@ -57,8 +57,20 @@ class PolicyCard:
         head = "# How this policy was trained to be asked: the defaults wherever it is used.\n"
         return cls(head + yaml.safe_dump(carried), own)
 
+    @classmethod
+    def read(cls, folder: Path) -> PolicyCard | None:
+        """That which lies in a folder; None where there is none.
+
+        Raises:
+            ConfigError: it asks for something that is not a policy's to say.
+        """
+        if not carried_settings(f"hf:{folder}"):
+            return None
+        own = folder / _OWN_PROMPTS
+        return cls((folder / POLICY_CARD).read_text(encoding="utf-8"), str(own) if own.is_dir() else None)
+
     def write(self, folder: Path) -> None:
-        """Into a policy's folder."""
+        """Into a folder of a policy, or of the data that one is to be trained on."""
         (folder / POLICY_CARD).write_text(self.text, encoding="utf-8")
         if self.prompts:
             _copy_prompts(Path(self.prompts), folder)

@@ -203,7 +203,7 @@ EVALUATION = settings(
 )
 
 TRAINING = settings(
-    setting("--data", "data", "A run's folder, Parquet or JSONL files, or a Hub id."),
+    setting("--data", "data", "A run's folder, Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub."),
     setting("--model", "model", "The policy to train: a folder or a Hub id; demo."),
     setting("--method", "method", "Adapters, or all weights.", type=click.Choice(["lora", "full"])),
     setting("--lora-r", "lora.r", "Rank of the adapters.", type=int),

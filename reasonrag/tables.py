@@ -8,8 +8,8 @@ other data.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,210 +20,238 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Row = dict[str, Any]
+Column = tuple[str, "pa.DataType", str]  # name, type, meaning
+
+_BATCH_ROWS = 128
 
 
-@cache
-def tree_schema() -> pa.Schema:
+class Described:
+    """A table's Arrow schema, when called; its columns with their meanings, which `docs/schema.md` is written from."""
+
+    def __init__(self, columns: Callable[[Any], list[Column]]) -> None:
+        self._columns = columns  # given pyarrow, which is imported when the first schema is asked for
+        self.__doc__ = columns.__doc__
+
+    def __call__(self) -> pa.Schema:
+        """Names and types alone: meanings are for readers, not for files."""
+        return self._schema
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """In order."""
+        import pyarrow as pa
+
+        return self._columns(pa)
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        import pyarrow as pa
+
+        return pa.schema([(name, type) for name, type, _ in self.columns])
+
+
+@Described
+def message(pa: Any) -> list[Column]:
+    """One message of a chat, as TRL and chat templates have it."""
+    return [("role", pa.string(), "system | user | assistant"), ("content", pa.string(), "the text")]
+
+
+@Described
+def passage(pa: Any) -> list[Column]:
+    """One passage that a search found."""
+    return [
+        ("id", pa.string(), "its id in the corpus"),
+        ("contents", pa.string(), "title, newline, text"),
+        ("score", pa.float64(), "the retriever's; comparable within one search only"),
+    ]
+
+
+@Described
+def pair_step(pa: Any) -> list[Column]:
+    """One step of a trajectory that is compared as a whole."""
+    return [
+        ("prompt", _list(message), "what the policy was asked"),
+        ("prefix", pa.string(), "of the turn that was already open"),
+        ("text", pa.string(), "what it wrote"),
+        ("end", pa.string(), "stop: at a stop string | turn: the policy ended its turn | length: cut off"),
+    ]
+
+
+@Described
+def step(pa: Any) -> list[Column]:
+    """One step of an attempt."""
+    return [
+        ("action", pa.string(), "query | evidence | answer | malformed"),
+        ("content", pa.string(), "what stands inside the tag; the reason of a malformed step"),
+        ("prompt", _list(message), "what the policy was asked"),
+        ("prefix", pa.string(), "of the turn that was already open"),
+        ("text", pa.string(), "what it wrote"),
+        ("finish_reason", pa.string(), "stop | length | ..., as the backend says"),
+        ("prompt_tokens", pa.int32(), "null where the backend reports none"),
+        ("completion_tokens", pa.int32(), "null where the backend reports none"),
+        ("passages", _list(passage), "what its search found, best first"),
+    ]
+
+
+@Described
+def tree_schema(pa: Any) -> list[Column]:
     """One row a node. `spre` and `value` are null where the node has none; ids count from 0 within a question."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("dataset", pa.string()),
-            ("question_id", pa.string()),
-            ("question", pa.string()),
-            ("golden_answers", pa.list_(pa.string())),
-            ("node_id", pa.int32()),
-            ("parent_id", pa.int32()),  # -1 at the root
-            ("depth", pa.int32()),  # steps from the root
-            ("origin", pa.string()),  # root | expansion | rollout
-            ("stage", pa.string()),  # reasoning | grounding | terminal: what comes next
-            ("action", pa.string()),  # query | evidence | answer | malformed; empty at the root
-            ("content", pa.string()),  # what stands inside the tag; the reason of a malformed step
-            ("stop_reason", pa.string()),  # answered | forced_answer | no_answer; null while unfinished
-            ("prompt", _messages()),  # what the policy was asked; empty at the root
-            ("prefix", pa.string()),  # of the turn that was already open
-            ("stop", pa.list_(pa.string())),
-            ("text", pa.string()),  # what it wrote
-            ("finish_reason", pa.string()),
-            ("token_ids", pa.list_(pa.int32())),  # [T] as sampled; null where the backend reports none
-            ("logprobs", pa.list_(pa.float32())),  # [T]
-            ("prompt_tokens", pa.int32()),
-            ("completion_tokens", pa.int32()),
-            ("passages", pa.list_(_passage())),  # best first
-            ("visits", pa.int32()),  # N
-            ("valued", pa.int32()),  # visits that had a value to back up
-            ("value", pa.float64()),  # Q
-            ("spre", pa.float64()),
-            ("f1", pa.float64()),  # of the final answer; null elsewhere
-            ("em", pa.float64()),
-        ]
-    )
+    return [
+        ("dataset", pa.string(), "name of the data set, or of the file"),
+        ("question_id", pa.string(), "the question's id there"),
+        ("question", pa.string(), "its text"),
+        ("golden_answers", pa.list_(pa.string()), "any of them is right"),
+        ("node_id", pa.int32(), "within the question; 0 is the root"),
+        ("parent_id", pa.int32(), "-1 at the root"),
+        ("depth", pa.int32(), "steps from the root"),
+        ("origin", pa.string(), "root | expansion | rollout"),
+        ("stage", pa.string(), "reasoning | grounding | terminal: what comes next"),
+        ("action", pa.string(), "query | evidence | answer | malformed; empty at the root"),
+        ("content", pa.string(), "what stands inside the tag; the reason of a malformed step"),
+        ("stop_reason", pa.string(), "answered | forced_answer | no_answer; null while unfinished"),
+        ("prompt", _list(message), "what the policy was asked; empty at the root"),
+        ("prefix", pa.string(), "of the turn that was already open"),
+        ("stop", pa.list_(pa.string()), "stop strings of the request"),
+        ("text", pa.string(), "what the policy wrote"),
+        ("finish_reason", pa.string(), "stop | length | ..., as the backend says"),
+        ("token_ids", pa.list_(pa.int32()), "[T] as sampled; null where the backend reports none"),
+        ("logprobs", pa.list_(pa.float32()), "[T] natural logarithms; null where the backend reports none"),
+        ("prompt_tokens", pa.int32(), "null where the backend reports none"),
+        ("completion_tokens", pa.int32(), "null where the backend reports none"),
+        ("passages", _list(passage), "what its search found, best first"),
+        ("visits", pa.int32(), "N"),
+        ("valued", pa.int32(), "visits that had a value to back up"),
+        ("value", pa.float64(), "Q, the mean of the values backed up"),
+        ("spre", pa.float64(), "mean over the complete trajectories through the node of F1 * alpha**steps"),
+        ("f1", pa.float64(), "of the final answer; null elsewhere"),
+        ("em", pa.float64(), "of the final answer; null elsewhere"),
+    ]
 
 
-@cache
-def pair_schema() -> pa.Schema:
+@Described
+def pair_schema(pa: Any) -> list[Column]:
     """One row a preference: TRL's conversational `prompt`, `chosen`, `rejected`, then flat provenance."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("prompt", _messages()),
-            ("chosen", _messages()),
-            ("rejected", _messages()),
-            ("pair_id", pa.string()),
-            ("question_id", pa.string()),
-            ("dataset", pa.string()),
-            ("depth", pa.int32()),  # steps before the decision, 0 at the root
-            ("chosen_type", pa.string()),  # query | evidence | answer
-            ("rejected_type", pa.string()),  # query | evidence | answer | malformed
-            ("chosen_end", pa.string()),  # stop: at a stop string | turn: the policy ended its turn | length: cut off
-            ("rejected_end", pa.string()),
-            ("chosen_reward", pa.float64()),
-            ("rejected_reward", pa.float64()),
-            ("margin", pa.float64()),
-            ("chosen_visits", pa.int32()),
-            ("rejected_visits", pa.int32()),
-            ("parent_node_id", pa.int32()),
-            ("chosen_node_id", pa.int32()),
-            ("rejected_node_id", pa.int32()),
-            ("prompt_tokens", pa.int32()),  # null where the backend reports none
-            ("policy", pa.string()),
-            ("config_hash", pa.string()),
-        ]
-    )
+    return [
+        ("prompt", _list(message), "what both were asked; an open turn is its last message"),
+        ("chosen", _list(message), "the step of the higher reward, one message"),
+        ("rejected", _list(message), "its sibling, one message"),
+        ("pair_id", pa.string(), "unique within the data set"),
+        ("question_id", pa.string(), "of the question; all its pairs are in one split"),
+        ("dataset", pa.string(), "name of the data set, or of the file"),
+        ("depth", pa.int32(), "steps before the decision, 0 at the root"),
+        ("chosen_type", pa.string(), "query | evidence | answer"),
+        ("rejected_type", pa.string(), "query | evidence | answer | malformed"),
+        ("chosen_end", pa.string(), "stop: at a stop string | turn: the policy ended its turn | length: cut off"),
+        ("rejected_end", pa.string(), "as chosen_end"),
+        ("chosen_reward", pa.float64(), "SPRE, or the judge's value where `pairs.reward` is judge"),
+        ("rejected_reward", pa.float64(), "as chosen_reward; lower"),
+        ("margin", pa.float64(), "chosen_reward - rejected_reward"),
+        ("chosen_visits", pa.int32(), "N of the chosen node"),
+        ("rejected_visits", pa.int32(), "N of the rejected node"),
+        ("parent_node_id", pa.int32(), "node_id of the node at which they part"),
+        ("chosen_node_id", pa.int32(), "node_id in the trees"),
+        ("rejected_node_id", pa.int32(), "node_id in the trees"),
+        ("prompt_tokens", pa.int32(), "null where the backend reports none"),
+        ("policy", pa.string(), "who wrote both: the model, and a checksum where it is a folder"),
+        ("config_hash", pa.string(), "of the run's configuration and content"),
+    ]
 
 
-@cache
-def trajectory_pair_schema() -> pa.Schema:
+@Described
+def trajectory_pair_schema(pa: Any) -> list[Column]:
     """One row a preference between two whole trajectories of a question: what an outcome reward can tell."""
-    import pyarrow as pa
-
-    step = pa.struct([("prompt", _messages()), ("prefix", pa.string()), ("text", pa.string()), ("end", pa.string())])
-    return pa.schema(
-        [
-            ("chosen_steps", pa.list_(step)),  # from the first step in which the two differ
-            ("rejected_steps", pa.list_(step)),
-            ("pair_id", pa.string()),
-            ("question_id", pa.string()),
-            ("dataset", pa.string()),
-            ("depth", pa.int32()),  # steps that they share
-            ("chosen_reward", pa.float64()),
-            ("rejected_reward", pa.float64()),
-            ("margin", pa.float64()),
-            ("chosen_node_id", pa.int32()),
-            ("rejected_node_id", pa.int32()),
-            ("policy", pa.string()),
-            ("config_hash", pa.string()),
-        ]
-    )
+    return [
+        ("chosen_steps", _list(pair_step), "from the first step in which the two differ"),
+        ("rejected_steps", _list(pair_step), "likewise"),
+        ("pair_id", pa.string(), "unique within the data set"),
+        ("question_id", pa.string(), "of the question; all its pairs are in one split"),
+        ("dataset", pa.string(), "name of the data set, or of the file"),
+        ("depth", pa.int32(), "steps that they share"),
+        ("chosen_reward", pa.float64(), "F1 of the final answer"),
+        ("rejected_reward", pa.float64(), "F1 of the final answer; lower"),
+        ("margin", pa.float64(), "chosen_reward - rejected_reward"),
+        ("chosen_node_id", pa.int32(), "node_id of the answer in the trees"),
+        ("rejected_node_id", pa.int32(), "node_id of the answer in the trees"),
+        ("policy", pa.string(), "who wrote both: the model, and a checksum where it is a folder"),
+        ("config_hash", pa.string(), "of the run's configuration and content"),
+    ]
 
 
-@cache
-def trajectory_schema() -> pa.Schema:
+@Described
+def trajectory_schema(pa: Any) -> list[Column]:
     """One row an attempt at a question, with its scores and everything that was asked, written and found."""
-    import pyarrow as pa
-
-    step = pa.struct(
-        [
-            ("action", pa.string()),  # query | evidence | answer | malformed
-            ("content", pa.string()),  # what stands inside the tag; the reason of a malformed step
-            ("prompt", _messages()),
-            ("prefix", pa.string()),
-            ("text", pa.string()),
-            ("finish_reason", pa.string()),
-            ("prompt_tokens", pa.int32()),
-            ("completion_tokens", pa.int32()),
-            ("passages", pa.list_(_passage())),  # best first
-        ]
-    )
-    return pa.schema(
-        [
-            ("dataset", pa.string()),
-            ("question_id", pa.string()),
-            ("question", pa.string()),
-            ("golden_answers", pa.list_(pa.string())),
-            ("kind", pa.string()),  # type of question; empty where the data set names none
-            ("hops", pa.int32()),  # searches that the question needs; null where unknown
-            ("answer", pa.string()),  # null where the trajectory ended without one
-            ("stop_reason", pa.string()),  # answered | forced_answer | no_answer
-            ("em", pa.float64()),
-            ("f1", pa.float64()),
-            ("acc", pa.float64()),
-            ("retrievals", pa.int32()),
-            ("steps", pa.int32()),
-            ("forced", pa.int32()),  # 1 where the answer was forced at the step limit
-            ("format_rate", pa.float64()),  # 1 where it is well-formed
-            ("prompt_tokens", pa.int64()),  # null where the backend reports none
-            ("completion_tokens", pa.int64()),
-            ("well_formed", pa.bool_()),  # by the format's own checker
-            ("reason", pa.string()),  # why it is not; empty where it is
-            ("lasj", pa.bool_()),  # a judge's verdict on the answer; null without one, as the next four
-            ("steps_over", pa.int32()),  # needless searches
-            ("searches_known", pa.int32()),  # searches of which it is known whether they were needless
-            ("steps_under", pa.int32()),  # false steps without a search
-            ("own_steps_known", pa.int32()),
-            ("trajectory", pa.list_(step)),
-        ]
-    )
+    return [
+        ("dataset", pa.string(), "name of the data set, or of the file"),
+        ("question_id", pa.string(), "the question's id there"),
+        ("question", pa.string(), "its text"),
+        ("golden_answers", pa.list_(pa.string()), "any of them is right"),
+        ("kind", pa.string(), "type of question; empty where the data set names none"),
+        ("hops", pa.int32(), "searches that the question needs; null where unknown"),
+        ("answer", pa.string(), "null where the trajectory ended without one"),
+        ("stop_reason", pa.string(), "answered | forced_answer | no_answer"),
+        ("em", pa.float64(), "exact match, 0 or 1"),
+        ("f1", pa.float64(), "token F1, 0 to 1"),
+        ("acc", pa.float64(), "1 where a golden answer is contained in the prediction"),
+        ("retrievals", pa.int32(), "searches"),
+        ("steps", pa.int32(), "actions"),
+        ("forced", pa.int32(), "1 where the answer was forced at the step limit"),
+        ("format_rate", pa.float64(), "1 where it is well-formed"),
+        ("prompt_tokens", pa.int64(), "of all steps; null where the backend reports none"),
+        ("completion_tokens", pa.int64(), "of all steps; null where the backend reports none"),
+        ("well_formed", pa.bool_(), "by the format's own checker"),
+        ("reason", pa.string(), "why it is not; empty where it is"),
+        ("lasj", pa.bool_(), "a judge's verdict on the answer; null without one, as the next four"),
+        ("steps_over", pa.int32(), "needless searches"),
+        ("searches_known", pa.int32(), "searches of which it is known whether they were needless"),
+        ("steps_under", pa.int32(), "false steps without a search"),
+        ("own_steps_known", pa.int32(), "steps without a search of which it is known whether they were false"),
+        ("trajectory", _list(step), "everything that was asked, written and found"),
+    ]
 
 
-def rollout_schema() -> pa.Schema:
+@Described
+def rollout_schema(pa: Any) -> list[Column]:
     """One trajectory of online training a row, with all that its reward is made of (`OUT/rollouts`)."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("step", pa.int32()),  # the optimizer step that it was made for, from 1
-            ("dataset", pa.string()),
-            ("question_id", pa.string()),
-            ("sample", pa.int32()),  # within its group
-            ("reward", pa.float64()),  # null without a verdict; `cause` says why
-            ("advantage", pa.float64()),  # within its group, divided by the group's standard deviation
-            ("cause", pa.string()),
-            ("parts", pa.map_(pa.string(), pa.float64())),
-            ("well_formed", pa.bool_()),
-            ("reason", pa.string()),  # why it is not well-formed
-            ("answer", pa.string()),
-            ("stop_reason", pa.string()),
-            ("question", pa.string()),
-            ("golden_answers", pa.list_(pa.string())),
-            ("turn", pa.string()),  # the policy's words and what was put in between
-            ("tokens", pa.int32()),
-            ("policy_tokens", pa.int32()),
-            ("truncated", pa.bool_()),
-        ]
-    )
+    return [
+        ("step", pa.int32(), "the optimizer step that it was made for, from 1"),
+        ("dataset", pa.string(), "name of the data set, or of the file"),
+        ("question_id", pa.string(), "the question's id there"),
+        ("sample", pa.int32(), "within its group, from 0"),
+        ("reward", pa.float64(), "null without a verdict; `cause` says why"),
+        ("advantage", pa.float64(), "within its group, divided by the group's standard deviation"),
+        ("cause", pa.string(), "why there is no reward"),
+        ("parts", pa.map_(pa.string(), pa.float64()), "components of the reward by name"),
+        ("well_formed", pa.bool_(), "by the format's own checker"),
+        ("reason", pa.string(), "why it is not well-formed"),
+        ("answer", pa.string(), "null where it ended without one"),
+        ("stop_reason", pa.string(), "answered | forced_answer | no_answer"),
+        ("question", pa.string(), "its text"),
+        ("golden_answers", pa.list_(pa.string()), "any of them is right"),
+        ("turn", pa.string(), "the policy's words and what was put in between"),
+        ("tokens", pa.int32(), "of the turn"),
+        ("policy_tokens", pa.int32(), "of them, those that the policy wrote"),
+        ("truncated", pa.bool_(), "cut off by a token limit"),
+    ]
 
 
-@cache
-def plan_schema() -> pa.Schema:
+@Described
+def plan_schema(pa: Any) -> list[Column]:
     """One row a question that has a reference plan (Search-P1, eq. 5)."""
+    return [
+        ("dataset", pa.string(), "name of the data set, or of the file"),
+        ("question_id", pa.string(), "the question's id there"),
+        ("planner", pa.string(), "the plan in words"),
+        ("steps", pa.list_(pa.string()), "what has to be searched for, in order"),
+        ("candidates", pa.int32(), "that could be read"),
+        ("correct", pa.int32(), "of them, those whose answer is right"),
+        ("votes", pa.int32(), "candidates that were voted on; 0 where there was nothing to vote on"),
+    ]
+
+
+def _list(row: Described) -> pa.DataType:
     import pyarrow as pa
 
-    return pa.schema(
-        [
-            ("dataset", pa.string()),
-            ("question_id", pa.string()),
-            ("planner", pa.string()),  # in words
-            ("steps", pa.list_(pa.string())),  # what has to be searched for, in order
-            ("candidates", pa.int32()),  # that could be read
-            ("correct", pa.int32()),  # of them, those whose answer is right
-            ("votes", pa.int32()),  # candidates that were voted on; 0 where there was nothing to vote on
-        ]
-    )
-
-
-def _messages() -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-
-
-def _passage() -> pa.DataType:
-    import pyarrow as pa
-
-    return pa.struct([("id", pa.string()), ("contents", pa.string()), ("score", pa.float64())])
+    return pa.list_(pa.struct(list(row())))
 
 
 def write_parquet(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
@@ -255,12 +283,20 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
 
     try:
         table = pq.ParquetFile(path, page_checksum_verification=True).read()
-    except (OSError, ValueError, pa.ArrowException) as error:  # a damaged name is no UTF-8
-        raise DataError(f"{path.name} cannot be read ({one_line(str(error))}); it is damaged or not Parquet") from error
-    if not table.schema.equals(schema):  # nested names too: the footer has no checksum
-        raise DataError(f"{path.name} has columns {table.schema.names}, not those of this version of reasonrag")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+    _check_schema(path, table.schema, schema)
     rows: list[Row] = table.to_pylist()
     return rows
+
+
+def _check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
+    if not found.equals(expected):  # nested names too: the footer has no checksum
+        raise DataError(f"{path.name} has columns {found.names}, not those of this version of reasonrag")
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:  # ValueError: a damaged name is no UTF-8
+    return DataError(f"{path.name} cannot be read ({one_line(str(error))}); it is damaged or not Parquet")
 
 
 class ShardWriter:
@@ -312,11 +348,18 @@ class ShardWriter:
         self._pending = []
 
 
-def read_shards(folder: Path, stem: str, schema: pa.Schema) -> Iterator[Row]:
-    """The rows of every shard, in order.
+def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """The rows of every shard, in order, a batch at a time: no more than that is held in memory.
+
+    Args:
+        folder: of the shards.
+        stem: what their names begin with.
+        schema: of all their columns.
+        columns: to read; all of them where None.
 
     Raises:
         RunError: no shard, or not all of them.
+        DataError: one is unreadable, damaged, or of another schema; its rows before the damage have been given.
     """
     paths = sorted(folder.glob(f"{stem}-*-of-*.parquet"))
     if not paths or f"-of-{len(paths):05d}.parquet" not in paths[0].name:
@@ -324,7 +367,25 @@ def read_shards(folder: Path, stem: str, schema: pa.Schema) -> Iterator[Row]:
             f"{folder.name}/{stem}-*.parquet: {len(paths)} shards found, not the full set; run build-tree again"
         )
     for path in paths:
-        yield from read_parquet(path, schema)
+        yield from _batched_rows(path, schema, columns)
+
+
+def _batched_rows(path: Path, schema: pa.Schema, columns: Sequence[str] | None) -> Iterator[Row]:
+    """As `read_parquet`, `_BATCH_ROWS` rows at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_schema(path, file.schema_arrow, schema)
+            left = file.metadata.num_rows
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+                left -= batch.num_rows
+                yield from batch.to_pylist()
+            if left:  # a damaged footer may hide row groups
+                raise ValueError(f"its footer and its rows differ by {abs(left)} rows")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
 
 
 def fsync_folder(folder: Path) -> None:

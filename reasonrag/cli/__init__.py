@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
-from reasonrag.cli import demo, evaluate, index, inspect, search, train  # noqa: F401  each hangs its commands on the root
+from reasonrag.cli import demo, evaluate, index, inspect, publish, search, train  # noqa: F401  they hang on the root
 from reasonrag.cli.root import cli
 from reasonrag.errors import ReasonRAGError
+from reasonrag.secrets import redact
 from reasonrag.text import printable
 
 __all__ = ["cli", "main"]
@@ -25,8 +26,26 @@ _OF_THE_USER = (
 )
 
 
+class Redacted:
+    """A stream that secrets do not get through to, whoever writes: we, a log, a library's warning, a traceback."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to `stream` from now on."""
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """The text, redacted. What is written in one call is read as one."""
+        self._stream.write(redact(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def main() -> None:
     """Run a command: one line for what the user can mend, no traceback."""
+    # For good, as an exception that nobody expected is printed after the end of this function.
+    sys.stdout, sys.stderr = cast(TextIO, Redacted(sys.stdout)), cast(TextIO, Redacted(sys.stderr))
     try:
         cli(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -80,7 +80,7 @@ def push(upload: Upload, *, say: Callable[[str], None], api: HfApi | None = None
     """
     from huggingface_hub import HfApi, constants, get_token
 
-    _check(upload)
+    check_target(upload.repo_id, upload.tag)
     files = _files(upload.folder)
     if not files:  # all that is ours there would be deleted
         raise ConfigError(
@@ -95,18 +95,23 @@ def push(upload: Upload, *, say: Callable[[str], None], api: HfApi | None = None
         return _Push(upload, files, api, say).run()
 
 
-def _check(upload: Upload) -> None:
+def check_target(repo_id: str, tag: str | None) -> None:
+    """See that a repository and a tag may be called so.
+
+    Raises:
+        ConfigError: they may not.
+    """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, but not marked so
 
     try:
-        validate_repo_id(upload.repo_id)
+        validate_repo_id(repo_id)
     except HFValidationError as error:
         raise ConfigError(f"{quoted(str(error))} A repository is named OWNER/NAME.") from None
-    if "/" not in upload.repo_id:
-        raise ConfigError(f"{upload.repo_id!r} names no owner: give OWNER/NAME")
-    if upload.tag is not None and not _VERSION.fullmatch(upload.tag):
-        raise ConfigError(f"{upload.tag!r} is no version: a tag is vX.Y.Z, such as v1.0.0")
+    if "/" not in repo_id:
+        raise ConfigError(f"{quoted(repo_id)} names no owner: give OWNER/NAME")
+    if tag is not None and not _VERSION.fullmatch(tag):
+        raise ConfigError(f"{quoted(tag)} is no version: a tag is vX.Y.Z, such as v1.0.0")
 
 
 def _files(folder: Path) -> dict[str, Path]:

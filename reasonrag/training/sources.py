@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reasonrag.card import PolicyCard
+from reasonrag.card import POLICY_CARD, PolicyCard
 from reasonrag.config import Config, load_config
-from reasonrag.errors import DataError
+from reasonrag.errors import ConfigError, DataError
 from reasonrag.questions import RowProblems, quoted, read_rows
 from reasonrag.runs import read_run
 from reasonrag.text import one_line
@@ -18,7 +18,7 @@ from reasonrag.training.tokens import Row
 
 _HELD_OUT = ("test", "validation", "valid", "val", "dev", "eval")
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 _HUB_TIMEOUT_S = 10.0
 
 
@@ -32,7 +32,7 @@ class Source:
 
 
 def read_source(data: str) -> Source:
-    """What stands at a path or under a Hub id.
+    """What stands at a path or on the Hub, as `OWNER/NAME[@REVISION][:CONFIGURATION]`.
 
     Raises:
         DataError, RunError: nothing readable; one line says what was found and what to do.
@@ -137,37 +137,57 @@ def _parquet(path: Path) -> Iterator[Raw]:
         ) from error
 
 
-def _hub(name: str) -> Source:
+def _hub(data: str) -> Source:
     """A data set with a `train` split; its test or validation split is held out. No code of it is ever run."""
-    if not _HUB_ID.fullmatch(name):
-        raise DataError(f"data {quoted(name)}: no such file or folder; give a run's folder, a file, or a Hub id")
+    named = _HUB.fullmatch(data)
+    if not named:
+        raise DataError(f"data {quoted(data)}: no such file or folder; give a run's folder, a file, or a Hub id")
+    name, revision, part = named["name"], named["revision"], named["config"]
     import datasets
     import huggingface_hub
 
     try:
         if not huggingface_hub.is_offline_mode():
             # `load_dataset` tries a dead Hub for half a minute, and talks about it.
-            huggingface_hub.HfApi().dataset_info(name, timeout=_HUB_TIMEOUT_S)
-        found = datasets.load_dataset(name)
+            about = huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=_HUB_TIMEOUT_S)
+            revision = about.sha  # so that the rows and the card are of one commit
+        found = datasets.load_dataset(name, part, revision=revision)
+        card = _hub_card(name, revision)
+    except ConfigError:
+        raise
     # Offline mode, sockets, HTTP statuses and damaged caches each raise a type of their own, from three libraries.
     except Exception as error:
         raise DataError(
-            f"data {quoted(name)} is no file or folder, and cannot be fetched from the Hub ({type(error).__name__}); "
+            f"data {quoted(data)} is no file or folder, and cannot be fetched from the Hub ({type(error).__name__}); "
             "check the name, or download it and give the Parquet or JSONL file"
         ) from error
     if "train" not in found:
         raise DataError(
-            f"data set {name!r} has no split train, but {', '.join(map(quoted, found))}; "
+            f"data set {data!r} has no split train, but {', '.join(map(quoted, found))}; "
             "save the one you want as Parquet and give that file"
         )
     test = next((split for split in _HELD_OUT if split in found), None)
     rows = [
-        checked_rows(split, enumerate(found[split], 1), RowProblems(f"{name}, split {split}")) if split else []
+        checked_rows(split, enumerate(found[split], 1), RowProblems(f"{data}, split {split}")) if split else []
         for split in ("train", test)
     ]
     if not rows[0]:
-        raise DataError(f"data set {name!r}: no pairs in its split train")
-    return Source(rows[0], rows[1])
+        raise DataError(f"data set {data!r}: no pairs in its split train")
+    return Source(rows[0], rows[1], card)
+
+
+def _hub_card(name: str, revision: str | None) -> PolicyCard | None:
+    """What lies beside the rows; None where there is none, or offline none was fetched before."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(
+            name, repo_type="dataset", revision=revision, allow_patterns=[POLICY_CARD, "prompts/*"]
+        )
+    except LocalEntryNotFoundError:
+        return None
+    return PolicyCard.read(Path(folder))
 
 
 def _card(config: Config) -> PolicyCard:

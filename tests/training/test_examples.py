@@ -174,7 +174,7 @@ def hub(monkeypatch, **splits):
 
     found = DatasetDict({name: Dataset.from_list(rows) for name, rows in splits.items()})
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
-    monkeypatch.setattr("datasets.load_dataset", lambda name: found)
+    monkeypatch.setattr("datasets.load_dataset", lambda name, config, revision: found)
 
 
 def test_a_hub_data_set_brings_its_splits(monkeypatch, chat):

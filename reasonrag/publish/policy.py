@@ -1,0 +1,158 @@
+"""A trained policy's folder to what goes up of it: weights, tokenizer, how it is asked, how it was trained.
+
+Never checkpoints, optimizer states, pickles (`*.bin`), journals or rollouts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from reasonrag.card import POLICY_CARD, demo_folder
+from reasonrag.errors import ConfigError, DataError, RunError
+from reasonrag.llm.model_folder import model_checksum
+from reasonrag.publish.cards import mapping
+from reasonrag.publish.licences import UNKNOWN
+from reasonrag.publish.staging import place, place_json
+from reasonrag.runs import write_text
+from reasonrag.settings import read_yaml
+from reasonrag.training.finish import MERGED
+from reasonrag.training.folder import SUMMARY, finished, without_places
+
+_ADAPTER = "adapter_config.json"
+_WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+_MODEL = (
+    *(*_WEIGHTS, _ADAPTER, "config.json", "generation_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", POLICY_CARD, "prompts/**/*.txt"),
+)
+_TRAINING = ("curves.svg", "curves.png")
+OWNED = (*(name.replace("**/", "") for name in _MODEL), *_TRAINING, SUMMARY)
+
+# Where transformers and peft note what a model was loaded from.
+_FROM = ("base_model_name_or_path", "_name_or_path", "name_or_path")
+_NAMES_A_MODEL = (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json")
+_OF_A_FOLDER = re.compile(r"[^/]+@[0-9a-f]{12}")
+
+Kind = Literal["adapter", "merged", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPolicy:
+    """What was put into the folder.
+
+    Attributes:
+        path: of the training.
+        training: what its `training.json` holds.
+        kind: an adapter, an adapter merged into its model, or all weights.
+        checksums: of the weights, as evaluations name them: those that go up, and the same ones merged or not.
+        base: the model that the training began with: its Hub id, or the name of a local folder.
+        base_on_hub: whether it is a Hub id.
+        base_licence: as the local folder of the base says it; None where it says none.
+    """
+
+    path: Path
+    training: dict[str, Any]
+    kind: Kind
+    checksums: tuple[str, ...]
+    base: str
+    base_on_hub: bool
+    base_licence: str | None
+
+
+def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
+    """Put what goes up of a finished training into a folder.
+
+    Args:
+        path: of the training.
+        folder: to fill.
+        merged: publish the adapter merged into its model (`PATH/merged`), not the adapter.
+
+    Raises:
+        RunError: the training has not finished, or nothing was merged.
+        DataError: there are no weights in safetensors, or its files cannot be read.
+    """
+    training = finished(path)
+    if training is None:
+        raise RunError(
+            f"{path} holds no finished training ({SUMMARY} is missing or cannot be read); the same training command "
+            "finishes it"
+        )
+    weights = path / MERGED if merged else path
+    if merged and not (weights / "config.json").is_file():
+        raise RunError(f"{path} has no folder {MERGED}; train with --merge, or leave --merged away")
+    if not any(any(weights.glob(name)) for name in _WEIGHTS[:-1]):
+        raise DataError(f"{weights} holds no weights in safetensors (pickles are not published); save them as those")
+    for source in _files(weights, _MODEL):
+        _place_model_file(source, folder / source.relative_to(weights))
+    for source in _files(path, _TRAINING):
+        place(source, folder / source.name)
+    place_json(training, folder / SUMMARY)
+    base, on_hub = _base(training)
+    return StagedPolicy(
+        path,
+        training,
+        "merged" if merged else "adapter" if (path / _ADAPTER).is_file() else "full",
+        tuple(model_checksum(place) for place in (path, path / MERGED) if place.is_dir()),
+        base,
+        on_hub,
+        None if on_hub else _licence(path),
+    )
+
+
+def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    for pattern in patterns:
+        yield from sorted(path for path in folder.glob(pattern) if path.is_file())
+
+
+def _place_model_file(source: Path, target: Path) -> None:
+    """The very bytes, unless they say where on this machine another model lies: of that the last name is kept."""
+    if source.name in _NAMES_A_MODEL:
+        try:
+            held = json.loads(source.read_text(encoding="utf-8"))
+            named = {key: without_places(held[key]) for key in _FROM if isinstance(held.get(key), str)}
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            raise DataError(f"{source} cannot be read ({type(error).__name__}); train again, or mend it") from error
+        if any(held[key] != value for key, value in named.items()):
+            write_text(target, json.dumps(held | named, indent=2, ensure_ascii=False) + "\n")
+            return
+    place(source, target)
+
+
+def _base(training: dict[str, Any]) -> tuple[str, bool]:
+    """The model's name, and whether the Hub has it; a folder is known by the checksum beside its name."""
+    model = mapping(training, "model")
+    name, checksum = str(model.get("name") or UNKNOWN), str(model.get("checksum") or "")
+    is_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name, re.ASCII)
+    return name, bool(checksum and is_id and not _OF_A_FOLDER.fullmatch(checksum))
+
+
+def _licence(path: Path) -> str | None:
+    """What the card in the local folder of the base says."""
+    try:
+        named = str(read_yaml(path / "config.yaml").get("model") or "")
+    except ConfigError:
+        return None
+    scheme, _, format = named.partition(":")
+    if scheme == "demo" and demo_folder(format).is_dir():
+        return "apache-2.0"  # shipped with reasonrag
+    return licence_of_card(Path(named).expanduser() / "README.md")
+
+
+def licence_of_card(file: Path) -> str | None:
+    """`license` of a card, where it is one plain identifier. Nothing else of it is believed."""
+    import yaml
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+    try:
+        block = REGEX_YAML_BLOCK.search(file.read_text(encoding="utf-8"))
+        data = yaml.safe_load(block[2]) if block else None
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return None
+    licence = data.get("license") if isinstance(data, dict) else None
+    plain = isinstance(licence, str) and re.fullmatch(r"[a-z0-9][a-z0-9.+-]{1,63}", licence)
+    return licence if plain and licence not in (UNKNOWN, "other") else None

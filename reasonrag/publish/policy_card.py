@@ -1,0 +1,166 @@
+"""The card of a trained policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from reasonrag import __version__
+from reasonrag.publish.cards import Yaml, fenced, mapping, number, render
+from reasonrag.publish.licences import UNKNOWN, source_of
+from reasonrag.publish.measured import NAMES, Measured
+from reasonrag.publish.policy import StagedPolicy
+from reasonrag.publish.staging import settings_text
+from reasonrag.questions import HUB_REPOSITORY
+from reasonrag.text import one_line, printable
+
+_TAGS = ["agentic-rag", "process-reward", "trl", "reasonrag"]
+_STAGES = {
+    "dpo": "direct preference optimisation",
+    "sft": "supervised fine-tuning",
+    "rl": "online reinforcement learning",
+}
+_HISTORY_ROWS = 10
+# What is shown of a training's history, by the key that has it.
+_CURVES = {
+    "loss": "loss",
+    "rewards/margins": "reward margin",
+    "rewards/accuracies": "reward accuracy",
+    "mean_token_accuracy": "token accuracy",
+    "rollout/reward": "reward",
+    "rollout/em": "EM",
+    "rollout/retrievals": "retrievals",
+    "entropy": "entropy",
+    "eval_loss": "held-out loss",
+    "eval_rewards/accuracies": "held-out reward accuracy",
+    "eval_em": "held-out EM",
+}
+_SHARES = ("em", "f1", "acc", "lasj")  # metrics that a leaderboard can read
+
+
+def card_data(staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None) -> Yaml:
+    """The card's YAML.
+
+    Args:
+        staged: what goes up.
+        repo_id: OWNER/NAME.
+        licence: as it was given; None: that of the base model where its folder says it.
+        measured: figures of it; what was not measured with these very weights is in no `model-index`.
+    """
+    data: Yaml = {"license": licence or staged.base_licence or UNKNOWN}
+    if staged.base_on_hub:
+        data |= {
+            "base_model": staged.base,
+            "base_model_relation": "adapter" if staged.kind == "adapter" else "finetune",
+        }
+    data["library_name"] = "peft" if staged.kind == "adapter" else "transformers"
+    data["pipeline_tag"] = "text-generation"
+    stage = str(staged.training.get("stage"))
+    data["tags"] = [*_TAGS, *([stage] if stage in _STAGES else [])]
+    if dataset := _dataset(staged):
+        data["datasets"] = [dataset]
+    if measured is not None and measured.verified:
+        data["model-index"] = _model_index(repo_id, measured)
+    return data
+
+
+def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None) -> str:
+    """The card's text."""
+    training = staged.training
+    data = {key: value for key, value in mapping(training, "data").items() if key != "lengths"}
+    columns, history = _history(training)
+    return render(
+        "policy.md.j2",
+        repo_id=repo_id,
+        name=repo_id.partition("/")[2],
+        staged=staged,
+        stage=_STAGES.get(str(training.get("stage")), training.get("stage")),
+        training=training,
+        model=mapping(training, "model"),
+        data=fenced(settings_text(data).strip(), "yaml"),
+        settings=fenced(settings_text(mapping(training, "settings")).strip(), "yaml"),
+        columns=columns,
+        history=history,
+        versions=[f"{name} {version}" for name, version in mapping(training, "versions").items()],
+        measured=measured,
+        metric_names=[NAMES[name] for name in measured.metrics] if measured else [],
+        results=list(_results(measured)) if measured else [],
+        differences=list(_differences(measured)) if measured else [],
+        licence=licence or staged.base_licence,
+        given=licence,
+        version=__version__,
+    )
+
+
+def _dataset(staged: StagedPolicy) -> str | None:
+    """The Hub data set that it was trained on, where it is one."""
+    source = str(mapping(staged.training, "data").get("source") or "")
+    if source_of(source).hub == HUB_REPOSITORY:
+        return HUB_REPOSITORY
+    return source if source.count("/") == 1 and source == mapping(staged.training, "settings").get("data") else None
+
+
+def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
+    """The first setting's shares, by the library that reads them."""
+    from huggingface_hub import EvalResult
+    from huggingface_hub.repocard_data import eval_results_to_model_index
+
+    figures = measured.figures
+    names = ", ".join(printable(one_line(str(name))) for name in figures["dataset"])[:80] or UNKNOWN
+    of = next(of for policy, _, of in measured.rows() if policy == measured.policy)
+    known = source_of(names).hub == HUB_REPOSITORY
+    split = figures.get("split")
+    results = [
+        EvalResult(
+            task_type="question-answering",
+            dataset_type=HUB_REPOSITORY if known else names,
+            dataset_name=names,
+            dataset_config=names if known else None,
+            dataset_split=printable(one_line(split))[:40] if isinstance(split, str) else None,
+            metric_type=metric,
+            metric_name=NAMES[metric],
+            metric_value=float(of[metric]["mean"]),
+        )
+        for metric in _SHARES
+        if of.get(metric)
+    ]
+    index: list[Yaml] = eval_results_to_model_index(repo_id.partition("/")[2], results)
+    return index
+
+
+def _results(measured: Measured) -> Iterator[list[Any]]:
+    for policy, setting, of in measured.rows():
+        yield [policy, setting, of["questions"]["scored"], *(_interval(of.get(name)) for name in measured.metrics)]
+
+
+def _differences(measured: Measured) -> Iterator[list[Any]]:
+    for baseline, setting, of in measured.differences():
+        yield [baseline, setting, *(_interval(of.get(name), sign=True) for name in measured.metrics)]
+
+
+def _interval(found: Mapping[str, Any] | None, *, sign: bool = False) -> str:
+    if found is None or found["mean"] is None:
+        return UNKNOWN
+    mean, low, high = (f"{found[part]:{'+' if sign else ''}.3f}" for part in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
+def _history(training: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and figures at about ten steps from the first to the last."""
+    by_step: dict[Any, dict[str, Any]] = {}
+    entries = training.get("history")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and (known := {key: entry[key] for key in _CURVES if _is_number(entry.get(key))}):
+            by_step.setdefault(entry.get("step"), {}).update(known)
+    keys = [key for key in _CURVES if any(key in known for known in by_step.values())]
+    steps = list(by_step)
+    every = max(1, -(-(len(steps) - 1) // (_HISTORY_ROWS - 1)))
+    shown = [step for place, step in enumerate(steps) if place % every == 0 or place == len(steps) - 1]
+    rows = [
+        [str(step), *(number(by_step[step][key]) if key in by_step[step] else "–" for key in keys)] for step in shown
+    ]
+    return [_CURVES[key] for key in keys], rows
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

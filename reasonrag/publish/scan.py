@@ -1,0 +1,177 @@
+"""What must not be published without a look: secrets, places on a machine, e-mail addresses.
+
+Every string of every Parquet file and every line of every text file is searched, a part at a time. A secret is never
+shown, nor is an address or a path that overlaps one.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reasonrag.publish.cards import unescaped
+from reasonrag.secrets import find_secrets, redact
+from reasonrag.text import one_line, printable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SECRET, PATH, EMAIL = "secret", "path", "email"
+Patterns = tuple[tuple[str, str], ...]  # kind, and an RE2 pattern that names what it `found`
+
+_NOT_TEXT = (".parquet", ".safetensors", ".png", ".model")
+_BATCH_ROWS = 1_000
+_SHOWN_CHARS = 60
+# RE2: linear time, no look-around. `url.example/home/page` is no path of a machine, `file:///home/me` is one.
+_FIRST = r"(?:^|file://|\\[nrt]|[^A-Za-z0-9_./~%])"
+_HOMES = r"""/home/[^\s/"']+|/Users/[^\s/"']+|/root/[^\s"']|[A-Za-z]:(?:\\+|/)Users(?:\\+|/)[^\s\\/"']+"""
+_EMAIL = r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that was found, at its first place.
+
+    Attributes:
+        file: relative to the folder that was searched.
+        column: of a table, `prompt[].content` where it is nested; empty in a text file.
+        row: of the table or line of the file, from 1.
+        kind: SECRET, PATH or EMAIL.
+        what: the kind of secret; else what was found, shortened and printable.
+        count: of the values or lines in this column or file in which it stands.
+    """
+
+    file: str
+    column: str
+    row: int
+    kind: str
+    what: str
+    count: int
+
+    def __str__(self) -> str:
+        where = f"column {self.column}, row {self.row:,}" if self.column else f"line {self.row:,}"
+        more = f" and {self.count - 1:,} more" if self.count > 1 else ""
+        return f"{self.file}, {where}{more}: {self.kind} {self.what}"
+
+
+def places_of(*folders: Path) -> tuple[str, ...]:
+    """What names this machine: folders, the working directory, home, and the host's name where it is no plain word."""
+    paths = {str(folder.resolve()) for folder in (*folders, Path.cwd(), Path.home())}
+    host = socket.gethostname()
+    named = {host} if len(host) > 4 and re.search(r"[\d.\-]", host) else set()
+    # `/data` or `/work` is anybody's.
+    return tuple(sorted(named | {path for path in paths if path.count("/") > 1}))
+
+
+def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Finding]:
+    """Everything that was found in some files of a folder, by file and column.
+
+    Args:
+        folder: to be published.
+        files: relative to it; pictures and weights have no text.
+        places: see `places_of`.
+    """
+    patterns = _patterns(places)
+    found: dict[tuple[str, str, str, str], tuple[int, int]] = {}
+    for name in sorted(files):
+        for column, row, kind, what, times in _in_file(folder / name, patterns):
+            first, count = found.get((name, column, kind, what), (row, 0))
+            found[name, column, kind, what] = (first, count + times)
+    return [Finding(file, column, row, kind, what, n) for (file, column, kind, what), (row, n) in found.items()]
+
+
+def _patterns(places: Sequence[str]) -> Patterns:
+    folders = "".join(f"|{re.escape(place)}" for place in places if place.startswith("/"))
+    hosts = [re.escape(place) for place in places if not place.startswith("/")]
+    named = [(PATH, rf"\b(?P<found>{'|'.join(hosts)})\b")] if hosts else []
+    return ((PATH, rf"{_FIRST}(?P<found>{_HOMES}{folders})"), *named, (EMAIL, f"(?P<found>{_EMAIL})"))
+
+
+def _in_file(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str, int]]:
+    """Column, row, kind, what, and in how many values."""
+    if path.suffix == ".parquet":
+        yield from _in_table(path, patterns)
+    elif path.suffix not in _NOT_TEXT:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        text = unescaped(text) if path.suffix == ".md" else text
+        for secret in find_secrets(text):  # in all of it at once: a key may fill many lines
+            yield "", text.count("\n", 0, secret.start) + 1, SECRET, secret.kind, 1
+        import pyarrow as pa
+
+        for kind, what, hits in _hits(pa.array(redact(text).split("\n")), patterns):
+            yield "", hits[0] + 1, kind, what, len(hits)
+
+
+def _in_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str, int]]:
+    import pyarrow.parquet as pq
+
+    first = 1
+    with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
+        for batch in file.iter_batches(_BATCH_ROWS):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                for nested, values, rows in _leaves(name, column, None):
+                    for kind, what, hits in _hits(values, patterns):
+                        row = hits[0] if rows is None else rows[hits[0]].as_py()
+                        yield nested, first + row, kind, what, len(hits)
+            first += batch.num_rows
+
+
+def _leaves(name: str, array: pa.Array, rows: Any) -> Iterator[tuple[str, pa.Array, Any]]:
+    """The strings of a column, however deep, each with its row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_string(array.type):
+        yield name, array, rows
+    elif pa.types.is_list(array.type):
+        parents = pc.list_parent_indices(array)
+        inner = parents if rows is None else rows.take(parents)
+        yield from _leaves(f"{name}[]", pc.list_flatten(array), inner)
+    elif pa.types.is_struct(array.type):
+        for field, values in zip(array.type, array.flatten(), strict=True):
+            yield from _leaves(f"{name}.{field.name}", values, rows)
+
+
+def _hits(values: pa.Array, patterns: Patterns) -> Iterator[tuple[str, str, list[int]]]:
+    """Kind, what to show, and at which places of `values` it stands."""
+    import pyarrow.compute as pc
+
+    unique = values.drop_null().unique()  # siblings share their prompts, searches their passages
+    texts = unique.to_pylist()
+    suspects: dict[str, None] = dict.fromkeys(_secretive(texts))
+    for _, pattern in patterns:
+        suspects |= dict.fromkeys(unique.filter(pc.match_substring_regex(unique, pattern)).to_pylist())
+    for text in suspects:
+        places: list[int] | None = None
+        for kind, what in _found(text, patterns):
+            if places is None:
+                places = pc.indices_nonzero(pc.equal(values, text)).to_pylist()
+            yield kind, what, places
+
+
+def _secretive(texts: Sequence[str]) -> list[str]:
+    """The texts that hold secrets; all of them are passed over at once if none does."""
+    return [text for text in texts if find_secrets(text)] if find_secrets("\n\n".join(texts)) else []
+
+
+def _found(text: str, patterns: Patterns) -> Iterator[tuple[str, str]]:
+    """Kind and description of everything in one text; of addresses and paths the first."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kinds = dict.fromkeys(secret.kind for secret in find_secrets(text))
+    yield from ((SECRET, kind) for kind in kinds)
+    shown = pa.array([redact(text) if kinds else text])
+    for kind, pattern in patterns:
+        (match,) = pc.extract_regex(shown, pattern).to_pylist()
+        if match:
+            yield kind, _excerpt(match["found"])
+
+
+def _excerpt(found: str) -> str:
+    line = one_line(printable(found))
+    return line if len(line) <= _SHOWN_CHARS else f"{line[: _SHOWN_CHARS - 1]}…"

@@ -1,0 +1,173 @@
+"""`reasonrag publish` from the command line to what `load_dataset` reads, on a Hub of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import DatasetCard
+
+from reasonrag.tables import pair_schema, read_parquet, tree_schema, write_parquet
+from tests.e2e import product
+from tests.publish.fake_hub import serving_hub
+from tests.publish.hub_state import TOKEN, USER, FakeHub
+from tests.publish.toys import write_policy
+
+ID = f"{USER}/sea-steps"
+PARTS = {"sea": ("train", "test"), "all": ("train", "test"), "trees": ("nodes",)}
+# Exits with an error where a row differs from what the run's own tables hold.
+READ_BACK = f"""
+import sys
+from pathlib import Path
+from datasets import load_dataset
+from reasonrag.tables import pair_schema, read_shards, tree_schema
+
+run = Path(sys.argv[1])
+for config, splits in {PARTS!r}.items():
+    found = load_dataset({ID!r}, config, revision="v1.0.0")
+    assert set(found) == set(splits), found
+    for split, rows in found.items():
+        mine = ("trees", tree_schema()) if config == "trees" else ("pairs", pair_schema())
+        expected = list(read_shards(run / mine[0], split, mine[1]))
+        assert list(rows) == expected, (config, split)
+        assert rows.info.splits[split].num_examples == len(expected)
+assert set(load_dataset({ID!r}, revision="v1.0.0")) == set({PARTS["all"]!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[FakeHub]:
+    with serving_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def online(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+    """Variables of a client of this Hub alone."""
+    hub.clear()
+    return {
+        **{"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"},
+        **{"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"},
+    }
+
+
+def planted(run: Path, out: Path, text: str) -> Path:
+    """A copy of a run in which the policy once wrote `text`."""
+    shutil.copytree(run, out)
+    table = out / "trees/nodes-00000-of-00001.parquet"
+    rows = read_parquet(table, tree_schema())
+    rows[2]["text"] += text
+    write_parquet(table, rows, tree_schema())
+    return out
+
+
+def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrote(
+    finished_run: Path, hub: FakeHub, online: dict[str, str]
+) -> None:
+    done = product.run("publish", finished_run, "--repo-id", ID, **online)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"{hub.url}/datasets/{ID}, v1.0.0, private\n")
+    repo = hub.repos["datasets", ID]
+    assert repo.private
+    there = repo.commits[-1].files
+    assert sorted(there) == [
+        *(".gitattributes", "README.md", "config.yaml"),
+        *(f"pairs/sea/{split}-00000-of-00001.parquet" for split in ("test", "train")),
+        *("reasonrag.yaml", "run.json", "trees/nodes-00000-of-00001.parquet"),
+    ]
+    mine = {path.name: path.read_bytes() for path in finished_run.rglob("*.parquet")}
+    assert {Path(name).name: blob.content for name, blob in there.items() if name.endswith(".parquet")} == mine
+    assert not [path for path in finished_run.parent.iterdir() if path != finished_run]
+
+    child = [sys.executable, "-c", READ_BACK, str(finished_run)]
+    back = subprocess.run(child, env=product.environment(**online), capture_output=True, text=True, timeout=120)
+    assert back.returncode == 0, back.stderr
+
+    card = there["README.md"].content.decode().replace("tags:\n", "tags:\n- by-hand\n") + "\nWords by hand.\n"
+    repo.edit("README.md", card.encode())
+    again = product.run(
+        *("publish", finished_run, "--repo-id", ID, "--without-trees", "--license", "cc-by-4.0"), **online
+    )
+    assert again.returncode == 0, again.stderr
+    assert "v1.1.0, private" in again.stdout
+    files = repo.commits[-1].files
+    assert not [name for name in files if name.startswith("trees/")]
+    merged = DatasetCard(files["README.md"].content.decode())
+    assert merged.text.endswith("\nWords by hand.\n")
+    data = merged.data.to_dict()
+    assert data["tags"][0] == "by-hand" and data["license"] == "cc-by-4.0"
+    assert [config["config_name"] for config in data["configs"]] == ["all", "sea"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "shown"),
+    [
+        ("hf_" + "bY4" * 11 + "z", "secret hugging_face", ""),
+        ("/home/ann/keys.txt", "path /home/ann", "--allow path"),
+        ("ann@mail.example.org", "email ann@mail.example.org", "--allow email"),
+    ],
+)
+def test_what_the_policy_should_not_have_written_is_found_and_nothing_is_sent(
+    finished_run: Path, tmp_path: Path, hub: FakeHub, online: dict[str, str], text: str, kind: str, shown: str
+) -> None:
+    run = planted(finished_run, tmp_path / "run", f" {text} ")
+    done = product.run("publish", run, "--repo-id", f"{USER}/planted", warm=True, **online)
+    assert done.returncode == 2
+    assert f"found: trees/nodes-00000-of-00001.parquet, column text, row 3: {kind}" in done.stdout
+    assert shown in done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "secret" not in kind or text not in done.stdout + done.stderr
+    assert hub.log == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".run")] == []
+
+
+def test_a_dry_run_writes_what_would_go_up_and_sends_nothing(
+    finished_run: Path, tmp_path: Path, hub: FakeHub, online: dict[str, str]
+) -> None:
+    command = ("publish", finished_run, "--repo-id", ID, "--dry-run")
+    done = product.run(*command, "--out", tmp_path / "out", warm=True, **online)
+    assert done.returncode == 0, done.stderr
+    assert hub.log == []
+    train = "pairs/sea/train-00000-of-00001.parquet"
+    size = (finished_run / "pairs/train-00000-of-00001.parquet").stat().st_size
+    assert f"{size:,}  {train}\n" in done.stdout
+    assert "licence: unknown\n" in done.stdout
+    assert "no secrets, machine paths or e-mail addresses" in done.stdout
+    assert read_parquet(tmp_path / "out" / train, pair_schema())
+    assert DatasetCard.load(tmp_path / "out/README.md").data.to_dict()["license"] == "unknown"
+
+
+REFUSED: dict[str, Callable[[Path, Path], tuple[str | Path, ...]]] = {
+    "say where with --out": lambda run, tmp: (run, "--repo-id", ID, "--dry-run"),
+    "is not empty": lambda run, tmp: (run, "--repo-id", ID, "--dry-run", "--out", run),
+    "--out is for --dry-run": lambda run, tmp: (run, "--repo-id", ID, "--out", tmp / "x"),
+    "is neither a run": lambda run, tmp: (tmp / "no/thing", "--repo-id", ID),
+    "OWNER/NAME": lambda run, tmp: (run, "--repo-id", "name"),
+    "give it as --license": lambda run, tmp: (run, "--repo-id", ID, "--public"),
+}
+
+
+@pytest.mark.parametrize("expected", REFUSED)
+def test_what_cannot_work_is_one_line(
+    finished_run: Path, tmp_path: Path, hub: FakeHub, online: dict[str, str], expected: str
+) -> None:
+    done = product.run("publish", *REFUSED[expected](finished_run, tmp_path), warm=True, **online)
+    assert (done.returncode, hub.log) == (2, [])
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert expected in done.stderr
+
+
+def test_a_policy_is_published_as_a_model(tmp_path: Path, hub: FakeHub, online: dict[str, str]) -> None:
+    path = write_policy(tmp_path / "policy")
+    done = product.run(
+        *("publish", path, "--repo-id", f"{USER}/policy", "--license", "mit", "--public", "--tag", "v2.0.0"), **online
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{hub.url}/{USER}/policy, v2.0.0, public\n"
+    repo = hub.repos["models", f"{USER}/policy"]
+    assert repo.at("v2.0.0").files["model.safetensors"].content == (path / "model.safetensors").read_bytes()
+    assert not [name for name in repo.at("v2.0.0").files if name.endswith((".bin", ".pt", ".sqlite"))]

@@ -1,0 +1,226 @@
+"""A run's folder to what goes up of it: which files, which bytes, which card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from datasets import load_dataset
+from huggingface_hub import DatasetCard
+from markdown_it import MarkdownIt
+
+from reasonrag.card import PolicyCard
+from reasonrag.errors import ConfigError, DataError, InputError
+from reasonrag.publish.publish import Wanted, stage
+from reasonrag.tables import pair_schema, read_parquet, read_shards, trajectory_pair_schema
+from tests.publish.toys import edit_json, recount, write_run
+from tests.report.hostile import HOSTILE
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run")
+
+
+def staged(run: Path, **wanted: object):
+    folder = run.parent / "staged"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return stage(run, folder, Wanted(repo_id="me/data", **wanted))  # type: ignore[arg-type]
+
+
+def card_of(found) -> DatasetCard:
+    return DatasetCard.load(found.upload.folder / "README.md")
+
+
+def test_the_very_bytes_of_the_tables_go_up_and_nothing_of_the_journal(run):
+    (run / "journal.sqlite").write_bytes(b"every prompt")
+    (run / "report").mkdir()
+    found = staged(run)
+    assert sorted(found.files) == [
+        *("README.md", "config.yaml", "pairs/demo/test-00000-of-00001.parquet"),
+        *(
+            "pairs/demo/train-00000-of-00001.parquet",
+            "reasonrag.yaml",
+            "run.json",
+            "trees/nodes-00000-of-00001.parquet",
+        ),
+    ]
+    for name in ("train", "test"):
+        mine = run / f"pairs/{name}-00000-of-00001.parquet"
+        assert (found.upload.folder / "pairs/demo" / mine.name).read_bytes() == mine.read_bytes()
+
+
+def test_how_the_policy_was_asked_goes_with_its_steps(run):
+    prompts = run.parent / "mine"
+    prompts.mkdir()
+    (prompts / "reason.txt").write_text("Ask /home/ann, she knows.")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["format"]["prompts"] = str(prompts)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    found = staged(run)
+    assert PolicyCard.read(found.upload.folder).prompts == str(found.upload.folder / "prompts")
+    assert [(f.file, f.kind) for f in found.findings] == [("prompts/reason.txt", "path")]
+    shutil.rmtree(prompts)
+    assert "reasonrag.yaml" not in staged(run).files
+
+
+def test_the_card_is_read_by_the_hubs_client_and_counts_what_is_there(run):
+    data = card_of(staged(run)).data.to_dict()
+    assert data["license"] == "apache-2.0"
+    assert data["size_categories"] == ["n<1K"]
+    assert {"dpo", "trl", "agentic-rag"} <= set(data["tags"])
+    train = len(read_parquet(run / "pairs/train-00000-of-00001.parquet", pair_schema()))
+    counted = {
+        info["config_name"]: {split["name"]: split["num_examples"] for split in info["splits"]}
+        for info in data["dataset_info"]
+    }
+    assert counted == {name: {"train": train, "test": 1} for name in ("all", "demo")} | {"trees": {"nodes": 7}}
+    assert [config["config_name"] for config in data["configs"] if config.get("default")] == ["all"]
+
+
+def test_the_same_run_gives_the_same_card(run):
+    assert card_of(staged(run)).content == card_of(staged(run)).content
+
+
+def test_several_sources_become_configurations_of_their_own_with_checksums(tmp_path):
+    run = write_run(tmp_path / "run", datasets=("hotpotqa", "musique", "../a/b"))
+    found = staged(run)
+    data = card_of(found).data.to_dict()
+    assert [config["config_name"] for config in data["configs"]] == ["a-b", "all", "hotpotqa", "musique", "trees"]
+    assert not (found.upload.folder / "pairs/a-b/train-00000-of-00001.parquet").exists()  # its pairs are held out
+    rows = [
+        row
+        for name, split in (("hotpotqa", "train"), ("musique", "train"), ("a-b", "test"))
+        for row in read_shards(found.upload.folder / "pairs" / name, split, pair_schema())
+    ]
+    assert rows == [row for split in ("train", "test") for row in read_shards(run / "pairs", split, pair_schema())]
+    loaded = load_dataset(str(found.upload.folder), "all", cache_dir=str(tmp_path / "cache"))
+    assert list(loaded["train"]) + list(loaded["test"]) == rows
+    assert data["license"] == "unknown"
+    assert "cc-by-4.0, cc-by-sa-3.0" in card_of(found).text
+
+
+def test_licences_of_known_sources_are_listed_and_one_that_is_given_is_taken(tmp_path):
+    run = write_run(tmp_path / "run", datasets=("hotpotqa", "nq"))
+    assert card_of(staged(run, public=True)).data.license == ["cc-by-sa-3.0", "cc-by-sa-4.0"]
+    assert card_of(staged(run, licence="CC-BY-SA-4.0")).data.license == "cc-by-sa-4.0"
+
+
+def test_a_corpus_of_ones_own_has_a_licence_of_its_own(run):
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["retrieval"]["corpus"] = "/home/ann/wiki.jsonl"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    found = staged(run)
+    assert found.licence == "unknown"
+    assert "/home/ann" not in (found.upload.folder / "config.yaml").read_text()
+    assert found.findings == []
+    with pytest.raises(ConfigError, match="give it as --license"):
+        staged(run, public=True)
+
+
+def test_whole_trajectories_without_trees_go_up_too(tmp_path):
+    run = write_run(tmp_path / "run", level="trajectory")
+    found = staged(run, trees=False)
+    assert [config["config_name"] for config in card_of(found).data.configs] == ["all", "demo"]
+    assert not (found.upload.folder / "trees").exists()
+    path = found.upload.folder / "pairs/demo/train-00000-of-00001.parquet"
+    loaded = load_dataset(str(found.upload.folder), cache_dir=str(tmp_path / "cache"))
+    assert list(loaded["train"]) == read_parquet(path, trajectory_pair_schema()) != []
+    assert "chosen_steps" in card_of(found).text
+
+
+def test_hostile_text_is_inert_in_the_card(tmp_path):
+    text = HOSTILE + "\n```\n````\n<!-- reasonrag:end -->\n---\n# out\n|a|[x](http://evil.example)"
+    found = staged(write_run(tmp_path / "run", datasets=(text,), text=text))
+    content = (found.upload.folder / "README.md").read_text(encoding="utf-8")
+    assert not any(char in content for char in "\x1b\x07\u202e\u2066\u200b\u2028")
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(card_of(found).text)
+    tokens += [child for token in tokens for child in token.children or ()]
+    html = [token.content.strip() for token in tokens if token.type.startswith("html")]
+    assert [comment[:19] for comment in html] == ["<!-- reasonrag:begi", "<!-- reasonrag:end "]
+    assert not {"link_open", "image", "hr"} & {token.type for token in tokens}
+    plain = staged(write_run(tmp_path / "plain"))
+    headings = [token.type for token in tokens].count("heading_open")
+    assert headings == len([line for line in card_of(plain).text.splitlines() if line.startswith(("# ", "## "))])
+    assert found.upload.card(content) == content
+
+
+def damaged(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[200] ^= 4
+    file.write_bytes(content)
+
+
+def one_pair_less(run: Path) -> None:
+    edit_json(run / "run.json", lambda summary: summary["pairs"].update(total=1000))
+
+
+def no_pairs(run: Path) -> None:
+    for file in (run / "pairs").glob("*"):
+        file.unlink()
+    recount(run)
+
+
+BAD = {
+    "has not finished": lambda run: ((run / "run.json").unlink(), (run / "journal.sqlite").touch()),
+    "neither a run": lambda run: (run / "run.json").unlink(),
+    "holds pairs alone": lambda run: (run / "run.json").rename(run / "pairs.json"),
+    "no pairs to publish": no_pairs,
+    "1000 in run.json": one_pair_less,
+    "it is damaged or not Parquet: `reasonrag pairs`": lambda run: damaged(run / "pairs/train-00000-of-00001.parquet"),
+    "nodes-00000-of-00001.parquet cannot be read": lambda run: damaged(run / "trees/nodes-00000-of-00001.parquet"),
+    "0 shards found": lambda run: (run / "trees/nodes-00000-of-00001.parquet").unlink(),
+    "1 shards found": lambda run: (run / "pairs/train-00000-of-00001.parquet").rename(
+        run / "pairs/train-00000-of-00002.parquet"
+    ),
+    "run.json holds what JSON cannot say": lambda run: edit_json(
+        run / "run.json", lambda summary: summary.update(seed=float("nan"))
+    ),
+    "figures .* are of unexpected kinds": lambda run: edit_json(
+        run / "run.json", lambda summary: summary.update(calls=[3])
+    ),
+    "does not say what its pairs are": lambda run: (run / "run.json").write_text("[]"),
+    "has columns": lambda run: shutil.copy(
+        run / "trees/nodes-00000-of-00001.parquet", run / "pairs/test-00000-of-00001.parquet"
+    ),
+}
+
+
+@pytest.mark.parametrize("expected", BAD)
+def test_a_run_that_cannot_be_published_is_refused_in_one_line(run, expected):
+    BAD[expected](run)
+    with pytest.raises(InputError, match=expected) as error:
+        staged(run)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wanted", [{"repo_id": name} for name in ("me", "me/", "a/b/c", "me/x y", "")])
+def test_a_repository_is_named_by_owner_and_name(run, wanted):
+    with pytest.raises(ConfigError, match="OWNER/NAME"):
+        stage(run, run.parent, Wanted(**wanted))
+
+
+def test_settings_of_a_policy_are_not_for_a_run(run):
+    for wanted in ({"merged": True}, {"report": run}, {"name": "x", "report": run}):
+        with pytest.raises(ConfigError, match="for a trained policy"):
+            staged(run, **wanted)
+    with pytest.raises(ConfigError, match="is no identifier of a licence"):
+        staged(run, licence="my own!")
+
+
+def test_what_was_found_is_refused_unless_it_was_looked_at_and_a_secret_always(tmp_path):
+    run = write_run(tmp_path / "run", text="mail ann@example.org or /home/ann/x")
+    found = staged(run)
+    with pytest.raises(DataError, match=r"nothing was sent; --allow email --allow path"):
+        found.check(frozenset())
+    found.check(frozenset({"email", "path"}))
+    edit_json(run / "run.json", lambda summary: summary.update(policy="hf_" + "abcdEFGH1234" * 3))
+    found = staged(run)
+    assert {f.file for f in found.findings if f.kind == "secret"} == {"run.json", "README.md"}
+    with pytest.raises(DataError, match="secrets are never published"):
+        found.check(frozenset({"email", "path"}))
+    assert json.loads((found.upload.folder / "run.json").read_text())["policy"]  # what is refused can be looked at

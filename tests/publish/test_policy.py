@@ -1,0 +1,129 @@
+"""A trained policy's folder to what goes up of it, and its figures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from reasonrag.errors import ConfigError, DataError, InputError
+from reasonrag.llm.model_folder import model_checksum
+from reasonrag.publish.publish import Wanted, stage
+from tests.publish.toys import edit_json, report, write_policy
+
+
+def staged(path: Path, **wanted: object):
+    folder = path.parent / "staged"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return stage(path, folder, Wanted(repo_id="me/policy", **wanted))  # type: ignore[arg-type]
+
+
+def card_of(found) -> ModelCard:
+    return ModelCard.load(found.upload.folder / "README.md")
+
+
+def test_weights_and_how_they_are_asked_go_up_and_no_pickle_journal_or_checkpoint(tmp_path):
+    found = staged(write_policy(tmp_path / "policy"))
+    assert sorted(found.files) == [
+        *("README.md", "chat_template.jinja", "config.json", "curves.svg", "model.safetensors", "reasonrag.yaml"),
+        *("tokenizer.json", "training.json"),
+    ]
+    assert found.findings == []
+    data = card_of(found).data.to_dict()
+    assert (data["base_model"], data["library_name"], data["license"]) == ("Qwen/Qwen2.5-7B", "transformers", "unknown")
+    assert "| 60 | 0.01639 | 0.5 |" in card_of(found).text
+    assert card_of(found).text.count("\n| ") <= 14
+
+
+def test_an_adapter_names_its_model_and_a_place_on_this_machine_is_left_out(tmp_path):
+    base = tmp_path / "models/mine"
+    base.mkdir(parents=True)
+    (base / "README.md").write_text("---\nlicense: mit\n---\n")
+    path = write_policy(tmp_path / "policy", adapter=True, base=str(base))
+    (path / "config.yaml").write_text(f"model: {base}\n")
+    found = staged(path, public=True)
+    assert found.findings == []
+    held = json.loads((found.upload.folder / "adapter_config.json").read_text())
+    assert held == {"base_model_name_or_path": "mine", "peft_type": "LORA"}
+    data = card_of(found).data.to_dict()
+    assert (data["library_name"], data["license"]) == ("peft", "mit")
+    assert "base_model" not in data
+    assert "a local folder (checksum mine\\@0123456789ab) that is not part of this repository" in card_of(found).text
+
+
+def test_a_merged_adapter_goes_up_as_a_whole_model(tmp_path):
+    path = write_policy(tmp_path / "policy", adapter=True)
+    with pytest.raises(InputError, match="has no folder merged"):
+        staged(path, merged=True)
+    write_policy(path / "merged")
+    found = staged(path, merged=True)
+    assert "model.safetensors" in found.files and "adapter_config.json" not in found.files
+    assert card_of(found).data.to_dict()["base_model_relation"] == "finetune"
+
+
+def test_figures_of_these_very_weights_are_metadata_with_their_intervals_in_the_text(tmp_path):
+    path = write_policy(tmp_path / "policy")
+    policies = {"base": "hf:b@aaaaaaaaaaaa", "x": f"hf:policy@{model_checksum(path)}"}
+    found = card_of(staged(path, report=report(tmp_path / "eval", policies)))
+    (result,) = found.data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_name) == ("em", 0.75, "demo")
+    assert "| x | t0\\_s8\\_k1 | 20 | 0.750 (0.650 to 0.850) |" in found.text
+    assert "| base | t0\\_s8\\_k1 | +0.050 (-0.050 to +0.150) |" in found.text
+
+
+def test_figures_of_a_served_policy_are_shown_but_are_no_metadata(tmp_path):
+    path = write_policy(tmp_path / "policy")
+    found = card_of(staged(path, report=report(tmp_path / "eval", {"base": "b", "policy": "served-name"})))
+    assert found.data.eval_results is None
+    assert "matched by name" in found.text
+
+
+def test_figures_of_other_weights_are_refused(tmp_path):
+    path = write_policy(tmp_path / "policy")
+    evaluation = report(tmp_path / "eval", {"base": "hf:b@aaaaaaaaaaaa", "policy": "hf:policy@bbbbbbbbbbbb"})
+    with pytest.raises(ConfigError, match=r"0 policies of these weights.*'base', 'policy'"):
+        staged(path, report=evaluation)
+    with pytest.raises(ConfigError, match="was measured with weights bbbbbbbbbbbb"):
+        staged(path, report=evaluation, name="policy")
+    with pytest.raises(ConfigError, match="has no policy 'z'"):
+        staged(path, report=evaluation, name="z")
+    (evaluation / "metrics.json").write_text('{"policies": {"policy": 3}}')
+    with pytest.raises(DataError, match=r"is no metrics\.json"):
+        staged(path, report=evaluation)
+
+
+BAD = {
+    "has not finished": lambda path: (path / "training.json").unlink(),
+    "holds no finished training": lambda path: (path / "training.json").write_text("[]"),
+    "no weights in safetensors": lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"),
+    "config.json cannot be read": lambda path: (path / "config.json").write_text("["),
+}
+
+
+@pytest.mark.parametrize("expected", BAD)
+def test_a_folder_that_cannot_be_published_is_refused_in_one_line(tmp_path, expected):
+    path = write_policy(tmp_path / "policy")
+    BAD[expected](path)
+    with pytest.raises(InputError, match=expected) as error:
+        staged(path)
+    assert "\n" not in str(error.value)
+
+
+def test_settings_of_a_run_and_an_unknown_licence_in_public_are_refused(tmp_path):
+    path = write_policy(tmp_path / "policy")
+    with pytest.raises(ConfigError, match="--without-trees is for a run"):
+        staged(path, trees=False)
+    with pytest.raises(ConfigError, match="give it as --license"):
+        staged(path, public=True)
+    with pytest.raises(ConfigError, match="give the report as --eval"):
+        staged(path, name="x")
+
+
+def test_a_training_of_another_version_still_has_a_card(tmp_path):
+    path = write_policy(tmp_path / "policy")
+    edit_json(path / "training.json", lambda held: (held.clear(), held.update(identity={}, history=3, model="x")))
+    assert "unknown" in card_of(staged(path)).text

@@ -1,0 +1,116 @@
+"""A run and a trained policy that are quick to make, of real files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from reasonrag.dpo.pairs import derive_pairs
+from reasonrag.tables import pair_schema, write_parquet
+from tests.report import hostile
+
+Row = dict[str, Any]
+PLAIN = "a quiet word"
+
+
+def write_run(
+    folder: Path, *, datasets: Sequence[str] = ("demo",), text: str = PLAIN, level: str = "step", nodes: int = 7
+) -> Path:
+    """A finished run of a tree for each data set; of steps, the last one's pairs are held out."""
+    trees = [hostile.rows(nodes, question_id=f"q{n}", dataset=name, text=text) for n, name in enumerate(datasets)]
+    trees[0][-1]["f1"] = 0.0
+    hostile.write_run(folder, trees, text=text, level=level)  # type: ignore[arg-type]
+    config = folder / "config.yaml"
+    config.write_text(config.read_text(encoding="utf-8").replace(text, "demo"), encoding="utf-8")
+    if level == "step":
+        pairs = [list(derive_pairs(tree, policy="p", config_hash="0", min_margin=0.01)) for tree in trees]
+        train = [pair for found in pairs[:-1] for pair in found]
+        for split, rows in (("train", train or pairs[-1][:-1]), ("test", pairs[-1][-1:])):
+            write_parquet(folder / "pairs" / f"{split}-00000-of-00001.parquet", rows, pair_schema())
+    return recount(folder)
+
+
+def recount(run: Path) -> Path:
+    """Make `run.json` say how many rows there are, and nothing that attacks."""
+    import pyarrow.parquet as pq
+
+    def count(table: str) -> int:
+        return sum(pq.read_metadata(path).num_rows for path in (run / table).glob("*.parquet"))
+
+    edit_json(run / "run.json", lambda summary: summary["pairs"].update(total=count("pairs")))
+    return run
+
+
+def edit_json(file: Path, edit: Callable[[Any], object]) -> None:
+    held = json.loads(file.read_text(encoding="utf-8"))
+    edit(held)
+    file.write_text(json.dumps(held), encoding="utf-8")
+
+
+def write_policy(folder: Path, *, adapter: bool = False, base: str = "Qwen/Qwen2.5-7B") -> Path:
+    """A finished training, with everything beside it that must stay at home."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    (folder / "checkpoints/checkpoint-2").mkdir(parents=True)
+    name = "adapter_model" if adapter else "model"
+    save_file({"weight": np.zeros((2, 2), np.float32)}, folder / f"{name}.safetensors")
+    held: dict[str, Row] = {
+        "config.json": {"model_type": "llama", "_name_or_path": base},
+        "tokenizer.json": {"model": {"type": "BPE"}},
+        "training.json": training(base),
+        "checkpoints/checkpoint-2/trainer_state.json": {},
+    }
+    if adapter:
+        held["adapter_config.json"] = {"base_model_name_or_path": base, "peft_type": "LORA"}
+    for file, value in held.items():
+        (folder / file).write_text(json.dumps(value), encoding="utf-8")
+    for file in ("curves.svg", "reasonrag.yaml", "chat_template.jinja", "config.yaml"):
+        (folder / file).write_text("format: {}\n" if file.endswith("yaml") else "<svg/>", encoding="utf-8")
+    for file in ("optimizer.bin", "training_args.bin", "journal.sqlite", "checkpoints/checkpoint-2/optimizer.pt"):
+        (folder / file).write_bytes(b"\x80\x04 a pickle")
+    return folder
+
+
+def training(base: str) -> Row:
+    """`training.json`, as far as cards read it."""
+    return {
+        "stage": "dpo",
+        "model": {"name": base.rpartition("/")[2] if base.startswith("/") else base, "checksum": checksum(base)},
+        "data": {"source": "trees", "checksum": "6e32", "rows": {"train": 44, "held_out": 1}},
+        "settings": {"beta": 0.3, "data": "runs/trees"},
+        "identity": {"beta": 0.3},
+        "steps": 60,
+        "versions": {"reasonrag": "0.1.0"},
+        "history": [
+            {"step": step, "loss": 1 / (1 + step), **({"eval_loss": 0.5} if step == 60 else {})}
+            for step in range(0, 61, 2)
+        ],
+    }
+
+
+def checksum(base: str) -> str:
+    return f"{base.rpartition('/')[2]}@0123456789ab" if base.startswith("/") else base
+
+
+def report(folder: Path, policies: dict[str, str], *, em: float = 0.75) -> Path:
+    """`metrics.json` of an evaluation; `policies` by name, as run identities name them."""
+
+    def measured(mean: float) -> Row:
+        return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 20}
+
+    figures = {
+        "policies": {name: {"t0_s8_k1": {"em": measured(em), "questions": {"scored": 20}}} for name in policies},
+        "content": {"policies": {name: {"policy": identity} for name, identity in policies.items()}},
+        "differences": [
+            {"policy": name, "baseline": "base", "setting": "t0_s8_k1", "metric": "em", **measured(0.05)}
+            for name in list(policies)[1:]
+        ],
+        "dataset": ["demo"],
+        "split": "test",
+    }
+    folder.mkdir()
+    (folder / "metrics.json").write_text(json.dumps(figures), encoding="utf-8")
+    return folder
