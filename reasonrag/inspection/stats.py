@@ -43,7 +43,7 @@ def stats(run: Path) -> dict[str, Any]:
         **nodes.figures(),
         "pairs": pairs.figures(),
         "calls": summary["calls"],
-        "seconds": summary["seconds"],
+        "seconds": summary.get("seconds"),
     }
 
 

@@ -51,9 +51,9 @@ def _node(row: Row, best: bool) -> Text:
     mark = _mark(row, best)
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{mark} " if mark else "", style=_STYLES.get(mark[:1], ""))
-    text.append(row["action"], style=_STYLES.get(mark[:1], "bold"))
+    text.append(_inert(row["action"]), style=_STYLES.get(mark[:1], "bold"))
     text.append(f"  {_figures(row)}", style="cyan")
-    text.append(f" → {row['stage']}  node {row['node_id']}", style="dim")
+    text.append(f" → {_inert(row['stage'])}  node {row['node_id']}", style="dim")
     text.append("\n" if row["f1"] is None else f"\nF1={_number(row['f1'])}  ")
     text.append(_inert(row["content"])[:_LONGEST_CONTENT])
     return text
@@ -112,7 +112,7 @@ def _count_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
 
 def _pair_types(by_type: Mapping[str, Mapping[str, int]]) -> Table:
     rejected = sorted({name for counts in by_type.values() for name in counts})
-    table = _table("chosen \\ rejected", *rejected)
+    table = _table("chosen \\ rejected", *map(_name, rejected))
     for chosen, counts in by_type.items():
         table.add_row(_name(chosen), *(str(counts.get(name, 0)) for name in rejected))
     return table
@@ -139,7 +139,7 @@ def _calls(calls: Mapping[str, Mapping[str, Any]]) -> Table:
     columns = ("calls", "prompt_tokens", "completion_tokens", "cost")
     table = _table("calls of", *(column.replace("_", " ") for column in columns))
     for kind, used in calls.items():
-        table.add_row(kind, *(_known(used.get(column)) for column in columns))
+        table.add_row(_name(kind), *(_known(used.get(column)) for column in columns))
     return table
 
 
@@ -149,7 +149,7 @@ def _known(value: float | None) -> str:
     return str(value) if isinstance(value, int) else f"{value:.2f}"
 
 
-def _table(first: str, *columns: str) -> Table:
+def _table(first: str, *columns: str | Text) -> Table:
     table = Table(title_justify="left")
     table.add_column(first)
     for column in columns:
