@@ -18,6 +18,7 @@ from reasonrag.errors import Interrupted, RunError
 from reasonrag.export import export_run, pairs_of
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, SearchSettings, TreeSearch
+from reasonrag.parquet import Row
 from reasonrag.parts import Parts, open_judge, sampling, set_aside
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.journaled import JournalStore
@@ -25,7 +26,6 @@ from reasonrag.rollout.engine import Engine, gather_all
 from reasonrag.runs import RunFolder
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator
 from reasonrag.spre.rows import tree_rows
-from reasonrag.tables import Row
 from reasonrag.types import Question
 
 log = structlog.get_logger()

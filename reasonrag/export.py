@@ -13,11 +13,12 @@ from reasonrag.config import Config
 from reasonrag.dpo.pairs import derive_pairs, in_test_split
 from reasonrag.dpo.trajectories import derive_trajectory_pairs
 from reasonrag.journal import Journal
+from reasonrag.parquet import Row, ShardWriter, read_shards
 from reasonrag.parts import Parts
 from reasonrag.runs import RunFolder, versions
 from reasonrag.spre.estimate import Weighting
 from reasonrag.spre.rows import revalued
-from reasonrag.tables import Row, ShardWriter, pair_schema, read_shards, trajectory_pair_schema, tree_schema
+from reasonrag.tables import pair_schema, trajectory_pair_schema, tree_schema
 from reasonrag.types import Question
 
 _TREE_SHARD_ROWS = 20_000

@@ -24,8 +24,8 @@ from typing import Any
 from reasonrag.config import Config, load_config
 from reasonrag.errors import RunError
 from reasonrag.journal import Journal
+from reasonrag.parquet import fsync_folder
 from reasonrag.settings import dump, identity
-from reasonrag.tables import fsync_folder
 
 _JOURNAL = "journal.sqlite"
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")

@@ -11,9 +11,10 @@ from reasonrag.errors import LLMError, RunError
 from reasonrag.export import export_pairs
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.parquet import read_shards
 from reasonrag.parts import Parts
 from reasonrag.runs import RunFolder, read_run
-from reasonrag.tables import pair_schema, read_shards, tree_schema
+from reasonrag.tables import pair_schema, tree_schema
 from reasonrag.types import Question
 from tests.mcts.test_search import random_policy
 from tests.toys import ToyRetriever

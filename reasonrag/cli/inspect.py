@@ -13,18 +13,23 @@ RUN = click.argument("run", type=click.Path(path_type=Path))
 
 
 @cli.command()
-@RUN
-@click.option("--out", type=click.Path(path_type=Path), help="A folder; RUN/report if not given.")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="A folder; FOLDER/report if not given.")
 @click.option("--open", "in_browser", is_flag=True, help="Show it in a browser.")
-def report(run: Path, out: Path | None, in_browser: bool) -> None:
-    """A run as pages that open from disk: what was run, its figures, every question and its tree.
+def report(folder: Path, out: Path | None, in_browser: bool) -> None:
+    """A run, a training or an evaluation as pages that open from disk.
 
     \b
+    A run: what was run, its figures, every question and its tree:
       reasonrag report runs/hotpot --open
+    A training: its curves and, of `rl train`, every rollout with what it earned and why:
+      reasonrag report policies/rl
+    An evaluation: policies compared, and where each question parts them:
+      reasonrag report reports/hotpot
     """
     from reasonrag.commands import inspect
 
-    inspect.report(run, out, in_browser=in_browser)
+    inspect.report(folder, out, in_browser=in_browser)
 
 
 @cli.command()

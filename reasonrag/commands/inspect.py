@@ -18,11 +18,11 @@ from reasonrag.text import printable
 Form = Literal["graphml", "node-link"]
 
 
-def report(run: Path, out: Path | None, *, in_browser: bool) -> None:
-    """Write the pages, and show them if asked to."""
+def report(folder: Path, out: Path | None, *, in_browser: bool) -> None:
+    """Write the pages of what a folder holds, and show them if asked to."""
     from reasonrag.report import write_report
 
-    page = write_report(run, out)
+    page = write_report(folder, out)
     print(printable(f"report: {page}"))
     if in_browser:
         webbrowser.open(page.resolve().as_uri())

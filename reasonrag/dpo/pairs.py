@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations, groupby
 from typing import Literal
 
-from reasonrag.tables import Row
+from reasonrag.parquet import Row
 from reasonrag.text import normalize_answer
 
 PairReward = Literal["spre", "judge"]

@@ -14,11 +14,11 @@ from reasonrag.errors import ConfigError, InputError, Interrupted
 from reasonrag.formats.promptset import PromptSet
 from reasonrag.formats.reading import Reading
 from reasonrag.llm.base import LLM
+from reasonrag.parquet import Row
 from reasonrag.rewards.combine import cause_of
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.search_need import StepFlag, detect
 from reasonrag.rewards.verdicts import answer_matches
-from reasonrag.tables import Row
 from reasonrag.types import Trajectory
 
 JUDGED = ("lasj", "osr", "usr")

@@ -9,8 +9,8 @@ from typing import Any
 
 from reasonrag.evaluation.judged import NOT_JUDGED, Verdicts
 from reasonrag.formats.reading import Reading
+from reasonrag.parquet import Row
 from reasonrag.spre.rows import label
-from reasonrag.tables import Row
 from reasonrag.text import Rules, cover_match, exact_match, one_line, token_f1
 from reasonrag.types import Malformed, Question, Search, Step, StopReason, Trajectory
 

@@ -37,6 +37,7 @@ from reasonrag.export import count_calls
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
+from reasonrag.parquet import Row, ShardWriter
 from reasonrag.parts import (
     Parts,
     check,
@@ -55,7 +56,7 @@ from reasonrag.retrieval.journaled import JournalStore
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout.engine import Engine, derive_seed, gather_all
 from reasonrag.runs import RunFolder, claim_folder, lock
-from reasonrag.tables import Row, ShardWriter, trajectory_schema
+from reasonrag.tables import trajectory_schema
 from reasonrag.text import Rules
 from reasonrag.types import Question, Trajectory
 

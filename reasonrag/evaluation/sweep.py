@@ -16,7 +16,7 @@ SWEPT = ("policy.temperature", "format.max_steps", "retrieval.top_k")
 # Sections that say how trees are built: no evaluation depends on them.
 _OF_TREES = ("search.", "value.", "judge.", "pairs.")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_RESERVED = frozenset({"plots", "report.md", "metrics.json"})
+_RESERVED = frozenset({"plots", "report", "report.md", "metrics.json"})
 
 
 @dataclass(frozen=True, slots=True)

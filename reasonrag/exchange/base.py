@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.errors import DataError, RunError
+from reasonrag.parquet import Row, ShardWriter, fsync_folder, read_shards
 from reasonrag.questions import RowProblems
 from reasonrag.rows import raw_rows
 from reasonrag.runs import claim_folder, lock, read_run, write_text
-from reasonrag.tables import Row, ShardWriter, fsync_folder, pair_schema, read_shards
+from reasonrag.tables import pair_schema
 from reasonrag.text import valid_unicode
 
 SPLITS = ("train", "test")

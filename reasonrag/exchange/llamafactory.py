@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.exchange.base import Unusable, output, read_pairs, write_json_lines
+from reasonrag.parquet import Row
 from reasonrag.questions import RowProblems
 from reasonrag.runs import write_text
-from reasonrag.tables import Row
 
 INFO = "dataset_info.json"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.exchange.base import Unusable, import_rows, text_pair
-from reasonrag.tables import Row
+from reasonrag.parquet import Row
 
 _ACTIONS = {
     "Query Generation": "query",

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.exchange.base import Unusable, import_rows, text_pair
+from reasonrag.parquet import Row
 from reasonrag.questions import text_id
-from reasonrag.tables import Row, pair_schema
+from reasonrag.tables import pair_schema
 from reasonrag.text import valid_unicode
 
 _LAYOUT = ("prompt", "chosen", "rejected")

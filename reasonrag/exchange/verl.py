@@ -16,8 +16,9 @@ from reasonrag.dpo.pairs import in_test_split
 from reasonrag.errors import DataError
 from reasonrag.exchange.base import output
 from reasonrag.formats.search_r1 import SearchR1Format
+from reasonrag.parquet import Row, read_shards, write_parquet
 from reasonrag.runs import read_run
-from reasonrag.tables import Row, read_shards, tree_schema, write_parquet
+from reasonrag.tables import tree_schema
 from reasonrag.types import Question
 
 if TYPE_CHECKING:

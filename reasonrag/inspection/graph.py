@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.errors import DataError
 from reasonrag.inspection.trees import QuestionTree, tree_of, trees
+from reasonrag.parquet import Row
 from reasonrag.runs import claim_folder, write_text
-from reasonrag.tables import Row
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.inspection.trees import QuestionTree, trees
+from reasonrag.parquet import Row, read_shards
 from reasonrag.runs import read_run
-from reasonrag.tables import Row, pair_schema, read_shards, trajectory_pair_schema
+from reasonrag.tables import pair_schema, trajectory_pair_schema
 
 Node = tuple[str, str, int]  # data set, question, id
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from rich.tree import Tree as Drawing
 
 from reasonrag.inspection.trees import QuestionTree, tree_of
-from reasonrag.tables import Row
+from reasonrag.parquet import Row
 from reasonrag.text import one_line, printable
 
 _LEGEND = "* best path   ! malformed   x ended without an answer   ~ cut off"

@@ -10,7 +10,8 @@ from itertools import groupby
 from pathlib import Path
 
 from reasonrag.errors import DataError
-from reasonrag.tables import Row, read_shards, tree_schema
+from reasonrag.parquet import Row, read_shards
+from reasonrag.tables import tree_schema
 
 _FIGURES = ("value", "spre", "f1", "em")
 

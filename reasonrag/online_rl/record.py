@@ -15,8 +15,9 @@ from reasonrag.evaluation.metrics import scores
 from reasonrag.formats import Format
 from reasonrag.online_rl.advantages import Scale, group_advantages
 from reasonrag.online_rl.samples import Batch, Sample
+from reasonrag.parquet import write_parquet
 from reasonrag.secrets import redact
-from reasonrag.tables import rollout_schema, write_parquet
+from reasonrag.tables import rollout_schema
 from reasonrag.types import Trajectory
 
 SHOWN = ("em", "f1", "acc", "retrievals", "steps", "forced")

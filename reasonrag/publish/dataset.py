@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reasonrag.card import POLICY_CARD, PolicyCard
 from reasonrag.config import Config
 from reasonrag.errors import DataError, RunError
-from reasonrag.publish.shards import shard_paths, verified_batches
+from reasonrag.parquet import Row, ShardWriter, read_batches, shard_paths
 from reasonrag.publish.staging import place, place_json, place_yaml
 from reasonrag.runs import read_run
-from reasonrag.tables import Described, Row, ShardWriter, pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.tables import Described, pair_schema, trajectory_pair_schema, tree_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -168,7 +168,7 @@ def _table(run: Path, summary: Any) -> Described:
 
 
 def _sources(path: Path, schema: pa.Schema) -> Iterator[str]:
-    for batch in verified_batches(path, schema, columns=["dataset"]):
+    for batch in read_batches(path, schema, columns=["dataset"]):
         yield from (name or "" for name in batch.column("dataset").unique().to_pylist())
 
 
@@ -181,7 +181,7 @@ def _by_source(
         return
     writers = {name: ShardWriter(folder / names[name], split, schema, shard_rows=_SHARD_ROWS) for name in sources}
     for path in paths:
-        for batch in verified_batches(path, schema):
+        for batch in read_batches(path, schema):
             for row in batch.to_pylist():
                 writers[row["dataset"] or ""].add(row)
     for name, writer in writers.items():
@@ -203,7 +203,7 @@ def _part(
     grouped = [name for name in ("depth", "chosen_type", "rejected_type") if name in schema.names]
     rows = memory = 0
     for path in files:
-        for batch in verified_batches(path, schema):
+        for batch in read_batches(path, schema):
             rows += batch.num_rows
             memory += batch.nbytes
             if source is not None:
@@ -236,7 +236,7 @@ def _check_counts(run: Path, summary: dict[str, Any], table: str, found: int) ->
 def _first_row(folder: Path, schema: pa.Schema) -> Row:
     """The first pair there is, one to train on if possible."""
     path = min((folder / "pairs").rglob("*.parquet"), key=lambda path: (not path.name.startswith("train"), path))
-    row: Row = next(verified_batches(path, schema)).slice(0, 1).to_pylist()[0]
+    row: Row = next(read_batches(path, schema)).slice(0, 1).to_pylist()[0]
     return row
 
 

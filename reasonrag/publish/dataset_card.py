@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
 from reasonrag.config import Config
+from reasonrag.parquet import Row
 from reasonrag.publish.cards import Yaml, fenced, mapping, number, render
 from reasonrag.publish.dataset import ALL, SPLITS, TREES, Counts, Part, Staged
 from reasonrag.publish.licences import Source, licence_field, source_of
 from reasonrag.publish.staging import settings_text
-from reasonrag.tables import Described, Row, tree_schema
+from reasonrag.tables import Described, tree_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

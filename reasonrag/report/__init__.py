@@ -1,4 +1,4 @@
-"""A finished run as static pages that a person can look at: no server, no network, every foreign text inert."""
+"""A finished run, training or evaluation as static pages: no server, no network, every foreign text inert."""
 
 from reasonrag.report.pages import write_report
 

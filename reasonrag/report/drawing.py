@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from reasonrag.parquet import Row
+from reasonrag.report.once import Once
 from reasonrag.report.reading import TreeWithPairs
 from reasonrag.report.tree_layout import Place, children_of, depth_first, layout
 from reasonrag.report.visible import shortened
-from reasonrag.tables import Row
 
-_BOX_WIDTH, _BOX_HEIGHT = 256, 62
-_COLUMN, _ROW = 296, 74  # from box to box, in SVG units
+_BOX_WIDTH, _BOX_HEIGHT = 272, 62
+_COLUMN, _ROW = 304, 74  # from box to box, in SVG units
 _MARGIN = 12
-_TEXT_COLUMNS = 36  # of the line that quotes a node; a wide font's last letters are clipped, not drawn over others
+_TEXT_COLUMNS = 60  # of the line that quotes a node; the style sheet cuts it at the box, wherever a font needs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _value(value: float | None) -> str:
 
 def details(tree: TreeWithPairs) -> dict[str, Any]:
     """What the panel shows of each node, as JSON; `messages` and `passages` are kept once and named by their place."""
-    messages, passages = _Once(), _Once()
+    messages, passages = Once(), Once()
     pairs = _pairs_by_node(tree)
     nodes = [
         {
@@ -162,17 +162,3 @@ def _pairs_by_node(tree: TreeWithPairs) -> dict[int, list[Row]]:
         found[chosen].append({"preferred": True, "other": rejected} | shared)
         found[rejected].append({"preferred": False, "other": chosen} | shared)
     return found
-
-
-class _Once:
-    """Things by their place in a list, each kept once."""
-
-    def __init__(self) -> None:
-        self.items: list[Row] = []
-        self._places: dict[str, int] = {}
-
-    def place(self, item: Row) -> int:
-        place = self._places.setdefault(json.dumps(item, sort_keys=True), len(self.items))
-        if place == len(self.items):
-            self.items.append(item)
-        return place

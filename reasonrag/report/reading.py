@@ -10,7 +10,8 @@ from typing import Any
 
 from reasonrag.errors import DataError
 from reasonrag.inspection.trees import QuestionTree, trees
-from reasonrag.tables import Row, pair_schema, read_shards, trajectory_pair_schema
+from reasonrag.parquet import Row, read_shards
+from reasonrag.tables import pair_schema, trajectory_pair_schema
 
 _SHOWN_OF_A_PAIR = ("depth", "margin", "chosen_type", "rejected_type", "chosen_node_id", "rejected_node_id")
 Pairs = dict[tuple[str, str], list[Row]]

@@ -11,11 +11,12 @@ from typing import Literal, Protocol
 import structlog
 
 from reasonrag.errors import DataError, JudgeError
+from reasonrag.parquet import Row, read_parquet, write_parquet
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import PlanCandidate, ReferencePlan, propose_plan, vote_plan
 from reasonrag.rollout.engine import gather_all
 from reasonrag.secrets import redact
-from reasonrag.tables import Row, plan_schema, read_parquet, write_parquet
+from reasonrag.tables import plan_schema
 from reasonrag.text import cover_match, exact_match, normalize_answer
 from reasonrag.types import Question
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from reasonrag.formats.base import Format
 from reasonrag.mcts.tree import Node, Tree
+from reasonrag.parquet import Row
 from reasonrag.spre.estimate import Weighting, means_below, node_rewards
-from reasonrag.tables import Row
 from reasonrag.text import exact_match, token_f1
 from reasonrag.types import Action, Answer, Malformed, Note, Search
 

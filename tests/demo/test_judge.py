@@ -15,11 +15,12 @@ from reasonrag.demo.lexicon import SPLITS
 from reasonrag.errors import ConfigError, LLMError
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import Sampling
+from reasonrag.parquet import read_shards
 from reasonrag.parts import open_parts
 from reasonrag.rewards.judge import ProcessJudge, parse_score
 from reasonrag.runs import RunFolder
 from reasonrag.spre import JudgeEvaluator
-from reasonrag.tables import read_shards, tree_schema
+from reasonrag.tables import tree_schema
 from reasonrag.types import Completion, Message, Prompt, Question, Step, Trajectory
 from tests.toys import QUESTION
 

@@ -339,7 +339,8 @@ def test_the_shipped_policy_is_called_demo(data, tmp_path):
 
 
 def write_trajectories(folder, count):
-    from reasonrag.tables import trajectory_pair_schema, write_parquet
+    from reasonrag.parquet import write_parquet
+    from reasonrag.tables import trajectory_pair_schema
 
     def side(number, name, steps):
         return [

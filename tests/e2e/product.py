@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.llm.base import Sampling
+from reasonrag.parquet import read_shards
 from reasonrag.policies.extractive import ExtractiveLLM
-from reasonrag.tables import pair_schema, read_shards, tree_schema
+from reasonrag.tables import pair_schema, tree_schema
 from reasonrag.types import Message, Prompt
 from tests import warmed
 from tests.llm.fake_openai import FakeOpenAI, Fault

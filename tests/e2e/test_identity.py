@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.tables import pair_schema, read_parquet, trajectory_pair_schema
+from reasonrag.parquet import read_parquet
+from reasonrag.tables import pair_schema, trajectory_pair_schema
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from reasonrag.tables import read_parquet, trajectory_schema
+from reasonrag.parquet import read_parquet
+from reasonrag.tables import trajectory_schema
 from tests.e2e import product
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import DatasetCard
 
-from reasonrag.tables import pair_schema, read_parquet, tree_schema, write_parquet
+from reasonrag.parquet import read_parquet, write_parquet
+from reasonrag.tables import pair_schema, tree_schema
 from tests.e2e import product
 from tests.publish.fake_hub import serving_hub
 from tests.publish.hub_state import TOKEN, USER, FakeHub
@@ -24,7 +25,8 @@ READ_BACK = f"""
 import sys
 from pathlib import Path
 from datasets import load_dataset
-from reasonrag.tables import pair_schema, read_shards, tree_schema
+from reasonrag.parquet import read_shards
+from reasonrag.tables import pair_schema, tree_schema
 
 run = Path(sys.argv[1])
 for config, splits in {PARTS!r}.items():

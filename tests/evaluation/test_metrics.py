@@ -10,8 +10,9 @@ import pytest
 from reasonrag.evaluation.judged import StepCounts, Verdicts
 from reasonrag.evaluation.metrics import METRICS, answer_scores, hops, kind, scores, trajectory_row
 from reasonrag.formats import ReasonRAGFormat
+from reasonrag.parquet import read_parquet, write_parquet
 from reasonrag.questions import load_questions
-from reasonrag.tables import read_parquet, trajectory_schema, write_parquet
+from reasonrag.tables import trajectory_schema
 from reasonrag.text import last_tag
 from reasonrag.types import (
     Answer,

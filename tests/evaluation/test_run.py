@@ -12,7 +12,8 @@ from reasonrag.config import load_config
 from reasonrag.errors import ConfigError, Interrupted, RunError
 from reasonrag.evaluation import evaluate
 from reasonrag.evaluation.run import Evaluation
-from reasonrag.tables import read_shards, trajectory_schema
+from reasonrag.parquet import read_shards
+from reasonrag.tables import trajectory_schema
 from tests.evaluation.toy_policies import RECORD, write_questions
 
 MODULE = "python:tests.evaluation.toy_policies"

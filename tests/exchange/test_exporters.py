@@ -12,7 +12,8 @@ from reasonrag.exchange import EXPORTERS, jsonl, llamafactory, verl
 from reasonrag.exchange.base import Unusable
 from reasonrag.exchange.llamafactory import description, sharegpt
 from reasonrag.formats import FORMATS
-from reasonrag.tables import pair_schema, read_parquet, read_shards
+from reasonrag.parquet import read_parquet, read_shards
+from reasonrag.tables import pair_schema
 from reasonrag.types import Question
 from tests.exchange.test_trl import PREFERENCE, needs_data
 from tests.exchange.toys import says

@@ -13,7 +13,8 @@ import pytest
 from reasonrag.errors import DataError, RunError
 from reasonrag.exchange.base import Unusable
 from reasonrag.exchange.proguide import from_proguide, import_pairs, to_proguide
-from reasonrag.tables import pair_schema, read_shards
+from reasonrag.parquet import read_shards
+from reasonrag.tables import pair_schema
 from reasonrag.training.sources import read_source
 from tests.exchange.toys import proguide_row, says
 from tests.llm.tiny import save_tiny_model

@@ -10,7 +10,8 @@ from reasonrag.exchange import jsonl
 from reasonrag.exchange.base import Unusable
 from reasonrag.exchange.llamafactory import sharegpt
 from reasonrag.exchange.trl import from_trl, import_pairs
-from reasonrag.tables import pair_schema, read_shards, write_parquet
+from reasonrag.parquet import read_shards, write_parquet
+from reasonrag.tables import pair_schema
 from reasonrag.training.sources import read_source
 from tests.exchange.toys import says
 from tests.test_build import run

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from reasonrag.parquet import write_parquet
 from reasonrag.runs import write_text
-from reasonrag.tables import tree_schema, write_parquet
+from reasonrag.tables import tree_schema
 from tests.e2e import product
 from tests.e2e.world import write_jsonl
 from tests.llm.fake_openai import Answer, FakeOpenAI

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from reasonrag.errors import DataError, RunError
 from reasonrag.inspection.trees import QuestionTree, check_tree, tree_of, trees
-from reasonrag.tables import read_shards, tree_schema
+from reasonrag.parquet import read_shards
+from reasonrag.tables import tree_schema
 from tests.inspection.toys import answer, rows_of, write_run
 
 FAULTS = {

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.tables import ShardWriter, tree_schema
+from reasonrag.parquet import ShardWriter
+from reasonrag.tables import tree_schema
 
 Row = dict[str, Any]
 

@@ -11,9 +11,10 @@ from reasonrag.config import JudgeConfig
 from reasonrag.errors import ConfigError, DataError
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl import parts
+from reasonrag.parquet import write_parquet
 from reasonrag.policies import open_llm
 from reasonrag.reproduce.papers import PAPERS
-from reasonrag.tables import plan_schema, write_parquet
+from reasonrag.tables import plan_schema
 from tests.online_rl.toys import OwnReward, settings
 
 TOYS = "tests.online_rl.toys"

@@ -14,8 +14,9 @@ from markdown_it import MarkdownIt
 
 from reasonrag.card import PolicyCard
 from reasonrag.errors import ConfigError, DataError, InputError
+from reasonrag.parquet import read_parquet, read_shards
 from reasonrag.publish.publish import Wanted, stage
-from reasonrag.tables import pair_schema, read_parquet, read_shards, trajectory_pair_schema
+from reasonrag.tables import pair_schema, trajectory_pair_schema
 from tests.publish.toys import edit_json, recount, write_run
 from tests.report.hostile import HOSTILE
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.parquet import write_parquet
 from reasonrag.publish.scan import EMAIL, PATH, SECRET, places_of, scan
 from reasonrag.publish.staging import files_of
-from reasonrag.tables import tree_schema, write_parquet
+from reasonrag.tables import tree_schema
 from tests.report.hostile import rows
 
 TOKEN = "hf_" + "abcdEFGH1234" * 3

@@ -18,22 +18,31 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self.data = ""
-        self._in_script = False
+        self.rows: list[list[str]] = []  # of all tables, the text of their cells
+        self._in_script = self._in_cell = False
         self.feed(self.source)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
         self._in_script = tag == "script"
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._in_cell = True
 
     def handle_endtag(self, tag: str) -> None:
         self._in_script = False
+        self._in_cell = self._in_cell and tag not in ("td", "th")
 
     def handle_data(self, data: str) -> None:
         if self._in_script:
             self.data += data
         else:
             self.text += data
+            if self._in_cell:
+                self.rows[-1][-1] += data.strip()
 
     def all(self, tag: str, **attributes: str) -> list[dict[str, str | None]]:
         """Attributes of the elements of this name that have these ones."""
@@ -47,10 +56,10 @@ class Page(HTMLParser):
 
 
 def listed(report: Path) -> list[list[Any]]:
-    """Rows of the list of questions, from the files that the first page names."""
+    """Rows of the list of the first page, from the files that it names: cells, then the page and the marks."""
     (table,) = Page(report / "index.html").all("table", id="list")
     rows: list[list[Any]] = []
     for name in json.loads(table["data-scripts"] or ""):
         script = (report / name).read_text(encoding="utf-8")
-        rows += json.loads(script.removeprefix("registerQuestions(").removesuffix(");\n"))
+        rows += json.loads(script.removeprefix("registerRows(").removesuffix(");\n"))
     return rows

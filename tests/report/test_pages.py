@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ from reasonrag.errors import DataError, RunError
 from reasonrag.report import write_report
 from tests.e2e import product
 from tests.e2e.world import World
+from tests.report.finished import write_evaluation, write_pair_training, write_training
 from tests.report.hostile import HOSTILE, rows, write_run
 from tests.report.reading_pages import Page, listed
 
@@ -17,9 +19,21 @@ LINKING = ("href", "src", "action", "data", "srcset", "poster", "xlink:href")
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory):
-    run = write_run(tmp_path_factory.mktemp("hostile") / "run", [rows(60, question_id=HOSTILE, dataset=HOSTILE)])
-    return write_report(run).parent
+def reports(tmp_path_factory):
+    """Reports of all kinds of folders, in which every foreign text is hostile."""
+    folder = tmp_path_factory.mktemp("hostile")
+    finished = {
+        "run": write_run(folder / "run", [rows(60, question_id=HOSTILE, dataset=HOSTILE)]),
+        "rl": write_training(folder / "rl"),
+        "dpo": write_pair_training(folder / "dpo"),
+        "evaluation": write_evaluation(folder / "evaluation", 3, failing=[("other", 1)]),
+    }
+    return {kind: write_report(made).parent for kind, made in finished.items()}
+
+
+@pytest.fixture(params=("run", "rl", "dpo", "evaluation"))
+def hostile(request, reports):
+    return reports[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -85,17 +99,22 @@ def test_foreign_text_opens_no_element_and_runs_nothing(hostile):
         assert not page.all("img")
         assert all("src" in script or script.get("type") == "application/json" for script in page.all("script"))
         assert not any(name.startswith("on") or name == "style" for _, found in page.elements for name in found)
-        assert "{{ 7*7 }}" in page.source
+        assert "{{ 7*7 }}" in page.source or "{{ 7*7 }}" in page.data
 
 
 def test_no_control_or_bidi_character_survives(hostile):
     for path in hostile.rglob("*.*"):
         assert not CONTROL.search(path.read_text(encoding="utf-8")), path.name
-    page = Page(hostile / "questions" / "00000.html")
-    assert "�[31mred�]8;;http://evil.example/�link" in page.text
-    texts = [node["text"] for node in page.details["nodes"]] + [row[3] for row in listed(hostile)]
-    assert not any(CONTROL.search(text) for text in texts)
-    assert "</script><script>alert(1)" in texts[1]
+    assert any("�[31mred�]8;;http://evil.example/�link" in page.text for page in pages(hostile))
+
+
+def test_what_scripts_read_holds_the_text_and_nothing_that_acts(reports):
+    node = Page(reports["run"] / "questions" / "00000.html").details["nodes"][1]
+    (first, *_) = Page(reports["evaluation"] / "questions" / "00000.html").details["attempts"]
+    listings = [listed(reports[kind])[0][3] for kind in ("run", "rl", "evaluation")]
+    for text in (node["text"], first["steps"][0]["text"], *listings):
+        assert "</script><script>alert(1)" in text
+        assert not CONTROL.search(text)
 
 
 def test_pages_reach_for_nothing_but_their_own_files(hostile):
@@ -104,15 +123,15 @@ def test_pages_reach_for_nothing_but_their_own_files(hostile):
             for name in LINKING:
                 target = attributes.get(name)
                 if target and not target.startswith(("#", "data:,")):
-                    assert (page.path.parent / target).is_file(), target
+                    assert (page.path.parent / target.partition("#")[0]).is_file(), target
         (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
         assert "default-src 'none'" in policy["content"]
         assert "unsafe" not in policy["content"]
     assert "url(" not in (hostile / "report.css").read_text(encoding="utf-8")
 
 
-def test_sixty_nodes_have_places_of_their_own_and_are_told_apart_in_words(hostile):
-    page = Page(hostile / "questions" / "00000.html")
+def test_sixty_nodes_have_places_of_their_own_and_are_told_apart_in_words(reports):
+    page = Page(reports["run"] / "questions" / "00000.html")
     boxes = [box for box in page.all("svg") if "x" in box]
     places = [(float(box["x"]), float(box["y"]), float(box["width"]), float(box["height"])) for box in boxes]
     assert len(places) == 60
@@ -143,10 +162,18 @@ def test_tables_and_pictures_have_names_and_ids_occur_once(hostile):
 def test_a_new_report_replaces_the_old_one_with_the_same_bytes(tmp_path):
     run = write_run(tmp_path / "run", [rows(7, question_id=f"q{n}") for n in range(3)])
     report = write_report(run).parent
+    assert all((report / row[9]).is_file() for row in listed(report))
     once = {path.relative_to(report): path.read_bytes() for path in report.rglob("*.*")}
     (report / "questions" / "00099.html").write_text("of a longer run")
     assert write_report(run) == report / "index.html"
     assert {path.relative_to(report): path.read_bytes() for path in report.rglob("*.*")} == once
+
+
+def test_long_texts_are_shortened_in_the_list_and_whole_on_their_page(tmp_path):
+    long = "word " * 2_000
+    report = write_report(write_run(tmp_path / "run", [rows(3, text=long)])).parent
+    assert len(listed(report)[0][3]) <= 300
+    assert long.strip() in Page(report / "questions" / "00000.html").text
 
 
 def test_a_folder_of_other_files_is_left_alone(tmp_path):
@@ -156,6 +183,37 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
     with pytest.raises(RunError, match="holds other files and no report"):
         write_report(run, tmp_path / "site")
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
+
+
+def test_a_folder_of_nothing_that_has_finished_is_named_with_what_it_lacks(tmp_path):
+    with pytest.raises(
+        RunError, match=r"has no run\.json or training\.json or metrics\.json: .* or that has not finished"
+    ):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["training.json", "metrics.json"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"policies": {"a": 1}, "history": [1]}', "[" * 100_000])
+def test_figures_of_another_make_are_one_line(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RunError, match=name) as caught:
+        write_report(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_disk_that_takes_no_more_is_one_line_and_leaves_no_first_page(tmp_path):
+    run = write_run(tmp_path / "run", [rows(15, question_id=f"q{n}") for n in range(3)])
+    write_report(run)
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, usual[1]))  # no file may be longer: as a full disk, in effect
+    try:
+        with pytest.raises(RunError, match=r"the report cannot be written into .*make room or choose another folder"):
+            write_report(run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert not (run / "report" / "index.html").exists()
+    assert write_report(run).is_file()
 
 
 def test_a_table_that_is_no_tree_is_refused(tmp_path):

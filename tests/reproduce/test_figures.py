@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from reasonrag.errors import RunError
+from reasonrag.parquet import write_parquet
 from reasonrag.reproduce.figures import compare, over_seeds, read_attempts
-from reasonrag.tables import trajectory_schema, write_parquet
+from reasonrag.tables import trajectory_schema
 
 
 def attempt(question, *, em=1.0, retrievals=1, hops=1, kind="one_hop"):

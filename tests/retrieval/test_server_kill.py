@@ -19,12 +19,13 @@ from reasonrag.build import Build
 from reasonrag.config import load_config
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
+from reasonrag.parquet import read_shards
 from reasonrag.parts import Parts
 from reasonrag.policies.extractive import ExtractiveLLM
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.runs import RunFolder
-from reasonrag.tables import read_shards, tree_schema
+from reasonrag.tables import tree_schema
 from reasonrag.types import Completion, Prompt, Question
 from tests.e2e.world import questions
 from tests.retrieval.serving import ServerProcess, ask, found, sea_index, wait_for

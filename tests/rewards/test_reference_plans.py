@@ -20,10 +20,11 @@ from reasonrag.formats import PromptSet
 from reasonrag.journal import Journal
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.parquet import read_parquet, write_parquet
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.reference_plans import load_plans, make_plans
 from reasonrag.rewards.verdicts import ReferencePlan
-from reasonrag.tables import plan_schema, read_parquet, tree_schema, write_parquet
+from reasonrag.tables import plan_schema, tree_schema
 from reasonrag.types import Question
 from tests.llm.fake_openai import FakeOpenAI
 from tests.rewards.toys import judge

@@ -11,9 +11,10 @@ from reasonrag.config import load_config
 from reasonrag.errors import ConfigError, DataError, RunError
 from reasonrag.export import export_pairs
 from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.parquet import ShardWriter, write_parquet
 from reasonrag.runs import RunFolder
 from reasonrag.settings import dump
-from reasonrag.tables import ShardWriter, pair_schema, trajectory_pair_schema, tree_schema, write_parquet
+from reasonrag.tables import pair_schema, trajectory_pair_schema, tree_schema
 from reasonrag.training.examples import open_examples, sft_segments
 from reasonrag.training.settings import PairSettings
 

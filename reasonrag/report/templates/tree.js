@@ -38,7 +38,10 @@ function show(node) {
   const of = details[node.dataset.id];
   document.getElementById("panel-title").textContent = `Node ${of.id}`;
   document.getElementById("panel-body").replaceChildren(facts(of), ...text(of), ...found(of), ...pairs(of), ...prompt(of));
-  document.getElementById("panel").scrollTop = 0;
+  const panel = document.getElementById("panel");
+  panel.scrollTop = 0;
+  // A narrow window has the panel below the tree, where nobody would see that it has changed.
+  if (getComputedStyle(panel).position === "static") panel.scrollIntoView();
 }
 
 function facts(of) {

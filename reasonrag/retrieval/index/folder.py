@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from reasonrag.errors import DataError
+from reasonrag.parquet import fsync_folder
 from reasonrag.runs import write_text
-from reasonrag.tables import fsync_folder
 
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
 PARTS: tuple[Part, ...] = get_args(Part)

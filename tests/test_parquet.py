@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from reasonrag.errors import DataError, RunError
-from reasonrag.tables import ShardWriter, pair_schema, read_parquet, read_shards, tree_schema, write_parquet
+from reasonrag.parquet import ShardWriter, read_parquet, read_shards, write_parquet
+from reasonrag.tables import pair_schema, tree_schema
 
 ROW = {"question_id": "1", "dataset": "d", "margin": 0.5, "prompt": [{"role": "user", "content": "x" * 50}]}
 
@@ -31,7 +32,7 @@ def test_a_column_of_nulls_keeps_its_type(tmp_path):
 
 
 def test_a_flipped_bit_is_never_read_as_data(tmp_path):
-    path = tmp_path / "a.parquet"
+    path = tmp_path / "train-00000-of-00001.parquet"
     rows = pair_rows(200)
     write_parquet(path, rows, pair_schema())
     expected, whole = read_parquet(path, pair_schema()), path.read_bytes()
@@ -44,6 +45,8 @@ def test_a_flipped_bit_is_never_read_as_data(tmp_path):
         path.write_bytes(damaged)
         with contextlib.suppress(DataError):
             silent += read_parquet(path, pair_schema()) != expected
+        with contextlib.suppress(DataError):
+            silent += list(read_shards(tmp_path, "train", pair_schema())) != expected
     assert silent == 0
 
 

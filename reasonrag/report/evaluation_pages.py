@@ -1,0 +1,102 @@
+"""The pages of an evaluation: how good the policies are, and every question with what each of them did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reasonrag.errors import RunError
+from reasonrag.report.attempts import FIGURES, Asked, Attempts, attempts_of, cells, details, questions
+from reasonrag.report.metric_tables import pictures, tables
+from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, figures_of, read_json, with_last
+from reasonrag.report.visible import shortened
+
+_QUESTION = (("place", "place"), ("id", "text"), ("kind", "text"), ("question", "link"), ("golden answers", "list"))
+_ONE = (("answer", "text"), ("EM", "number"), ("F1", "number"))
+_TWO = (
+    ("first answer", "text"),
+    ("second answer", "text"),
+    ("first EM", "number"),
+    ("second EM", "number"),
+    ("first F1", "number"),
+    ("second F1", "number"),
+    ("F1 second − first", "number"),
+)
+_FILTERS_OF_ONE = (("right", "right answers (EM)"), ("wrong", "wrong answers (EM)"), ("failed", "set aside"))
+_FILTERS_OF_TWO = (
+    ("em", "where they differ in EM"),
+    ("answer", "where the answers differ"),
+    ("gained", "where only the second is right (EM)"),
+    ("lost", "where only the first is right (EM)"),
+    ("failed", "where one was set aside"),
+)
+
+
+def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
+    """Write the pages of a finished evaluation into `out`; returns the path of the first one.
+
+    Raises:
+        RunError: its `metrics.json` cannot be read, or `out` holds something else.
+        DataError: its trajectories are damaged.
+        OSError: the pages cannot be written.
+    """
+    file = evaluation / FIGURES
+    figures = read_json(file)
+    if "policies" not in figures:
+        raise RunError(
+            f"{file} is of one policy of an evaluation; give the evaluation's folder, which holds those of its policies"
+        )
+    with figures_of(file):
+        overview = {
+            "policies": list(figures["policies"]),
+            "tables": tables(figures),
+            "pictures": pictures(figures),
+            "asked_differently": list(figures["asked_differently"]),
+            "run": _what_was_run(figures),
+            "versions": list(figures["versions"].items()),
+        }
+    attempts = attempts_of(evaluation, figures)
+    site = Site(out, folder="questions", scripts=("list.js", "choice.js", "comparison.js"))
+    listing = Listing(site)
+    for place, asked, last in with_last(questions(attempts)):
+        _write_question(site, place, asked, attempts, last=last)
+        of = asked.question
+        row = [place, of["question_id"], of["kind"], of["question"], of["golden_answers"], cells(asked)]
+        listing.add(row, site.page_name(place))
+    two = len(attempts) > 1
+    return site.write_index(
+        "evaluation.html.j2",
+        **overview,
+        labels=[of.label for of in attempts],
+        columns=_QUESTION + (_TWO if two else _ONE),
+        filters=_FILTERS_OF_TWO if two else _FILTERS_OF_ONE,
+        scripts=listing.close(),
+    )
+
+
+def _what_was_run(figures: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    judge = figures["judge"] or {}
+    return [
+        ("data set", ", ".join(figures["dataset"]) or None),
+        ("split", figures["split"]),
+        ("questions", figures["questions"]["total"]),
+        ("checksum of the questions", figures["content"]["questions"]),
+        ("checksum of the corpus", figures["content"]["corpus"]),
+        ("seed", figures["seed"]),
+        ("rules of the metrics", figures["rules"]),
+        ("judge", judge.get("model")),
+        ("prompts of the judge", judge.get("prompts")),
+    ]
+
+
+def _write_question(site: Site, place: int, asked: Asked, attempts: list[Attempts], *, last: bool) -> None:
+    site.write_page(
+        place,
+        "comparison.html.j2",
+        last=last,
+        question=asked.question,
+        short_title=shortened(asked.question["question"], TITLE_COLUMNS),
+        labels=[of.label for of in attempts],
+        details=details(asked, attempts),
+    )

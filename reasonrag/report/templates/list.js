@@ -1,0 +1,138 @@
+// The list of a first page: rows come from data/rows-*.js, which call `registerRows`. Foreign text is only text content.
+"use strict";
+
+const PAGE_ROWS = 50;
+const list = document.getElementById("list");
+const headings = [...list.querySelectorAll("button[data-kind]")];
+const kinds = headings.map((heading) => heading.dataset.kind); // place, text, list, link or number
+const scripts = JSON.parse(list.dataset.scripts);
+const filter = document.getElementById("filter");
+const state = { rows: [], lines: [], found: [], column: 0, direction: 1, page: 0, parts: 0, waiting: false };
+
+// What a row shows: its cells, the page that its link leads to, and the marks that the filter asks for. A page whose
+// columns depend on a choice replaces this and calls `arrange`.
+let view = (row) => ({ cells: row.slice(0, kinds.length), page: row[kinds.length], marks: row[kinds.length + 1] });
+
+function registerRows(rows) {
+  state.rows.push(...rows);
+  state.lines.push(...rows.map(lineOf));
+  state.parts += 1;
+  if (state.parts === 1) {
+    update();
+    scripts.slice(1).forEach(load);
+  } else if (!state.waiting) {
+    state.waiting = true; // parts that come in quick succession are shown together
+    requestAnimationFrame(() => {
+      state.waiting = false;
+      update();
+    });
+  }
+}
+
+function arrange() {
+  state.lines = state.rows.map(lineOf);
+  update();
+}
+
+function lineOf(row) {
+  const line = view(row);
+  line.text = line.cells.filter((_, column) => kinds[column] !== "number" && kinds[column] !== "place").flat().join("\n").toLowerCase();
+  return line;
+}
+
+function load(source) {
+  const script = document.createElement("script");
+  script.src = source;
+  script.async = false; // in order
+  script.addEventListener("error", () => {
+    document.getElementById("status").textContent = `${source} cannot be loaded: the list is not whole`;
+  });
+  document.head.append(script);
+}
+
+function update() {
+  const words = document.getElementById("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const mark = filter?.value;
+  state.found = state.lines.filter((line) => (!mark || line.marks.includes(mark)) && words.every((word) => line.text.includes(word)));
+  state.found.sort((a, b) => state.direction * compare(a.cells, b.cells) || a.cells[0] - b.cells[0]);
+  state.page = Math.min(state.page, Math.max(0, pages() - 1));
+  show();
+}
+
+function compare(a, b) {
+  const column = state.column;
+  if (isNumber(column)) {
+    const [left, right] = [a[column] ?? -Infinity, b[column] ?? -Infinity];
+    return left < right ? -1 : Number(left > right);
+  }
+  return order(String(a[column]), String(b[column]));
+}
+
+const order = new Intl.Collator("en", { numeric: true }).compare;
+
+function isNumber(column) {
+  return kinds[column] === "number" || kinds[column] === "place";
+}
+
+function pages() {
+  return Math.ceil(state.found.length / PAGE_ROWS);
+}
+
+function show() {
+  const start = state.page * PAGE_ROWS;
+  list.tBodies[0].replaceChildren(...state.found.slice(start, start + PAGE_ROWS).map(drawn));
+  const loading = state.parts < scripts.length ? ", more are being loaded" : "";
+  document.getElementById("status").textContent = `${state.found.length} of ${state.rows.length} ${list.dataset.unit}${loading}`;
+  document.getElementById("page").textContent = `Page ${pages() ? state.page + 1 : 0} of ${pages()}`;
+  document.getElementById("previous").disabled = state.page === 0;
+  document.getElementById("next").disabled = state.page + 1 >= pages();
+}
+
+function drawn(line) {
+  const tr = document.createElement("tr");
+  line.cells.forEach((value, column) => {
+    const cell = tr.insertCell();
+    if (isNumber(column)) cell.className = "n";
+    const shown = document.createElement(kinds[column] === "link" ? "a" : "bdi");
+    if (kinds[column] === "link") {
+      shown.href = line.page;
+      shown.dir = "auto";
+    }
+    shown.textContent = text(value, kinds[column]);
+    cell.append(shown);
+  });
+  return tr;
+}
+
+function text(value, kind) {
+  if (value === null || value === undefined || value === "") return "–";
+  if (kind === "place") return value + 1;
+  if (kind === "list") return value.join(", ");
+  return Number.isInteger(value) || typeof value === "string" ? value : value.toFixed(3);
+}
+
+function sortBy(heading) {
+  const column = headings.indexOf(heading);
+  state.direction = column === state.column ? -state.direction : 1;
+  state.column = column;
+  for (const th of list.tHead.rows[0].cells) th.removeAttribute("aria-sort");
+  heading.parentElement.setAttribute("aria-sort", state.direction > 0 ? "ascending" : "descending");
+  update();
+}
+
+function turn(by) {
+  state.page += by;
+  show();
+}
+
+function restart() {
+  state.page = 0;
+  update();
+}
+
+document.getElementById("search").addEventListener("input", restart);
+filter?.addEventListener("change", restart);
+document.getElementById("previous").addEventListener("click", () => turn(-1));
+document.getElementById("next").addEventListener("click", () => turn(1));
+for (const heading of headings) heading.addEventListener("click", () => sortBy(heading));
+show();
