@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := runs/demo
 
-.PHONY: setup demo online test quick slow gpu smoke lint type fmt check clean
+.PHONY: setup demo online test quick slow gpu smoke docs lint type fmt check clean
 
 setup: .venv/.complete
 
@@ -50,6 +50,10 @@ smoke: setup  ## every step of the demo, in a minute
 	$(BIN)/reasonrag eval --preset demo --limit 20 --out runs/smoke/online-eval --judge demo-judge \
 	    --policy base=demo:hiprag --policy online=hf:runs/smoke/online
 
+docs: setup  ## the documentation as a site, in build/site; its reference pages are written from the code
+	$(BIN)/python -m tests.docs.reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -65,4 +69,4 @@ fmt: setup
 check: lint type test
 
 clean:
-	rm -rf runs/demo runs/smoke
+	rm -rf runs/demo runs/smoke build

@@ -23,6 +23,8 @@ from typing import Any
 import pytest
 
 _IMPORTED = (
+    "pytest",
+    "reasonrag.cli",
     "datasets",
     "peft",
     "trl.trainer.dpo_trainer",

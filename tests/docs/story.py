@@ -1,0 +1,250 @@
+"""The commands of the documentation: found in its pages, made small by a table, and run or at least read.
+
+A page is a story: its commands run from top to bottom in one folder. What cannot run here is named with its reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import structlog
+
+from reasonrag.cli import cli, main
+from reasonrag.config import Config, load_config
+from reasonrag.online_rl.presets import RL_PRESETS
+from reasonrag.online_rl.settings import load_rl_settings
+from reasonrag.training.settings import DPO_PRESETS, DPOSettings, load_settings
+from tests import warmed
+from tests.e2e import product
+
+ROOT = Path(__file__).parents[2]
+PAGES = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+
+# Languages of fenced blocks; those of the second line are shown and not run.
+RUN = ("bash", "python")
+SHOWN = ("text", "json", "yaml")
+
+# Commands of others.
+NOT_RUN = {
+    "vllm serve": "needs a GPU",
+    "pip install": "what CI begins with",
+    "make demo": "minutes; `make smoke` and quickstart.md run its steps",
+    "make online": "minutes; `make smoke` and quickstart.md run its steps",
+    "make test": "this is it",
+    "trl dpo": "TRL's own; tests/e2e/test_dataset.py gives it our pairs",
+}
+# Ours, of which every option, preset and configuration file is read, and nothing run.
+READ_ONLY = {
+    "accelerate launch": "needs several GPUs",
+    "srun": "needs Slurm",
+    "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
+    "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
+}
+
+# (flag, what its value looks like, what it becomes; None drops both). The first line that fits counts.
+SUBSTITUTES: tuple[tuple[str, str, str | None], ...] = (
+    ("--dataset", r"hotpotqa|2wikimultihopqa", "demo"),
+    ("--data", r"hotpotqa", "demo"),
+    ("--index", r"indexes/wiki18", None),  # the demo world's own passages
+    ("--encoder", r".+", "{encoder}"),
+    ("--policy", r"(\w+=)?https?://[^#]+(#.+)?", r"\1{server}\2"),
+    ("--policy", r"(\w+=)?hf:Qwen/.+", r"\1demo"),
+    ("--policy", r"Qwen/.+", "{stream_policy}"),
+    ("--judge", r"https?://.+", "demo-judge"),
+    ("--judge-model", r".+", None),
+    ("--retriever-url", r".+", "{retriever}"),
+    ("--rollout-url", r".+", None),  # weights travel between GPUs
+)
+# What is laid over a command, to make it small: of every line that fits.
+ADDED = {
+    "reasonrag build-tree": "--limit 6 --iterations 6 --concurrency 8 --set retrieval.cache={cache}",
+    "reasonrag build-tree --config configs/hotpotqa-vllm.yaml": "--dataset demo --policy {server}",
+    "reasonrag build-tree --preset official": "--policy demo --limit 3 --iterations 24",  # or there is no pair
+    "reasonrag eval": "--limit 2",
+    "reasonrag dpo train": "--model demo --set max_steps=1 --set dtype=float32",
+    "reasonrag sft train": "--model demo --set max_steps=1 --set dtype=float32",
+    "reasonrag rl plan": "--limit 2",
+    "reasonrag rl train": (
+        "--max-steps 1 --questions 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "
+        "--set rollout.max_tokens=48 --set validation.limit=2 --set method=full --set device=cpu --set dtype=float32"
+    ),
+    "reasonrag publish": "--dry-run --out staged/line-{line}",
+}
+DROPPED = ("--open",)
+STREAM_POLICIES = {"hiprag": "demo:hiprag", "search-r1": "demo:search_r1"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    behind: str  # the block directly above it, with nothing in between
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a block: `NAME=VALUE ... WORD ...`."""
+
+    page: str
+    line: int
+    environment: Mapping[str, str]
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+    def begins(self, table: Mapping[str, str]) -> list[str]:
+        """The values of the keys of a table that the command begins with."""
+        return [value for key, value in table.items() if f"{self} ".startswith(f"{key} ")]
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """What is said to `reasonrag`, whoever launches it; empty if nobody does."""
+        return self.words[self.words.index("reasonrag") + 1 :] if "reasonrag" in self.words else ()
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The fenced blocks of a page."""
+    text = PAGES[page].read_text(encoding="utf-8")
+    ended, above = 0, ""
+    for found in re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        behind = "" if text[ended : found.start()].strip() else above
+        yield Block(page, text.count("\n", 0, found.start()) + 1, found[1], found[2], behind)
+        ended, above = found.end(), found[2]
+
+
+def commands(block: Block) -> Iterator[Command]:
+    """The commands of a block, lines joined at their backslashes, comments left out."""
+    joined = block.text.replace("\\\n", " ")
+    for line in joined.splitlines():
+        if words := shlex.split(re.sub(r"(^|\s)#.*", "", line)):  # `URL#NAME` is no comment
+            count = next((n for n, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)), len(words))
+            environment = dict(word.split("=", 1) for word in words[:count])
+            yield Command(block.page, block.line, environment, tuple(words[count:]))
+
+
+def small(command: Command, places: Mapping[str, str]) -> list[str]:
+    """What is said to `reasonrag` instead; a dry run stays as it is."""
+    words = [word for word in command.ours if word not in DROPPED]
+    if "--dry-run" in words and words[0] != "publish":
+        return words
+    preset = words[words.index("--preset") + 1] if "--preset" in words else ""
+    places = {**places, "stream_policy": STREAM_POLICIES.get(preset, ""), "line": str(command.line)}
+    said: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word.startswith("--") and words and (rule := _rule(word, words[0])):
+            value = words.pop(0)
+            if rule[2] is not None:
+                said += [word, re.sub(rule[1], rule[2], value).format_map(places)]
+        else:
+            said.append(word)
+    return said + " ".join(command.begins(ADDED)).format_map(places).split()
+
+
+def _rule(flag: str, value: str) -> tuple[str, str, str | None] | None:
+    return next((rule for rule in SUBSTITUTES if rule[0] == flag and re.fullmatch(rule[1], value)), None)
+
+
+def read(words: tuple[str, ...]) -> None:
+    """Read a command as the command line does: every option, and the settings of a preset or a configuration file.
+
+    Raises:
+        click.ClickException, ConfigError: there is no such command, option, preset, setting or value.
+    """
+    command: click.Command = cli
+    context = click.Context(cli, info_name="reasonrag", **cli.context_settings)
+    rest = [word for word in words if word != "--help"]
+    while rest and isinstance(command, click.Group):
+        _, found, rest = command.resolve_command(context, rest)
+        assert found is not None
+        command, context = found, click.Context(found, parent=context, info_name=found.name)
+    if isinstance(command, click.Group):  # asked for its help
+        return
+    given = command.make_context(command.name, rest, parent=context.parent).params
+    file, preset = given.get("file"), given.get("preset")
+    if file or preset:
+        path = ROOT / file if file else None
+        if words[:2] == ("rl", "train"):
+            load_rl_settings(RL_PRESETS, preset=preset, file=path)
+        elif words[:2] == ("dpo", "train"):
+            load_settings(DPOSettings, DPO_PRESETS, preset=preset, file=path)
+        else:
+            assert isinstance(load_config(preset=preset, file=path), Config)
+
+
+class Once:
+    """Runs commands. The very same one is run once: a page that gives it again gets a copy of what it wrote."""
+
+    def __init__(self) -> None:
+        self._ran: dict[str, tuple[str, Path]] = {}
+
+    def __call__(self, said: list[str], folder: Path, **environment: str) -> str:
+        """What it printed."""
+        key = shlex.join(said)
+        out = Path(said[said.index("--out") + 1]) if "--out" in said else None
+        if key not in self._ran or out is None or (folder / out).exists():
+            self._ran[key] = (reasonrag(folder, *said, **environment), folder)
+        else:
+            source, target = self._ran[key][1] / out, folder / out
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+        return self._ran[key][0]
+
+
+def reasonrag(folder: Path, *words: str, **environment: str) -> str:
+    """Run a command in a folder, a training in a process of its own; what it printed."""
+    variables = product.environment(**environment)
+    if words[1:2] == ("train",):
+        done = warmed.run(run_in, str(folder), *words, environment=variables)
+        code, stdout, stderr = done.returncode, done.stdout, done.stderr
+    else:
+        code, stdout, stderr = run_here(folder, words, variables)
+    assert code == 0, f"reasonrag {shlex.join(words)}\n{stdout}\n{stderr}"
+    return stdout
+
+
+def run_here(folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
+    """What the `reasonrag` script does in a folder, in this process: exit code, stdout and stderr."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    before, argv = dict(os.environ), sys.argv
+    try:
+        sys.argv = ["reasonrag", *words]
+        os.environ.update(environment)
+        with contextlib.chdir(folder), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            main()
+        code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    finally:
+        sys.argv = argv
+        os.environ.clear()
+        os.environ.update(before)
+        structlog.reset_defaults()
+    return code, stdout.getvalue(), stderr.getvalue()
+
+
+def run_in(folder: str, *words: str) -> None:
+    """The same in a process of its own."""
+    os.chdir(folder)
+    warmed.reasonrag(*words)
+
+
+def python_in(folder: str, code: str) -> None:
+    """Run a block of Python in a folder; in a process of its own."""
+    os.chdir(folder)
+    exec(compile(code, "block", "exec"), {"__name__": "__main__"})
