@@ -51,7 +51,7 @@ smoke: setup  ## every step of the demo, in a minute
 	    --policy base=demo:hiprag --policy online=hf:runs/smoke/online
 
 docs: setup  ## the documentation as a site, in build/site; its reference pages are written from the code
-	$(BIN)/python -m tests.docs.reference
+	$(BIN)/python -m docs.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: setup

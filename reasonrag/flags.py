@@ -15,16 +15,22 @@ from reasonrag.evaluation.judged import JUDGED, Judging
 from reasonrag.evaluation.sweep import folder_name
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.questions import KNOWN
-from reasonrag.settings import gather, parse_assignment, validate
-from reasonrag.training.settings import TrainSettings, load_settings
+from reasonrag.retrieval.index.settings import IndexConfig
+from reasonrag.settings import Section, description, gather, parse_assignment, validate
+from reasonrag.training.settings import DPOSettings, PairSettings, TrainSettings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=TrainSettings)
 
 
-def setting(flag: str, key: str, help: str, **kwargs: Any) -> Callable[[F], F]:
-    """A flag that overrides one configuration key."""
+def setting(model: type[Section], flag: str, key: str, help: str = "", **kwargs: Any) -> Callable[[F], F]:
+    """A flag that overrides one setting of a model. Its help is the setting's description, unless one is given."""
+    help = help or _sentence(description(model, key) + (" (repeatable)" if kwargs.get("multiple") else ""))
     return click.option(flag, key.replace(".", "__"), help=f"{help}  [{key}]", default=None, **kwargs)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}".removesuffix(".") + "."
 
 
 def settings(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -39,51 +45,47 @@ def settings(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 DATA = settings(
-    setting("--dataset", "questions.dataset", "hotpotqa, 2wikimultihopqa, musique, popqa, ...; demo; or a file."),
-    setting("--split", "questions.split", "Split of a named data set."),
-    setting("--limit", "questions.limit", "A seeded sample of this many questions.", type=int),
-    setting("--world-seed", "questions.world_seed", "Which demo world.", type=int),
-    setting("--corpus", "retrieval.corpus", "A file with id and contents: JSONL(.gz, .zst) or Parquet."),
-    setting("--index", "retrieval.index", "A folder that `index build` made."),
-    setting("--retriever-url", "retrieval.url", "A server that speaks POST /retrieve (repeatable).", multiple=True),
+    setting(Config, "--dataset", "questions.dataset"),
+    setting(Config, "--split", "questions.split"),
+    setting(Config, "--limit", "questions.limit", type=int),
+    setting(Config, "--world-seed", "questions.world_seed", type=int),
+    setting(Config, "--corpus", "retrieval.corpus"),
+    setting(Config, "--index", "retrieval.index"),
+    setting(Config, "--retriever-url", "retrieval.url", multiple=True),
 )
 MODELS = settings(
-    setting("--top-k", "retrieval.top_k", "Passages per search.", type=int),
+    setting(Config, "--top-k", "retrieval.top_k", type=int),
+    setting(Config, "--policy", "policy.spec", envvar="REASONRAG_POLICY", show_envvar=True),
+    setting(Config, "--model", "policy.model", envvar="REASONRAG_MODEL", show_envvar=True),
+    setting(Config, "--temperature", "policy.temperature", type=float),
+    setting(Config, "--max-tokens", "policy.max_tokens", type=int),
     setting(
-        "--policy",
-        "policy.spec",
-        "http://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME, demo, extractive.",
-        envvar="REASONRAG_POLICY",
-        show_envvar=True,
+        Config, "--judge", "judge.spec", "As --policy, or demo-judge[:WORLD_SEED[:ERROR]]; the policy if not given."
     ),
-    setting("--model", "policy.model", "The model's name at the server.", envvar="REASONRAG_MODEL", show_envvar=True),
-    setting("--temperature", "policy.temperature", "Of the policy.", type=float),
-    setting("--max-tokens", "policy.max_tokens", "Of one step.", type=int),
-    setting("--judge", "judge.spec", "The judge, also demo-judge[:WORLD_SEED[:ERROR]]; the policy if not given."),
-    setting("--judge-model", "judge.model", "The judge's name at its server."),
-    setting("--prompts", "format.prompts", "default, brief, or a folder."),
+    setting(Config, "--judge-model", "judge.model", "The judge's name at its server."),
+    setting(Config, "--prompts", "format.prompts"),
 )
 SEARCH = settings(
-    setting("--seed", "seed", "Same seed, same rows.", type=int),
-    setting("--iterations", "search.iterations", "Visits to the root of a tree.", type=int),
-    setting("--max-calls", "search.max_calls", "Policy and judge calls of a tree, beside iterations.", type=int),
-    setting("--max-children", "search.max_children", "Per node.", type=int),
-    setting("--selection", "search.selection", "Eq. 5 or UCB1.", type=click.Choice(["puct", "ucb1"])),
-    setting("--value", "value.kind", "Eq. 1 or Eq. 6.", type=click.Choice(["rollout", "judge"])),
-    setting("--rollouts", "value.rollouts", "Completions per new node, k of Eq. 1.", type=int),
-    setting("--alpha", "value.alpha", "Decay per action.", type=float),
-    setting("--max-steps", "format.max_steps", "Actions of a trajectory; the last one has to answer.", type=int),
+    setting(Config, "--seed", "seed", type=int),
+    setting(Config, "--iterations", "search.iterations", type=int),
+    setting(Config, "--max-calls", "search.max_calls", type=int),
+    setting(Config, "--max-children", "search.max_children", type=int),
+    setting(Config, "--selection", "search.selection", type=click.Choice(["puct", "ucb1"])),
+    setting(Config, "--value", "value.kind", type=click.Choice(["rollout", "judge"])),
+    setting(Config, "--rollouts", "value.rollouts", type=int),
+    setting(Config, "--alpha", "value.alpha", type=float),
+    setting(Config, "--max-steps", "format.max_steps", type=int),
 )
 PAIRS = settings(
-    setting("--min-margin", "pairs.min_margin", "Smallest difference of rewards.", type=float),
-    setting("--reward", "pairs.reward", "What pairs compare.", type=click.Choice(["spre", "judge"])),
-    setting("--test-share", "pairs.test_share", "Share of questions held out.", type=float),
+    setting(Config, "--min-margin", "pairs.min_margin", type=float),
+    setting(Config, "--reward", "pairs.reward", type=click.Choice(["spre", "judge"])),
+    setting(Config, "--test-share", "pairs.test_share", type=float),
 )
 EXECUTION = settings(
-    setting("--concurrency", "run.concurrency", "Questions in work at a time.", type=int),
-    setting("--max-failed", "run.max_failed", "Share of failed questions above which the run fails.", type=float),
-    setting("--input-price", "policy.input_price", "Of the policy, per million tokens.", type=float),
-    setting("--output-price", "policy.output_price", "Of the policy, per million tokens.", type=float),
+    setting(Config, "--concurrency", "run.concurrency", type=int),
+    setting(Config, "--max-failed", "run.max_failed", type=float),
+    setting(Config, "--input-price", "policy.input_price", type=float),
+    setting(Config, "--output-price", "policy.output_price", type=float),
 )
 CONFIG = settings(
     click.option("--preset", type=click.Choice(sorted(PRESETS)), help="A published or shipped set of settings."),
@@ -92,29 +94,24 @@ CONFIG = settings(
 )
 
 INDEX = settings(
-    setting("--corpus", "corpus", "wiki18, hotpotqa, ...; a file or folder of JSONL, Parquet or text; hub:OWNER/NAME."),
-    setting("--kind", "kind", "bm25, dense (repeatable).", multiple=True, type=click.Choice(["bm25", "dense"])),
-    setting("--max-memory", "max_memory", "For example 8G; half of this machine's if not given."),
-    setting("--encoder", "encoder.name", "A sentence-transformers model: a Hub id or a folder."),
-    setting("--device", "encoder.device", "cpu, cuda, or several: cuda:0,cuda:1."),
-    setting("--dtype", "encoder.dtype", "Of the encoder: float32, bfloat16, float16."),
-    setting("--encode-batch", "encoder.batch_size", "Passages that the encoder reads at once.", type=int),
-    setting(
-        "--vectors",
-        "vectors.kind",
-        "How vectors are searched; auto looks at their number and the memory.",
-        type=click.Choice(["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"]),
-    ),
-    setting("--recall", "vectors.recall", "recall@10 against exact search that it is tuned for.", type=float),
-    setting("--adopt", "vectors.adopt", "An existing FAISS index over these passages, in their order."),
-    setting("--stemmer", "bm25.stemmer", "A Snowball language, or none."),
-    setting("--stopwords", "bm25.stopwords", "A list that bm25s knows, or none."),
-    setting("--title-weight", "bm25.title_weight", "How often a word of the title counts.", type=int),
-    setting("--k1", "bm25.k1", "How slowly repeated words saturate.", type=float),
-    setting("--b", "bm25.b", "How much long passages are held back, 0 to 1.", type=float),
-    setting("--max-words", "passages.max_words", "Longer passages are split.", type=int),
-    setting("--chunk-words", "passages.chunk_words", "Split all texts into passages of so many words.", type=int),
-    setting("--strict/--no-strict", "passages.strict", "Refuse a corpus with rows that would be set aside."),
+    setting(IndexConfig, "--corpus", "corpus"),
+    setting(IndexConfig, "--kind", "kind", multiple=True, type=click.Choice(["bm25", "dense"])),
+    setting(IndexConfig, "--max-memory", "max_memory"),
+    setting(IndexConfig, "--encoder", "encoder.name"),
+    setting(IndexConfig, "--device", "encoder.device"),
+    setting(IndexConfig, "--dtype", "encoder.dtype"),
+    setting(IndexConfig, "--encode-batch", "encoder.batch_size", type=int),
+    setting(IndexConfig, "--vectors", "vectors.kind", type=click.Choice(["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"])),
+    setting(IndexConfig, "--recall", "vectors.recall", type=float),
+    setting(IndexConfig, "--adopt", "vectors.adopt"),
+    setting(IndexConfig, "--stemmer", "bm25.stemmer"),
+    setting(IndexConfig, "--stopwords", "bm25.stopwords"),
+    setting(IndexConfig, "--title-weight", "bm25.title_weight", type=int),
+    setting(IndexConfig, "--k1", "bm25.k1", type=float),
+    setting(IndexConfig, "--b", "bm25.b", type=float),
+    setting(IndexConfig, "--max-words", "passages.max_words", type=int),
+    setting(IndexConfig, "--chunk-words", "passages.chunk_words", type=int),
+    setting(IndexConfig, "--strict/--no-strict", "passages.strict"),
 )
 OPEN_INDEX = settings(
     click.option("--kind", type=click.Choice(["bm25", "dense", "hybrid"]), help="The best that is there if not given."),
@@ -182,9 +179,9 @@ EVALUATION = settings(
         help="reasonrag, search_r1, hiprag, ...: of all policies, or of the one called NAME (repeatable). A policy's "
         "folder says its own.",
     ),
-    setting("--prompts", "format.prompts", "default, brief, or a folder."),
-    setting("--max-tokens", "policy.max_tokens", "Of one step.", type=int),
-    setting("--seed", "seed", "Of sampling, questions and intervals.", type=int),
+    setting(Config, "--prompts", "format.prompts"),
+    setting(Config, "--max-tokens", "policy.max_tokens", type=int),
+    setting(Config, "--seed", "seed", "Of sampling, questions and intervals.", type=int),
     click.option(
         "--judge", help="Also judge every attempt: LasJ, OSR, USR. As --policy, or demo-judge[:WORLD_SEED[:ERROR]]."
     ),
@@ -203,68 +200,65 @@ EVALUATION = settings(
 )
 
 TRAINING = settings(
-    setting("--data", "data", "A run's folder, Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub."),
-    setting("--model", "model", "The policy to train: a folder or a Hub id; demo."),
-    setting("--method", "method", "Adapters, or all weights.", type=click.Choice(["lora", "full"])),
-    setting("--lora-r", "lora.r", "Rank of the adapters.", type=int),
-    setting("--lora-alpha", "lora.alpha", "Scale of the adapters.", type=int),
-    setting("--learning-rate", "learning_rate", "Peak.", type=float),
-    setting("--epochs", "num_train_epochs", "Over the data.", type=float),
-    setting("--batch-size", "per_device_train_batch_size", "Examples a device.", type=int),
-    setting("--accumulation", "gradient_accumulation_steps", "Batches an optimizer step.", type=int),
-    setting("--max-length", "max_length", "Tokens of prompt and step; longer ones are left out, never cut.", type=int),
-    setting("--max-dropped", "max_dropped", "Share that may be left out.", type=float),
-    setting("--limit", "limit", "A seeded sample of this many questions.", type=int),
-    setting("--seed", "seed", "Of order and adapters.", type=int),
-    setting("--save-steps", "save_steps", "Optimizer steps between checkpoints.", type=int),
-    setting("--report-to", "report_to", "wandb, tensorboard, ... (repeatable).", multiple=True),
-    setting("--merge/--no-merge", "merge", "Also write the adapters merged into the model, as OUT/merged."),
+    setting(PairSettings, "--data", "data"),
+    setting(PairSettings, "--model", "model"),
+    setting(PairSettings, "--method", "method", type=click.Choice(["lora", "full"])),
+    setting(PairSettings, "--lora-r", "lora.r", type=int),
+    setting(PairSettings, "--lora-alpha", "lora.alpha", type=int),
+    setting(PairSettings, "--learning-rate", "learning_rate", type=float),
+    setting(PairSettings, "--epochs", "num_train_epochs", type=float),
+    setting(PairSettings, "--batch-size", "per_device_train_batch_size", type=int),
+    setting(PairSettings, "--accumulation", "gradient_accumulation_steps", type=int),
+    setting(PairSettings, "--max-length", "max_length", type=int),
+    setting(PairSettings, "--max-dropped", "max_dropped", type=float),
+    setting(PairSettings, "--limit", "limit", type=int),
+    setting(PairSettings, "--seed", "seed", type=int),
+    setting(PairSettings, "--save-steps", "save_steps", type=int),
+    setting(PairSettings, "--report-to", "report_to", multiple=True),
+    setting(PairSettings, "--merge/--no-merge", "merge"),
 )
 DPO = settings(
-    setting("--beta", "beta", "Weight of the reference.", type=float),
-    setting("--loss-type", "loss_type", "One of TRL's: sigmoid, ipo, hinge, ..."),
+    setting(DPOSettings, "--beta", "beta", type=float),
+    setting(DPOSettings, "--loss-type", "loss_type"),
     setting(
-        "--reference",
-        "reference",
-        "Adapter off, a frozen copy, or log-probabilities computed before.",
-        type=click.Choice(["auto", "adapter_off", "frozen", "precomputed"]),
+        DPOSettings, "--reference", "reference", type=click.Choice(["auto", "adapter_off", "frozen", "precomputed"])
     ),
-    setting("--weight", "weight", "Weigh pairs by their margin.", type=click.Choice(["none", "margin"])),
-    setting("--reward-margin", "reward_margin", "Times the pair's margin: what rewards shall differ by.", type=float),
-    setting("--sft-weight", "sft_weight", "Of the chosen step's negative log-likelihood.", type=float),
+    setting(DPOSettings, "--weight", "weight", type=click.Choice(["none", "margin"])),
+    setting(DPOSettings, "--reward-margin", "reward_margin", type=float),
+    setting(DPOSettings, "--sft-weight", "sft_weight", type=float),
 )
 
 RL = settings(
-    setting("--data", "data", "Questions: hotpotqa, ..., demo, or a file."),
-    setting("--split", "split", "Split of a named data set."),
-    setting("--limit", "limit", "A seeded sample of this many questions.", type=int),
-    setting("--world-seed", "world_seed", "Which demo world.", type=int),
-    setting("--corpus", "retrieval.corpus", "A file with id and contents: JSONL(.gz, .zst) or Parquet."),
-    setting("--index", "retrieval.index", "A folder that `index build` made."),
-    setting("--retriever-url", "retrieval.url", "A server that speaks POST /retrieve (repeatable).", multiple=True),
-    setting("--top-k", "retrieval.top_k", "Passages per search.", type=int),
-    setting("--policy", "model", "The policy to train: a folder or a Hub id; demo:FORMAT."),
-    setting("--format", "format.name", "How trajectories are written: search_r1, hiprag, ..."),
-    setting("--prompts", "format.prompts", "default, brief, or a folder."),
-    setting("--turns", "format.max_steps", "Actions of a trajectory; the last one has to answer.", type=int),
-    setting("--reward", "reward.name", "outcome, hiprag, search-p1, when-to-search, or PACKAGE.MODULE:CLASS."),
-    setting("--judge", "judge.spec", "As --policy of build-tree; also demo-judge[:WORLD_SEED[:ERROR]]."),
-    setting("--judge-model", "judge.model", "The judge's name at its server."),
-    setting("--plans", "plans", "Reference plans for search-p1, made by `rl plan`."),
-    setting("--method", "method", "Adapters, or all weights.", type=click.Choice(["lora", "full"])),
-    setting("--loss-type", "loss_type", "dapo, grpo, dr_grpo, bnpo."),
-    setting("--beta", "beta", "Weight of the KL penalty; 0 has none.", type=float),
-    setting("--learning-rate", "learning_rate", "Peak.", type=float),
-    setting("--max-steps", "max_steps", "Optimizer steps.", type=int),
-    setting("--questions", "rollout.questions_per_step", "Of one batch of rollouts.", type=int),
-    setting("--group-size", "rollout.group_size", "Attempts at each question.", type=int),
-    setting("--batch-size", "per_device_train_batch_size", "Trajectories of one forward pass.", type=int),
-    setting("--dynamic-sampling/--no-dynamic-sampling", "sampling.dynamic", "Refill groups that teach nothing."),
-    setting("--rollout-url", "rollout.url", "A vLLM server that is sent the weights after each step."),
-    setting("--seed", "seed", "Of questions, rollouts and adapters.", type=int),
-    setting("--save-steps", "save_steps", "Optimizer steps between checkpoints.", type=int),
-    setting("--report-to", "report_to", "wandb, tensorboard, ... (repeatable).", multiple=True),
-    setting("--merge/--no-merge", "merge", "Also write the adapters merged into the model, as OUT/merged."),
+    setting(RLSettings, "--data", "data"),
+    setting(RLSettings, "--split", "split"),
+    setting(RLSettings, "--limit", "limit", type=int),
+    setting(RLSettings, "--world-seed", "world_seed", type=int),
+    setting(RLSettings, "--corpus", "retrieval.corpus"),
+    setting(RLSettings, "--index", "retrieval.index"),
+    setting(RLSettings, "--retriever-url", "retrieval.url", multiple=True),
+    setting(RLSettings, "--top-k", "retrieval.top_k", type=int),
+    setting(RLSettings, "--policy", "model"),
+    setting(RLSettings, "--format", "format.name"),
+    setting(RLSettings, "--prompts", "format.prompts"),
+    setting(RLSettings, "--turns", "format.max_steps", type=int),
+    setting(RLSettings, "--reward", "reward.name"),
+    setting(RLSettings, "--judge", "judge.spec"),
+    setting(RLSettings, "--judge-model", "judge.model", "The judge's name at its server."),
+    setting(RLSettings, "--plans", "plans"),
+    setting(RLSettings, "--method", "method", type=click.Choice(["lora", "full"])),
+    setting(RLSettings, "--loss-type", "loss_type"),
+    setting(RLSettings, "--beta", "beta", type=float),
+    setting(RLSettings, "--learning-rate", "learning_rate", type=float),
+    setting(RLSettings, "--max-steps", "max_steps", type=int),
+    setting(RLSettings, "--questions", "rollout.questions_per_step", type=int),
+    setting(RLSettings, "--group-size", "rollout.group_size", type=int),
+    setting(RLSettings, "--batch-size", "per_device_train_batch_size", type=int),
+    setting(RLSettings, "--dynamic-sampling/--no-dynamic-sampling", "sampling.dynamic"),
+    setting(RLSettings, "--rollout-url", "rollout.url"),
+    setting(RLSettings, "--seed", "seed", type=int),
+    setting(RLSettings, "--save-steps", "save_steps", type=int),
+    setting(RLSettings, "--report-to", "report_to", multiple=True),
+    setting(RLSettings, "--merge/--no-merge", "merge"),
 )
 
 

@@ -149,7 +149,10 @@ def lock(path: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"pid {os.getpid()} on {socket.gethostname()}")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)  # the folder may be handed on: it is not to name this machine
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -119,6 +119,12 @@ def dump(settings: Section) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def description(model: type[BaseModel], name: str) -> str:
+    """What a setting is, by its dotted name; "" if nothing says."""
+    *path, leaf = name.split(".")
+    return _section(model, path).model_fields[leaf].description or ""
+
+
 def read_yaml(file: Path) -> Tree:
     """A mapping of sections from a file.
 
@@ -172,11 +178,11 @@ def _refuse_secrets(value: object, where: str) -> None:
                 f"{said}the URL carries a user name or password; put a key into the variable named by api_key_env, "
                 "and a password into a proxy of yours"
             )
-        if find_secrets(value):
+        if found := find_secrets(value):
             raise ValueError(
-                f"{said}this looks like a secret, and settings are kept and shown; leave it out and put it into an "
-                "environment variable: HF_TOKEN for the Hub, the one that api_key_env names for a model's server, "
-                "REASONRAG_TOKEN for a retrieval server"
+                f"{said}this looks like a secret ({found[0].kind}), and settings are kept and shown; leave it out and "
+                "put it into an environment variable: HF_TOKEN for the Hub, the one that api_key_env names for a "
+                "model's server, REASONRAG_TOKEN for a retrieval server"
             )
 
 

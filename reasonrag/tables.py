@@ -209,7 +209,11 @@ def rollout_schema(pa: Any) -> list[Column]:
         ("question_id", pa.string(), "the question's id there"),
         ("sample", pa.int32(), "within its group, from 0"),
         ("reward", pa.float64(), "null without a verdict; `cause` says why"),
-        ("advantage", pa.float64(), "within its group, divided by the group's standard deviation"),
+        (
+            "advantage",
+            pa.float64(),
+            "reward less the mean of its group, divided as `scale_rewards` says; 0 without a reward",
+        ),
         ("cause", pa.string(), "why there is no reward"),
         ("parts", pa.map_(pa.string(), pa.float64()), "components of the reward by name"),
         ("well_formed", pa.bool_(), "by the format's own checker"),

@@ -10,6 +10,7 @@ import click
 
 from reasonrag import flags
 from reasonrag.cli.root import cli
+from reasonrag.config import Config
 from reasonrag.formats import FORMATS
 from reasonrag.settings import dump
 from reasonrag.text import Rules, printable
@@ -62,12 +63,8 @@ def build_tree(
 
 @cli.command()
 @flags.PAIRS
-@flags.setting(
-    "--alpha", "pairs.alpha", "Decay of the rewards per action; 1 leaves the shortest-path term out.", type=float
-)
-@flags.setting(
-    "--level", "pairs.level", "Steps, or whole trajectories by outcome.", type=click.Choice(["step", "trajectory"])
-)
+@flags.setting(Config, "--alpha", "pairs.alpha", type=float)
+@flags.setting(Config, "--level", "pairs.level", type=click.Choice(["step", "trajectory"]))
 @click.option("--out", type=click.Path(path_type=Path), help="Write there and leave the run as it is.")
 @click.argument("run", type=click.Path(path_type=Path))
 def pairs(run: Path, out: Path | None, **given: Any) -> None:

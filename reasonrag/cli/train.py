@@ -10,6 +10,7 @@ import click
 
 from reasonrag import flags
 from reasonrag.cli.root import cli
+from reasonrag.config import Config
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, SFTSettings
 
@@ -90,7 +91,7 @@ def rl_train(out: Path, **given: Any) -> None:
       reasonrag rl train --preset hiprag --data questions.jsonl --corpus corpus.jsonl \\
           --policy Qwen/Qwen2.5-3B-Instruct --judge http://127.0.0.1:8001/v1 --judge-model org/judge \\
           --out policies/hiprag
-    Rollouts by a vLLM server, which is sent the weights after each step:
+    Rollouts by a vLLM server, which is sent the weights before each batch:
       reasonrag rl train --preset search-r1 --data hotpotqa --policy Qwen/Qwen2.5-3B-Instruct \\
           --rollout-url http://127.0.0.1:8000/v1 --out policies/search-r1
     Without a GPU, in the demo world:
@@ -104,14 +105,14 @@ def rl_train(out: Path, **given: Any) -> None:
 
 
 @rl.command("plan")
-@flags.setting("--data", "questions.dataset", "hotpotqa, 2wikimultihopqa, ...; demo; or a file.")
-@flags.setting("--split", "questions.split", "Split of a named data set.")
-@flags.setting("--limit", "questions.limit", "A seeded sample of this many questions.", type=int)
-@flags.setting("--judge", "judge.spec", "The model that plans, as --policy of build-tree; also demo-judge.")
-@flags.setting("--judge-model", "judge.model", "Its name at its server.")
-@flags.setting("--concurrency", "run.concurrency", "Questions in work at a time.", type=int)
-@flags.setting("--input-price", "judge.input_price", "Per million tokens.", type=float)
-@flags.setting("--output-price", "judge.output_price", "Per million tokens.", type=float)
+@flags.setting(Config, "--data", "questions.dataset")
+@flags.setting(Config, "--split", "questions.split")
+@flags.setting(Config, "--limit", "questions.limit", type=int)
+@flags.setting(Config, "--judge", "judge.spec", "The model that plans, as --policy of build-tree; also demo-judge.")
+@flags.setting(Config, "--judge-model", "judge.model")
+@flags.setting(Config, "--concurrency", "run.concurrency", type=int)
+@flags.setting(Config, "--input-price", "judge.input_price", type=float)
+@flags.setting(Config, "--output-price", "judge.output_price", type=float)
 @click.option("--k", type=click.IntRange(1), default=4, show_default=True, help="Candidates a question.")
 @click.option(
     "--correct", type=click.Choice(["em", "cem"]), default="em", show_default=True, help="Which candidates are kept."

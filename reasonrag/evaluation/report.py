@@ -24,7 +24,7 @@ NAMES = {
     "em": "EM",
     "f1": "F1",
     "acc": "ACC",
-    "retrievals": "RC",
+    "retrievals": "searches",
     "steps": "steps",
     "forced": "forced answers",
     "format_rate": "format rate",
@@ -36,8 +36,8 @@ NAMES = {
 }
 _BY_KIND = ("em", "retrievals", "steps")
 _IN_FULL = {"em": "Exact match", "lasj": "Answers right in meaning", "osr": "Over-search", "usr": "Under-search"}
-_WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
-_FEW = 10  # resamples of fewer questions than this say little
+WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
+FEW = 10  # resamples of fewer questions than this say little
 _MARKUP = re.compile(r"([!-+./:-@\[-`{-~])")  # ASCII punctuation but `,` and `-`: nothing becomes a mark or a link
 
 
@@ -75,7 +75,7 @@ def _page(figures: Figures, plots: Sequence[Path]) -> Iterator[str]:
     yield ""
     yield from _what_was_run(figures)
     yield from ["", "## Results", "", "Mean over the questions, with its 95 % bootstrap interval."]
-    yield "ACC: a golden answer is contained in the prediction. RC: retrievals. Format rate: share of attempts that the"
+    yield "ACC: a golden answer is contained in the prediction. Searches: RC. Format rate: share of attempts that the"
     yield "format's own checker accepts. A missing answer scores 0; a question that a backend let down is not scored."
     yield ""
     yield from _results(figures)
@@ -86,7 +86,7 @@ def _page(figures: Figures, plots: Sequence[Path]) -> Iterator[str]:
     if figures["differences"]:
         yield from ["", "## Differences", ""]
         yield "Policy minus baseline, paired by question, over questions that both finished. **Bold**: the interval"
-        yield f"excludes 0, and there are {_FEW} questions or more. Intervals are not adjusted for the number of"
+        yield f"excludes 0, and there are {FEW} questions or more. Intervals are not adjusted for the number of"
         yield "comparisons."
         yield from (f"\n{_plain(told)}." for told in figures["asked_differently"])
         yield ""
@@ -263,12 +263,12 @@ def _difference(metric: str, found: Figures) -> str:
         return "unknown"
     sign = "+" if found["mean"] > 0 else ""
     text = sign + _interval(metric, found)
-    certain = found["n"] >= _FEW and (found["low"] > 0 or found["high"] < 0)
+    certain = found["n"] >= FEW and (found["low"] > 0 or found["high"] < 0)
     return f"**{text}**" if certain else text
 
 
 def _number(metric: str, value: float) -> str:
-    text = f"{value:.0f}" if metric in _WHOLE_NUMBERS else f"{value:.3f}"
+    text = f"{value:.0f}" if metric in WHOLE_NUMBERS else f"{value:.3f}"
     return text[1:] if text.startswith("-") and not float(text) else text  # no "-0.000"
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from reasonrag.inspection.pairs import pairs
 from reasonrag.inspection.trees import QuestionTree, trees
-from reasonrag.parquet import Row, read_shards
+from reasonrag.parquet import Row
 from reasonrag.runs import read_run
-from reasonrag.tables import pair_schema, trajectory_pair_schema
 
 Node = tuple[str, str, int]  # data set, question, id
 
@@ -33,16 +33,16 @@ def stats(run: Path) -> dict[str, Any]:
         DataError: its tables are damaged.
     """
     _, summary = read_run(run)
-    pairs = _PairFigures()
-    for pair in _pairs(run, summary["pairs"]["level"]):
-        pairs.add(pair)
-    nodes = _NodeFigures(pairs.written)
+    preferences = _PairFigures()
+    for pair in pairs(run, summary["pairs"]["level"]):
+        preferences.add(pair)
+    nodes = _NodeFigures(preferences.written)
     for tree in trees(run):
         nodes.add(tree)
     return {
         "questions": {**summary["questions"], "by_dataset": _counts(nodes.datasets)},
         **nodes.figures(),
-        "pairs": pairs.figures(),
+        "pairs": preferences.figures(),
         "calls": summary["calls"],
         "seconds": summary.get("seconds"),
     }
@@ -152,13 +152,6 @@ class _PairFigures:
             "by_depth": {str(depth): count for depth, count in sorted(self.depths.items())},
             "margin": distribution(self.margins),
         }
-
-
-def _pairs(run: Path, level: str) -> Iterator[Row]:
-    schema = pair_schema() if level == "step" else trajectory_pair_schema()
-    for split in ("train", "test"):
-        if any((run / "pairs").glob(f"{split}-*.parquet")):  # a split in which no question falls has no file
-            yield from read_shards(run / "pairs", split, schema)
 
 
 def _counts(counter: Counter[str]) -> dict[str, int]:

@@ -22,27 +22,31 @@ class RolloutSettings(Section):
     `importance` has to be off then.
     """
 
-    group_size: Annotated[int, Field(ge=2, description="trajectories a question: G")] = 8
+    group_size: Annotated[int, Field(ge=2, description="trajectories of each question: G")] = 8
     questions_per_step: Annotated[int, Field(ge=1, description="questions of one batch of rollouts")] = 16
     minibatches: Annotated[int, Field(ge=1, description="optimizer steps that use one batch of rollouts")] = 1
-    temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    max_tokens: Annotated[int, Field(ge=1, description="of one completion")] = 512
+    temperature: Annotated[float, Field(gt=0, le=5, description="of sampling")] = 1.0
+    top_p: Annotated[
+        float, Field(gt=0, le=1, description="nucleus of sampling: share of the probability that is kept")
+    ] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, description="tokens of one completion")] = 512
     max_trajectory_tokens: Annotated[
-        int | None, Field(ge=8, description="of prompt and turn; a longer trajectory counts as truncated")
+        int | None, Field(ge=8, description="tokens of prompt and turn; a longer trajectory counts as truncated")
     ] = None
     engine: Annotated[
         Literal["auto", "generate", "continuous", "vllm-server"],
         Field(
             description="generate: transformers on the trainer's own weights; continuous: its continuous batching; "
-            "vllm-server: a server that is sent the weights after each step; auto: continuous "
+            "vllm-server: a server that is sent the weights before each batch; auto: continuous "
             "on a GPU where the weights have 16 bits, else generate"
         ),
         EXECUTION,
     ] = "auto"
-    url: Annotated[str | None, Field(description="of the vLLM server, such as http://127.0.0.1:8000/v1"), EXECUTION] = (
-        None
-    )
+    url: Annotated[
+        str | None,
+        Field(description="a vLLM server that is sent the weights before each batch, such as http://127.0.0.1:8000/v1"),
+        EXECUTION,
+    ] = None
     served_model: Annotated[
         str | None, Field(description="the policy's name at that server; the model's own if not given"), EXECUTION
     ] = None
@@ -53,28 +57,48 @@ class RolloutSettings(Section):
 class SamplingSettings(Section):
     """DAPO's dynamic sampling: groups in which all rewards are equal are dropped and refilled (arXiv:2503.14476)."""
 
-    dynamic: bool = False
-    max_rounds: Annotated[int, Field(ge=1, description="of refilling, for one batch")] = 3
+    dynamic: Annotated[bool, Field(description="drop groups whose rewards are all equal, and draw other questions")] = (
+        False
+    )
+    max_rounds: Annotated[int, Field(ge=1, description="rounds of refilling, for one batch")] = 3
 
 
 class OutageSettings(Section):
     """What happens where rewards are missing: a judge's failure never becomes a reward."""
 
-    max_unscored: Annotated[float, Field(ge=0, le=1, description="share of a batch without a reward"), EXECUTION] = 0.25
-    retries: Annotated[int, Field(ge=0, description="of the missing rewards, before the training stops"), EXECUTION] = 3
-    wait_s: Annotated[float, Field(ge=0, description="before the first retry, then twice that"), EXECUTION] = 5.0
+    max_unscored: Annotated[
+        float, Field(ge=0, le=1, description="share of a batch that may be without a reward"), EXECUTION
+    ] = 0.25
+    retries: Annotated[
+        int, Field(ge=0, description="attempts at the missing rewards before the training stops"), EXECUTION
+    ] = 3
+    wait_s: Annotated[
+        float,
+        Field(ge=0, description="seconds before the first retry; twice as many before each further one"),
+        EXECUTION,
+    ] = 5.0
 
 
 class GuardSettings(Section):
     """When a training that collapses is stopped, with its state and its best policy kept. 0 switches a guard off."""
 
-    window: Annotated[int, Field(ge=1, description="steps that are averaged"), EXECUTION] = 10
+    window: Annotated[int, Field(ge=1, description="optimizer steps that are averaged"), EXECUTION] = 10
     format_rate_drop: Annotated[
-        float, Field(ge=0, le=1, description="share of well-formed trajectories below the best window"), EXECUTION
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="stop when the share of well-formed trajectories is this far below the best window's; 0: never",
+        ),
+        EXECUTION,
     ] = 0.4
-    min_entropy: Annotated[float, Field(ge=0, description="nats a token"), EXECUTION] = 0.0
+    min_entropy: Annotated[
+        float, Field(ge=0, description="stop below this entropy of the policy, in nats a token; 0: never"), EXECUTION
+    ] = 0.0
     max_length_growth: Annotated[
-        float, Field(ge=0, description="mean trajectory, as a multiple of the first window's"), EXECUTION
+        float,
+        Field(ge=0, description="stop when trajectories are this many times as long as in the first window; 0: never"),
+        EXECUTION,
     ] = 4.0
 
 
@@ -82,50 +106,79 @@ class ValidationSettings(Section):
     """Held-out questions that choose the best policy, greedy unless a temperature is given."""
 
     data: Annotated[
-        str | None, Field(description="as --data; the same data set's dev split if not given"), EXECUTION
+        str | None, Field(description="questions, as --data; the same data set's dev split if not given"), EXECUTION
     ] = None
-    split: Annotated[str | None, EXECUTION] = None
-    limit: Annotated[int | None, Field(ge=1), EXECUTION] = 200
-    steps: Annotated[int, Field(ge=0, description="between two looks; 0 looks never"), EXECUTION] = 20
-    temperature: Annotated[float, Field(ge=0, le=5), EXECUTION] = 0.0
+    split: Annotated[str | None, Field(description="split of a named data set: train, dev or test"), EXECUTION] = None
+    limit: Annotated[int | None, Field(ge=1, description="a seeded sample of this many questions"), EXECUTION] = 200
+    steps: Annotated[int, Field(ge=0, description="optimizer steps between two looks; 0 looks never"), EXECUTION] = 20
+    temperature: Annotated[float, Field(ge=0, le=5, description="of sampling; 0 is greedy"), EXECUTION] = 0.0
     metric: Annotated[
-        Literal["em", "f1", "acc", "reward"], Field(description="that chooses the best policy"), EXECUTION
+        Literal["em", "f1", "acc", "reward"],
+        Field(description="what chooses the best policy; reward: the training's own"),
+        EXECUTION,
     ] = "em"
 
 
 class RLSettings(TrainSettings):
     """Group-relative policy optimisation on rollouts with retrieval (GRPO, DAPO)."""
 
-    split: Annotated[str | None, EXECUTION] = None
-    world_seed: Annotated[int, Field(description="which demo world"), EXECUTION] = 0
+    seed: Annotated[int, Field(description="of questions, rollouts and adapters")] = 0
+    data: Annotated[
+        str | None, Field(description="questions: a known data set (hotpotqa, ...), demo, or a file"), EXECUTION
+    ] = None
+    model: Annotated[
+        str | None,
+        Field(description="the policy to train: a folder or a Hub id; demo:FORMAT is a shipped one"),
+        EXECUTION,
+    ] = None
+    split: Annotated[str | None, Field(description="split of a named data set: train, dev or test"), EXECUTION] = None
+    world_seed: Annotated[int, Field(description="which demo world: its seed"), EXECUTION] = 0
     retrieval: RetrievalConfig = RetrievalConfig()
     format: FormatConfig = FormatConfig(name="search_r1", max_steps=5)
     judge: JudgeConfig = JudgeConfig()
     reward: RewardSettings = RewardSettings()
-    plans: Annotated[str | None, Field(description="reference plans made by `rl plan`"), EXECUTION] = None
+    plans: Annotated[
+        str | None, Field(description="reference plans for search-p1: the file that `rl plan` writes"), EXECUTION
+    ] = None
     rollout: RolloutSettings = RolloutSettings()
     sampling: SamplingSettings = SamplingSettings()
     outage: OutageSettings = OutageSettings()
     guards: GuardSettings = GuardSettings()
     validation: ValidationSettings = ValidationSettings()
 
-    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
-    beta: Annotated[float, Field(ge=0, description="of the KL penalty; 0 loads no reference model")] = 0.0
-    epsilon: Annotated[float, Field(gt=0)] = 0.2
-    epsilon_high: Annotated[float | None, Field(gt=0, description="clip-higher; as epsilon if not given")] = None
-    scale_rewards: Literal["group", "batch", "none"] = "group"
+    loss_type: Annotated[
+        Literal["dapo", "grpo", "dr_grpo", "bnpo"],
+        Field(description="how the loss is averaged over tokens, as TRL names it"),
+    ] = "dapo"
+    beta: Annotated[float, Field(ge=0, description="weight of the KL penalty; 0 loads no reference model")] = 0.0
+    epsilon: Annotated[float, Field(gt=0, description="how far a ratio of probabilities may leave 1")] = 0.2
+    epsilon_high: Annotated[
+        float | None, Field(gt=0, description="how far it may rise above 1 (clip-higher); as epsilon if not given")
+    ] = None
+    scale_rewards: Annotated[
+        Literal["group", "batch", "none"],
+        Field(
+            description="what advantages are divided by: the standard deviation in the group, in the batch, or nothing"
+        ),
+    ] = "group"
     mask_truncated: Annotated[bool, Field(description="trajectories cut off by a token limit teach nothing")] = True
     importance: Annotated[
         Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
         Field(description="correction where engine and trainer differ; auto: token_truncate with a server, else off"),
     ] = "auto"
-    importance_max: Annotated[float, Field(gt=1, description="at which ratios are cut")] = 2.0
+    importance_max: Annotated[
+        float, Field(gt=1, description="the ratio of probabilities at which the correction cuts")
+    ] = 2.0
     max_steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 200
     per_device_train_batch_size: Annotated[int, Field(ge=1, description="trajectories of one forward pass")] = 8
-    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 1  # follows from the batch; see `accumulation`
-    lr_scheduler_type: str = "constant"
-    logging_steps: Annotated[int, Field(ge=1), EXECUTION] = 1
-    save_steps: Annotated[int, Field(ge=1), EXECUTION] = 20
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, description="follows from the batch; not to be set")] = 1
+    lr_scheduler_type: Annotated[str, Field(description="schedule of the learning rate, as transformers names it")] = (
+        "constant"
+    )
+    logging_steps: Annotated[
+        int, Field(ge=1, description="optimizer steps between two lines of figures"), EXECUTION
+    ] = 1
+    save_steps: Annotated[int, Field(ge=1, description="optimizer steps between checkpoints"), EXECUTION] = 20
 
     @field_validator("gradient_accumulation_steps")
     @classmethod

@@ -80,7 +80,8 @@ def _box(row: Row, parent: int | None, places: list[Place], *, best: bool) -> Bo
     x, y = _corner(places[node])
     state = "malformed" if row["action"] == "malformed" else "no answer" if row["spre"] is None else ""
     title = f"{node} {row['action'] or 'question'}"
-    figures = f"N {row['visits']} · Q {_value(row['value'])} · SPRE {_value(row['spre'])}"
+    reached = row["stage"] if row["f1"] is None else f"F1 {_value(row['f1'])}"
+    figures = f"{reached} · N {row['visits']} · Q {_value(row['value'])} · SPRE {_value(row['spre'])}"
     quote = row["content"] if parent is not None else row["question"]
     return Box(
         id=node,
@@ -90,11 +91,11 @@ def _box(row: Row, parent: int | None, places: list[Place], *, best: bool) -> Bo
         y=y,
         edge="" if parent is None else _edge(_corner(places[parent]), (x, y)),
         title=title,
-        figures=f"{row['stage']} · {figures}",
+        figures=figures,
         quote=shortened(quote, _TEXT_COLUMNS),
         state=state,
         best=best,
-        label=f"Node {title}, then {row['stage']}, {figures}: {shortened(quote, 3 * _TEXT_COLUMNS)}",
+        label=f"Node {title}, {figures}: {shortened(quote, 3 * _TEXT_COLUMNS)}",
     )
 
 
@@ -157,8 +158,16 @@ def _facts(row: Row) -> list[tuple[str, str]]:
 def _pairs_by_node(tree: TreeWithPairs) -> dict[int, list[Row]]:
     found: dict[int, list[Row]] = defaultdict(list)
     for pair in tree.pairs:
-        chosen, rejected = pair["chosen_node_id"], pair["rejected_node_id"]
-        shared = {"margin": _value(pair["margin"]), "split": pair["split"]}
-        found[chosen].append({"preferred": True, "other": rejected} | shared)
-        found[rejected].append({"preferred": False, "other": chosen} | shared)
+        for side, other in (("chosen", "rejected"), ("rejected", "chosen")):
+            told = _why(pair, side, other)
+            found[pair[f"{side}_node_id"]].append(
+                {"preferred": side == "chosen", "other": pair[f"{other}_node_id"], "told": told}
+            )
     return found
+
+
+def _why(pair: Row, side: str, other: str) -> str:
+    """Why one node was preferred: what was compared, which need not be the SPRE of the tree (`pairs --alpha`)."""
+    rewards = f"reward {_value(pair[f'{side}_reward'])} against {_value(pair[f'{other}_reward'])}"
+    whole = "" if "chosen_type" in pair else f", as whole trajectories that share {pair['depth']} steps"
+    return f"{rewards}, margin {_value(pair['margin'])} ({pair['split']}){whole}"

@@ -9,7 +9,7 @@ from typing import Any
 from reasonrag.errors import RunError
 from reasonrag.report.attempts import FIGURES, Asked, Attempts, attempts_of, cells, details, questions
 from reasonrag.report.metric_tables import pictures, tables
-from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, figures_of, read_json, with_last
+from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, figures_of, open_site, read_json, with_last
 from reasonrag.report.visible import shortened
 
 _QUESTION = (("place", "place"), ("id", "text"), ("kind", "text"), ("question", "link"), ("golden answers", "list"))
@@ -48,31 +48,36 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
             f"{file} is of one policy of an evaluation; give the evaluation's folder, which holds those of its policies"
         )
     with figures_of(file):
-        overview = {
-            "policies": list(figures["policies"]),
-            "tables": tables(figures),
-            "pictures": pictures(figures),
-            "asked_differently": list(figures["asked_differently"]),
-            "run": _what_was_run(figures),
-            "versions": list(figures["versions"].items()),
-        }
+        overview = _overview(figures)
     attempts = attempts_of(evaluation, figures)
-    site = Site(out, folder="questions", scripts=("list.js", "choice.js", "comparison.js"))
-    listing = Listing(site)
-    for place, asked, last in with_last(questions(attempts)):
-        _write_question(site, place, asked, attempts, last=last)
-        of = asked.question
-        row = [place, of["question_id"], of["kind"], of["question"], of["golden_answers"], cells(asked)]
-        listing.add(row, site.page_name(place))
     two = len(attempts) > 1
-    return site.write_index(
-        "evaluation.html.j2",
-        **overview,
-        labels=[of.label for of in attempts],
-        columns=_QUESTION + (_TWO if two else _ONE),
-        filters=_FILTERS_OF_TWO if two else _FILTERS_OF_ONE,
-        scripts=listing.close(),
-    )
+    with open_site(out, folder="questions", scripts=("choice.js", "comparison.js")) as site:
+        listing = Listing(site)
+        for place, asked, last in with_last(questions(attempts)):
+            _write_question(site, place, asked, attempts, last=last)
+            of = asked.question
+            row = [place, of["question_id"], of["kind"], of["question"], of["golden_answers"], cells(asked)]
+            listing.add(row, site.page_name(place))
+        return site.write_index(
+            "evaluation.html.j2",
+            **overview,
+            labels=[of.label for of in attempts],
+            columns=_QUESTION + (_TWO if two else _ONE),
+            filters=_FILTERS_OF_TWO if two else _FILTERS_OF_ONE,
+            scripts=listing.close(),
+        )
+
+
+def _overview(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What the first page tells, but for the questions."""
+    return {
+        "policies": list(figures["policies"]),
+        "tables": tables(figures),
+        "pictures": pictures(figures),
+        "asked_differently": list(figures["asked_differently"]),
+        "run": _what_was_run(figures),
+        "versions": list(figures["versions"].items()),
+    }
 
 
 def _what_was_run(figures: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -83,7 +88,7 @@ def _what_was_run(figures: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("questions", figures["questions"]["total"]),
         ("checksum of the questions", figures["content"]["questions"]),
         ("checksum of the corpus", figures["content"]["corpus"]),
-        ("seed", figures["seed"]),
+        ("seed", str(figures["seed"])),
         ("rules of the metrics", figures["rules"]),
         ("judge", judge.get("model")),
         ("prompts of the judge", judge.get("prompts")),

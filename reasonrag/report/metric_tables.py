@@ -6,27 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reasonrag.evaluation.report import FEW, NAMES, WHOLE_NUMBERS
 from reasonrag.report.curves import Whisker, whiskers
 
 Figures = Mapping[str, Any]
 
-_NAMES = {
-    "em": "EM",
-    "f1": "F1",
-    "acc": "ACC",
-    "retrievals": "searches",
-    "steps": "steps",
-    "forced": "forced answers",
-    "format_rate": "format rate",
-    "prompt_tokens": "prompt tokens",
-    "completion_tokens": "written tokens",
-    "lasj": "LasJ",
-    "osr": "OSR",
-    "usr": "USR",
-}
 _DRAWN = {"em": "Exact match", "f1": "Token F1", "lasj": "Answers right in meaning (LasJ)"}
-_WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
-_FEW = 10  # resamples of fewer questions than this say little
 
 
 class Certain(str):
@@ -48,7 +33,7 @@ class Table:
 def tables(figures: Figures) -> dict[str, Table]:
     """What the first page tells: results, differences, kinds of question, the judge, policies, failures."""
     metrics = _metrics(figures)
-    names = [_NAMES[metric] for metric in metrics]
+    names = [NAMES[metric] for metric in metrics]
     points, judged = ["policy", "setting"], ["metric", "known", "unknown", "failed, by cause"]
     policies = list(figures["content"]["policies"])
     return {
@@ -102,7 +87,7 @@ def _points(figures: Figures) -> Iterator[tuple[str, str, Figures]]:
 def _metrics(figures: Figures) -> list[str]:
     """Every metric that there are figures of."""
     told = {metric for _, _, of in _points(figures) for metric in of}
-    return [metric for metric in _NAMES if metric in told]
+    return [metric for metric in NAMES if metric in told]
 
 
 def _results(figures: Figures, metrics: Sequence[str]) -> list[list[str]]:
@@ -130,7 +115,7 @@ def _interval(metric: str, found: Figures | None) -> str:
 
 
 def _number(metric: str, value: float) -> str:
-    text = f"{value:,.0f}" if metric in _WHOLE_NUMBERS else f"{value:.3f}"
+    text = f"{value:,.0f}" if metric in WHOLE_NUMBERS else f"{value:.3f}"
     return text if text.strip("-0.") else text.removeprefix("-")  # no "-0.000"
 
 
@@ -152,7 +137,7 @@ def _difference(metric: str, found: Figures | None) -> str:
     if not found or found["mean"] is None:
         return text
     text = f"+{text}" if found["mean"] > 0 else text
-    return Certain(text) if found["n"] >= _FEW and (found["low"] > 0 or found["high"] < 0) else text
+    return Certain(text) if found["n"] >= FEW and (found["low"] > 0 or found["high"] < 0) else text
 
 
 def _judged(figures: Figures) -> list[list[str]]:
@@ -162,7 +147,7 @@ def _judged(figures: Figures) -> list[list[str]]:
             found = of["judged"][metric]
             failed = ", ".join(f"{cause} {count}" for cause, count in found["failed"].items()) or "none"
             rows.append(
-                [policy, setting, _NAMES.get(metric, metric), f"{found['known']}", f"{found['unknown']}", failed]
+                [policy, setting, NAMES.get(metric, metric), f"{found['known']}", f"{found['unknown']}", failed]
             )
     return rows
 

@@ -51,7 +51,7 @@ class Overview:
     def _add_pair(self, pair: Row, chosen: Row) -> None:
         self.depths[pair["depth"]] += 1
         self.margins.append(pair["margin"])
-        if pair["chosen_type"] is None:  # a whole trajectory is of no one type
+        if "chosen_type" not in pair:  # a whole trajectory is of no one type
             return
         self.types[pair["chosen_type"], pair["rejected_type"]] += 1
         if chosen["completion_tokens"] is None:

@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.errors import DataError
+from reasonrag.inspection.pairs import pairs
 from reasonrag.inspection.trees import QuestionTree, trees
-from reasonrag.parquet import Row, read_shards
-from reasonrag.tables import pair_schema, trajectory_pair_schema
-
-_SHOWN_OF_A_PAIR = ("depth", "margin", "chosen_type", "rejected_type", "chosen_node_id", "rejected_node_id")
-Pairs = dict[tuple[str, str], list[Row]]
+from reasonrag.parquet import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +47,20 @@ def read_trees(run: Path, summary: dict[str, Any]) -> Iterator[TreeWithPairs]:
     Raises:
         RunError, DataError: the tables are missing or damaged.
     """
-    pairs = _read_pairs(run / "pairs", (summary.get("pairs") or {}).get("level"))
+    by_question: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for pair in pairs(run, (summary.get("pairs") or {}).get("level")):
+        by_question[pair["dataset"], pair["question_id"]].append(pair)
     for tree in trees(run):
-        found = pairs.get((tree.root["dataset"], tree.root["question_id"]), [])
-        _check(tree, found)
+        found = by_question.pop((tree.root["dataset"], tree.root["question_id"]), [])
+        if any(max(pair["chosen_node_id"], pair["rejected_node_id"]) >= len(tree.nodes) for pair in found):
+            raise _of_other_trees(tree.root["question_id"])
         yield TreeWithPairs(tree, found)
+    for _, question_id in by_question:
+        raise _of_other_trees(question_id)
 
 
-def _read_pairs(folder: Path, level: str | None) -> Pairs:
-    """Pairs by data set and question, without their texts: the nodes have them."""
-    schema = trajectory_pair_schema() if level == "trajectory" else pair_schema()
-    pairs: Pairs = defaultdict(list)
-    for split in ("train", "test"):
-        if not any(folder.glob(f"{split}-*.parquet")):  # a split without pairs has no file
-            continue
-        for row in read_shards(folder, split, schema):
-            light = {name: row.get(name) for name in _SHOWN_OF_A_PAIR}
-            pairs[row["dataset"], row["question_id"]].append(light | {"split": split})
-    return pairs
-
-
-def _check(tree: QuestionTree, pairs: list[Row]) -> None:
-    for pair in pairs:
-        if not max(pair["chosen_node_id"], pair["rejected_node_id"]) < len(tree.nodes):
-            raise DataError(
-                f"pairs of question {tree.root['question_id']!r} name nodes that its tree has not: they are of another "
-                "run's trees; write them again with `reasonrag pairs`"
-            )
+def _of_other_trees(question_id: str) -> DataError:
+    return DataError(
+        f"pairs of question {question_id!r} name nodes that no tree of this run has: they are of another run's trees; "
+        "write them again with `reasonrag pairs`"
+    )

@@ -13,6 +13,44 @@ from reasonrag.parquet import Row, read_parquet
 from reasonrag.tables import rollout_schema
 
 MOST_TRAJECTORIES = 20_000  # that are shown; of a longer training, those of evenly chosen steps
+# Components of the rewards of `reasonrag.rewards`.
+MEANINGS = {
+    "accuracy": "the judge's score of the answer, 0 to 1",
+    "answer": "score of the final answer",
+    "answered": "1 with a final answer",
+    "avg_sim": "likeness of its queries, where there are several",
+    "bonus": "for steps with neither a needless nor a missing search, its weight included",
+    "cem": "1 where a golden answer is contained in the answer",
+    "concise": "1 where its only query is concise",
+    "correct": "1 where the answer counts as right",
+    "em": "exact match of the answer",
+    "f1": "token F1 of the answer",
+    "format": "score of the form",
+    "known_steps": "steps of which the judge could tell whether they were well chosen",
+    "n_actions": "searches that were made",
+    "n_plan": "steps of the policy's own plan",
+    "n_ref": "steps of the reference plan that were carried out",
+    "n_reference": "steps of the reference plan",
+    "n_self": "steps of its own plan that were carried out",
+    "outcome": "score of the outcome; of a wrong answer what the judge gives for it",
+    "over": "needless searches",
+    "own_steps": "steps without a search",
+    "path": "the better of s_self and s_ref, at most 1.2",
+    "plan_missing": "1 where the question has no reference plan",
+    "planner": "the judge's score of the plan",
+    "r_a": "reward of the answer, by the stage of the training",
+    "r_f": "reward of the form",
+    "r_s": "reward of the searches",
+    "rc": "retrieval count: searches",
+    "reasoning": "the judge's score of the reasoning, 0 to 1",
+    "s_ref": "how well it follows the reference plan",
+    "s_self": "how well it follows its own plan",
+    "searches": "steps with a search",
+    "stage": "1 or 2, of the training",
+    "steps": "steps as its format tells them apart",
+    "under": "false steps without a search",
+    "well_formed": "1 where it follows its format",
+}
 _FILE = re.compile(r"step-(\d+)(?:-(\d+))?\.parquet")
 
 
@@ -90,6 +128,11 @@ def weights(reward: Mapping[str, Any]) -> dict[str, float]:
         case "when-to-search":
             return {"r_a": 1.0, "r_s": 1.0, "r_f": 1.0}
     return {}
+
+
+def least(reward: Mapping[str, Any]) -> float | None:
+    """What a trajectory with an answer earns at least; None where its components alone tell."""
+    return reward["outcome"].get("answer_present") if reward.get("name") == "outcome" else None
 
 
 def pieces(turn: str, format_name: str) -> list[Piece]:

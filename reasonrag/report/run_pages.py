@@ -7,7 +7,7 @@ from pathlib import Path
 from reasonrag.report.drawing import details, draw
 from reasonrag.report.overview import Overview
 from reasonrag.report.reading import read_trees
-from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, with_last
+from reasonrag.report.site import TITLE_COLUMNS, Listing, open_site, with_last
 from reasonrag.report.visible import shortened
 from reasonrag.runs import read_run
 from reasonrag.settings import dump
@@ -22,24 +22,24 @@ def write_run_pages(run: Path, out: Path) -> Path:
         OSError: the pages cannot be written.
     """
     config, summary = read_run(run)
-    site = Site(out, folder="questions", scripts=("list.js", "tree.js"))
-    overview, listing = Overview(), Listing(site)
-    for place, tree, last in with_last(read_trees(run, summary)):
-        site.write_page(
-            place,
-            "question.html.j2",
-            last=last,
-            question=tree.root,
-            short_title=shortened(tree.root["question"], TITLE_COLUMNS),
-            drawing=draw(tree),
-            details=details(tree),
+    with open_site(out, folder="questions", scripts=("tree.js",)) as site:
+        overview, listing = Overview(), Listing(site)
+        for place, tree, last in with_last(read_trees(run, summary)):
+            site.write_page(
+                place,
+                "question.html.j2",
+                last=last,
+                question=tree.root,
+                short_title=shortened(tree.root["question"], TITLE_COLUMNS),
+                drawing=draw(tree),
+                details=details(tree),
+            )
+            listing.add([place, *overview.add(tree).values()], site.page_name(place))
+        return site.write_index(
+            "index.html.j2",
+            config=config,
+            settings=dump(config),
+            summary=summary,
+            overview=overview,
+            scripts=listing.close(),
         )
-        listing.add([place, *overview.add(tree).values()], site.page_name(place))
-    return site.write_index(
-        "index.html.j2",
-        config=config,
-        settings=dump(config),
-        summary=summary,
-        overview=overview,
-        scripts=listing.close(),
-    )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reasonrag.errors import RunError
 from reasonrag.report.visible import shortened, visible
-from reasonrag.runs import claim_folder, write_text
+from reasonrag.runs import claim_folder, lock, write_text
 from reasonrag.text import one_line
 
 if TYPE_CHECKING:
@@ -32,33 +32,20 @@ T = TypeVar("T")
 TITLE_COLUMNS = 80  # of a question in a page's title
 _ROWS_PER_FILE = 500
 _CELL_COLUMNS = 300
-_STYLE = "report.css"
+_MARKS = ("report.css", "list.js")  # that a folder is a report: somebody's own pages may have one of them
+_ASSETS = (*_MARKS, "page.js")
 _FOLDERS = ("questions", "groups")
 
 
 class Site:
-    """The pages of one report while they are written.
+    """The pages of one report while they are written, see `open_site`."""
 
-    `index.html` goes first and comes last, so a report that has it is whole. Pages of an earlier report are removed.
-    """
-
-    def __init__(self, out: Path, *, folder: str, scripts: Sequence[str]) -> None:
-        """Make the folder and its assets.
-
-        Args:
-            out: the report's folder.
-            folder: of the pages beside the first, a name of `_FOLDERS`.
-            scripts: of `templates/`, that the pages load.
-
-        Raises:
-            RunError: `out` holds something else.
-        """
-        claim_folder(out, "report", holds=(out / _STYLE).is_file())
+    def __init__(self, out: Path, folder: str, assets: Sequence[str]) -> None:
         self.out = out
         self.folder = folder
-        for name in (_STYLE, *scripts):
-            (out / name).write_bytes((Path(__file__).parent / "templates" / name).read_bytes())
         (out / "index.html").unlink(missing_ok=True)
+        for name in assets:
+            (out / name).write_bytes((Path(__file__).parent / "templates" / name).read_bytes())
         for old in [*(page for name in _FOLDERS for page in (out / name).glob("[0-9]*.html")), *out.glob("data/*.js")]:
             old.unlink()
         for name in (folder, "data"):
@@ -80,6 +67,27 @@ class Site:
         index = self.out / "index.html"
         write_text(index, render(template, root="", **values))
         return index
+
+
+@contextlib.contextmanager
+def open_site(out: Path, *, folder: str, scripts: Sequence[str]) -> Iterator[Site]:
+    """The pages of a report, which this process alone writes.
+
+    `index.html` goes first and comes last, so a report that has it is whole. Pages of an earlier report are removed.
+
+    Args:
+        out: the report's folder.
+        folder: of the pages beside the first, a name of `_FOLDERS`.
+        scripts: of `templates/`, that the pages load beside those of all reports.
+
+    Raises:
+        RunError: `out` holds something else, or is being written.
+    """
+    assets = (*_ASSETS, *scripts)
+    holds = all((out / name).is_file() for name in _MARKS)
+    claim_folder(out, "report", holds=holds, besides=assets)
+    with lock(out / ".lock"):
+        yield Site(out, folder, assets)
 
 
 class Listing:
@@ -200,11 +208,11 @@ def _shown(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """A number for people: whole ones with thousands separators, others with four digits; anything else as it is.
+    """A number for people: thousands separators from there on, four digits below; anything else as it is.
 
-    >>> number(12345), number(0.123456), number(None)
-    ('12,345', '0.1235', None)
+    >>> number(12345), number(86399.6), number(0.123456), number(None)
+    ('12,345', '86,400', '0.1235', None)
     """
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if 1_000 <= abs(value) < 1e15 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value

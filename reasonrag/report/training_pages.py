@@ -8,8 +8,8 @@ from typing import Any
 
 from reasonrag.parquet import Row
 from reasonrag.report.curves import charts
-from reasonrag.report.rollouts import Steps, fate, groups, in_loss, pieces, steps_shown, weights
-from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, figures_of, read_json, with_last
+from reasonrag.report.rollouts import MEANINGS, Steps, fate, groups, in_loss, least, pieces, steps_shown, weights
+from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, figures_of, open_site, read_json, with_last
 from reasonrag.report.visible import shortened
 from reasonrag.training.finish import panels
 from reasonrag.training.folder import SUMMARY
@@ -52,17 +52,16 @@ def write_training_pages(training: Path, out: Path) -> Path:
         overview = _overview(summary)
         reward = _Reward(summary["settings"])
     steps = steps_shown(training / "rollouts")
-    site = Site(out, folder="groups", scripts=("list.js",))
-    scripts = _group_pages(site, steps, reward)
-    return site.write_index(
-        "training.html.j2",
-        **overview,
-        steps=steps,
-        reward=reward,
-        scripts=scripts,
-        columns=_COLUMNS,
-        filters=_FILTERS,
-    )
+    with open_site(out, folder="groups", scripts=()) as site:
+        return site.write_index(
+            "training.html.j2",
+            **overview,
+            steps=steps,
+            reward=reward,
+            scripts=_group_pages(site, steps, reward),
+            columns=_COLUMNS,
+            filters=_FILTERS,
+        )
 
 
 class _Reward:
@@ -72,8 +71,10 @@ class _Reward:
         reward = settings.get("reward") or {}
         self.name = reward.get("name")
         self.weights = weights(reward)
+        self.least = least(reward)
         self.settings = list(flat(reward.get(str(self.name).replace("-", "_"), {})))
         self.format = (settings.get("format") or {}).get("name", "")
+        self.scale = settings.get("scale_rewards")
         self.mask_truncated = bool(settings.get("mask_truncated"))
 
 
@@ -95,7 +96,7 @@ def _overview(summary: Mapping[str, Any]) -> dict[str, Any]:
         "results": list(flat({name: summary.get(name) or {} for name in ("steps", "epochs", "best")})),
         "unscored": list(flat(summary.get("unscored") or {})),
         "final": [(name, list(flat(final.get(key) or {}))) for name, key in _FINAL.items()],
-        "settings": list(flat(summary["identity"])),
+        "settings": [(name, None if value is None else str(value)) for name, value in flat(summary["identity"])],
         "versions": list(flat(summary["versions"])),
     }
 
@@ -130,15 +131,16 @@ def _group_pages(site: Site, steps: Steps, reward: _Reward) -> list[str]:
 
 
 def _write_group(site: Site, place: int, group: Sequence[Row], reward: _Reward, *, last: bool) -> None:
-    first = group[0]
+    components = _components(group, reward.weights)
     site.write_page(
         place,
         "group.html.j2",
         last=last,
-        question=first,
-        short_title=shortened(first["question"], TITLE_COLUMNS),
+        question=group[0],
+        short_title=shortened(group[0]["question"], TITLE_COLUMNS),
         reward=reward,
-        components=_components(group, reward.weights),
+        components=components,
+        meanings={name: MEANINGS[name] for name, *_ in components if name in MEANINGS},
         attempts=[_attempt(row, reward) for row in group],
     )
 

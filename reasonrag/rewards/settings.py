@@ -27,7 +27,7 @@ class OutcomeSettings(Section):
         Literal["em", "f1", "cem"], Field(description="exact match, token F1, or cover match (a gold answer is in it)")
     ] = "em"
     format_weight: Annotated[
-        Share, Field(description="of a well-formed trajectory; the answer's weight is what is left of 1")
+        Share, Field(description="weight of the form; the answer's weight is what is left of 1")
     ] = 0.0
     answer_present: Annotated[
         Share, Field(description="least value of a trajectory that has some final answer; at most format_weight")
@@ -66,7 +66,9 @@ class HiPRAGSettings(Section):
     under_search: Annotated[
         bool, Field(description="find false steps taken without a search; off: all of them are good")
     ] = True
-    max_tokens: Annotated[int, Field(ge=1, description="of an answer that the policy gives without a search")] = 256
+    max_tokens: Annotated[
+        int, Field(ge=1, description="tokens of an answer that the policy gives without a search")
+    ] = 256
 
     @property
     def detects(self) -> bool:
@@ -92,7 +94,9 @@ class SearchP1Settings(Section):
     outcome: Annotated[
         Literal["soft", "binary"], Field(description="whether a wrong answer can earn some of the outcome (Eq. 8)")
     ] = "soft"
-    alpha: Annotated[Share, Field(description="of a partly right answer; the rest is the reasoning's (Eq. 8)")] = 0.8
+    alpha: Annotated[
+        Share, Field(description="weight of a partly right answer; what is left of 1 is the reasoning's (Eq. 8)")
+    ] = 0.8
 
 
 class WhenToSearchSettings(Section):
@@ -112,7 +116,9 @@ class WhenToSearchSettings(Section):
         Literal["em", "f1", "judge"],
         Field(description="exact match, F1 from f1_threshold on, or a judge's yes (LasJ)"),
     ] = "em"
-    f1_threshold: Annotated[float, Field(gt=0, le=1, description="with correct f1")] = 0.8
+    f1_threshold: Annotated[
+        float, Field(gt=0, le=1, description="least token F1 of a right answer, where correct is f1")
+    ] = 0.8
     eq8_as_printed: Annotated[bool, Field(description="half of the mean similarity, as Eq. 8 computes it")] = False
     encoder: Annotated[
         str, Field(description="compares queries: lexical, or a sentence-transformers model (id or folder)")
@@ -146,7 +152,8 @@ class RewardSettings(Section):
     """Which reward, and the weights of each."""
 
     name: Annotated[
-        str, Field(description="outcome, hiprag, search-p1, when-to-search, or PACKAGE.MODULE:CLASS of yours")
+        str,
+        Field(description="which reward: outcome, hiprag, search-p1, when-to-search, or PACKAGE.MODULE:CLASS of yours"),
     ] = "outcome"
     outcome: OutcomeSettings = OutcomeSettings()
     hiprag: HiPRAGSettings = HiPRAGSettings()

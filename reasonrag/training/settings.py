@@ -14,43 +14,68 @@ from reasonrag.settings import EXECUTION, Section, Tree, gather, validate
 class LoraSettings(Section):
     """Low-rank adapters (peft); unused with `method: full`."""
 
-    r: Annotated[int, Field(ge=1)] = 16
-    alpha: Annotated[int, Field(ge=1)] = 32
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: str | tuple[str, ...] = "all-linear"
+    r: Annotated[int, Field(ge=1, description="rank of the adapters")] = 16
+    alpha: Annotated[int, Field(ge=1, description="scale of the adapters: they count alpha / r")] = 32
+    dropout: Annotated[float, Field(ge=0, lt=1, description="share of the adapters' inputs that is dropped")] = 0.0
+    target_modules: Annotated[
+        str | tuple[str, ...], Field(description="layers that get adapters: all-linear, or names such as q_proj")
+    ] = "all-linear"
 
 
 class TrainSettings(Section):
     """What every training has in common."""
 
-    seed: int = 0
-    data: Annotated[str | None, Field(description="a run's folder, Parquet, or a Hub id"), EXECUTION] = None
-    model: Annotated[str | None, Field(description="a folder or a Hub id; `demo` is the shipped policy"), EXECUTION] = (
-        None
-    )
-    revision: str | None = None
-    trust_remote_code: bool = False
-    method: Literal["lora", "full"] = "lora"
+    seed: Annotated[int, Field(description="of order and adapters")] = 0
+    data: Annotated[
+        str | None,
+        Field(description="a run's folder, Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub"),
+        EXECUTION,
+    ] = None
+    model: Annotated[
+        str | None, Field(description="the policy to train: a folder or a Hub id; demo is the shipped one"), EXECUTION
+    ] = None
+    revision: Annotated[str | None, Field(description="of the model on the Hub: a commit, a tag or a branch")] = None
+    trust_remote_code: Annotated[bool, Field(description="run code that comes with a model")] = False
+    method: Annotated[Literal["lora", "full"], Field(description="adapters, or all weights")] = "lora"
     lora: LoraSettings = LoraSettings()
-    dtype: Annotated[str | None, Field(description="of the weights; bfloat16 for adapters on a GPU, else float32")] = (
-        None
+    dtype: Annotated[
+        str | None,
+        Field(description="of the weights; if not given, bfloat16 for adapters on a GPU and else float32"),
+    ] = None
+    limit: Annotated[
+        int | None, Field(ge=1, description="a seeded sample of this many questions; all of them if not given")
+    ] = None
+    learning_rate: Annotated[float, Field(gt=0, description="peak of the learning rate")] = 1e-6
+    lr_scheduler_type: Annotated[str, Field(description="schedule of the learning rate, as transformers names it")] = (
+        "cosine"
     )
-    limit: Annotated[int | None, Field(ge=1, description="a seeded sample of this many questions")] = None
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    lr_scheduler_type: str = "cosine"
-    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    per_device_train_batch_size: Annotated[int, Field(ge=1)] = 2
-    gradient_accumulation_steps: Annotated[int, Field(ge=1)] = 8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    logging_steps: Annotated[int, Field(ge=1), EXECUTION] = 10
-    save_steps: Annotated[int, Field(ge=1), EXECUTION] = 200
-    save_total_limit: Annotated[int, Field(ge=1), EXECUTION] = 2
-    gradient_checkpointing: Annotated[bool | None, Field(description="on where there is a GPU"), EXECUTION] = None
-    device: Annotated[Literal["auto", "cpu"], EXECUTION] = "auto"
-    report_to: Annotated[tuple[str, ...], Field(description="wandb, tensorboard, ..."), EXECUTION] = ()
-    merge: Annotated[bool, Field(description="also write the adapter merged into its model"), EXECUTION] = False
-    trainer: Annotated[dict[str, Any], Field(default_factory=dict, description="any other argument of TRL's")]
+    warmup_ratio: Annotated[
+        float, Field(ge=0, lt=1, description="share of the steps in which the learning rate rises")
+    ] = 0.1
+    per_device_train_batch_size: Annotated[int, Field(ge=1, description="examples of one forward pass on a device")] = 2
+    gradient_accumulation_steps: Annotated[int, Field(ge=1, description="forward passes of one optimizer step")] = 8
+    weight_decay: Annotated[float, Field(ge=0, description="of AdamW")] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0, description="longer gradients are shortened to it")] = 1.0
+    logging_steps: Annotated[
+        int, Field(ge=1, description="optimizer steps between two lines of figures"), EXECUTION
+    ] = 10
+    save_steps: Annotated[int, Field(ge=1, description="optimizer steps between checkpoints"), EXECUTION] = 200
+    save_total_limit: Annotated[int, Field(ge=1, description="checkpoints that are kept"), EXECUTION] = 2
+    gradient_checkpointing: Annotated[
+        bool | None,
+        Field(description="compute activations twice and keep fewer; on where there is a GPU, if not given"),
+        EXECUTION,
+    ] = None
+    device: Annotated[Literal["auto", "cpu"], Field(description="auto: the GPUs if there are any"), EXECUTION] = "auto"
+    report_to: Annotated[
+        tuple[str, ...], Field(description="where figures go too: wandb, tensorboard, ..."), EXECUTION
+    ] = ()
+    merge: Annotated[
+        bool, Field(description="also write the adapters merged into the model, as OUT/merged"), EXECUTION
+    ] = False
+    trainer: Annotated[
+        dict[str, Any], Field(default_factory=dict, description="any other argument of TRL's trainer, by its name")
+    ]
 
     @field_validator("report_to", "target_modules", mode="before", check_fields=False)
     @classmethod
@@ -64,14 +89,18 @@ class PairSettings(TrainSettings):
     max_length: Annotated[
         int | None, Field(ge=8, description="tokens of prompt and step; longer ones are left out, never cut")
     ] = None  # the longest of the data, within the model's context
-    max_dropped: Annotated[float, Field(ge=0, le=1, description="share that may be left out"), EXECUTION] = 0.01
+    max_dropped: Annotated[
+        float, Field(ge=0, le=1, description="share of a split that may be left out as too long"), EXECUTION
+    ] = 0.01
     turn_end: Annotated[
         Literal["as_sampled", "always"],
         Field(description="score the end-of-turn token where the policy itself wrote it, or after every step"),
     ] = "as_sampled"
-    num_train_epochs: Annotated[float, Field(gt=0)] = 1.0
+    num_train_epochs: Annotated[float, Field(gt=0, description="times that the data is gone through")] = 1.0
     max_steps: Annotated[int, Field(description="optimizer steps; -1: as many as the epochs have")] = -1
-    eval_steps: Annotated[int, Field(ge=1, description="the held-out questions are looked at"), EXECUTION] = 200
+    eval_steps: Annotated[
+        int, Field(ge=1, description="optimizer steps between two looks at held-out pairs"), EXECUTION
+    ] = 200
 
     @field_validator("max_steps")
     @classmethod
@@ -84,21 +113,28 @@ class PairSettings(TrainSettings):
 class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
 
-    beta: Annotated[float, Field(gt=0)] = 0.3
-    loss_type: str = "sigmoid"
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    beta: Annotated[float, Field(gt=0, description="how strongly the policy is held to the reference")] = 0.3
+    loss_type: Annotated[str, Field(description="one of TRL's DPO losses: sigmoid, ipo, hinge, ...")] = "sigmoid"
+    label_smoothing: Annotated[
+        float, Field(ge=0, lt=0.5, description="share of pairs that may be the wrong way round")
+    ] = 0.0
     reference: Annotated[
         Literal["auto", "adapter_off", "frozen", "precomputed"],
-        Field(description="auto: the adapter switched off, or a frozen copy in full training"),
+        Field(
+            description="what the policy is held to: the adapter switched off, a frozen copy, or log-probabilities "
+            "computed before; auto: adapter_off, and frozen in full training"
+        ),
         EXECUTION,
     ] = "auto"
     weight: Annotated[
-        Literal["none", "margin"], Field(description="weigh pairs by their margin of rewards, mean 1")
+        Literal["none", "margin"], Field(description="weigh pairs by the margin of their rewards (with mean 1), or not")
     ] = "none"
     reward_margin: Annotated[
-        float, Field(ge=0, description="the implicit rewards shall differ by this times the pair's margin")
+        float, Field(ge=0, description="times the pair's margin: what implicit rewards shall differ by")
     ] = 0.0
-    sft_weight: Annotated[float, Field(ge=0, description="of the chosen step's negative log-likelihood")] = 0.0
+    sft_weight: Annotated[
+        float, Field(ge=0, description="weight of the chosen step's negative log-likelihood in the loss")
+    ] = 0.0
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> DPOSettings:
@@ -115,7 +151,7 @@ class DPOSettings(PairSettings):
 class SFTSettings(PairSettings):
     """Supervised fine-tuning on chosen steps: the paper's Table 3 rival."""
 
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    learning_rate: Annotated[float, Field(gt=0, description="peak of the learning rate")] = 1e-5
 
 
 _DEMO: Tree = {

@@ -62,6 +62,8 @@ def _write_files(home: Path) -> None:
         (home / "texts" / f"{page['id']}.txt").write_text(page["contents"], encoding="utf-8")
     pair = {"prompt": "Who made Jaws?", "chosen": "<answer>Spielberg</answer>", "rejected": "<answer>Lucas</answer>"}
     write_jsonl(home / "preferences.jsonl", [pair])
+    attempt = "<think>I know.</think>\n<answer>Steven Spielberg</answer>"
+    write_jsonl(home / "trajectories.jsonl", [{"text": attempt, "golden_answers": ["Steven Spielberg"]}])
     asked = [{"role": "system", "content": "Search or answer."}, {"role": "user", "content": "Who made Jaws?"}]
     of_others = to_proguide(text_pair(asked, "<query>Jaws director</query>", "<answer>Lucas</answer>") | {"depth": 0})
     (home / "RAG_ProGuide.json").write_text(json.dumps([of_others]), encoding="utf-8")

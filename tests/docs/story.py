@@ -176,6 +176,8 @@ def read(words: tuple[str, ...]) -> None:
     if isinstance(command, click.Group):  # asked for its help
         return
     given = command.make_context(command.name, rest, parent=context.parent).params
+    if "assignments" not in given:  # it has no settings
+        return
     file, preset = given.get("file"), given.get("preset")
     if file or preset:
         path = ROOT / file if file else None

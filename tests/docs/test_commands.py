@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.docs import reference, story
+from docs.reference.schema import JSON_FILES
+from tests.docs import story
 from tests.docs.story import NOT_RUN, PAGES, READ_ONLY, RUN, SHOWN, Once, blocks, commands, small
 from tests.e2e import product
 from tests.warmed import run
@@ -22,6 +23,7 @@ GIVEN = {
     "docs/corpus.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "texts"),
     "docs/evaluation.md": ("policies/dpo", "policies/hiprag"),
     "docs/exchange.md": ("runs/hotpotqa", "RAG_ProGuide.json", "preferences.jsonl"),
+    "docs/formats.md": ("trajectories.jsonl",),
     "docs/look.md": ("runs/demo/trees", "policies/dpo", "reports/hotpotqa"),
     "docs/publish.md": ("runs/demo/trees", "policies/dpo", "reports/hotpotqa"),
     "docs/retrieval.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz"),
@@ -76,7 +78,7 @@ def test_every_fenced_block_names_its_language() -> None:
 
 
 def test_every_page_begins_with_the_command_that_does_it() -> None:
-    shown = {"docs/papers.md", "docs/log.md", "docs/formats.md"}  # to be read
+    shown = {"docs/papers.md", "docs/log.md"}  # to be read
     assert [page for page in PAGES if page not in shown and next(blocks(page)).language != "bash"] == []
 
 
@@ -89,7 +91,7 @@ def test_every_page_begins_with_the_command_that_does_it() -> None:
     ],
 )
 def test_the_keys_of_json_files_are_those_of_the_schema_page(file: str, written: list[str], home: Path) -> None:
-    _, described = reference.JSON_FILES[file]
+    _, described = JSON_FILES[file]
     patterns = {name: _pattern(name) for name in described}
     keys = {key for path in written for key in _keys(json.loads((home / path).read_text(encoding="utf-8")), described)}
     assert [key for key in sorted(keys) if not any(p.fullmatch(key) for p in patterns.values())] == []

@@ -1,42 +1,49 @@
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pytest
 
-from tests.docs import reference
+from docs.reference import DOCS, PAGES, schema
+from reasonrag import tables
+from reasonrag.settings import Section
+from tests.docs.story import ROOT
 
 
-@pytest.mark.parametrize("name", list(reference.PAGES))
+@pytest.mark.parametrize("name", list(PAGES))
 def test_a_reference_page_is_what_the_code_says(name: str) -> None:
-    written = (reference.DOCS / name).read_text(encoding="utf-8")
-    assert written == reference.PAGES[name](), "write it anew: python -m tests.docs.reference"
+    written = (DOCS / name).read_text(encoding="utf-8")
+    assert written == PAGES[name](), "write it anew: python -m docs.reference"
 
 
-@pytest.mark.parametrize("table", [*(table for *_, table in reference.TABLES), *reference.NESTED.values()])
-def test_every_column_has_a_meaning_and_every_struct_a_name(table: reference.tables.Described) -> None:
+@pytest.mark.parametrize("table", [*(table for *_, table in schema.TABLES), *schema.NESTED.values()])
+def test_every_column_has_a_meaning_and_every_struct_a_name(table: tables.Described) -> None:
     for name, type, meaning in table.columns:
         assert meaning.strip() and "\n" not in meaning, name
         inner = type.value_type if pa.types.is_list(type) else type
-        assert not pa.types.is_struct(inner) or reference.arrow(type).startswith("list&lt;"), name
-        assert "struct<" not in reference.arrow(type), name
+        assert not pa.types.is_struct(inner) or schema.arrow(type).startswith("list&lt;"), name
+        assert "struct<" not in schema.arrow(type), name
 
 
-def test_every_setting_has_a_meaning() -> None:
-    flags = reference.flags()
+def models(below: type[Section] = Section) -> Iterator[type[Section]]:
+    for model in below.__subclasses__():
+        if model.__module__.startswith("reasonrag."):
+            yield model
+        yield from models(model)
+
+
+def test_every_setting_of_every_model_says_what_it_is() -> None:
+    files = [file for file in (ROOT / "reasonrag").rglob("*.py") if "(Section):" in file.read_text(encoding="utf-8")]
+    for file in files:
+        importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    assert {model.__module__ for model in models()} >= {"reasonrag.config", "reasonrag.retrieval.server.settings"}
     bare = [
-        f"{title}: {name}"
-        for title, model, _ in reference.SETTINGS
-        for name, field in reference.fields(model)
-        if not (field.description or flags.get((title, name), ("", ""))[1] or reference.meaning(name))
+        f"{model.__name__}.{name}"
+        for model in models()
+        for name, field in model.model_fields.items()
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Section))
+        and not (field.description or "").strip()
     ]
     assert bare == []
-
-
-def test_no_meaning_is_given_twice() -> None:
-    """The table of meanings is for settings that nothing else describes."""
-    flags, used = reference.flags(), set()
-    for title, model, _ in reference.SETTINGS:
-        for name, field in reference.fields(model):
-            if not (field.description or flags.get((title, name), ("", ""))[1]):
-                used.add(reference.meaning(name))
-    assert [name for name, text in reference.MEANINGS.items() if text not in used] == []

@@ -30,6 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_site_builds_without_a_broken_link_or_anchor(site: Path) -> None:
     assert (site / "index.html").is_file()
+    assert list(site.rglob("*.py")) == []
 
 
 def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:

@@ -59,8 +59,17 @@ _INTRODUCTION = """\
 
 <!-- Written by `python -m tests.formats.page` from tests/golden/formats/trajectories; do not edit by hand. -->
 
-`--format NAME` chooses one. ReasonRAG asks anew at every step; the other four write one growing turn, so that a
-trajectory is one training row and the sampled token ids are never encoded again.
+```bash
+reasonrag parse --format search_r1 trajectories.jsonl
+```
+
+This page is for reading and writing trajectories: which tags each paper has, what counts as well-formed, and one worked
+example of each, as the engine runs it. `parse` reads anybody's: a row of JSON with `text` each. To have a policy asked
+in a format, give `--format NAME` to `eval` and `rl train`, and `--set format.name=NAME` to `build-tree`; a trained
+policy's folder says its own.
+
+ReasonRAG asks anew at every step; the other four write one growing turn, so that a trajectory is one training row and
+the sampled token ids are never encoded again.
 
 """
 

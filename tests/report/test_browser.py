@@ -7,6 +7,7 @@ import unicodedata
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
 
 from reasonrag.report import write_report
 from tests.browser import chromium
@@ -209,10 +210,13 @@ def test_a_click_shows_what_a_node_was_asked_found_and_wrote_and_its_pairs(run, 
     shown = [found.text for found in browser.find_elements(By.CSS_SELECTOR, "#panel pre")]
     prompt = [message["content"] for message in row["prompt"]]
     assert shown == [row["text"], row["passages"][0]["contents"], *prompt, row["prefix"]]
-    assert f"rejected for node {pair['chosen_node_id']} by {pair['margin']:.3f} (" in text(browser, "panel-body")
+    why = "reward {rejected_reward:.3f} against {chosen_reward:.3f}, margin {margin:.3f} (".format(**pair)
+    assert f"rejected for node {pair['chosen_node_id']}: {why}" in text(browser, "panel-body")
     browser.find_element(By.CSS_SELECTOR, "#panel button").click()
     assert text(browser, "panel-title") == f"Node {pair['chosen_node_id']}"
-    assert f"chosen over node {row['node_id']} by" in text(browser, "panel-body")
+    assert f"chosen over node {row['node_id']}: reward " in text(browser, "panel-body")
+    browser.refresh()
+    assert text(browser, "panel-title") == f"Node {pair['chosen_node_id']}"  # its address leads to the node
 
 
 def test_the_keyboard_alone_walks_the_tree_and_opens_a_node(page):
@@ -250,7 +254,7 @@ def test_a_screen_reader_meets_a_tree_of_named_items(page):
     items = {name: known for role, name, known in named if role == "treeitem"}
     assert len(items) == 60
     (chosen,) = [name for name, known in items.items() if known.get("selected")]
-    assert chosen.startswith("best path: Node 2 query, then reasoning, N 1058 · Q 0.500 · SPRE 0.333: ")
+    assert chosen.startswith("best path: Node 2 query, reasoning · N 1058 · Q 0.500 · SPRE 0.333: ")
     assert items[chosen]["level"] == 2
     assert {("complementary", "Node 2"), ("heading", "Node 2")} <= {(role, name) for role, name, _ in named}
 
@@ -305,6 +309,25 @@ def test_a_question_opens_from_the_list_and_its_neighbours_from_it(page):
     assert headings[1] == headings[3] != headings[0]
     browser.find_element(By.LINK_TEXT, "All questions").click()
     assert text(browser, "status").startswith(f"{SMALL + 2} of")
+
+
+def test_a_question_leads_back_to_the_list_as_it_was(page):
+    browser = page("index.html")
+    browser.find_element(By.ID, "search").send_keys("ship")
+    for _ in range(2):
+        browser.find_element(By.CSS_SELECTOR, "#list th:nth-child(3) button").click()  # by id, the last one first
+    browser.find_element(By.ID, "next").click()
+    left = column(browser, 3)
+    assert left[0] == f"q{SMALL - 51}"
+    for back in (browser.back, lambda: browser.find_element(By.LINK_TEXT, "All questions").click(), browser.refresh):
+        if back != browser.refresh:
+            browser.find_element(By.CSS_SELECTOR, "#list a").click()
+            WebDriverWait(browser, 20).until(lambda _: browser.find_elements(By.ID, "panel"))
+        back()
+        WebDriverWait(browser, 20).until(lambda _: column(browser, 3) == left)  # going back may take a moment
+        assert text(browser, "page") == "Page 2 of 3"
+        assert browser.find_element(By.ID, "search").get_attribute("value") == "ship"
+        assert browser.find_element(By.CSS_SELECTOR, "#list [aria-sort=descending]").text.startswith("id")
 
 
 def test_letters_stand_out_in_light_and_dark(page):

@@ -19,6 +19,11 @@ from tests.report.finished import GOLD, SETTING, write_evaluation
 from tests.report.reading_pages import Page, listed
 
 COUNT = 13
+# Where two attempts part that do the same, and what their step is called.
+OTHER_WORDS = """
+const [first, second] = ["a", "b"].map((text) => ({ steps: [{ text, action: "query", content: "x", passages: [] }] }));
+return [forkOf(first, second), mark([first, second], 0, 1)];
+"""
 POLICIES = ("base", "other", "third")
 FAILING = (("other", 1), ("base", 12), *((name, 5) for name in POLICIES))
 
@@ -171,12 +176,17 @@ def test_a_person_finds_where_policies_differ_and_sees_where_they_part(evaluatio
             "base",
         ]
         browser.find_element(By.LINK_TEXT, "All questions").click()
+        for side, policy in (("left", "base"), ("right", "other")):  # as they were chosen before
+            chosen = Select(browser.find_element(By.ID, side))
+            assert chosen.first_selected_option.text != policy
+            chosen.select_by_visible_text(policy)
         browser.find_element(By.ID, "search").send_keys("q3")
         browser.find_element(By.CSS_SELECTOR, "#list a").click()
         assert browser.find_element(By.ID, "told").text == "They first differ in step 2 of 5."
         steps = [step.text.splitlines()[0] for step in browser.find_elements(By.CSS_SELECTOR, "#steps > li")]
         assert steps == ["Step 1: the same", "Step 2: here they first differ", "Step 3", "Step 4", "Step 5"]
         assert "own 0" in browser.find_element(By.CSS_SELECTOR, ".fork article").text
+        assert browser.execute_script(OTHER_WORDS) == [1, ": the same, in other words"]
         passage = browser.find_element(By.CSS_SELECTOR, "#steps details")
         passage.find_element(By.TAG_NAME, "summary").click()
         assert passage.find_element(By.TAG_NAME, "pre").text.startswith("Title\nword")

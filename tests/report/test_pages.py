@@ -8,6 +8,7 @@ import pytest
 
 from reasonrag.errors import DataError, RunError
 from reasonrag.report import write_report
+from reasonrag.runs import lock
 from tests.e2e import product
 from tests.e2e.world import World
 from tests.report.finished import write_evaluation, write_pair_training, write_training
@@ -90,7 +91,7 @@ def test_each_pair_is_named_at_both_of_its_nodes(real):
     for row in listed(report):
         for node in Page(report / "questions" / f"{row[0]:05d}.html").details["nodes"]:
             found.update((row[2], node["id"], pair["other"]) for pair in node["pairs"] if pair["preferred"])
-            assert all(pair["split"] in ("train", "test") for pair in node["pairs"])
+            assert all("(train)" in pair["told"] or "(test)" in pair["told"] for pair in node["pairs"])
     assert found == Counter((p["question_id"], p["chosen_node_id"], p["rejected_node_id"]) for p in pairs)
 
 
@@ -182,7 +183,25 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
     (tmp_path / "site" / "index.html").write_text("mine")
     with pytest.raises(RunError, match="holds other files and no report"):
         write_report(run, tmp_path / "site")
-    assert [path.name for path in (tmp_path / "site").iterdir()] == ["index.html"]
+    (tmp_path / "site" / "report.css").write_text("mine too")
+    with pytest.raises(RunError, match="holds other files and no report"):
+        write_report(run, tmp_path / "site")
+    assert (tmp_path / "site" / "index.html").read_text() == "mine"
+
+
+def test_a_report_that_is_being_written_is_left_to_who_writes_it(tmp_path):
+    run = write_run(tmp_path / "run", [rows(3)])
+    write_report(run)
+    with lock(run / "report" / ".lock"), pytest.raises(RunError, match="report is in use by another process"):
+        write_report(run)
+    assert (run / "report" / "index.html").is_file()
+
+
+def test_a_report_that_was_cut_short_is_begun_anew(tmp_path):
+    run = write_run(tmp_path / "run", [rows(3)])
+    (run / "report").mkdir()
+    (run / "report" / "report.css").write_text("")
+    assert write_report(run).is_file()
 
 
 def test_a_folder_of_nothing_that_has_finished_is_named_with_what_it_lacks(tmp_path):
@@ -238,8 +257,19 @@ def test_pairs_of_whole_trajectories_are_named_at_their_last_nodes(tmp_path):
         row["f1"] = row["f1"] and 0.0
     report = write_report(write_run(tmp_path / "run", [tree], level="trajectory")).parent
     nodes = Page(report / "questions" / "00000.html").details["nodes"]
-    ((rejected, margin),) = [(pair["other"], pair["margin"]) for pair in nodes[14]["pairs"] if pair["preferred"]]
+    ((rejected, told),) = [(pair["other"], pair["told"]) for pair in nodes[14]["pairs"] if pair["preferred"]]
     assert tree[rejected]["f1"] == 0.0
-    assert margin == "1.000"
+    assert told.startswith("reward 1.000 against 0.000, margin 1.000 (train), as whole trajectories that share ")
     assert [pair["other"] for pair in nodes[rejected]["pairs"]] == [14]
     assert listed(report)[0][7] == 1
+    assert "Pairs by type" not in Page(report / "index.html").text  # all of which would be 0
+
+
+@pytest.mark.parametrize("other", [rows(31), rows(7, question_id="elsewhere")])
+def test_pairs_of_another_run_are_refused(tmp_path, other):
+    run = write_run(tmp_path / "run", [rows(7)])
+    (run / "pairs").rename(tmp_path / "own")
+    (write_run(tmp_path / "other", [other]) / "pairs").rename(run / "pairs")
+    with pytest.raises(DataError, match="they are of another run's trees"):
+        write_report(run)
+    assert not (run / "report" / "index.html").exists()

@@ -110,6 +110,17 @@ def test_a_group_tells_components_with_their_weights_and_what_was_in_the_loss(tr
     assert table["end"] == ["", "answered", "answered", "answered, cut off", "answered"]
 
 
+def test_what_an_answer_earns_at_least_is_told_where_there_is_such_a_thing(tmp_path):
+    folder = write_training(tmp_path / "rl", steps=1, questions=1, text=plain, reward="outcome")
+    least = "and at least 0.1 where there is an answer"
+    assert least not in Page(write_report(folder).parent / "groups" / "00000.html").text
+    summary = json.loads((folder / "training.json").read_text())
+    summary["settings"]["reward"]["outcome"] |= {"format_weight": 0.2, "answer_present": 0.1}
+    (folder / "training.json").write_text(json.dumps(summary))
+    text = Page(write_report(folder).parent / "groups" / "00000.html").text
+    assert least in text and "exact match of the answer" in text  # what `em` is
+
+
 def test_weights_are_those_of_the_formulas():
     assert weights({"name": "outcome", "outcome": {"format_weight": 0.2}}) == {"answer": 0.8, "format": 0.2}
     of = {"lambda_p": 0.3, "lambda_a": 0.6, "lambda_f": 0.1}

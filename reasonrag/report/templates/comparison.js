@@ -1,4 +1,4 @@
-// A question's attempts next to each other, step by step. Foreign text is only ever text content.
+// A question's attempts next to each other, step by step. Loaded behind page.js.
 "use strict";
 
 const { attempts, facts, messages, passages } = JSON.parse(document.getElementById("details").textContent);
@@ -8,19 +8,6 @@ for (const { steps } of attempts) {
   steps.forEach((step, place) => {
     step.turn = step.goes_on ? steps[place - 1].turn + steps[place - 1].text + step.prefix : step.prefix;
   });
-}
-
-function element(name, text = "", className = "") {
-  const made = document.createElement(name);
-  made.textContent = text;
-  if (className) made.className = className;
-  return made;
-}
-
-function folded(title, content) {
-  const made = element("details");
-  made.append(element("summary", title), element("pre", content));
-  return made;
 }
 
 function show() {
@@ -38,17 +25,20 @@ function show() {
   }
 }
 
-// The first step in which what was written or found differs; the number of steps where none does.
+// The first step in which what was done or found differs; the number of steps where none does. The words around it, and
+// the tags of another format, make no difference.
 function forkOf(first, second) {
   const length = Math.max(first.steps.length, second.steps.length);
   for (let place = 0; place < length; place += 1) {
-    if (written(first.steps[place]) !== written(second.steps[place])) return place;
+    if (done(first.steps[place]) !== done(second.steps[place])) return place;
   }
   return length;
 }
 
-function written(step) {
-  return step && JSON.stringify([step.text, step.passages.map(([place]) => place)]);
+function done(step) {
+  if (!step) return "";
+  const what = step.action === "malformed" ? step.text : step.content.trim();
+  return JSON.stringify([step.action, what, step.passages.map(([place]) => place)]);
 }
 
 function told(chosen, fork, length) {
@@ -94,12 +84,17 @@ function cell(value) {
 
 function row(chosen, place, fork) {
   const item = element("li", "", place === fork ? "fork" : "");
-  const mark = chosen.length < 2 ? "" : place < fork ? ": the same" : place === fork ? ": here they first differ" : "";
-  item.append(element("h3", `Step ${place + 1}${mark}`));
+  item.append(element("h3", `Step ${place + 1}${chosen.length > 1 ? mark(chosen, place, fork) : ""}`));
   const sides = element("div", "", chosen.length > 1 ? "sides" : "");
   sides.append(...chosen.map((attempt) => side(attempt, place)));
   item.append(sides);
   return item;
+}
+
+function mark([first, second], place, fork) {
+  if (place === fork) return ": here they first differ";
+  if (place > fork) return "";
+  return first.steps[place].text === second.steps[place].text ? ": the same" : ": the same, in other words";
 }
 
 function side(attempt, place) {

@@ -6,7 +6,9 @@ const list = document.getElementById("list");
 const headings = [...list.querySelectorAll("button[data-kind]")];
 const kinds = headings.map((heading) => heading.dataset.kind); // place, text, list, link or number
 const scripts = JSON.parse(list.dataset.scripts);
+const search = document.getElementById("search");
 const filter = document.getElementById("filter");
+const controls = [...document.querySelectorAll(".controls :is(input, select)")];
 const state = { rows: [], lines: [], found: [], column: 0, direction: 1, page: 0, parts: 0, waiting: false };
 
 // What a row shows: its cells, the page that its link leads to, and the marks that the filter asks for. A page whose
@@ -51,11 +53,11 @@ function load(source) {
 }
 
 function update() {
-  const words = document.getElementById("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   const mark = filter?.value;
   state.found = state.lines.filter((line) => (!mark || line.marks.includes(mark)) && words.every((word) => line.text.includes(word)));
   state.found.sort((a, b) => state.direction * compare(a.cells, b.cells) || a.cells[0] - b.cells[0]);
-  state.page = Math.min(state.page, Math.max(0, pages() - 1));
+  if (state.parts === scripts.length) state.page = Math.min(state.page, Math.max(0, pages() - 1));
   show();
 }
 
@@ -65,7 +67,7 @@ function compare(a, b) {
     const [left, right] = [a[column] ?? -Infinity, b[column] ?? -Infinity];
     return left < right ? -1 : Number(left > right);
   }
-  return order(String(a[column]), String(b[column]));
+  return order(String(a[column] ?? ""), String(b[column] ?? ""));
 }
 
 const order = new Intl.Collator("en", { numeric: true }).compare;
@@ -115,14 +117,20 @@ function sortBy(heading) {
   const column = headings.indexOf(heading);
   state.direction = column === state.column ? -state.direction : 1;
   state.column = column;
-  for (const th of list.tHead.rows[0].cells) th.removeAttribute("aria-sort");
-  heading.parentElement.setAttribute("aria-sort", state.direction > 0 ? "ascending" : "descending");
+  markSorted();
   update();
+  remember();
+}
+
+function markSorted() {
+  for (const th of list.tHead.rows[0].cells) th.removeAttribute("aria-sort");
+  headings[state.column].parentElement.setAttribute("aria-sort", state.direction > 0 ? "ascending" : "descending");
 }
 
 function turn(by) {
   state.page += by;
   show();
+  remember();
 }
 
 function restart() {
@@ -130,9 +138,37 @@ function restart() {
   update();
 }
 
-document.getElementById("search").addEventListener("input", restart);
+// What is searched, chosen and sorted stands behind the address: going back, the pages' link to the list (page.js) and a
+// copied address lead to it.
+function remember() {
+  const kept = new URLSearchParams(controls.map((control) => [control.id, control.value]));
+  for (const name of ["column", "direction", "page"]) kept.set(name, state[name]);
+  history.replaceState(null, "", `#${kept}`);
+  try {
+    sessionStorage.setItem(location.pathname, location.hash);
+  } catch {
+    // A browser that keeps nothing for pages from disk.
+  }
+}
+
+function restore() {
+  const kept = new URLSearchParams(location.hash.slice(1));
+  for (const control of controls) {
+    const value = kept.get(control.id);
+    if (value !== null && (control === search || [...control.options].some((option) => option.value === value))) control.value = value;
+  }
+  const column = Number(kept.get("column"));
+  if (headings[column]) state.column = column;
+  if (kept.get("direction") === "-1") state.direction = -1;
+  state.page = Math.max(0, Math.trunc(kept.get("page")) || 0);
+  markSorted();
+}
+
+search.addEventListener("input", restart);
 filter?.addEventListener("change", restart);
+for (const control of controls) control.addEventListener("change", remember);
 document.getElementById("previous").addEventListener("click", () => turn(-1));
 document.getElementById("next").addEventListener("click", () => turn(1));
 for (const heading of headings) heading.addEventListener("click", () => sortBy(heading));
+restore();
 show();

@@ -1,16 +1,10 @@
-// A question's tree: arrow keys move between nodes, a click or Enter shows one. Foreign text is only ever text content.
+// A question's tree: arrow keys move between nodes, a click or Enter shows one. Loaded behind page.js.
 "use strict";
 
 const { nodes: details, messages, passages } = JSON.parse(document.getElementById("details").textContent);
 const nodes = [...document.querySelectorAll(".node")];
 const byId = new Map(nodes.map((node) => [node.dataset.id, node]));
 const scroll = document.getElementById("scroll");
-
-function element(name, text = "") {
-  const made = document.createElement(name);
-  made.textContent = text;
-  return made;
-}
 
 function focus(node) {
   if (!node) return;
@@ -37,6 +31,7 @@ function show(node) {
   for (const other of nodes) other.setAttribute("aria-selected", String(other === node));
   const of = details[node.dataset.id];
   document.getElementById("panel-title").textContent = `Node ${of.id}`;
+  history.replaceState(null, "", `#node-${of.id}`); // a copied address leads to the node
   document.getElementById("panel-body").replaceChildren(facts(of), ...text(of), ...found(of), ...pairs(of), ...prompt(of));
   const panel = document.getElementById("panel");
   panel.scrollTop = 0;
@@ -45,8 +40,7 @@ function show(node) {
 }
 
 function facts(of) {
-  const table = element("table");
-  table.className = "facts";
+  const table = element("table", "", "facts");
   table.createCaption().textContent = "What the search knows";
   for (const [name, value] of of.facts) {
     const row = table.insertRow();
@@ -74,7 +68,7 @@ function pairs(of) {
     const button = element("button", `node ${pair.other}`);
     button.type = "button";
     button.addEventListener("click", () => choose(byId.get(String(pair.other))));
-    item.append(button, ` by ${pair.margin} (${pair.split})`);
+    item.append(button, `: ${pair.told}`);
     list.append(item);
   }
   return [element("h3", "Pairs"), list];
@@ -84,12 +78,6 @@ function prompt(of) {
   const asked = of.prompt.map((place) => folded(messages[place].role, messages[place].content));
   if (of.prefix) asked.push(folded("turn so far", of.prefix));
   return asked.length ? [element("h3", "Prompt"), ...asked] : [];
-}
-
-function folded(title, content) {
-  const made = element("details");
-  made.append(element("summary", title), element("pre", content));
-  return made;
 }
 
 function choose(node) {
@@ -113,3 +101,10 @@ for (const node of nodes) {
 // The root stands in the middle of its rows, which may lie below the part that is seen at first.
 const root = nodes[0].querySelector("rect").getBoundingClientRect();
 scroll.scrollTop = root.top - scroll.getBoundingClientRect().top - scroll.clientHeight / 2;
+
+function restore() {
+  const named = byId.get(location.hash.replace("#node-", ""));
+  if (named) choose(named);
+}
+window.addEventListener("hashchange", restore);
+restore();

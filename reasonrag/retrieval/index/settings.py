@@ -19,7 +19,7 @@ _LEAST = 256 << 20
 class PassagesConfig(Section):
     """Which rows become passages."""
 
-    max_words: Annotated[int, Field(ge=10, description="longer passages are split")] = 1000
+    max_words: Annotated[int, Field(ge=10, description="words of a passage; longer ones are split")] = 1000
     chunk_words: Annotated[int | None, Field(ge=10, description="split all texts into passages of so many words")] = (
         None
     )
@@ -29,10 +29,10 @@ class PassagesConfig(Section):
 class BM25Config(Section):
     """How words are cut and weighed."""
 
-    stemmer: Annotated[str | None, Field(description="a Snowball language, or none")] = "english"
-    stopwords: Annotated[str | None, Field(description="a list that bm25s knows, or none")] = "english"
-    k1: Annotated[float, Field(ge=0)] = 1.2
-    b: Annotated[float, Field(ge=0, le=1)] = 0.75
+    stemmer: Annotated[str | None, Field(description="stems words: a Snowball language, or none")] = "english"
+    stopwords: Annotated[str | None, Field(description="words left out: a list that bm25s knows, or none")] = "english"
+    k1: Annotated[float, Field(ge=0, description="how slowly repeated words saturate")] = 1.2
+    b: Annotated[float, Field(ge=0, le=1, description="how much long passages are held back")] = 0.75
     title_weight: Annotated[int, Field(ge=1, le=100, description="how often a word of the title counts")] = 1
 
     @field_validator("stemmer", "stopwords", mode="before")
@@ -44,34 +44,62 @@ class BM25Config(Section):
 class EncoderConfig(Section):
     """Which model reads passages and queries; what is not given is that of the model's family."""
 
-    name: Annotated[str | None, Field(description="a Hub id or a folder")] = None
-    family: str = "auto"
-    revision: str | None = None
-    query_prefix: str | None = None
-    passage_prefix: str | None = None
-    pooling: Literal["mean", "cls", "lasttoken"] | None = None
-    max_tokens: Annotated[int | None, Field(ge=8)] = None
-    dtype: Annotated[str | None, Field(description="float32, bfloat16, float16")] = None
-    batch_size: Annotated[int, Field(ge=1)] = 64
-    device: Annotated[str | None, Field(description="cpu, cuda, or several: cuda:0,cuda:1"), EXECUTION] = None
-    trust_remote_code: bool = False
+    name: Annotated[str | None, Field(description="a sentence-transformers model: a Hub id or a folder")] = None
+    family: Annotated[
+        str,
+        Field(description="family of the model: e5, bge-en, ...; auto goes by its name, own by its files alone"),
+    ] = "auto"
+    revision: Annotated[str | None, Field(description="of the model on the Hub: a commit, a tag or a branch")] = None
+    query_prefix: Annotated[
+        str | None, Field(description="text in front of every query; the family's if not given")
+    ] = None
+    passage_prefix: Annotated[
+        str | None, Field(description="text in front of every passage; the family's if not given")
+    ] = None
+    pooling: Annotated[
+        Literal["mean", "cls", "lasttoken"] | None,
+        Field(description="how the vectors of a text's tokens become one; the family's way if not given"),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        Field(ge=8, description="tokens of a text that are read, the rest is cut off; the family's if not given"),
+    ] = None
+    dtype: Annotated[str | None, Field(description="of the weights: float32, bfloat16, float16")] = None
+    batch_size: Annotated[int, Field(ge=1, description="passages that the encoder reads at once")] = 64
+    device: Annotated[
+        str | None, Field(description="where it encodes: cpu, cuda, or several: cuda:0,cuda:1"), EXECUTION
+    ] = None
+    trust_remote_code: Annotated[bool, Field(description="run code that comes with a model")] = False
 
 
 class VectorsConfig(Section):
     """How vectors are searched."""
 
-    kind: Literal["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"] = "auto"
-    recall: Annotated[float, Field(gt=0, le=1, description="recall@10 against exact search that is tuned for")] = 0.95
-    adopt: Annotated[str | None, Field(description="an existing FAISS index over these passages"), EXECUTION] = None
+    kind: Annotated[
+        Literal["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"],
+        Field(description="which FAISS index; auto looks at the number of vectors and the memory"),
+    ] = "auto"
+    recall: Annotated[
+        float, Field(gt=0, le=1, description="recall@10 against exact search that the search is tuned for")
+    ] = 0.95
+    adopt: Annotated[
+        str | None, Field(description="an existing FAISS index over these passages, in their order"), EXECUTION
+    ] = None
 
 
 class IndexConfig(Section):
     """Everything that `index build` depends on."""
 
-    corpus: Annotated[str | None, Field(description="a name, a file, a folder, or hub:OWNER/NAME"), EXECUTION] = None
-    kind: Annotated[tuple[Kind, ...], EXECUTION] = ()
+    corpus: Annotated[
+        str | None,
+        Field(description="a known name (wiki18, ...); a file or folder of JSONL, Parquet or text; hub:OWNER/NAME"),
+        EXECUTION,
+    ] = None
+    kind: Annotated[tuple[Kind, ...], Field(description="what is built: bm25, dense, or both"), EXECUTION] = ()
     max_memory: Annotated[
-        str | None, Field(description="for example 8G; half of this machine's if null"), EXECUTION
+        str | None,
+        Field(description="memory of the build, for example 8G; half of this machine's if not given"),
+        EXECUTION,
     ] = None
     passages: PassagesConfig = PassagesConfig()
     bm25: BM25Config = BM25Config()

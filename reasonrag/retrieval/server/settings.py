@@ -19,23 +19,29 @@ class ServeSettings(Section):
     """
 
     host: str = Field("127.0.0.1", description="address to listen on")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="0 takes a free one")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port to listen on; 0 takes a free one")
     allow_remote: bool = Field(False, description="an address that other machines reach; needs a token")
     token_env: str = Field(
         TOKEN_ENV, description="variable that holds a token; where it is set, clients have to send it"
     )
     top_k: Annotated[int, Field(ge=1)] = Field(3, description="passages per query where a request does not say")
-    max_top_k: Annotated[int, Field(ge=1)] = Field(1000, description="passages per query")
-    max_passages: Annotated[int, Field(ge=1)] = Field(100_000, description="queries times passages per query")
-    max_queries: Annotated[int, Field(ge=1)] = Field(4096, description="queries")
+    max_top_k: Annotated[int, Field(ge=1)] = Field(1000, description="most passages per query")
+    max_passages: Annotated[int, Field(ge=1)] = Field(
+        100_000, description="most passages of a request: queries times passages per query"
+    )
+    max_queries: Annotated[int, Field(ge=1)] = Field(4096, description="most queries of a request")
     max_query_chars: Annotated[int, Field(ge=1)] = Field(4096, description="characters of a query; longer ones are cut")
-    max_body_bytes: Annotated[int, Field(ge=1)] = Field(4 << 20, description="bytes of the body")
-    max_queue: Annotated[int, Field(ge=1)] = Field(16384, description="queries of all requests that are unanswered")
-    window_ms: Annotated[float, Field(ge=0)] = Field(2.0, description="wait of a query for others to be searched with")
-    max_batch: Annotated[int, Field(ge=1)] = Field(256, description="queries that are searched together")
+    max_body_bytes: Annotated[int, Field(ge=1)] = Field(4 << 20, description="most bytes of a request's body")
+    max_queue: Annotated[int, Field(ge=1)] = Field(16384, description="most unanswered queries of all requests")
+    window_ms: Annotated[float, Field(ge=0)] = Field(
+        2.0, description="milliseconds that a query waits for others to be searched with"
+    )
+    max_batch: Annotated[int, Field(ge=1)] = Field(256, description="most queries that are searched together")
     cached_rankings: Annotated[int, Field(ge=0)] = Field(0, description="rankings kept for when they are asked again")
-    health_timeout_s: Annotated[float, Field(gt=0)] = Field(10.0, description="of the query behind /health")
-    drain_s: Annotated[int, Field(ge=1)] = Field(30, description="for requests in flight after SIGTERM or Ctrl-C")
+    health_timeout_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds for the query behind /health")
+    drain_s: Annotated[int, Field(ge=1)] = Field(
+        30, description="seconds for requests in flight after SIGTERM or Ctrl-C"
+    )
     access_log: bool = Field(False, description="a line per request on stderr, without its queries")
 
     @property

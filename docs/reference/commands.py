@@ -1,0 +1,45 @@
+"""`cli.md`: what `--help` of every command says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from docs.reference.markdown import NOTE
+from reasonrag.cli import cli
+
+_WIDTH = 100
+
+
+def cli_page() -> str:
+    """`--help` of every command."""
+    lines = [
+        "# Command line reference",
+        "",
+        NOTE,
+        "```bash",
+        "reasonrag --help",
+        "```",
+        "",
+        "What stands in brackets behind an option is the [setting](settings.md) that it sets. Exit codes: 0; 2 for",
+        "bad input; 1 when more than `--max-failed` of the questions failed; 130 after Ctrl-C and 143 after SIGTERM,",
+        "both with everything paid for kept.",
+    ]
+    for path, command in commands(cli, ("reasonrag",)):
+        lines += ["", f"## {' '.join(path)}", "", "```text", _help(path, command), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command below one, with the words that call it."""
+    yield path, command
+    if isinstance(command, click.Group):
+        for name in sorted(command.commands):
+            yield from commands(command.commands[name], (*path, name))
+
+
+def _help(path: tuple[str, ...], command: click.Command) -> str:
+    settings = {**cli.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
+    context = click.Context(command, info_name=" ".join(path), **settings)
+    return "\n".join(line.rstrip() for line in command.get_help(context).splitlines())

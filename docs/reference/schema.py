@@ -1,0 +1,175 @@
+"""`schema.md`: the columns of `reasonrag.tables`, and the keys of the JSON files.
+
+The keys are described here; a test holds them against files that were written.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from docs.reference.markdown import NOTE, cell, code
+from reasonrag import tables
+
+# Title, where it lies, the table.
+TABLES: tuple[tuple[str, str, tables.Described], ...] = (
+    ("Trees", "RUN/trees/nodes-*.parquet", tables.tree_schema),
+    ("Pairs of steps", "RUN/pairs/{train,test}-*.parquet", tables.pair_schema),
+    ("Pairs of trajectories", "of `reasonrag pairs --level trajectory`", tables.trajectory_pair_schema),
+    ("Evaluated trajectories", "REPORT/NAME/trajectories/*.parquet", tables.trajectory_schema),
+    ("Rollouts of online training", "OUT/rollouts/step-*.parquet", tables.rollout_schema),
+    ("Reference plans", "the file that `reasonrag rl plan` writes", tables.plan_schema),
+)
+NESTED = {
+    "message": tables.message,
+    "passage": tables.passage,
+    "step": tables.step,
+    "step of a pair": tables.pair_step,
+}
+
+# Keys of the JSON files; `*` stands for names that the data gives.
+RUN_JSON = {
+    "questions.total": "questions asked for",
+    "questions.finished": "questions with a tree",
+    "questions.failed.*": "questions without one, by cause",
+    "trees.nodes": "nodes, roots included",
+    "trees.by_action.*": "nodes by what they did",
+    "trees.by_stop_reason.*": "complete trajectories by how they ended",
+    "trees.malformed.*": "steps that could not be read, by reason",
+    "trees.iterations_without_value": "visits that had no value to back up",
+    "trees.complete_trajectories": "trajectories that ended with an answer",
+    "trees.mean_f1": "of their answers; null if there is none",
+    "trees.mean_em": "of their answers; null if there is none",
+    "pairs.total": "pairs of both splits",
+    "pairs.train": "pairs for training",
+    "pairs.test": "pairs of held-out questions",
+    "pairs.questions_with_pairs": "questions with at least one",
+    "pairs.by_type.*": "pairs by chosen > rejected",
+    "pairs.by_depth.*": "pairs by steps before the decision",
+    "pairs.median_margin": "of chosen_reward - rejected_reward",
+    "pairs.min_margin": "the threshold",
+    "pairs.reward": "what was compared: spre, judge, or f1 of whole trajectories",
+    "pairs.alpha": "decay of the rewards; null for whole trajectories",
+    "pairs.level": "step or trajectory",
+    "calls.*.calls": "calls of policy, judge and search, over all processes that worked on the run",
+    "calls.*.prompt_tokens": "sent",
+    "calls.*.completion_tokens": "written",
+    "calls.*.calls_without_token_counts": "calls of which the backend reported no tokens",
+    "calls.*.cost": "by the prices given; null where one is unknown",
+    "seconds": "on the clock, over all processes",
+    "seed": "the run's",
+    "config_hash": "of configuration and content",
+    "content.*": "checksums of questions, corpus, prompts; names and checksums of models",
+    "policy": "name, and a checksum where it is a folder",
+    "judge": "likewise; null without one",
+    "versions.*": "installed versions of what can change a result",
+}
+TRAINING_JSON = {
+    "stage": "dpo, sft or rl",
+    "name": "hash of the identity",
+    "model.name": "the model that was trained",
+    "model.checksum": "name, and a checksum where it is a folder",
+    "data.source": "folder, file or name",
+    "data.checksum": "of its rows",
+    "data.train.*": "pairs and questions for training",
+    "data.held_out.*": "pairs and questions held out",
+    "data.lengths.tokens.*": "quantiles of prompt, chosen and rejected lengths",
+    "data.lengths.pairs.*": "pairs by split",
+    "data.lengths.left_out.*": "pairs too long, by split and depth",
+    "data.lengths.share_left_out.*": "their share",
+    "data.lengths.max_length": "tokens of the longest pair that was kept",
+    "data.lengths.limited_by": "data, setting or context",
+    "data.lengths.shifted": "pairs whose text and prompt have a token in common",
+    "data.lengths.shared_prompts": "prompts that stand in both splits",
+    "data.content.*": "online: checksums of questions, corpus, prompts and judge",
+    "data.rows.*": "rows that the trainer was given",
+    "steps": "optimizer steps",
+    "epochs": "over the data",
+    "seconds": "on the clock, over all processes",
+    "tokens_seen": "by the trainer",
+    "final.*": "the last figures, as TRL names them",
+    "best_held_out.*": "figures of the best look at held-out pairs; null if there was none",
+    "reward": "online: which",
+    "unscored.*": "online: trajectories without a reward, by cause",
+    "best.*": "online: step and value of the policy in `best/`",
+    "device": "cpu or the GPU's name",
+    "processes": "of the trainer",
+    "settings.*": "the resolved settings",
+    "identity.*": "the part of them, and of the data, that can change a result",
+    "versions.*": "installed versions of what can change a result",
+    "history": "figures by step",
+}
+METRICS_JSON = {
+    "policy": "the first policy, whose figures follow",
+    "setting": "its first setting: temperature, step limit, passages",
+    "em|f1|acc|retrievals|steps|forced|format_rate|prompt_tokens|completion_tokens.*": (
+        "mean, interval (low, high) and n; null where unknown; see [the metrics](evaluation.md)"
+    ),
+    "lasj|osr|usr.*": "likewise, with a judge",
+    "by_kind.*": "the same by kind of question",
+    "questions.*": "total, scored, not_tried",
+    "failed.*": "questions that a backend let down, by cause",
+    "ends.*": "attempts by how they ended",
+    "out_of_form.*": "attempts that are not well-formed, by reason",
+    "judged.*": "verdicts that are known and unknown, and failures by cause",
+    "policies.*": "the same of every policy and setting",
+    "settings.*": "the settings of every policy",
+    "differences": "paired differences from the first policy, with intervals",
+    "incomplete": "settings at which more than `--max-failed` of the questions are missing",
+    "unjudged": "settings at which more than `--max-failed` of the verdicts are missing",
+    "judge.*": "who judged what; null without a judge",
+    "dataset": "of the questions",
+    "split": "of the questions",
+    "seed": "of sampling, questions and intervals",
+    "rules": "house or flashrag",
+    "content.*": "checksums of questions and corpus, and how each policy was asked",
+    "asked_differently": "settings in which the policies differ",
+    "calls.*": "calls, tokens and cost of each policy",
+    "versions.*": "installed versions of what can change a result",
+}
+JSON_FILES = {
+    "run.json": ("what `build-tree` writes", RUN_JSON),
+    "training.json": ("what `dpo train`, `sft train` and `rl train` write", TRAINING_JSON),
+    "metrics.json": ("what `eval` writes", METRICS_JSON),
+}
+
+
+def schema_page() -> str:
+    """Every table and every JSON file."""
+    lines = [
+        "# Schema reference",
+        "",
+        NOTE,
+        "```bash",
+        "reasonrag stats runs/demo/trees",
+        "```",
+        "",
+        "Schemas are written down, never inferred, so every shard has the same columns whatever its rows hold. Pages",
+        "of the Parquet files carry checksums. A list of `message` is one of structs with the columns of `message`",
+        "below.",
+    ]
+    for title, place, table in TABLES:
+        place = place if "`" in place else f"`{place}`"
+        lines += ["", f"## {title}", "", f"{place[0].upper()}{place[1:]}. {table.__doc__}", "", *_columns(table)]
+    lines += ["", "## Nested columns", ""]
+    for name, table in NESTED.items():
+        lines += [f"### {name}", "", str(table.__doc__), "", *_columns(table), ""]
+    lines += ["## JSON files", "", "`*` stands for names that the data gives.", ""]
+    for file, (what, keys) in JSON_FILES.items():
+        lines += [f"### {file}", "", f"{what[0].upper()}{what[1:]}.", "", "| key | meaning |", "|---|---|"]
+        lines += [f"| {code(key.replace('|', '`, `'))} | {meaning} |" for key, meaning in keys.items()] + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _columns(table: tables.Described) -> list[str]:
+    rows = [f"| `{name}` | {arrow(type)} | {cell(meaning)} |" for name, type, meaning in table.columns]
+    return ["| column | type | meaning |", "|---|---|---|", *rows]
+
+
+def arrow(type: pa.DataType) -> str:
+    """A type as a reader would say it; structs by their names."""
+    if pa.types.is_list(type):
+        return f"list&lt;{arrow(type.value_type)}&gt;"
+    if pa.types.is_map(type):
+        return f"map&lt;{arrow(type.key_type)}, {arrow(type.item_type)}&gt;"
+    known = {str(pa.struct(list(table()))): name for name, table in NESTED.items()}
+    return known.get(str(type), {"float": "float32", "double": "float64"}.get(str(type), str(type)))
