@@ -146,7 +146,7 @@ def _with_own_prompts(tree: Tree, folder: Path) -> Tree:
 
 
 def _copy_prompts(source: Path, folder: Path) -> None:
-    for text in source.rglob("*.txt"):
+    for text in source.glob("*/*.txt"):  # ROOM/NAME.txt: whoever keeps their prompts among other texts keeps those
         target = folder / _OWN_PROMPTS / text.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(text, target)

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from urllib.parse import quote, quote_plus
 
 
@@ -61,6 +61,25 @@ def redact(text: str) -> str:
     return "***".join(text[start:end] for start, end in kept)
 
 
+def redact_data(text: str, what: str) -> str:
+    """`redact` for what a run keeps and works with; a warning says once that `what` held which kind of secret.
+
+    A variable that is called like a secret may hold what is none, and data is never changed without a word.
+    """
+    redacted = redact(text)
+    if redacted is not text:
+        for secret in find_secrets(text):
+            _warn(what, secret.kind)
+    return redacted
+
+
+@cache
+def _warn(what: str, kind: str) -> None:
+    import structlog
+
+    structlog.get_logger().warning("what looks like a secret is kept as ***", where=what, kind=kind)
+
+
 def _matches(text: str) -> Iterator[Secret]:
     folded = text.lower()
     for signs, shapes in _SHAPES_BY_SIGNS.items():
@@ -71,10 +90,10 @@ def _matches(text: str) -> Iterator[Secret]:
                 for match in shape.regex.finditer(text):
                     if shape.accepts(match[1]):
                         yield Secret(shape.kind, *match.span(1))
-    for value in _environment_values():
+    for value, name in _environment_values():
         start = text.find(value)
         while start >= 0:
-            yield Secret("environment", start, start + len(value))
+            yield Secret(f"value of {name}", start, start + len(value))
             start = text.find(value, start + len(value))
 
 
@@ -166,6 +185,21 @@ _SHAPES = (
     _Shape("wandb", "_", ("wandb_v",), re.compile(r"(wandb_v[0-9]_[A-Za-z0-9_]{30,})")),
     _Shape("anthropic", "-", ("sk-ant-",), re.compile(rf"{_START}(sk-ant-[A-Za-z0-9_-]{{16,}}+)"), _dense),
     _Shape("openai", "-", ("sk-",), re.compile(rf"{_START}(sk-(?!ant-)[A-Za-z0-9_-]{{16,}}+)"), _dense),
+    # Groq, Replicate, Jina, npm, Stripe; NVIDIA, Tavily, Perplexity, xAI, PyPI.
+    _Shape(
+        "api_key",
+        "_",
+        ("gsk_", "r8_", "jina_", "npm_", "k_live_"),
+        re.compile(rf"{_START}((?:gsk|r8|jina|npm|[sr]k_live)_[A-Za-z0-9_-]{{20,}}+)"),
+        _dense,
+    ),
+    _Shape(
+        "api_key",
+        "-",
+        ("nvapi-", "tvly-", "pplx-", "xai-", "pypi-"),
+        re.compile(rf"{_START}((?:nvapi|tvly|pplx|xai|pypi)-[A-Za-z0-9_-]{{20,}}+)"),
+        _dense,
+    ),
     _Shape("gitlab", "-", ("glpat-",), re.compile(r"(glpat-[A-Za-z0-9_-]{20,})")),
     _Shape("slack", "-", ("xox",), re.compile(rf"{_START}(xox[abeoprs]-[A-Za-z0-9-]{{10,}}+)"), _dense),
     _Shape(
@@ -254,9 +288,9 @@ _SECRET_NAME = re.compile(
 )
 
 
-def _environment_values() -> tuple[str, ...]:
-    """Values of variables whose names say that they are secret, in every form that a text may hold them in."""
-    return _forms(tuple(os.environ.get(name, "") for name in _secret_names(tuple(os.environ))))
+def _environment_values() -> tuple[tuple[str, str], ...]:
+    """Values of variables whose names say that they are secret, in every form that a text may hold them in; names."""
+    return _forms(tuple((name, os.environ.get(name, "").strip()) for name in _secret_names(tuple(os.environ))))
 
 
 @lru_cache(maxsize=8)
@@ -265,9 +299,9 @@ def _secret_names(names: tuple[str, ...]) -> list[str]:
 
 
 @lru_cache(maxsize=8)
-def _forms(values: tuple[str, ...]) -> tuple[str, ...]:
-    forms: dict[str, None] = {}
-    for value in map(str.strip, values):
+def _forms(variables: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    forms: dict[str, str] = {}
+    for name, value in variables:
         if len(value) < 12 or _harmless(value):
             continue
         # Bytes that are no text come as lone surrogates, which cannot be encoded and are in no text either.
@@ -278,8 +312,8 @@ def _forms(values: tuple[str, ...]) -> tuple[str, ...]:
         ]
         lower = [re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in encoded]
         escaped = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]]
-        forms |= dict.fromkeys((value, *encoded, *lower, *escaped, html.escape(value)))
-    return tuple(forms)
+        forms |= dict.fromkeys((value, *encoded, *lower, *escaped, html.escape(value)), name)
+    return tuple(forms.items())
 
 
 def _harmless(value: str) -> bool:

@@ -2,17 +2,23 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import itertools
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 from urllib.parse import quote
 
+import click
 import pytest
+from structlog.testing import capture_logs
 
-from reasonrag.secrets import find_secrets, redact
+from reasonrag.cli import Redacted
+from reasonrag.config import load_config
+from reasonrag.errors import ConfigError
+from reasonrag.secrets import find_secrets, redact, redact_data
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 MIXED = "aB3dE5fG7hJ9kL2mN4pQ6rS8tU0vW1xY3zA5bC7d"  # 40 characters, as generators mix them
@@ -31,6 +37,8 @@ TOKENS = {
     "github": f"ghp_{MIXED[:36]}",
     "github, of an app": f"ghs_{MIXED[:36]}",
     "github, fine-grained": f"github_pat_{MIXED[:22]}_{MIXED}",
+    "api_key": f"gsk_{MIXED}",
+    "api_key of xAI": f"xai-{MIXED}",
     "gitlab": f"glpat-{MIXED[:20]}",
     "aws": f"AKIA{ID}",
     "aws, for a while": f"ASIA{ID}",
@@ -111,6 +119,7 @@ def test_a_private_key_that_was_cut_goes_as_far_as_it_goes() -> None:
         "***",
         "a task-oriented-dialogue-with-3-turns-and-2-tools, disk-based-2024-index",
         "hf_hub_download(repo_id) of hf_transfer; sk-learn-based-classification-of-2020-data",
+        "npm_config_user_agent_and_more, xai-for-explainable-models-2024-survey, jina_embeddings_v2_base_en_2023",
         "token: Optional[str] = None, token=self.tokens[3], api_key=os.environ['OPENAI_API_KEY'], key=lambda k: k",
         "password: str = Field(...), password=getpass.getpass(), The password: swordfish. Secret: nobody knew",
         "tokenizer=Qwen2.5-0.5B-Instruct, eos_token: <|im_end|>, token_ids: [151644, 8948], token: 151645151645",
@@ -135,6 +144,27 @@ def test_values_of_the_environment_are_known_in_every_form(monkeypatch: pytest.M
         assert redact(f"it is {form}, twice: {form}.") == "it is ***, twice: ***."
     monkeypatch.delenv("MY_DATABASE_PASSWORD")
     assert redact(value) is value
+
+
+def test_data_is_never_changed_without_a_word_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DEFAULT_KEY", "Qwen2.5-7B-Instruct")
+    with capture_logs() as told:
+        assert [redact_data("by Qwen2.5-7B-Instruct", "a test") for _ in range(3)] == ["by ***"] * 3
+    assert [(entry["where"], entry["kind"]) for entry in told] == [("a test", "value of DEFAULT_KEY")]
+    with pytest.raises(ConfigError, match=r"policy\.model: this looks like a secret \(value of DEFAULT_KEY\)"):
+        load_config(overrides={"policy.model": "Qwen2.5-7B-Instruct"})
+
+
+def test_a_stream_lets_no_secret_through_however_it_is_written_to() -> None:
+    raw = io.BytesIO()
+    stream = cast(TextIO, Redacted(io.TextIOWrapper(raw, encoding="ascii", write_through=True)))
+    stream.write(f"{JWT}\n")
+    stream.writelines([f"{JWT}\n"])
+    print(JWT, file=stream)
+    click.echo(JWT, file=stream)  # which writes bytes by itself to a stream of ASCII
+    assert raw.getvalue() == b"***\n" * 4
 
 
 def test_bytes_in_the_environment_that_are_no_text_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn, TextIO, cast
 
 import click
@@ -38,7 +39,14 @@ class Redacted:
         self._stream.write(redact(text))
         return len(text)
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Each of them redacted."""
+        for line in lines:
+            self.write(line)
+
     def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # what click writes to by itself where the encoding is ASCII
+            raise AttributeError("no bytes: they would not be redacted")
         return getattr(self._stream, name)
 
 

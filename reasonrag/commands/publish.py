@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
-from reasonrag.commands.shell import error_console
+from reasonrag.commands.shell import error_console, this_command
 from reasonrag.errors import ConfigError, RunError
 from reasonrag.publish.hub import CARD
 from reasonrag.publish.publish import Wanted, beside, check, stage, upload
@@ -19,12 +22,16 @@ _SHOWN = 20
 def publish(path: Path, wanted: Wanted) -> None:
     """Stage beside the run, search, upload, and say where it is."""
     check(path, wanted)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the staged folder goes then, too
+    _heed_signals()
     console = error_console()
     with beside(path) as folder:
         staged = stage(path, folder, wanted)
         _say_found(staged.findings)
-        done = upload(staged, wanted, say=lambda line: console.print(printable(line)))
+        try:
+            done = upload(staged, wanted, say=lambda line: console.print(printable(line)))
+        except SystemExit:
+            console.print(f"stopped; what the Hub has is not sent again. Go on with:\n  {this_command()}")
+            raise
     seen = "private" if done.private else "public"
     print(printable(f"{done.url}, {done.tag}, {seen}" + ("" if done.changed else "; it was there already")))
 
@@ -37,11 +44,13 @@ def dry_run(path: Path, wanted: Wanted, out: Path | None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise RunError(f"{out} is not empty; choose a new folder for --out")
-    with beside(out) as folder:
-        staged = stage(path, folder, wanted)
+    _heed_signals()
+    with tempfile.TemporaryDirectory(dir=out) as folder:
+        staged = stage(path, Path(folder), wanted)
         files = staged.files
-        for made in folder.iterdir():
-            made.replace(out / made.name)
+        for name in files:  # copied: staged files may be links, and whoever edits these must not edit the run
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(folder, name), out / name)
     for name, size in files.items():
         print(printable(f"{size:>14,}  {name}"))
     print(printable(f"card: {out / CARD} (what others wrote into the one on the Hub is kept)"))
@@ -50,6 +59,17 @@ def dry_run(path: Path, wanted: Wanted, out: Path | None) -> None:
     if not staged.findings:
         print("search: no secrets, machine paths or e-mail addresses")
     staged.check(wanted.allow)
+
+
+def _heed_signals() -> None:
+    """From now on Ctrl-C and SIGTERM end the command after staged files are gone; a second one ends it at once."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+
+
+def _stop(number: int, frame: object) -> None:
+    signal.signal(number, lambda number, frame: os._exit(128 + number))  # a file that goes up would be waited for
+    sys.exit(128 + number)
 
 
 def _say_found(findings: list[Finding]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from reasonrag.journal import Journal
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.secrets import redact
+from reasonrag.secrets import redact_data
 from reasonrag.types import Completion, FinishReason, Prompt
 
 
@@ -83,7 +83,7 @@ def _without_secrets(completion: Completion) -> Completion:
     Formats encode the text anew where there are no ids, and trees and pairs take such a step as they take those of a
     backend that reports none.
     """
-    text = redact(completion.text)
+    text = redact_data(completion.text, "a reply")
     return completion if text is completion.text else replace(completion, text=text, token_ids=None, logprobs=None)
 
 

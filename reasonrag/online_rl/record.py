@@ -16,7 +16,7 @@ from reasonrag.formats import Format
 from reasonrag.online_rl.advantages import Scale, group_advantages
 from reasonrag.online_rl.samples import Batch, Sample
 from reasonrag.parquet import write_parquet
-from reasonrag.secrets import redact
+from reasonrag.secrets import redact_data
 from reasonrag.tables import rollout_schema
 from reasonrag.types import Trajectory
 
@@ -104,8 +104,8 @@ def over_under(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
 
 
 def _without_secrets(row: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: redact(value) if isinstance(value, str) else value for name, value in row.items()}
-    return found | {"golden_answers": [redact(answer) for answer in row["golden_answers"]]}
+    found = {name: redact_data(value, "a rollout") if isinstance(value, str) else value for name, value in row.items()}
+    return found | {"golden_answers": [redact_data(answer, "a rollout") for answer in row["golden_answers"]]}
 
 
 def _row(sample: Sample, advantage: float, step: int, format: Format) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from reasonrag.text import inert, one_line, printable
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
+    from yaml import MappingNode, SafeLoader
 
 Yaml = dict[str, Any]
 
@@ -116,14 +118,14 @@ def merge_card(
     """
     import yaml
 
-    before, text = _split(old or "")
+    before, comments, text = _split(old or "")
     block = _BLOCK.search(text)
     if len(_COMMENT.findall(text)) != (2 if block else 0):
         raise _unreadable("its comments reasonrag:begin and reasonrag:end are not one pair")
     try:
         before |= {name: data[name] for name in asked}
         merged = _merge_yaml(before, data, _checksums(block[1] if block else ""), is_gone)
-        front = _yaml(merged)
+        front = comments + _yaml(merged)
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise _unreadable(f"its YAML holds values of unexpected kinds ({one_line(str(error))[:80]})") from error
     ours = f"<!-- reasonrag:begin {_written(data)} -->\n{body.strip()}\n<!-- reasonrag:end -->"
@@ -134,23 +136,44 @@ def merge_card(
     return f"---\n{front}---\n{text}"
 
 
-def _split(card: str) -> tuple[Yaml, str]:
-    """YAML values and text of a card."""
+def _split(card: str) -> tuple[Yaml, str, str]:
+    """YAML values of a card, the lines between them that are comments, and its text."""
     import yaml
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     card = card.removeprefix("\ufeff")
     block = REGEX_YAML_BLOCK.search(card)
     if block is None:
-        return {}, card
+        return {}, "", card
     try:
-        data = yaml.safe_load(block[2])
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        data = yaml.load(block[2], _loader())
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         problem = getattr(error, "problem", None) or type(error).__name__
         raise _unreadable(f"its YAML is broken ({one_line(str(problem))[:120]})") from error
     if not isinstance(data, dict | None):
         raise _unreadable(f"its YAML is a {type(data).__name__}, not a mapping")
-    return data or {}, card[block.end() :]
+    comments = "".join(f"{line}\n" for line in re.findall(r"^#[^\r\n]*", block[2], re.MULTILINE))
+    return data or {}, comments, card[block.end() :]
+
+
+@cache
+def _loader() -> type[SafeLoader]:
+    """YAML as the Hub reads it: `no` is a language, and a name that stands twice is an error."""
+    from yaml import SafeLoader
+    from yaml.constructor import ConstructorError
+
+    class Loader(SafeLoader):
+        def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+            names = Counter(name.value for name, _ in node.value if isinstance(name.value, str))
+            if twice := next((name for name, times in names.items() if times > 1), None):
+                raise ConstructorError(problem=f"{twice} stands in it twice")
+            return super().construct_mapping(node, deep)
+
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in found if first in "tTfF" or not tag.endswith(":bool")]
+        for first, found in SafeLoader.yaml_implicit_resolvers.items()
+    }
+    return Loader
 
 
 def _unreadable(why: str) -> ConfigError:
@@ -188,20 +211,25 @@ def _merge_named(before: Yaml, name: str, ours: list[Yaml], is_gone: Callable[[s
             merged.append(entry | mine)
         elif entry["config_name"] not in gone:
             merged.append(entry)
-    merged += new.values()
-    if sum(bool(entry.get("default")) for entry in merged) > 1:  # a person's choice; `datasets` refuses two
-        chosen = next(entry for entry in _entries(before, name) if entry.get("default"))["config_name"]
-        merged = [
-            entry if entry["config_name"] == chosen else {k: v for k, v in entry.items() if k != "default"}
-            for entry in merged
-        ]
-    return merged
+    defaults = [entry["config_name"] for entry in (*_entries(before, name), *ours) if entry.get("default")]
+    return _with_one_default([*merged, *new.values()], defaults)
+
+
+def _with_one_default(entries: list[Yaml], wanted: list[str]) -> list[Yaml]:
+    """`datasets` refuses two: one by name needs no mark, else the first of those `wanted` that are there has it."""
+    names = [entry["config_name"] for entry in entries]
+    chosen = next((name for name in ("default", *wanted) if name in names), None)
+    return [
+        {key: value for key, value in entry.items() if key != "default" or name == chosen}
+        for name, entry in zip(names, entries, strict=True)
+    ]
 
 
 def _entries(data: Yaml, name: str) -> list[Yaml]:
-    """A single one may stand without a list."""
+    """A single one may stand without a list, and a `dataset_info` without a name."""
     found = data.get(name) or []
-    return [{"config_name": "default", **found}] if isinstance(found, dict) else list(found)
+    found = [found] if isinstance(found, dict) else found
+    return list(found) if name == "configs" else [{"config_name": "default", **entry} for entry in found]
 
 
 def _paths(config: Yaml) -> list[str]:

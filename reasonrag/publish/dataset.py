@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reasonrag.card import POLICY_CARD, PolicyCard
 from reasonrag.config import Config
-from reasonrag.errors import DataError, RunError
+from reasonrag.errors import ConfigError, DataError, RunError
 from reasonrag.parquet import Row, ShardWriter, read_batches, shard_paths
+from reasonrag.parts import open_format
+from reasonrag.publish.cards import mapping
 from reasonrag.publish.staging import place, place_json, place_yaml
 from reasonrag.runs import read_run
 from reasonrag.tables import Described, pair_schema, trajectory_pair_schema, tree_schema
@@ -83,6 +85,7 @@ class Staged:
         parts: pairs by source and split, then trees.
         counts: of pairs.
         example: a pair, as a row of its table.
+        asked: whether `reasonrag.yaml` is in it.
     """
 
     config: Config
@@ -90,6 +93,7 @@ class Staged:
     parts: list[Part]
     counts: Counts
     example: Row
+    asked: bool
 
     @property
     def level(self) -> str:
@@ -135,12 +139,25 @@ def stage_run(run: Path, folder: Path, *, trees: bool) -> Staged:
         parts.append(_part(TREES, None, "nodes", files, tree_schema(), folder, Counter()))
         _check_counts(run, summary, "trees", parts[-1].rows)
     place_json(summary, folder / "run.json")
-    settings = config.model_dump(mode="json")
-    place_yaml(settings, folder / "config.yaml")
-    card = PolicyCard.of(settings)
-    if card.prompts is None or Path(card.prompts).is_dir():  # else they have gone since
-        card.write(folder)
-    return Staged(config, summary, sorted(parts, key=_order), counts, _first_row(folder, schema))
+    place_yaml(config.model_dump(mode="json"), folder / "config.yaml")
+    asked = _asked(config, summary)
+    if asked is not None:
+        asked.write(folder)
+    return Staged(config, summary, sorted(parts, key=_order), counts, _first_row(folder, schema), asked is not None)
+
+
+def _asked(config: Config, summary: dict[str, Any]) -> PolicyCard | None:
+    """How the policy was asked; None where its own prompts are gone since, or others now."""
+    card = PolicyCard.of(config.model_dump(mode="json"))
+    if card.prompts is None:
+        return card
+    if config.format.name.startswith("python:"):  # its code is not run to look at them
+        return None
+    try:
+        same = open_format(config).fingerprint == mapping(summary, "content").get("prompts")
+    except ConfigError:
+        return None
+    return card if same else None
 
 
 def config_names(sources: Sequence[str]) -> dict[str, str]:

@@ -105,6 +105,7 @@ def card_body(staged: Staged, *, repo_id: str, licence: str | None) -> str:
         "dataset.md.j2",
         repo_id=repo_id,
         compared=_compared(staged),
+        asked=staged.asked,
         names=[source or "unnamed" for source in _sources(staged)],
         pairs=_pairs(staged),
         configs=_by_config(staged),

@@ -28,10 +28,10 @@ _WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model-*.safetenso
 _MODEL = (
     *(*_WEIGHTS, _ADAPTER, "config.json", "generation_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", POLICY_CARD, "prompts/**/*.txt"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", POLICY_CARD, "prompts/*/*.txt"),
 )
-_TRAINING = ("curves.svg", "curves.png")
-OWNED = (*(name.replace("**/", "") for name in _MODEL), *_TRAINING, SUMMARY)
+_CURVES = "curves.svg"
+OWNED = (*_MODEL, _CURVES, SUMMARY)
 
 # Where transformers and peft note what a model was loaded from.
 _FROM = ("base_model_name_or_path", "_name_or_path", "name_or_path")
@@ -89,7 +89,7 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
         raise DataError(f"{weights} holds no weights in safetensors (pickles are not published); save them as those")
     for source in _files(weights, _MODEL):
         _place_model_file(source, folder / source.relative_to(weights))
-    for source in _files(path, _TRAINING):
+    for source in _files(path, (_CURVES,)):
         place(source, folder / source.name)
     place_json(training, folder / SUMMARY)
     base, on_hub = _base(training)

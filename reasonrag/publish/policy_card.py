@@ -13,6 +13,7 @@ from reasonrag.publish.policy import StagedPolicy
 from reasonrag.publish.staging import settings_text
 from reasonrag.questions import HUB_REPOSITORY
 from reasonrag.text import one_line, printable
+from reasonrag.training.sources import HUB_NAME
 
 _TAGS = ["agentic-rag", "process-reward", "trl", "reasonrag"]
 _STAGES = {
@@ -97,7 +98,8 @@ def _dataset(staged: StagedPolicy) -> str | None:
     source = str(mapping(staged.training, "data").get("source") or "")
     if source_of(source).hub == HUB_REPOSITORY:
         return HUB_REPOSITORY
-    return source if source.count("/") == 1 and source == mapping(staged.training, "settings").get("data") else None
+    named = HUB_NAME.fullmatch(source) if source == mapping(staged.training, "settings").get("data") else None
+    return named["name"] if named and "/" in named["name"] else None
 
 
 def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from reasonrag.publish.licences import UNKNOWN, check_licence
 from reasonrag.publish.measured import read_measured
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
 from reasonrag.publish.staging import files_of
-from reasonrag.runs import write_text
+from reasonrag.runs import lock, write_text
 from reasonrag.training.folder import SUMMARY
 
 ALLOWED = (EMAIL, PATH)  # secrets never are
@@ -152,10 +152,22 @@ def _what_it_is(path: Path) -> str:
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """An empty folder on the same disk, where large files need no copy; it is gone in the end."""
+    """An empty folder on the same disk, where large files need no copy; it is gone in the end.
+
+    Nobody else writes to `path` or publishes it meanwhile, so what a process that was killed left there goes, too.
+
+    Raises:
+        RunError: another process does.
+    """
     path = path.resolve()
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-        yield Path(folder)
+    folder = path.with_name(f".{path.name}.publish")
+    with lock(path / ".lock"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def upload(staged: Staged, wanted: Wanted, *, say: Callable[[str], None]) -> Published:

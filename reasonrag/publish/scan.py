@@ -1,7 +1,7 @@
 """What must not be published without a look: secrets, places on a machine, e-mail addresses.
 
-Every string of every Parquet file and every line of every text file is searched, a part at a time. A secret is never
-shown, nor is an address or a path that overlaps one.
+Every string of every Parquet file, the header of weights and every line of every other file is searched. A secret is
+never shown, nor is an address or a path that overlaps one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SECRET, PATH, EMAIL = "secret", "path", "email"
 Patterns = tuple[tuple[str, str], ...]  # kind, and an RE2 pattern that names what it `found`
 
-_NOT_TEXT = (".parquet", ".safetensors", ".png", ".model")
+_MOST_HEADER_BYTES = 100_000_000  # as safetensors itself allows
 _BATCH_ROWS = 1_000
 _SHOWN_CHARS = 60
 # RE2: linear time, no look-around. `url.example/home/page` is no path of a machine, `file:///home/me` is one.
@@ -72,7 +72,7 @@ def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Fi
 
     Args:
         folder: to be published.
-        files: relative to it; pictures and weights have no text.
+        files: relative to it.
         places: see `places_of`.
     """
     patterns = _patterns(places)
@@ -95,15 +95,24 @@ def _in_file(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, st
     """Column, row, kind, what, and in how many values."""
     if path.suffix == ".parquet":
         yield from _in_table(path, patterns)
-    elif path.suffix not in _NOT_TEXT:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        text = unescaped(text) if path.suffix == ".md" else text
+    else:
+        text = _text(path)
         for secret in find_secrets(text):  # in all of it at once: a key may fill many lines
             yield "", text.count("\n", 0, secret.start) + 1, SECRET, secret.kind, 1
         import pyarrow as pa
 
         for kind, what, hits in _hits(pa.array(redact(text).split("\n")), patterns):
             yield "", hits[0] + 1, kind, what, len(hits)
+
+
+def _text(path: Path) -> str:
+    """As far as it is any: of weights the header, of a card what readers see."""
+    if path.suffix == ".safetensors":
+        with path.open("rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), _MOST_HEADER_BYTES))
+        return header.decode("utf-8", "replace")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return unescaped(text) if path.suffix == ".md" else text
 
 
 def _in_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str, int]]:

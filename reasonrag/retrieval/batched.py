@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from reasonrag.errors import RetrievalError
 from reasonrag.retrieval.base import Retriever
-from reasonrag.secrets import redact
+from reasonrag.secrets import redact_data
 from reasonrag.types import Passage
 
 Ranking = tuple[Passage, ...]
@@ -210,5 +210,5 @@ class BatchedRetriever:
 
 def _without_secrets(passage: Passage) -> Passage:
     """Redacted before it is kept or read: a run that was killed reads the same from what was kept."""
-    contents = redact(passage.contents)
+    contents = redact_data(passage.contents, "a passage")
     return passage if contents is passage.contents else replace(passage, contents=contents)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reasonrag.card import POLICY_CARD, PolicyCard
 from reasonrag.config import Config, load_config
@@ -16,9 +17,12 @@ from reasonrag.text import one_line
 from reasonrag.training.rows import FURTHER, LAYOUTS, NEEDED, OWN, Raw, checked_rows
 from reasonrag.training.tokens import Row
 
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
 _HELD_OUT = ("test", "validation", "valid", "val", "dev", "eval")
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
-_HUB = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
+HUB_NAME = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.-]+))?")
 _HUB_TIMEOUT_S = 10.0
 
 
@@ -139,20 +143,11 @@ def _parquet(path: Path) -> Iterator[Raw]:
 
 def _hub(data: str) -> Source:
     """A data set with a `train` split; its test or validation split is held out. No code of it is ever run."""
-    named = _HUB.fullmatch(data)
+    named = HUB_NAME.fullmatch(data)
     if not named:
         raise DataError(f"data {quoted(data)}: no such file or folder; give a run's folder, a file, or a Hub id")
-    name, revision, part = named["name"], named["revision"], named["config"]
-    import datasets
-    import huggingface_hub
-
     try:
-        if not huggingface_hub.is_offline_mode():
-            # `load_dataset` tries a dead Hub for half a minute, and talks about it.
-            about = huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=_HUB_TIMEOUT_S)
-            revision = about.sha  # so that the rows and the card are of one commit
-        found = datasets.load_dataset(name, part, revision=revision)
-        card = _hub_card(name, revision)
+        found, card = _fetched(named["name"], named["revision"], named["config"])
     except ConfigError:
         raise
     # Offline mode, sockets, HTTP statuses and damaged caches each raise a type of their own, from three libraries.
@@ -176,18 +171,20 @@ def _hub(data: str) -> Source:
     return Source(rows[0], rows[1], card)
 
 
-def _hub_card(name: str, revision: str | None) -> PolicyCard | None:
-    """What lies beside the rows; None where there is none, or offline none was fetched before."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+def _fetched(name: str, revision: str | None, part: str | None) -> tuple[DatasetDict, PolicyCard | None]:
+    """Splits by name and how the policy was asked, both of one commit; offline that which was fetched before."""
+    import datasets
+    import huggingface_hub
 
-    try:
-        folder = snapshot_download(
-            name, repo_type="dataset", revision=revision, allow_patterns=[POLICY_CARD, "prompts/*"]
-        )
-    except LocalEntryNotFoundError:
-        return None
-    return PolicyCard.read(Path(folder))
+    offline = huggingface_hub.is_offline_mode()
+    if not offline:  # else `load_dataset` tries a dead Hub for half a minute, and talks about it
+        huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=_HUB_TIMEOUT_S)
+    wanted = ["README.md", POLICY_CARD, "prompts/*"]
+    folder = huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=wanted)
+    card = PolicyCard.read(Path(folder))
+    if offline:  # by its name it would be any revision and any configuration that was ever read
+        return datasets.load_dataset(folder, part), card
+    return datasets.load_dataset(name, part, revision=Path(folder).name), card
 
 
 def _card(config: Config) -> PolicyCard:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,19 +43,40 @@ assert set(load_dataset({ID!r}, revision="v1.0.0")) == set({PARTS["all"]!r})
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[FakeHub]:
+def serving() -> Iterator[FakeHub]:
     with serving_hub() as hub:
         yield hub
 
 
 @pytest.fixture
-def online(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+def hub(serving: FakeHub) -> FakeHub:
+    """As it is, with an empty log."""
+    serving.clear()
+    return serving
+
+
+@pytest.fixture(scope="module")
+def online(serving: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables of a client of this Hub alone."""
-    hub.clear()
     return {
-        **{"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"},
-        **{"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"},
+        **{"HF_ENDPOINT": serving.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"},
+        **{"HF_HOME": str(tmp_path_factory.mktemp("hf")), "HF_HUB_DISABLE_TELEMETRY": "1"},
     }
+
+
+@pytest.fixture(scope="module")
+def published(finished_run: Path, online: dict[str, str]) -> str:
+    """What was said while the run was published at v1.0.0."""
+    done = product.run("publish", finished_run, "--repo-id", ID, **online)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def in_python(code: str, *arguments: str | Path, **env: str) -> None:
+    """Run code in a process of its own, which has to succeed."""
+    child = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(child, env=product.environment(**env), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def planted(run: Path, out: Path, text: str) -> Path:
@@ -68,14 +90,12 @@ def planted(run: Path, out: Path, text: str) -> Path:
 
 
 def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrote(
-    finished_run: Path, hub: FakeHub, online: dict[str, str]
+    finished_run: Path, published: str, hub: FakeHub, online: dict[str, str]
 ) -> None:
-    done = product.run("publish", finished_run, "--repo-id", ID, **online)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"{hub.url}/datasets/{ID}, v1.0.0, private\n")
+    assert published.endswith(f"{hub.url}/datasets/{ID}, v1.0.0, private\n")
     repo = hub.repos["datasets", ID]
     assert repo.private
-    there = repo.commits[-1].files
+    there = repo.at("v1.0.0").files
     assert sorted(there) == [
         *(".gitattributes", "README.md", "config.yaml"),
         *(f"pairs/sea/{split}-00000-of-00001.parquet" for split in ("test", "train")),
@@ -85,9 +105,7 @@ def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrot
     assert {Path(name).name: blob.content for name, blob in there.items() if name.endswith(".parquet")} == mine
     assert not [path for path in finished_run.parent.iterdir() if path != finished_run]
 
-    child = [sys.executable, "-c", READ_BACK, str(finished_run)]
-    back = subprocess.run(child, env=product.environment(**online), capture_output=True, text=True, timeout=120)
-    assert back.returncode == 0, back.stderr
+    in_python(READ_BACK, finished_run, **online)
 
     card = there["README.md"].content.decode().replace("tags:\n", "tags:\n- by-hand\n") + "\nWords by hand.\n"
     repo.edit("README.md", card.encode())
@@ -105,6 +123,36 @@ def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrot
     assert [config["config_name"] for config in data["configs"]] == ["all", "sea"]
 
 
+def test_ctrl_c_leaves_no_staged_folder_and_the_printed_command_goes_on(
+    finished_run: Path, tmp_path: Path, hub: FakeHub, online: dict[str, str]
+) -> None:
+    run, name = tmp_path / "run", f"{USER}/stopped"
+    shutil.copytree(finished_run, run)
+    child = product.start("publish", run, "--repo-id", name, **online)
+    hub.fail("commit", do=lambda: child.send_signal(signal.SIGINT), status=503)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert said.endswith(f"Go on with:\n  reasonrag publish {run} --repo-id {name}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert not hub.repos["datasets", name].written
+
+
+def test_a_policy_trained_on_a_published_version_is_asked_as_that_run_asked(
+    published: str, tmp_path: Path, hub: FakeHub, online: dict[str, str]
+) -> None:
+    trained = product.run(
+        *("dpo", "train", "--data", f"{ID}@v1.0.0:sea", "--model", "demo", "--set", "max_steps=1", "--set"),
+        *("method=full", "--out", tmp_path / "policy"),
+        **online,
+    )
+    assert trained.returncode == 0, trained.stderr
+    version = hub.repos["datasets", ID].at("v1.0.0")
+    assert (tmp_path / "policy/reasonrag.yaml").read_bytes() == version.files["reasonrag.yaml"].content
+    # By this the same version, and no other, is found offline (tests/training/test_examples.py).
+    kept = Path(online["HF_HOME"], "hub", f"datasets--{ID.replace('/', '--')}", "refs/v1.0.0")
+    assert kept.read_text() == version.oid
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "shown"),
     [
@@ -120,11 +168,11 @@ def test_what_the_policy_should_not_have_written_is_found_and_nothing_is_sent(
     done = product.run("publish", run, "--repo-id", f"{USER}/planted", warm=True, **online)
     assert done.returncode == 2
     assert f"found: trees/nodes-00000-of-00001.parquet, column text, row 3: {kind}" in done.stdout
-    assert shown in done.stderr
+    assert "so nothing was sent" in done.stderr and shown in done.stderr
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert "secret" not in kind or text not in done.stdout + done.stderr
     assert hub.log == []
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".run")] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_dry_run_writes_what_would_go_up_and_sends_nothing(

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import yaml
+from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import DatasetCard
 
 from reasonrag.errors import ConfigError
@@ -82,6 +83,21 @@ def test_configurations_whose_files_are_gone_go_and_a_default_chosen_by_hand_sta
     assert [info["config_name"] for info in data["dataset_info"]] == ["mine", "all"]
 
 
+def test_a_configuration_that_is_called_default_is_the_only_default():
+    card = merge_card("---\nconfigs:\n- config_name: default\n  data_files: data/*\n---\n", OURS, "Body.")
+    found = DatasetCard(card).data
+    assert MetadataConfigs.from_dataset_card_data(found).get_default_config_name() == "default"
+    assert [config["config_name"] for config in found.configs] == ["default", "all"]
+
+
+def test_what_yaml_means_to_the_hub_and_its_comments_stay():
+    old = "---\n# see the specification\nlanguage: no\ngated: true\n# and this\ndataset_info:\n- features: []\n---\nT\n"
+    card = merge_card(old, OURS, "Body.")
+    assert card.startswith("---\n# see the specification\n# and this\nlanguage: 'no'\ngated: true\n")
+    assert [info["config_name"] for info in DatasetCard(card).data.dataset_info] == ["default", "all"]
+    assert merge_card(card, OURS, "Body.") == card
+
+
 BILLION = "a: &a [x,x]\n" + "".join(
     f"{c}: &{c} [*{p},*{p},*{p}]\n" for p, c in zip("abcdefghijk", "bcdefghijkl", strict=True)
 )
@@ -91,6 +107,7 @@ BILLION = "a: &a [x,x]\n" + "".join(
     "old",
     [
         "---\nlicense: [\n---\n",
+        "---\nlicense: mit\nlicense: apache-2.0\n---\n",
         "---\n- a list\n---\n",
         "---\nconfigs: 3\n---\n",
         "---\nconfigs: [a]\n---\n",

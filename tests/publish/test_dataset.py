@@ -13,9 +13,12 @@ from huggingface_hub import DatasetCard
 from markdown_it import MarkdownIt
 
 from reasonrag.card import PolicyCard
-from reasonrag.errors import ConfigError, DataError, InputError
+from reasonrag.config import load_config
+from reasonrag.errors import ConfigError, DataError, InputError, RunError
+from reasonrag.formats import PromptSet
 from reasonrag.parquet import read_parquet, read_shards
-from reasonrag.publish.publish import Wanted, stage
+from reasonrag.parts import open_format
+from reasonrag.publish.publish import Wanted, beside, stage
 from reasonrag.tables import pair_schema, trajectory_pair_schema
 from tests.publish.toys import edit_json, recount, write_run
 from tests.report.hostile import HOSTILE
@@ -55,18 +58,37 @@ def test_the_very_bytes_of_the_tables_go_up_and_nothing_of_the_journal(run):
         assert (found.upload.folder / "pairs/demo" / mine.name).read_bytes() == mine.read_bytes()
 
 
-def test_how_the_policy_was_asked_goes_with_its_steps(run):
+def test_how_the_policy_was_asked_goes_with_its_steps_unless_nobody_knows_it_any_more(run):
     prompts = run.parent / "mine"
-    prompts.mkdir()
-    (prompts / "reason.txt").write_text("Ask /home/ann, she knows.")
+    shutil.copytree(PromptSet.find("default").folder, prompts)
+    asking = prompts / "reasonrag/reasoning.txt"
+    asking.write_text(asking.read_text() + "Ask /home/ann, she knows.")
+    (prompts / "diary.txt").write_text("Nobody's business.")
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["format"]["prompts"] = str(prompts)
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    asked = open_format(load_config(file=run / "config.yaml")).fingerprint
+    edit_json(run / "run.json", lambda summary: summary.update(content={"prompts": asked}))
     found = staged(run)
     assert PolicyCard.read(found.upload.folder).prompts == str(found.upload.folder / "prompts")
-    assert [(f.file, f.kind) for f in found.findings] == [("prompts/reason.txt", "path")]
-    shutil.rmtree(prompts)
-    assert "reasonrag.yaml" not in staged(run).files
+    assert [(f.file, f.kind) for f in found.findings] == [("prompts/reasonrag/reasoning.txt", "path")]
+    assert "prompts/diary.txt" not in found.files
+    assert "`reasonrag.yaml`" in card_of(found).text
+    for spoil in (lambda: asking.write_text("Changed since."), lambda: shutil.rmtree(prompts)):
+        spoil()
+        found = staged(run)
+        assert "reasonrag.yaml" not in found.files and "reasonrag.yaml" not in card_of(found).text
+
+
+def test_a_folder_that_a_killed_process_left_goes_and_two_at_once_are_refused(run):
+    left = run.parent / ".run.publish"
+    (left / "pairs").mkdir(parents=True)
+    with beside(run) as folder:
+        assert list(folder.iterdir()) == []
+        with pytest.raises(RunError, match="in use by another process"), beside(run):
+            pass
+        assert folder.is_dir()
+    assert not left.exists()
 
 
 def test_the_card_is_read_by_the_hubs_client_and_counts_what_is_there(run):

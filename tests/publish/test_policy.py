@@ -39,6 +39,15 @@ def test_weights_and_how_they_are_asked_go_up_and_no_pickle_journal_or_checkpoin
     assert card_of(found).text.count("\n| ") <= 14
 
 
+def test_the_hub_data_set_it_was_trained_on_is_named_without_its_version(tmp_path):
+    path = write_policy(tmp_path / "policy")
+    named = "me/steps@v1.0.0:hotpotqa"
+    edit_json(
+        path / "training.json", lambda held: (held["data"].update(source=named), held["settings"].update(data=named))
+    )
+    assert card_of(staged(path)).data.datasets == ["me/steps"]
+
+
 def test_an_adapter_names_its_model_and_a_place_on_this_machine_is_left_out(tmp_path):
     base = tmp_path / "models/mine"
     base.mkdir(parents=True)

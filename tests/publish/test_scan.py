@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from reasonrag.parquet import write_parquet
 from reasonrag.publish.scan import EMAIL, PATH, SECRET, places_of, scan
@@ -98,6 +100,11 @@ def test_text_files_are_searched_by_line_and_keys_that_fill_many_lines_are_found
         ("card.md", "", 3, SECRET, "private_key", 1),
         ("x.json", "", 1, EMAIL, "ann@example.org", 1),
     }
+
+
+def test_the_header_of_weights_is_searched_and_the_weights_are_not(tmp_path):
+    save_file({"ann@example.org": np.frombuffer(b" /home/ann/x ann@example.org", np.uint8)}, tmp_path / "a.safetensors")
+    assert found_in(tmp_path) == {("a.safetensors", "", 1, EMAIL, "ann@example.org", 1)}
 
 
 def test_this_machine_is_known_by_its_folders(tmp_path):

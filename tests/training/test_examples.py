@@ -169,26 +169,51 @@ def test_plain_rows_have_no_margin_and_end_as_the_template_does(tmp_path, chat):
     assert chat.tokenizer.convert_ids_to_tokens(pair.chosen[0].completion_ids) == ["Kelda", "<|end|>"]
 
 
-def hub(monkeypatch, **splits):
-    """A Hub that answers: the network is the only part that is not real."""
-    from datasets import Dataset, DatasetDict
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """Puts a Hub data set into the cache that the clients read offline."""
+    commit, repository = "c" * 40, tmp_path / "hub/datasets--someone--pairs"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
 
-    found = DatasetDict({name: Dataset.from_list(rows) for name, rows in splits.items()})
-    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
-    monkeypatch.setattr("datasets.load_dataset", lambda name, config, revision: found)
+    def put(**splits):
+        folder = repository / "snapshots" / commit / "data"
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, rows in splits.items():
+            foreign(folder / f"{split}.parquet", *rows)
+        files = "".join(f"  - split: {split}\n    path: data/{split}.parquet\n" for split in splits)
+        (folder.parent / "README.md").write_text(f"---\nconfigs:\n- config_name: all\n  data_files:\n{files}---\n")
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs/v1.0.0").write_text(commit)
+        return folder.parent
+
+    return put
 
 
-def test_a_hub_data_set_brings_its_splits(monkeypatch, chat):
-    hub(monkeypatch, train=[plain(1), plain(2)], validation=[plain(3)])
-    found = opened("someone/pairs", chat)
-    assert (len(found.train), len(found.test), found.source) == (2, 1, "someone/pairs")
+def test_a_hub_data_set_that_was_fetched_before_brings_its_splits_offline(cached, chat):
+    folder = cached(train=[plain(1), plain(2)], validation=[plain(3)])
+    (folder / "reasonrag.yaml").write_text("format: {name: reasonrag}\n")
+    found = opened("someone/pairs@v1.0.0:all", chat)
+    assert (len(found.train), len(found.test), found.source) == (2, 1, "someone/pairs@v1.0.0:all")
+    assert found.card == PolicyCard("format: {name: reasonrag}\n")
+    for other in ("someone/pairs", "someone/pairs@v2.0.0", "someone/pairs@v1.0.0:other"):
+        refused(other, chat, "cannot be fetched from the Hub")
 
 
-def test_a_hub_data_set_that_cannot_be_used_is_refused(monkeypatch, chat):
-    hub(monkeypatch, train_prefs=[plain()], test=[plain()])
-    refused("someone/pairs", chat, "has no split train, but 'train_prefs', 'test'")
-    hub(monkeypatch, train=[plain(1)], test=[plain(2), plain(rejected=[])])
-    refused("someone/pairs", chat, r"someone/pairs, split test: rejected is empty in 1 row \(2\)")
+@pytest.mark.parametrize(
+    "card", ["format: {name: 'python:os:system'}", "format: {prompts: /etc}", "format: {prompts: ../../x}", "- a", "["]
+)
+def test_a_hub_data_set_cannot_say_what_is_not_a_policys_to_say(card, cached, chat):
+    (cached(train=[plain(1)]) / "reasonrag.yaml").write_text(card)
+    refused("someone/pairs@v1.0.0", chat, r"reasonrag\.yaml", ConfigError)
+
+
+def test_a_hub_data_set_that_cannot_be_used_is_refused(cached, chat):
+    cached(train_prefs=[plain()], test=[plain()])
+    refused("someone/pairs@v1.0.0", chat, "has no split train, but 'train_prefs', 'test'")
+    cached(train=[plain(1)], test=[plain(2), plain(rejected=[])])
+    refused("someone/pairs@v1.0.0", chat, r"someone/pairs@v1.0.0, split test: rejected is empty in 1 row \(2\)")
 
 
 # What is kept, and what it is known by
