@@ -9,7 +9,7 @@ setup: .venv/.complete
 
 .venv/.complete: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[train,dense,serve,docs,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dense,serve,docs,dev]'
 	touch $@
 
 # The whole story in the demo world, on a CPU: a tiny policy, trees over training questions, preference pairs, DPO (and
