@@ -15,6 +15,7 @@ from reasonrag.tables import tree_schema
 from tests.report.hostile import rows
 
 TOKEN = "hf_" + "abcdEFGH1234" * 3
+ROOT_HOME = "/" + "root"  # in two, as this is no path of anybody's machine
 
 
 def found_in(folder: Path, *places: str):
@@ -45,7 +46,7 @@ def write_tree(folder: Path, **changed: object) -> None:
         ("file:///Users/ann/x", PATH, "/Users/ann"),
         (r"a\n/home/ann", PATH, "/home/ann"),
         ("--out=/home/ann", PATH, "/home/ann"),
-        ("hf:/root/models", PATH, "/root/m"),
+        (f"hf:{ROOT_HOME}/models", PATH, f"{ROOT_HOME}/m"),
         (r"C:\Users\Ann\x", PATH, r"C:\Users\Ann"),
         ("ran on gpu-7.lan today", PATH, "gpu-7.lan"),
         ("under /data/secret/here", PATH, "/data/secret"),
