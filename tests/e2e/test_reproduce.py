@@ -12,12 +12,12 @@ pytestmark = pytest.mark.slow
 
 
 def test_reproduce_says_each_command_and_writes_a_page_next_to_the_papers_table(tmp_path: Path) -> None:
-    scale = ("--seeds", "1", "--questions", "30", "--iterations", "6", "--test-questions", "10", "--max-steps", "3")
+    scale = ("--seeds", "1", "--questions", "14", "--iterations", "6", "--test-questions", "4", "--max-steps", "3")
     scale += ("--only", "dpo-rollout")  # each training is a process that imports torch
     done = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out", timeout_s=600)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "out" / "results" / "reasonrag.md").read_text(encoding="utf-8")
-    assert "| `dpo-rollout` - `base` | +12.5 (+9.5) |" in page and "10 held-out questions" in page
+    assert "| `dpo-rollout` - `base` | +12.5 (+9.5) |" in page and "4 held-out questions" in page
     assert (tmp_path / "out" / "results" / "reasonrag.svg").stat().st_size > 1000
     assert "`dpo-alpha1`" not in page and "trees-judge" not in page
     commands = [line for line in done.stderr.splitlines() if line.startswith("[")]
