@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from reasonrag.build import Build
-from reasonrag.config import load_config
+from reasonrag.core.config import load_config
+from reasonrag.core.types import Completion, Passage, Prompt, Question
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
-from reasonrag.parts import Parts
-from reasonrag.runs import RunFolder
-from reasonrag.types import Completion, Passage, Prompt, Question
+from reasonrag.pipeline.build import Build
+from reasonrag.pipeline.parts import Parts
+from reasonrag.storage.runs import RunFolder
 
 QUESTIONS = [Question(str(i), f"Who directed film number {i}?", ("somebody",), dataset="bench") for i in range(200)]
 PASSAGES = tuple(Passage(str(i), f"Title {i}\n" + "some words of a passage " * 20) for i in range(3))

@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from reasonrag.inspection.trees import trees
 from reasonrag.report import write_report
+from reasonrag.report.trees import trees
 from tests.browser import Browser, chromium
 from tests.report.hostile import Row, rows, write_run
 

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import click
 
-from reasonrag.config import PRESETS, Config, JudgeConfig, load_config
-from reasonrag.errors import ConfigError
+from reasonrag.core.config import PRESETS, Config, JudgeConfig, load_config
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import Section, description, gather, parse_assignment, validate
 from reasonrag.evaluation.judged import JUDGED, Judging
 from reasonrag.evaluation.sweep import folder_name
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
-from reasonrag.questions import KNOWN
 from reasonrag.retrieval.index.settings import IndexConfig
-from reasonrag.settings import Section, description, gather, parse_assignment, validate
+from reasonrag.storage.questions import KNOWN
 from reasonrag.training.settings import DPOSettings, PairSettings, TrainSettings, load_settings
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reasonrag.types import Passage, Question
+from reasonrag.core.types import Passage, Question
 
 QUESTION = Question("q1", "Who directed Jaws?", ("Steven Spielberg",), dataset="toy")
 

@@ -1,7 +1,7 @@
 """The reference pages of `docs/`, written from the code: `python -m docs.reference`.
 
-Columns and their meanings are those of `reasonrag.tables`, commands those of `--help`, settings and their descriptions
-those of the models that read them.
+Columns and their meanings are those of `reasonrag.storage.tables`, commands those of `--help`, settings and their
+descriptions those of the models that read them.
 """
 
 from __future__ import annotations

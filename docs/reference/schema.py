@@ -1,4 +1,4 @@
-"""`schema.md`: the columns of `reasonrag.tables`, and the keys of the JSON files.
+"""`schema.md`: the columns of `reasonrag.storage.tables`, and the keys of the JSON files.
 
 The keys are described here; a test holds them against files that were written.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from docs.reference.markdown import NOTE, cell, code
-from reasonrag import tables
+from reasonrag.storage import tables
 
 # Title, where it lies, the table.
 TABLES: tuple[tuple[str, str, tables.Described], ...] = (

@@ -13,11 +13,11 @@ from pydantic.fields import FieldInfo
 from docs.reference.commands import commands
 from docs.reference.markdown import NOTE, cell, code
 from reasonrag.cli import cli
-from reasonrag.config import PRESETS, Config
+from reasonrag.core.config import PRESETS, Config
+from reasonrag.core.settings import EXECUTION
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.retrieval.index.settings import IndexConfig
-from reasonrag.settings import EXECUTION
 from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, SFTSettings
 
 # The commands, their settings, and presets by name.

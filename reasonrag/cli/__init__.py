@@ -15,9 +15,9 @@ import click
 
 from reasonrag.cli import demo, evaluate, index, inspect, publish, search, train  # noqa: F401  they hang on the root
 from reasonrag.cli.root import cli
-from reasonrag.errors import ReasonRAGError
-from reasonrag.secrets import redact
-from reasonrag.text import printable
+from reasonrag.core.errors import ReasonRAGError
+from reasonrag.core.secrets import redact
+from reasonrag.core.text import printable
 
 __all__ = ["cli", "main"]
 

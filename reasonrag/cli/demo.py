@@ -61,6 +61,6 @@ def doctor() -> None:
     \b
       reasonrag doctor
     """
-    from reasonrag.doctor import report
+    from reasonrag.pipeline.doctor import report
 
     click.echo(report())

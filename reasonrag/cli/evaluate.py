@@ -10,10 +10,10 @@ import click
 
 from reasonrag import flags
 from reasonrag.cli.root import cli
+from reasonrag.core.text import Rules
 from reasonrag.reproduce.ablation import BASE, AblationScale, Paper
 from reasonrag.reproduce.papers import PAPERS
 from reasonrag.reproduce.reasonrag import VARIANTS, Scale
-from reasonrag.text import Rules
 
 
 @cli.command("eval")

@@ -10,9 +10,9 @@ import click
 
 from reasonrag import flags
 from reasonrag.cli.root import cli
+from reasonrag.core.settings import gather, parse_assignment, validate
 from reasonrag.flags import Numbers
 from reasonrag.retrieval.index.settings import IndexConfig
-from reasonrag.settings import gather, parse_assignment, validate
 
 
 @cli.group()

@@ -49,7 +49,7 @@ def publish(
     The token is that of `hf auth login`, or HF_TOKEN. What others wrote into the card stays.
     """
     from reasonrag.commands import publish as command
-    from reasonrag.errors import ConfigError
+    from reasonrag.core.errors import ConfigError
     from reasonrag.publish.publish import Wanted
 
     wanted = Wanted(

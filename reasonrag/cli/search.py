@@ -10,10 +10,10 @@ import click
 
 from reasonrag import flags
 from reasonrag.cli.root import cli
-from reasonrag.config import Config
+from reasonrag.core.config import Config
+from reasonrag.core.settings import dump
+from reasonrag.core.text import Rules, printable
 from reasonrag.formats import FORMATS
-from reasonrag.settings import dump
-from reasonrag.text import Rules, printable
 
 
 @cli.command("build-tree")

@@ -10,7 +10,7 @@ import click
 
 from reasonrag import flags
 from reasonrag.cli.root import cli
-from reasonrag.config import Config
+from reasonrag.core.config import Config
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, SFTSettings
 

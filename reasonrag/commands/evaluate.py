@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reasonrag.commands.progress import shown
 from reasonrag.commands.shell import Stop, error_console, log_plainly, table_console
-from reasonrag.config import Config
-from reasonrag.errors import Interrupted
-from reasonrag.progress import shown
-from reasonrag.text import Rules, printable
+from reasonrag.core.config import Config
+from reasonrag.core.errors import Interrupted
+from reasonrag.core.text import Rules, printable
 
 if TYPE_CHECKING:
     from reasonrag.evaluation.judged import Judging

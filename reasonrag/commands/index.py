@@ -12,11 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from reasonrag.commands.progress import StageLines
 from reasonrag.commands.shell import error_console, log_plainly, table_console
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import validate
+from reasonrag.core.text import one_line, printable
 from reasonrag.evaluation.bootstrap import intervals
-from reasonrag.progress import StageLines
-from reasonrag.questions import load_questions, sample_questions
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.build import build_index
 from reasonrag.retrieval.index.doctor import examine
@@ -26,8 +27,7 @@ from reasonrag.retrieval.open import OpenSettings, kinds, open_index
 from reasonrag.retrieval.recall import recall as measure_recall
 from reasonrag.retrieval.recall import with_gold_ids
 from reasonrag.retrieval.remote import RemoteRetriever
-from reasonrag.settings import validate
-from reasonrag.text import one_line, printable
+from reasonrag.storage.questions import load_questions, sample_questions
 
 _MOST_PASSAGES = 1000
 

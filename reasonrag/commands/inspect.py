@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from reasonrag.commands.shell import table_console
-from reasonrag.exchange import EXPORTERS, IMPORTERS
-from reasonrag.inspection import terminal
-from reasonrag.inspection.graph import write_graphml, write_node_link
-from reasonrag.inspection.stats import stats as figures_of
-from reasonrag.text import printable
+from reasonrag.core.text import printable
+from reasonrag.publish.exchange import EXPORTERS, IMPORTERS
+from reasonrag.report import terminal
+from reasonrag.report.graph import write_graphml, write_node_link
+from reasonrag.report.stats import stats as figures_of
 
 Form = Literal["graphml", "node-link"]
 

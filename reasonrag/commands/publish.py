@@ -10,11 +10,11 @@ import tempfile
 from pathlib import Path
 
 from reasonrag.commands.shell import error_console, this_command
-from reasonrag.errors import ConfigError, RunError
+from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.text import printable
 from reasonrag.publish.hub import CARD
 from reasonrag.publish.publish import Wanted, beside, check, stage, upload
 from reasonrag.publish.scan import Finding
-from reasonrag.text import printable
 
 _SHOWN = 20
 

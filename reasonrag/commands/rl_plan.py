@@ -10,18 +10,18 @@ from pathlib import Path
 
 from rich.table import Table
 
+from reasonrag.commands.progress import shown
 from reasonrag.commands.shell import Stop, error_console, log_plainly, table_console
-from reasonrag.config import Config
-from reasonrag.errors import Interrupted, RunError
+from reasonrag.core.config import Config
+from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.evaluation.progress import Progress
 from reasonrag.formats import PromptSet
-from reasonrag.journal import Journal
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.parts import Checkable, judge_service, open_questions
-from reasonrag.policies import open_llm
-from reasonrag.progress import shown
+from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.parts import Checkable, judge_service, open_questions
 from reasonrag.rewards.reference_plans import Correct, Made, make_plans
-from reasonrag.runs import lock
+from reasonrag.storage.journal import Journal
+from reasonrag.storage.runs import lock
 
 
 def plan(config: Config, out: Path, *, k: int, correct: Correct = "em", show_answer: bool = False) -> int:

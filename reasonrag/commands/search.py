@@ -10,19 +10,19 @@ from typing import Any
 
 from rich.console import Console
 
-from reasonrag.build import Build
+from reasonrag.commands.progress import shown, summary_table
 from reasonrag.commands.shell import Stop, error_console, log_plainly
-from reasonrag.config import Config, load_config
-from reasonrag.errors import ConfigError, RunError
-from reasonrag.export import export_pairs
-from reasonrag.inspection.terminal import drawing
-from reasonrag.inspection.trees import QuestionTree
-from reasonrag.parts import check, open_format, open_parts, open_questions, open_retriever
-from reasonrag.progress import shown, summary_table
-from reasonrag.runs import RunFolder, claim_folder, read_run, write_text
-from reasonrag.settings import dump
-from reasonrag.spre.rows import tree_rows
-from reasonrag.types import Question
+from reasonrag.core.config import Config, load_config
+from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.settings import dump
+from reasonrag.core.types import Question
+from reasonrag.pipeline.build import Build
+from reasonrag.pipeline.export import export_pairs
+from reasonrag.pipeline.parts import check, open_format, open_parts, open_questions, open_retriever
+from reasonrag.pipeline.rows import tree_rows
+from reasonrag.report.terminal import drawing
+from reasonrag.report.trees import QuestionTree
+from reasonrag.storage.runs import RunFolder, claim_folder, read_run, write_text
 
 
 def build_tree(config: Config, out: Path | None) -> int:

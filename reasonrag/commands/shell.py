@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from rich.console import Console
 
-from reasonrag.text import one_line, printable
+from reasonrag.core.text import one_line, printable
 
 _QUIET = (
     ("TRANSFORMERS_VERBOSITY", "error"),

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from reasonrag.commands.shell import error_console, log_plainly, this_command
-from reasonrag.errors import Interrupted
+from reasonrag.core.errors import Interrupted
+from reasonrag.core.text import printable
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.text import printable
 from reasonrag.training.settings import DPOSettings, SFTSettings
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
+from reasonrag.core.types import Prompt, Question, Trajectory
 from reasonrag.demo.demonstrations import (
     FAULTLESS,
     NO_WHIMS,
@@ -26,7 +27,6 @@ from reasonrag.demo.lexicon import RELATIONS, Kind, names, words
 from reasonrag.demo.tokens import ASSISTANT, END, PHRASES, REASONRAG, STREAM, Alphabet
 from reasonrag.demo.world import Part, ask, famous_facts, famous_part, one_hop
 from reasonrag.demo.writing import STREAM_FORMATS, STREAM_STEPS, demonstrate, direct_prompt
-from reasonrag.types import Prompt, Question, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from random import Random
 
+from reasonrag.core.types import Answer, Completion, Note, Passage, Prompt, Question, Search, Step
 from reasonrag.demo.lexicon import RELATIONS, Relation
 from reasonrag.demo.world import Hop, Part, larger
 from reasonrag.formats import PromptSet, ReasonRAGFormat
-from reasonrag.types import Answer, Completion, Note, Passage, Prompt, Question, Search, Step
 
 MAX_STEPS = 8
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.text import exact_match
+from reasonrag.core.types import Action, Answer, Completion, Malformed, Note, Prompt, Question, Search, Step
 from reasonrag.demo import verdicts
 from reasonrag.demo.demonstrations import demo_format
 from reasonrag.demo.knowledge import Knowledge, knowledge_of
 from reasonrag.demo.verdicts import Fields, Verdict
-from reasonrag.errors import ConfigError, LLMError
 from reasonrag.llm.base import Sampling
-from reasonrag.text import exact_match
-from reasonrag.types import Action, Answer, Completion, Malformed, Note, Prompt, Question, Search, Step
 
 NOTHING = 0.2  # of a trajectory without a step that helps or harms
 ALL_NOTED = 0.8  # with every needed fact noted, and no answer yet

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from reasonrag.core.text import normalize_answer
+from reasonrag.core.types import Question
 from reasonrag.demo.lexicon import RELATIONS, SPLITS, words
 from reasonrag.demo.world import make_world
-from reasonrag.text import normalize_answer
-from reasonrag.types import Question
 
 _CLASSES = {relation.key: relation.target for relation in RELATIONS if isinstance(relation.target, tuple)}
 _MORE = {relation.more: relation.key for relation in RELATIONS if relation.more}

@@ -7,15 +7,15 @@ import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from reasonrag.core.text import exact_match
+from reasonrag.core.types import Malformed, Question, Search, Trajectory
 from reasonrag.demo.demonstrations import MAX_STEPS, demo_format
 from reasonrag.demo.world import Part, demo_corpus, make_world
 from reasonrag.demo.writing import STREAM_STEPS, STREAM_TOKENS, stream_format
 from reasonrag.formats import Format, StreamFormat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.rollout.engine import Engine
-from reasonrag.text import exact_match
-from reasonrag.types import Malformed, Question, Search, Trajectory
+from reasonrag.rollout import Engine
 
 Figures = dict[str, dict[str, float]]
 

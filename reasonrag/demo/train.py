@@ -19,7 +19,7 @@ from platform import python_version
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.card import copy_card
+from reasonrag.core.policy_card import copy_card
 from reasonrag.demo import policy_folder, stream_policy_folder
 from reasonrag.demo.curriculum import Curriculum, Row, StreamCurriculum, stream_vocabulary_texts, vocabulary_texts
 from reasonrag.demo.measure import Figures, measure, measure_stream

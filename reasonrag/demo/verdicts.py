@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 
+from reasonrag.core.text import exact_match, normalize_answer, token_f1
+from reasonrag.core.types import Question
 from reasonrag.demo.knowledge import Knowledge
 from reasonrag.demo.writing import STREAM_FORMATS, stream_format
 from reasonrag.formats.reading import Reading
 from reasonrag.rewards.verdicts import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, PathScores
-from reasonrag.text import exact_match, normalize_answer, token_f1
-from reasonrag.types import Question
 
 Fields = Mapping[str, str | list[str]]
 

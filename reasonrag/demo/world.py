@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from random import Random
 from typing import Any, Literal
 
+from reasonrag.core.types import Passage, Question
 from reasonrag.demo.lexicon import (
     KINDS,
     RELATIONS,
@@ -24,7 +25,6 @@ from reasonrag.demo.lexicon import (
     names,
     relations_of,
 )
-from reasonrag.types import Passage, Question
 
 DemoSplit = Literal["train", "dev", "test", "train-famous"]
 

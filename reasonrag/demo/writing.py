@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from reasonrag.core.types import Answer, Completion, Message, Prompt, Search, Step, StopReason, Trajectory
 from reasonrag.demo.demonstrations import Attempt, Finding, Improviser
 from reasonrag.formats import FORMATS, PromptSet, StreamFormat
-from reasonrag.types import Answer, Completion, Message, Prompt, Search, Step, StopReason, Trajectory
 
 # What the policy's card says: the limit of steps that it is trained with, and enough tokens for any of them.
 STREAM_STEPS = 6

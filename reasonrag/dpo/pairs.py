@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations, groupby
 from typing import Literal
 
-from reasonrag.parquet import Row
-from reasonrag.text import normalize_answer
+from reasonrag.core.text import normalize_answer
+from reasonrag.storage.parquet import Row
 
 PairReward = Literal["spre", "judge"]
 

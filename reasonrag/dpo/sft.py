@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reasonrag.training.examples import ExampleRows, Examples, open_examples, sft_segments
+from reasonrag.dpo.examples import ExampleRows, Examples, open_examples, sft_segments
 from reasonrag.training.model import ModelSource, lora_config
+from reasonrag.training.run import Ready, Row, Stage, run
 from reasonrag.training.settings import SFTSettings
-from reasonrag.training.shell import Ready, Row, Stage, run
 
 _NOT_SCORED = -100
 

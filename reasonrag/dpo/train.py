@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.settings import nearest
+from reasonrag.dpo.examples import ExampleRows, Examples, Pair, open_examples
 from reasonrag.dpo.trainer import step_dpo_trainer
-from reasonrag.errors import ConfigError, DataError
-from reasonrag.settings import nearest
-from reasonrag.training.examples import ExampleRows, Examples, Pair, open_examples
 from reasonrag.training.model import ModelSource, lora_config
+from reasonrag.training.run import Ready, Row, Stage, run
 from reasonrag.training.settings import DPOSettings
-from reasonrag.training.shell import Ready, Row, Stage, run
 
 _SMOOTHED = ("robust", "exo_pair")
 LOSS_TYPES = (

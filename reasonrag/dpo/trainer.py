@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 
 STEP_COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")
 SEGMENT_COLUMNS = ("chosen_prompts", "chosen_completions", "rejected_prompts", "rejected_completions")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from reasonrag.dpo.pairs import digest, step_end
-from reasonrag.parquet import Row
+from reasonrag.storage.parquet import Row
 
 
 def derive_trajectory_pairs(

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.config import Config
-from reasonrag.text import Rules
+from reasonrag.core.config import Config
+from reasonrag.core.text import Rules
 
 if TYPE_CHECKING:
     from reasonrag.evaluation.judged import Judging

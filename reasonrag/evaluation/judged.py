@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reasonrag.config import ModelConfig
-from reasonrag.errors import ConfigError, InputError, Interrupted
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import ConfigError, InputError, Interrupted
+from reasonrag.core.types import Trajectory
 from reasonrag.formats.promptset import PromptSet
 from reasonrag.formats.reading import Reading
 from reasonrag.llm.base import LLM
-from reasonrag.parquet import Row
-from reasonrag.rewards.combine import cause_of
+from reasonrag.rewards.batch import cause_of
+from reasonrag.rewards.hiprag import StepFlag, detect
 from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.search_need import StepFlag, detect
 from reasonrag.rewards.verdicts import answer_matches
-from reasonrag.types import Trajectory
+from reasonrag.storage.parquet import Row
 
 JUDGED = ("lasj", "osr", "usr")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from reasonrag.config import ModelConfig
+from reasonrag.core.config import ModelConfig
 from reasonrag.llm.journaled import JournaledLLM
 
 

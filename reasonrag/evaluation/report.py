@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reasonrag.core.plots import Bar, Line, Panel, save_bars, save_panels
+from reasonrag.core.text import one_line, printable
 from reasonrag.evaluation.metrics import METRICS
-from reasonrag.plots import Bar, Line, Panel, save_bars, save_panels
-from reasonrag.runs import write_text
-from reasonrag.text import one_line, printable
+from reasonrag.storage.runs import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -27,18 +27,20 @@ from typing import Any
 
 import structlog
 
-from reasonrag.config import Config
-from reasonrag.errors import ConfigError, Interrupted, RunError
+from reasonrag.core.config import Config
+from reasonrag.core.errors import ConfigError, Interrupted, RunError
+from reasonrag.core.text import Rules
+from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.judged import JUDGED, NOT_JUDGED, Examiner, Judging, Verdicts
 from reasonrag.evaluation.metrics import Scores, scores, trajectory_row
 from reasonrag.evaluation.progress import Progress
 from reasonrag.evaluation.sweep import Setting, check_alike, check_names, sweep, varying
-from reasonrag.export import count_calls
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.parquet import Row, ShardWriter
-from reasonrag.parts import (
+from reasonrag.pipeline.export import count_calls
+from reasonrag.pipeline.models import check_llm, open_llm
+from reasonrag.pipeline.parts import (
     Parts,
     check,
     judge_service,
@@ -48,17 +50,15 @@ from reasonrag.parts import (
     sampling,
     set_aside,
 )
-from reasonrag.policies import check_llm, open_llm
-from reasonrag.questions import questions_fingerprint
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.journaled import JournalStore
 from reasonrag.rewards.judge import JudgeService
-from reasonrag.rollout.engine import Engine, derive_seed, gather_all
-from reasonrag.runs import RunFolder, claim_folder, lock
-from reasonrag.tables import trajectory_schema
-from reasonrag.text import Rules
-from reasonrag.types import Question, Trajectory
+from reasonrag.rollout import Engine, derive_seed, gather_all
+from reasonrag.storage.parquet import Row, ShardWriter
+from reasonrag.storage.questions import questions_fingerprint
+from reasonrag.storage.runs import RunFolder, claim_folder, lock
+from reasonrag.storage.tables import trajectory_schema
 
 log = structlog.get_logger()
 

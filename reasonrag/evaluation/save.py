@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.text import Rules
+from reasonrag.core.types import Question
 from reasonrag.evaluation.report import write_report
 from reasonrag.evaluation.run import PolicyResult
 from reasonrag.evaluation.summary import failures, summarize
-from reasonrag.runs import write_text
-from reasonrag.text import Rules
-from reasonrag.types import Question
+from reasonrag.storage.runs import write_text
 
 
 def save(results: Sequence[PolicyResult], questions: Sequence[Question], out: Path, *, rules: Rules) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
+from reasonrag.core.text import Rules
+from reasonrag.core.types import Question
 from reasonrag.evaluation.bootstrap import Column, Interval, Ratio, intervals, subtract
 from reasonrag.evaluation.judged import COUNTED_AS
 from reasonrag.evaluation.metrics import METRICS, hops, kind
 from reasonrag.evaluation.run import Outcome, PolicyResult
-from reasonrag.runs import versions
-from reasonrag.text import Rules
-from reasonrag.types import Question
+from reasonrag.storage.runs import versions
 
 Figures = dict[str, Any]
 

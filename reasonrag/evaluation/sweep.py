@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from reasonrag.config import Config
-from reasonrag.errors import ConfigError
-from reasonrag.settings import identity, merge, validate
+from reasonrag.core.config import Config
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import identity, merge, validate
 
 # Points of one sweep share a folder, and its calls: what they ask differs by content wherever it differs at all.
 SWEPT = ("policy.temperature", "format.max_steps", "retrieval.top_k")

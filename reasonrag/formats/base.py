@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal, Protocol
 
+from reasonrag.core.types import Action, Prompt, Question, Step, Trajectory
 from reasonrag.formats.reading import Reading
-from reasonrag.types import Action, Prompt, Question, Step, Trajectory
 
 PassageOrder = Literal["best_first", "best_last"]
 

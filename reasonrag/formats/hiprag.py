@@ -15,12 +15,12 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from reasonrag.core.text import tags
+from reasonrag.core.types import Action, Malformed, Note, Search, Step
 from reasonrag.formats.base import Stage
-from reasonrag.formats.elements import SEALED
 from reasonrag.formats.reading import Block, Reading
 from reasonrag.formats.stream import StreamFormat
-from reasonrag.text import tags
-from reasonrag.types import Action, Malformed, Note, Search, Step
+from reasonrag.formats.tags import SEALED
 
 _STEP_TAGS = ("reasoning", "search", "context", "conclusion")
 # Well-formed reasoning holds none of the others; where it is never closed it ends there.

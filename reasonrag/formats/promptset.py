@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 
 _SHIPPED = Path(__file__).parent / "prompts"
 

@@ -6,11 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reasonrag.formats.base import PassageOrder, Stage
-from reasonrag.formats.promptset import PromptSet, fingerprint
-from reasonrag.formats.reading import Block, Reading
-from reasonrag.text import before_tag, inert, inert_tokens, last_tag, one_line, tags_with_text
-from reasonrag.types import (
+from reasonrag.core.text import before_tag, inert, inert_tokens, last_tag, one_line, tags_with_text
+from reasonrag.core.types import (
     Action,
     Answer,
     Malformed,
@@ -23,6 +20,9 @@ from reasonrag.types import (
     Step,
     Trajectory,
 )
+from reasonrag.formats.base import PassageOrder, Stage
+from reasonrag.formats.promptset import PromptSet, fingerprint
+from reasonrag.formats.reading import Block, Reading
 
 _TAGS = ("query", "evidence", "answer")
 # Queries with their evidence, and the answer, each by its first letter.

@@ -12,12 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from reasonrag.formats.base import PassageOrder, Stage
-from reasonrag.formats.elements import SEALED, elements, seal, without_seals
-from reasonrag.formats.promptset import PromptSet, fingerprint
-from reasonrag.formats.reading import Block, Reading
-from reasonrag.text import inert, one_line, tags
-from reasonrag.types import (
+from reasonrag.core.text import inert, one_line, tags
+from reasonrag.core.types import (
     Action,
     Answer,
     Malformed,
@@ -30,6 +26,10 @@ from reasonrag.types import (
     Step,
     Trajectory,
 )
+from reasonrag.formats.base import PassageOrder, Stage
+from reasonrag.formats.promptset import PromptSet, fingerprint
+from reasonrag.formats.reading import Block, Reading
+from reasonrag.formats.tags import SEALED, elements, seal, without_seals
 
 # What stands between the tags where an instruction explains them: echoed, it is neither an answer nor a query.
 ECHOES = frozenset({"and", "query", "answer", "the answer", "a precise query", "..."})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from reasonrag.types import Completion, Prompt
+from reasonrag.core.types import Completion, Prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import ConfigError
-from reasonrag.text import one_line, valid_unicode
-from reasonrag.types import Prompt, Span
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.types import Prompt, Span
 
 
 class ChatTemplate:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.types import Completion, Prompt
 
 HANG_S = 1e6  # beyond any deadline: whoever calls has to give up
 # What judges have been seen to write in place of a verdict.

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
-from reasonrag.journal import Journal
+from reasonrag.core.secrets import redact_data
+from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.secrets import redact_data
-from reasonrag.types import Completion, FinishReason, Prompt
+from reasonrag.storage.journal import Journal
 
 
 class JournaledLLM:

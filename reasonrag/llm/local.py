@@ -15,14 +15,14 @@ from typing import Any
 
 import structlog
 
-from reasonrag.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.secrets import redact
+from reasonrag.core.text import one_line
+from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.common import public_name
 from reasonrag.llm.row_sampling import Row, generate_rows
-from reasonrag.secrets import redact
-from reasonrag.text import one_line
-from reasonrag.types import Completion, Prompt
 
 log = structlog.get_logger()
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reasonrag.core.secrets import redact
+from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, restore_stop
 from reasonrag.llm.common import cut_at_stop
-from reasonrag.secrets import redact
-from reasonrag.text import one_line, valid_unicode
-from reasonrag.types import Completion, FinishReason, Prompt
 
 # vLLM takes the sampling defaults of the model's generation_config.json (top_k 20, repetition_penalty 1.05, ...) for
 # whatever a request leaves out: then the samples do not come from the distribution that was asked for.

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from reasonrag.core.types import Completion, FinishReason
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.common import cut_at_stop
-from reasonrag.types import Completion, FinishReason
 
 if TYPE_CHECKING:
     from torch import Tensor

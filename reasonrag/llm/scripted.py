@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from reasonrag.errors import LLMError
+from reasonrag.core.errors import LLMError
+from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling
-from reasonrag.types import Completion, Prompt
 
 Reply = str | Completion | Exception
 

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import aiohttp
 import structlog
 
-from reasonrag.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.common import overflows_context, public_name
 from reasonrag.llm.openai_wire import BadReply, Encode, Wire, readable, rejected_parameter
-from reasonrag.types import Completion, Message, Prompt
 
 log = structlog.get_logger()
 

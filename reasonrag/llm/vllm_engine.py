@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reasonrag.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.secrets import redact
+from reasonrag.core.text import one_line
+from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.common import cut_at_stop, overflows_context, public_name
-from reasonrag.secrets import redact
-from reasonrag.text import one_line
-from reasonrag.types import Completion, FinishReason, Prompt
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 

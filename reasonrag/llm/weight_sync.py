@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from reasonrag.errors import ConfigError, LLMError, ReasonRAGError
+from reasonrag.core.errors import ConfigError, LLMError, ReasonRAGError
 from reasonrag.llm.openai_wire import readable
 from reasonrag.llm.server import check_url
 from reasonrag.llm.weight_transfer import NCCLTransport, Transport

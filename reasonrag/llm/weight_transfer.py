@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reasonrag.errors import ConfigError, LLMError
-from reasonrag.text import one_line
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.text import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from reasonrag.core.types import Question, Trajectory
 from reasonrag.mcts.selection import Selection, select_child
 from reasonrag.mcts.tree import Node, Origin, Tree
-from reasonrag.rollout.engine import Engine, derive_seed
-from reasonrag.types import Question, Trajectory
+from reasonrag.rollout import Engine, derive_seed
 
 
 @dataclass(frozen=True, slots=True)

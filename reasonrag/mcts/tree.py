@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from reasonrag.types import Question, Step, Trajectory
+from reasonrag.core.types import Question, Step, Trajectory
 
 
 class Origin(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reasonrag.settings import Tree
+from reasonrag.core.settings import Tree
 
 # What all four papers share: Qwen2.5 with Wikipedia and E5, whole batches of rollouts on one node, in bfloat16.
 _GRPO: Tree = {

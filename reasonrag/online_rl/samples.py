@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from reasonrag.core.types import Question, Trajectory
+from reasonrag.online_rl.transcript import Transcript
 from reasonrag.rewards.base import Score
-from reasonrag.rollout.transcript import Transcript
-from reasonrag.types import Question, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.card import carried_settings
-from reasonrag.config import Config, FormatConfig, JudgeConfig, ModelConfig, QuestionsConfig, RetrievalConfig
+from reasonrag.core.config import Config, FormatConfig, JudgeConfig, ModelConfig, QuestionsConfig, RetrievalConfig
+from reasonrag.core.policy_card import carried_settings
+from reasonrag.core.settings import EXECUTION, Section, Tree, gather, merge, validate
 from reasonrag.rewards.settings import RewardSettings
-from reasonrag.settings import EXECUTION, Section, Tree, gather, merge, validate
 from reasonrag.training.settings import TrainSettings
 
 

@@ -12,24 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
-from reasonrag.online_rl import parts
+from reasonrag.online_rl import task as parts
 from reasonrag.online_rl.advantages import advantage_scale
-from reasonrag.online_rl.collect import Collector, Plan
-from reasonrag.online_rl.record import figures, record
+from reasonrag.online_rl.collector import Collector, Plan
+from reasonrag.online_rl.rollout_log import figures, record
 from reasonrag.online_rl.samples import Batch
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.trainer import Rollouts, agentic_grpo_trainer
-from reasonrag.online_rl.watch import Guards, Validation, Watch, callbacks, validation_engine
+from reasonrag.online_rl.validation import Guards, Validation, Watch, callbacks, validation_engine
 from reasonrag.rewards import Reward
-from reasonrag.rollout.engine import Engine, derive_seed
+from reasonrag.rollout import Engine, derive_seed
 from reasonrag.training.model import ModelSource, lora_config
-from reasonrag.training.shell import Ready, Stage, run, save_policy
+from reasonrag.training.run import Ready, Stage, run, save_policy
 
 BEST = "best"
 

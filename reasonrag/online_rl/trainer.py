@@ -16,14 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from reasonrag.errors import RunError
+from reasonrag.core.errors import RunError
+from reasonrag.core.text import one_line
 from reasonrag.llm.continuous import BorrowingLLM
 from reasonrag.llm.weight_sync import WeightSync
 from reasonrag.llm.weight_transfer import merged_parameters
-from reasonrag.online_rl.collect import Collector
+from reasonrag.online_rl.collector import Collector
 from reasonrag.online_rl.samples import Batch, Sample
-from reasonrag.online_rl.watch import Watch, mean_figures
-from reasonrag.text import one_line
+from reasonrag.online_rl.validation import Watch, mean_figures
 
 T = TypeVar("T")
 

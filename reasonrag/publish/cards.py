@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.errors import ConfigError, DataError
-from reasonrag.text import inert, one_line, printable
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.text import inert, one_line, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -18,15 +18,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reasonrag.card import POLICY_CARD, PolicyCard
-from reasonrag.config import Config
-from reasonrag.errors import ConfigError, DataError, RunError
-from reasonrag.parquet import Row, ShardWriter, read_batches, shard_paths
-from reasonrag.parts import open_format
+from reasonrag.core.config import Config
+from reasonrag.core.errors import ConfigError, DataError, RunError
+from reasonrag.core.policy_card import POLICY_CARD, PolicyCard
+from reasonrag.pipeline.parts import open_format
 from reasonrag.publish.cards import mapping
 from reasonrag.publish.staging import place, place_json, place_yaml
-from reasonrag.runs import read_run
-from reasonrag.tables import Described, pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.storage.parquet import Row, ShardWriter, read_batches, shard_paths
+from reasonrag.storage.runs import read_run
+from reasonrag.storage.tables import Described, pair_schema, trajectory_pair_schema, tree_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

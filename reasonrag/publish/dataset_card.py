@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
-from reasonrag.config import Config
-from reasonrag.parquet import Row
+from reasonrag.core.config import Config
 from reasonrag.publish.cards import Yaml, fenced, mapping, number, render
 from reasonrag.publish.dataset import ALL, SPLITS, TREES, Counts, Part, Staged
 from reasonrag.publish.licences import Source, licence_field, source_of
 from reasonrag.publish.staging import settings_text
-from reasonrag.tables import Described, tree_schema
+from reasonrag.storage.parquet import Row
+from reasonrag.storage.tables import Described, tree_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

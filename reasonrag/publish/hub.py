@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from reasonrag.errors import ConfigError, HubError
+from reasonrag.core.errors import ConfigError, HubError
 from reasonrag.publish.hub_calls import Calls, Unavailable, quiet_client, quoted
 
 if TYPE_CHECKING:

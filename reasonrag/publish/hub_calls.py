@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
-from reasonrag.errors import HubError, ReasonRAGError
-from reasonrag.secrets import redact
-from reasonrag.text import one_line, printable
+from reasonrag.core.errors import HubError, ReasonRAGError
+from reasonrag.core.secrets import redact
+from reasonrag.core.text import one_line, printable
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from reasonrag.errors import ConfigError
-from reasonrag.questions import HUB_REPOSITORY, quoted
+from reasonrag.core.errors import ConfigError
+from reasonrag.storage.questions import HUB_REPOSITORY, quoted
 
 UNKNOWN = "unknown"
 

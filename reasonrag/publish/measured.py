@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import ConfigError, DataError
-from reasonrag.questions import quoted
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.storage.questions import quoted
 
 NAMES = {
     "em": "EM",

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reasonrag.card import POLICY_CARD, demo_folder
-from reasonrag.errors import ConfigError, DataError, RunError
+from reasonrag.core.errors import ConfigError, DataError, RunError
+from reasonrag.core.policy_card import POLICY_CARD, demo_folder
+from reasonrag.core.settings import read_yaml
 from reasonrag.llm.model_folder import model_checksum
 from reasonrag.publish.cards import mapping
 from reasonrag.publish.licences import UNKNOWN
 from reasonrag.publish.staging import place, place_json
-from reasonrag.runs import write_text
-from reasonrag.settings import read_yaml
-from reasonrag.training.finish import MERGED
+from reasonrag.storage.runs import write_text
 from reasonrag.training.folder import SUMMARY, finished, without_places
+from reasonrag.training.outcome import MERGED
 
 _ADAPTER = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")

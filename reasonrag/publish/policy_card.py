@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from reasonrag import __version__
+from reasonrag.core.text import one_line, printable
+from reasonrag.dpo.sources import HUB_NAME
 from reasonrag.publish.cards import Yaml, fenced, mapping, number, render
 from reasonrag.publish.licences import UNKNOWN, source_of
 from reasonrag.publish.measured import NAMES, Measured
 from reasonrag.publish.policy import StagedPolicy
 from reasonrag.publish.staging import settings_text
-from reasonrag.questions import HUB_REPOSITORY
-from reasonrag.text import one_line, printable
-from reasonrag.training.sources import HUB_NAME
+from reasonrag.storage.questions import HUB_REPOSITORY
 
 _TAGS = ["agentic-rag", "process-reward", "trl", "reasonrag"]
 _STAGES = {

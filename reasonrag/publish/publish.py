@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reasonrag.errors import ConfigError, DataError, RunError
+from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.publish import dataset, dataset_card, policy, policy_card
 from reasonrag.publish.cards import Yaml, merge_card
 from reasonrag.publish.hub import CARD, Published, Upload, check_target, push
@@ -18,7 +18,7 @@ from reasonrag.publish.licences import UNKNOWN, check_licence
 from reasonrag.publish.measured import read_measured
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
 from reasonrag.publish.staging import files_of
-from reasonrag.runs import lock, write_text
+from reasonrag.storage.runs import lock, write_text
 from reasonrag.training.folder import SUMMARY
 
 ALLOWED = (EMAIL, PATH)  # secrets never are

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reasonrag.core.secrets import find_secrets, redact
+from reasonrag.core.text import one_line, printable
 from reasonrag.publish.cards import unescaped
-from reasonrag.secrets import find_secrets, redact
-from reasonrag.text import one_line, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import DataError
-from reasonrag.runs import write_text
-from reasonrag.text import one_line
+from reasonrag.core.errors import DataError
+from reasonrag.core.text import one_line
+from reasonrag.storage.runs import write_text
 from reasonrag.training.folder import without_places
 
 

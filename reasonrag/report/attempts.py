@@ -9,13 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import DataError
-from reasonrag.parquet import Row, read_shards
+from reasonrag.core.errors import DataError
+from reasonrag.core.text import normalize_answer
 from reasonrag.report.metric_tables import label
 from reasonrag.report.once import Once
 from reasonrag.report.site import figures_of, number, read_json
-from reasonrag.tables import trajectory_schema
-from reasonrag.text import normalize_answer
+from reasonrag.storage.parquet import Row, read_shards
+from reasonrag.storage.tables import trajectory_schema
 
 Question = tuple[str, str]  # data set, id
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reasonrag.plots import Line, Panel
+from reasonrag.core.plots import Line, Panel
 from reasonrag.report.visible import shortened
 
 WIDTH, HEIGHT = 480, 240  # of a chart, in SVG units

@@ -6,11 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from reasonrag.parquet import Row
 from reasonrag.report.once import Once
 from reasonrag.report.reading import TreeWithPairs
 from reasonrag.report.tree_layout import Place, children_of, depth_first, layout
 from reasonrag.report.visible import shortened
+from reasonrag.storage.parquet import Row
 
 _BOX_WIDTH, _BOX_HEIGHT = 272, 62
 _COLUMN, _ROW = 304, 74  # from box to box, in SVG units

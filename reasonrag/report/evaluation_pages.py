@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import RunError
+from reasonrag.core.errors import RunError
 from reasonrag.report.attempts import FIGURES, Asked, Attempts, attempts_of, cells, details, questions
 from reasonrag.report.metric_tables import pictures, tables
 from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, figures_of, open_site, read_json, with_last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from reasonrag.parquet import Row
+from reasonrag.storage.parquet import Row
 
 
 class Once:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from reasonrag.parquet import Row
 from reasonrag.report.figures import Bar, Column, Spread, bars, margin_histogram, spread, whole_number_histogram
 from reasonrag.report.reading import TreeWithPairs
+from reasonrag.storage.parquet import Row
 
 _TYPES = ("query", "evidence", "answer", "malformed")
 

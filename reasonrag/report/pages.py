@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from reasonrag.errors import RunError
+from reasonrag.core.errors import RunError
 from reasonrag.report.evaluation_pages import write_evaluation_pages
 from reasonrag.report.run_pages import write_run_pages
 from reasonrag.report.training_pages import write_training_pages

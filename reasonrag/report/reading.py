@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import DataError
-from reasonrag.inspection.pairs import pairs
-from reasonrag.inspection.trees import QuestionTree, trees
-from reasonrag.parquet import Row
+from reasonrag.core.errors import DataError
+from reasonrag.report.pairs import pairs
+from reasonrag.report.trees import QuestionTree, trees
+from reasonrag.storage.parquet import Row
 
 
 @dataclass(frozen=True, slots=True)

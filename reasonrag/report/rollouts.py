@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.formats import FORMATS
-from reasonrag.parquet import Row, read_parquet
-from reasonrag.tables import rollout_schema
+from reasonrag.storage.parquet import Row, read_parquet
+from reasonrag.storage.tables import rollout_schema
 
 MOST_TRAJECTORIES = 20_000  # that are shown; of a longer training, those of evenly chosen steps
 # Components of the rewards of `reasonrag.rewards`.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reasonrag.core.settings import dump
 from reasonrag.report.drawing import details, draw
 from reasonrag.report.overview import Overview
 from reasonrag.report.reading import read_trees
 from reasonrag.report.site import TITLE_COLUMNS, Listing, open_site, with_last
 from reasonrag.report.visible import shortened
-from reasonrag.runs import read_run
-from reasonrag.settings import dump
+from reasonrag.storage.runs import read_run
 
 
 def write_run_pages(run: Path, out: Path) -> Path:

@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from reasonrag.errors import RunError
+from reasonrag.core.errors import RunError
+from reasonrag.core.text import one_line
 from reasonrag.report.visible import shortened, visible
-from reasonrag.runs import claim_folder, lock, write_text
-from reasonrag.text import one_line
+from reasonrag.storage.runs import claim_folder, lock, write_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment

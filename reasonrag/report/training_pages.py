@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.parquet import Row
 from reasonrag.report.curves import charts
 from reasonrag.report.rollouts import MEANINGS, Steps, fate, groups, in_loss, least, pieces, steps_shown, weights
 from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, figures_of, open_site, read_json, with_last
 from reasonrag.report.visible import shortened
-from reasonrag.training.finish import panels
+from reasonrag.storage.parquet import Row
 from reasonrag.training.folder import SUMMARY
+from reasonrag.training.outcome import panels
 
 _COLUMNS = (
     ("place", "place"),

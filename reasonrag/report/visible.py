@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-from reasonrag.text import one_line, printable
+from reasonrag.core.text import one_line, printable
 
 
 def visible(value: Any) -> Any:

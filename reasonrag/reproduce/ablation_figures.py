@@ -12,7 +12,7 @@ from reasonrag.reproduce.ablation import AblationScale, Paper, Table, evaluation
 from reasonrag.reproduce.figures import Figures, read_json
 from reasonrag.reproduce.measures import Seeds, described, difference, read_seeds, verdict
 from reasonrag.reproduce.stages import Plan
-from reasonrag.runs import versions
+from reasonrag.storage.runs import versions
 
 # What an evaluation's files begin with at each temperature; the policy's own card gives the rest of the name.
 SETTINGS = {"greedy": "t0_*", "sampled (T = 1)": "t1_*"}

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from reasonrag.plots import Line, Panel, save_panels
+from reasonrag.core.plots import Line, Panel, save_panels
 from reasonrag.reproduce.ablation import BASE, Paper
 from reasonrag.reproduce.figures import Figures
 from reasonrag.reproduce.markdown import bold, interval_text, points_text, table
 from reasonrag.reproduce.measures import METRICS, sign
-from reasonrag.runs import write_text
+from reasonrag.storage.runs import write_text
 
 _BY_KIND = ("em", "acc", "osr", "usr", "retrievals")
 

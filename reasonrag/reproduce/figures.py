@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reasonrag.errors import RunError
+from reasonrag.core.errors import RunError
 from reasonrag.evaluation.bootstrap import intervals, subtract
 
 METRICS = ("em", "f1", "acc", "retrievals", "steps", "forced", "format_rate", "needless", "early")

@@ -8,12 +8,12 @@ from datetime import date
 from pathlib import Path
 from statistics import fmean
 
+from reasonrag.core.plots import Bar, save_bars
 from reasonrag.evaluation.sweep import Setting
-from reasonrag.plots import Bar, save_bars
 from reasonrag.reproduce.figures import Figures, compare, read_attempts, read_json
 from reasonrag.reproduce.markdown import interval_text, points_text, table
 from reasonrag.reproduce.reasonrag import BASE, COMPARISONS, MAIN, TABLE_3, VARIANTS, Scale
-from reasonrag.runs import versions, write_text
+from reasonrag.storage.runs import versions, write_text
 
 # The demo policy reads one passage a search and takes at most eight steps.
 SETTINGS = {"greedy": Setting(0.0, 8, 1).name, "sampled (T = 1)": Setting(1.0, 8, 1).name}

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reasonrag.errors import RunError
-from reasonrag.runs import claim_folder, lock, write_text
+from reasonrag.core.errors import RunError
+from reasonrag.storage.runs import claim_folder, lock, write_text
 
 _LOOK_S = 0.05  # between two looks at the children
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from reasonrag.types import Passage
+from reasonrag.core.types import Passage
 
 
 class Retriever(Protocol):

@@ -9,10 +9,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from reasonrag.errors import RetrievalError
+from reasonrag.core.errors import RetrievalError
+from reasonrag.core.secrets import redact_data
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
-from reasonrag.secrets import redact_data
-from reasonrag.types import Passage
 
 Ranking = tuple[Passage, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 
 TOKEN_ENV = "REASONRAG_TOKEN"
 

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reasonrag.errors import DataError
+from reasonrag.core.errors import DataError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Plan
 from reasonrag.retrieval.index.passages import PASSAGES, PassageRules, PassageStore, build_passages, passages_plan
 from reasonrag.retrieval.index.postings import BM25Settings, Tokenizer, bm25_plan, build_bm25
 from reasonrag.retrieval.index.progress import Silent
-from reasonrag.types import Passage
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from reasonrag.errors import DataError
-from reasonrag.questions import load_questions, paragraph_corpus, quoted
-from reasonrag.rows import SUFFIXES, Row, raw_rows
-from reasonrag.text import one_line, valid_unicode
-from reasonrag.types import Passage
+from reasonrag.core.errors import DataError
+from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.types import Passage
+from reasonrag.storage.questions import load_questions, paragraph_corpus, quoted
+from reasonrag.storage.records import SUFFIXES, Row, raw_rows
 
 # Corpora by name: where they are, and how many passages they have. wiki18 is English Wikipedia of December 2018 in
 # pieces of 100 words (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.

@@ -8,7 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from reasonrag.errors import ConfigError, RetrievalError
+from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.encoder_files import find_files
 from reasonrag.retrieval.encoders import TextEncoder, differences, open_text_encoder
 from reasonrag.retrieval.index.embeddings import Embeddings, encoder_of
@@ -17,8 +19,6 @@ from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore
 from reasonrag.retrieval.index.tuning import TOP_K, recall_at_10
 from reasonrag.retrieval.index.vectors import open_vectors
-from reasonrag.text import one_line, valid_unicode
-from reasonrag.types import Passage
 
 _BATCH = 64  # queries that the model reads at once
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 
 Pooling = Literal["mean", "cls", "lasttoken"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import ConfigError
-from reasonrag.text import one_line
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.text import one_line
 
 _CONFIGS = ("*.json", "*.txt", "*.model", "*.py", "[0-9]*_*/*")  # the last one: a sentence-transformers module each
 _SAFETENSORS, _PYTORCH = "*.safetensors", "pytorch_model*.bin"

@@ -14,10 +14,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.text import normalize_answer, one_line
 from reasonrag.retrieval.encoder_families import POOLINGS, Family, find_family
 from reasonrag.retrieval.encoder_files import EncoderFiles, find_files, loading_errors
-from reasonrag.text import normalize_answer, one_line
 
 if TYPE_CHECKING:
     import numpy as np

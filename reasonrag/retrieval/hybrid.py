@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
-from reasonrag.types import Passage
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Passage]], *, k: int = 60) -> tuple[Passage, ...]:

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from reasonrag.journal import Journal
-from reasonrag.types import Passage
+from reasonrag.core.types import Passage
+from reasonrag.storage.journal import Journal
 
 
 class JournalStore:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reasonrag.errors import DataError
+from reasonrag.core.errors import DataError
+from reasonrag.core.types import Question
 from reasonrag.retrieval.base import Retriever
-from reasonrag.types import Question
 
 _AT_ONCE = 64
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.errors import ConfigError, RetrievalError
-from reasonrag.questions import passage_id, quoted, text_id
+from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.secrets import redact
+from reasonrag.core.text import valid_unicode
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.bearer import TOKEN_ENV, read_token
 from reasonrag.retrieval.corpus import passage_contents
-from reasonrag.secrets import redact
-from reasonrag.text import valid_unicode
-from reasonrag.types import Passage
+from reasonrag.storage.questions import passage_id, quoted, text_id
 
 if TYPE_CHECKING:
     import aiohttp

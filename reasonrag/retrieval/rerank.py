@@ -13,11 +13,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from reasonrag.errors import ConfigError, RetrievalError
+from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.encoder_files import EncoderFiles, find_files, loading_errors
-from reasonrag.text import one_line, valid_unicode
-from reasonrag.types import Passage
 
 
 class Reranker(Protocol):

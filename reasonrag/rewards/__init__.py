@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reasonrag.errors import ConfigError
-from reasonrag.plugins import import_plugin
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.plugins import import_plugin
+from reasonrag.core.settings import nearest
 from reasonrag.rewards.base import Encoder, Reward, RewardParts, Score
+from reasonrag.rewards.hiprag import HiPRAGReward
 from reasonrag.rewards.outcome import OutcomeReward
-from reasonrag.rewards.path import SearchP1Reward
-from reasonrag.rewards.retrieval_cost import WhenToSearchReward
-from reasonrag.rewards.search_need import HiPRAGReward
+from reasonrag.rewards.search_p1 import SearchP1Reward
 from reasonrag.rewards.settings import RewardSettings
-from reasonrag.settings import nearest
+from reasonrag.rewards.when_to_search import WhenToSearchReward
 
 # Each is called with the settings of all rewards, of which it takes its own, and the parts that it may use.
 REWARDS: dict[str, Callable[[RewardSettings, RewardParts], Reward]] = {

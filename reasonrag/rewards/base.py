@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from reasonrag.core.types import Trajectory
 from reasonrag.formats.base import Format
 from reasonrag.llm.base import LLM
-from reasonrag.types import Trajectory
 
 if TYPE_CHECKING:
     from reasonrag.rewards.judge import JudgeService

@@ -15,12 +15,12 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from reasonrag.errors import JudgeError, LLMError
+from reasonrag.core.errors import JudgeError, LLMError
+from reasonrag.core.text import inert, one_line
+from reasonrag.core.types import Message, Prompt, Trajectory
 from reasonrag.formats.promptset import PromptSet, fingerprint
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.rollout.engine import derive_seed
-from reasonrag.text import inert, one_line
-from reasonrag.types import Message, Prompt, Trajectory
+from reasonrag.rollout import derive_seed
 
 V = TypeVar("V")
 Fields = Mapping[str, str | Sequence[str]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reasonrag.rewards.base import RewardParts
-from reasonrag.rewards.combine import BatchReward, Read
+from reasonrag.rewards.batch import BatchReward, Read
 from reasonrag.rewards.settings import OutcomeSettings
 
 

@@ -10,15 +10,15 @@ from typing import Literal, Protocol
 
 import structlog
 
-from reasonrag.errors import DataError, JudgeError
-from reasonrag.parquet import Row, read_parquet, write_parquet
+from reasonrag.core.errors import DataError, JudgeError
+from reasonrag.core.secrets import redact
+from reasonrag.core.text import cover_match, exact_match, normalize_answer
+from reasonrag.core.types import Question
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import PlanCandidate, ReferencePlan, propose_plan, vote_plan
-from reasonrag.rollout.engine import gather_all
-from reasonrag.secrets import redact
-from reasonrag.tables import plan_schema
-from reasonrag.text import cover_match, exact_match, normalize_answer
-from reasonrag.types import Question
+from reasonrag.rollout import gather_all
+from reasonrag.storage.parquet import Row, read_parquet, write_parquet
+from reasonrag.storage.tables import plan_schema
 
 log = structlog.get_logger()
 

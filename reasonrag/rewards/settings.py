@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.settings import Section, Tree, nearest
+from reasonrag.core.settings import Section, Tree, nearest
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

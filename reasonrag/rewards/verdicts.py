@@ -16,10 +16,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from reasonrag.errors import JudgeError
+from reasonrag.core.errors import JudgeError
+from reasonrag.core.text import last_tag, one_line, tags
+from reasonrag.core.types import Question
 from reasonrag.rewards.judge import Contract, Fields, JudgeService
-from reasonrag.text import last_tag, one_line, tags
-from reasonrag.types import Question
 
 MAX_STEPS = 100  # planned or executed steps that a judge may count: more is a misreading, not a trajectory
 PLANNER_SCORES = (0.2, 0.6, 1.0, 1.2)

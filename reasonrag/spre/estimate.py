@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from reasonrag.core.text import token_f1
+from reasonrag.core.types import Trajectory
 from reasonrag.mcts.tree import Tree
-from reasonrag.text import token_f1
-from reasonrag.types import Trajectory
 
 Weighting = Literal["trajectories", "visits"]
 

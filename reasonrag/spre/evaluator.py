@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from reasonrag.errors import JudgeError
+from reasonrag.core.errors import JudgeError
+from reasonrag.core.types import Trajectory
 from reasonrag.mcts.search import Evaluation
 from reasonrag.rewards.judge import ProcessJudge
-from reasonrag.rollout.engine import Engine, derive_seed
+from reasonrag.rollout import Engine, derive_seed
 from reasonrag.spre.estimate import trajectory_reward
-from reasonrag.types import Trajectory
 
 
 class RolloutEvaluator:

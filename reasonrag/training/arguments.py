@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import ConfigError
-from reasonrag.secrets import redact
-from reasonrag.settings import nearest
-from reasonrag.text import one_line
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.secrets import redact
+from reasonrag.core.settings import nearest
+from reasonrag.core.text import one_line
 from reasonrag.training.settings import TrainSettings
 
 _INIT = "model_init_kwargs"

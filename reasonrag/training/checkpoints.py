@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import RunError
-from reasonrag.runs import write_text
+from reasonrag.core.errors import RunError
+from reasonrag.storage.runs import write_text
 
 _MARKER = "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)")

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reasonrag.errors import RunError
-from reasonrag.runs import claim_folder, differences, lock, write_text
-from reasonrag.settings import dump, identity
+from reasonrag.core.errors import RunError
+from reasonrag.core.settings import dump, identity
+from reasonrag.storage.runs import claim_folder, differences, lock, write_text
 from reasonrag.training.checkpoints import checkpoints_folder, last_checkpoint
 from reasonrag.training.settings import TrainSettings
 

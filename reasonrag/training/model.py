@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reasonrag.card import demo_folder
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.policy_card import demo_folder
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.common import public_name
 from reasonrag.llm.model_folder import adapter_base, model_identity

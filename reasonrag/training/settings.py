@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.settings import EXECUTION, Section, Tree, gather, validate
+from reasonrag.core.settings import EXECUTION, Section, Tree, gather, validate
 
 
 class LoraSettings(Section):

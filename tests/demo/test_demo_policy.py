@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from reasonrag.core.text import exact_match
+from reasonrag.core.types import Answer
 from reasonrag.demo import policy_folder
 from reasonrag.demo.demonstrations import demo_format
 from reasonrag.demo.measure import measure
@@ -11,8 +13,6 @@ from reasonrag.demo.train import Recipe, train_policy
 from reasonrag.demo.world import demo_questions
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.text import exact_match
-from reasonrag.types import Answer
 
 SMOKE = Recipe(steps=3, dev_questions=5)
 

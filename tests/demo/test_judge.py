@@ -6,22 +6,22 @@ from statistics import correlation
 
 import pytest
 
-from reasonrag.build import Build
-from reasonrag.config import load_config
+from reasonrag.core.config import load_config
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.types import Completion, Message, Prompt, Question, Step, Trajectory
 from reasonrag.demo import demo_questions
 from reasonrag.demo.demonstrations import demo_format
 from reasonrag.demo.judge import DemoJudge
 from reasonrag.demo.lexicon import SPLITS
-from reasonrag.errors import ConfigError, LLMError
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import Sampling
-from reasonrag.parquet import read_shards
-from reasonrag.parts import open_parts
+from reasonrag.pipeline.build import Build
+from reasonrag.pipeline.parts import open_parts
 from reasonrag.rewards.judge import ProcessJudge, parse_score
-from reasonrag.runs import RunFolder
 from reasonrag.spre import JudgeEvaluator
-from reasonrag.tables import tree_schema
-from reasonrag.types import Completion, Message, Prompt, Question, Step, Trajectory
+from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.runs import RunFolder
+from reasonrag.storage.tables import tree_schema
 from tests.toys import QUESTION
 
 TRAIN = demo_questions("train")

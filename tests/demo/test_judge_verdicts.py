@@ -9,15 +9,17 @@ from random import Random
 
 import pytest
 
+from reasonrag.core.errors import JudgeError
+from reasonrag.core.text import exact_match, token_f1
+from reasonrag.core.types import Question
 from reasonrag.demo import demo_questions, make_world
 from reasonrag.demo.demonstrations import STREAM_HABITS, Attempt, Finding, Improviser
 from reasonrag.demo.judge import DemoJudge
 from reasonrag.demo.knowledge import knowledge_of
 from reasonrag.demo.writing import STREAM_STEPS, demonstrate, stream_format
-from reasonrag.errors import JudgeError
 from reasonrag.formats import PromptSet
 from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.path import as_text
+from reasonrag.rewards.search_p1 import as_text
 from reasonrag.rewards.verdicts import (
     PathScores,
     PlanCandidate,
@@ -29,8 +31,6 @@ from reasonrag.rewards.verdicts import (
     step_holds,
     vote_plan,
 )
-from reasonrag.text import exact_match, token_f1
-from reasonrag.types import Question
 from tests.rewards.test_verdicts import PAYLOADS
 from tests.toys import QUESTION
 

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
+from reasonrag.core.text import exact_match
 from reasonrag.demo.lexicon import KINDS, SPLITS, famous_names, names, words
 from reasonrag.demo.world import demo_corpus, demo_questions, famous_part, make_world
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.text import exact_match
 
 SEEDS = (0, 7)
 AT_LEAST = {"train": 600, "dev": 300, "test": 1200}

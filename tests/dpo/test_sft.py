@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
+from reasonrag.core.errors import ConfigError, Interrupted, RunError
+from reasonrag.dpo.examples import open_examples
 from reasonrag.dpo.sft import step_rows, train
-from reasonrag.errors import ConfigError, Interrupted, RunError
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.training.examples import open_examples
-from reasonrag.training.finish import last_checkpoint
+from reasonrag.training.outcome import last_checkpoint
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, pair_row, sft_settings, write_pairs
 

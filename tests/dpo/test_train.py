@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.core.errors import ConfigError, DataError, Interrupted, RunError
 from reasonrag.dpo.train import train
-from reasonrag.errors import ConfigError, DataError, Interrupted, RunError
-from reasonrag.runs import lock
-from reasonrag.training.finish import last_checkpoint
+from reasonrag.storage.runs import lock
+from reasonrag.training.outcome import last_checkpoint
 from tests import warmed
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, write_pairs
@@ -275,9 +275,9 @@ def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, t
 
 def test_a_step_is_scored_in_the_prompt_that_inference_shows(policy, data, tmp_path):
     """The row that reaches TRL ends where the step ended: no end of turn after a stop string."""
+    from reasonrag.dpo.examples import open_examples
     from reasonrag.dpo.train import pair_rows
     from reasonrag.llm.chat_template import ChatTemplate
-    from reasonrag.training.examples import open_examples
     from tests.training.toys import pair_row
 
     chat = ChatTemplate.load(str(policy))
@@ -339,8 +339,8 @@ def test_the_shipped_policy_is_called_demo(data, tmp_path):
 
 
 def write_trajectories(folder, count):
-    from reasonrag.parquet import write_parquet
-    from reasonrag.tables import trajectory_pair_schema
+    from reasonrag.storage.parquet import write_parquet
+    from reasonrag.storage.tables import trajectory_pair_schema
 
     def side(number, name, steps):
         return [

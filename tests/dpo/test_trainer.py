@@ -6,11 +6,11 @@ import copy
 
 import pytest
 
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.dpo.examples import Examples
 from reasonrag.dpo.train import LOSS_TYPES, pair_rows
 from reasonrag.dpo.trainer import StepCollator, step_dpo_trainer
-from reasonrag.errors import ConfigError, DataError
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.training.examples import Examples
 from reasonrag.training.settings import DPOSettings, LoraSettings
 from tests.training.toys import pair_row, save_calm_model, step_pairs, trajectory_pairs
 

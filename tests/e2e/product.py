@@ -15,11 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.types import Message, Prompt
+from reasonrag.demo.extractive import ExtractiveLLM
 from reasonrag.llm.base import Sampling
-from reasonrag.parquet import read_shards
-from reasonrag.policies.extractive import ExtractiveLLM
-from reasonrag.tables import pair_schema, tree_schema
-from reasonrag.types import Message, Prompt
+from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.tables import pair_schema, tree_schema
 from tests import warmed
 from tests.llm.fake_openai import FakeOpenAI, Fault
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.parquet import read_parquet
-from reasonrag.tables import pair_schema, trajectory_pair_schema
+from reasonrag.storage.parquet import read_parquet
+from reasonrag.storage.tables import pair_schema, trajectory_pair_schema
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World

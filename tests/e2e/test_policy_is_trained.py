@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from reasonrag.parquet import read_parquet
-from reasonrag.tables import trajectory_schema
+from reasonrag.storage.parquet import read_parquet
+from reasonrag.storage.tables import trajectory_schema
 from tests.e2e import product
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import DatasetCard
 
-from reasonrag.parquet import read_parquet, write_parquet
-from reasonrag.tables import pair_schema, tree_schema
+from reasonrag.storage.parquet import read_parquet, write_parquet
+from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.e2e import product
 from tests.publish.fake_hub import serving_hub
 from tests.publish.hub_state import TOKEN, USER, FakeHub
@@ -26,8 +26,8 @@ READ_BACK = f"""
 import sys
 from pathlib import Path
 from datasets import load_dataset
-from reasonrag.parquet import read_shards
-from reasonrag.tables import pair_schema, tree_schema
+from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.tables import pair_schema, tree_schema
 
 run = Path(sys.argv[1])
 for config, splits in {PARTS!r}.items():
@@ -148,7 +148,7 @@ def test_a_policy_trained_on_a_published_version_is_asked_as_that_run_asked(
     assert trained.returncode == 0, trained.stderr
     version = hub.repos["datasets", ID].at("v1.0.0")
     assert (tmp_path / "policy/reasonrag.yaml").read_bytes() == version.files["reasonrag.yaml"].content
-    # By this the same version, and no other, is found offline (tests/training/test_examples.py).
+    # By this the same version, and no other, is found offline (tests/dpo/test_examples.py).
     kept = Path(online["HF_HOME"], "hub", f"datasets--{ID.replace('/', '--')}", "refs/v1.0.0")
     assert kept.read_text() == version.oid
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.text import token_f1
+from reasonrag.core.text import token_f1
 from tests.e2e import product
 
 DATA = Path(__file__).parents[2].parent / "shared/data"

@@ -7,15 +7,15 @@ from statistics import fmean
 
 import pytest
 
-from reasonrag.config import ModelConfig
-from reasonrag.errors import ConfigError, Interrupted
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import ConfigError, Interrupted
+from reasonrag.core.types import Question
 from reasonrag.evaluation import evaluate
 from reasonrag.evaluation.judged import JUDGED, Examiner, Judging, StepCounts, Verdicts
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.evaluation.summary import summarize
 from reasonrag.formats import FORMATS
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.types import Question
 from tests.evaluation.test_run import MODULE, digests, rows, toys
 from tests.evaluation.toy_policies import RECORD, write_questions
 from tests.rewards.toys import asked, hiprag, judge, knowing, trajectory

@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.evaluation.judged import StepCounts, Verdicts
-from reasonrag.evaluation.metrics import METRICS, answer_scores, hops, kind, scores, trajectory_row
-from reasonrag.formats import ReasonRAGFormat
-from reasonrag.parquet import read_parquet, write_parquet
-from reasonrag.questions import load_questions
-from reasonrag.tables import trajectory_schema
-from reasonrag.text import last_tag
-from reasonrag.types import (
+from reasonrag.core.text import last_tag
+from reasonrag.core.types import (
     Answer,
     Completion,
     Malformed,
@@ -27,6 +21,12 @@ from reasonrag.types import (
     StopReason,
     Trajectory,
 )
+from reasonrag.evaluation.judged import StepCounts, Verdicts
+from reasonrag.evaluation.metrics import METRICS, answer_scores, hops, kind, scores, trajectory_row
+from reasonrag.formats import ReasonRAGFormat
+from reasonrag.storage.parquet import read_parquet, write_parquet
+from reasonrag.storage.questions import load_questions
+from reasonrag.storage.tables import trajectory_schema
 from tests.toys import QUESTION, SPIELBERG
 
 DATA = Path(__file__).parents[2].parent / "shared/data"

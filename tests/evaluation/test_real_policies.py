@@ -10,7 +10,7 @@ import time
 import pytest
 
 from reasonrag import flags
-from reasonrag.config import load_config
+from reasonrag.core.config import load_config
 from reasonrag.evaluation import evaluate
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.flags import policy_configs
@@ -25,7 +25,7 @@ DEMO = {"questions.dataset": "demo", "questions.split": "test", "questions.limit
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from reasonrag.config import load_config
+from reasonrag.core.config import load_config
 from reasonrag.evaluation import evaluate
 evaluate({"served": load_config(overrides=json.loads(sys.argv[1]))}, Path(sys.argv[2]), max_steps=[8, 4])
 """
@@ -96,7 +96,7 @@ def test_killed_in_the_middle_it_ends_with_the_same_files(tmp_path):
 
 
 def test_a_server_that_is_not_there_is_one_clear_error_and_pays_for_nothing(tmp_path):
-    from reasonrag.errors import ReasonRAGError
+    from reasonrag.core.errors import ReasonRAGError
 
     config = load_config(overrides={**DEMO, "policy.spec": "http://127.0.0.1:9/v1", "policy.model": "x"})
     began = time.monotonic()

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from reasonrag.config import load_config
-from reasonrag.errors import ConfigError, Interrupted, RunError
+from reasonrag.core.config import load_config
+from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.evaluation import evaluate
 from reasonrag.evaluation.run import Evaluation
-from reasonrag.parquet import read_shards
-from reasonrag.tables import trajectory_schema
+from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.tables import trajectory_schema
 from tests.evaluation.toy_policies import RECORD, write_questions
 
 MODULE = "python:tests.evaluation.toy_policies"

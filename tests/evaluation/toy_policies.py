@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reasonrag.errors import LLMError
+from reasonrag.core.errors import LLMError
 from reasonrag.llm.scripted import ScriptedLLM
 from tests.toys import ToyRetriever
 

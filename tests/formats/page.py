@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.types import Passage, Question, Trajectory
 from reasonrag.formats import FORMATS, Block, Format, StreamFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rollout.engine import Engine
-from reasonrag.types import Passage, Question, Trajectory
+from reasonrag.rollout import Engine
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "formats.md"

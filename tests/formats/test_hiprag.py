@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reasonrag.core.types import Note, Search, StopReason, Trajectory
 from reasonrag.formats import FORMATS, Stage
-from reasonrag.formats.elements import seal
 from reasonrag.formats.hiprag import check
+from reasonrag.formats.tags import seal
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rollout.engine import Engine
-from reasonrag.types import Note, Search, StopReason, Trajectory
+from reasonrag.rollout import Engine
 from tests.formats.algorithms import format_checker
 from tests.toys import QUESTION, ToyRetriever
 

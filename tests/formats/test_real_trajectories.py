@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.core.text import normalize_answer
 from reasonrag.formats import FORMATS
-from reasonrag.text import normalize_answer
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 pytestmark = [

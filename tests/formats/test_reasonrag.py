@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.types import Answer, Completion, Malformed, Note, Passage, Question, Search, Step
 from reasonrag.formats import PromptSet, ReasonRAGFormat, Stage
 from reasonrag.formats.reasonrag import read
-from reasonrag.types import Answer, Completion, Malformed, Note, Passage, Question, Search, Step
 from tests.toys import LUCAS, QUESTION, SPIELBERG
 
 FORMAT = ReasonRAGFormat()

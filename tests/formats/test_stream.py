@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.formats import FORMATS, StreamFormat
-from reasonrag.formats.elements import SEALED
-from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rollout.engine import Engine
-from reasonrag.types import (
+from reasonrag.core.types import (
     Answer,
     Completion,
     Malformed,
@@ -25,6 +21,10 @@ from reasonrag.types import (
     StopReason,
     Trajectory,
 )
+from reasonrag.formats import FORMATS, StreamFormat
+from reasonrag.formats.tags import SEALED
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.rollout import Engine
 from tests.toys import LUCAS, QUESTION, SPIELBERG, ToyRetriever
 
 STREAMS = {name: format for name, make in FORMATS.items() if isinstance(format := make(), StreamFormat)}

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.types import Message, Prompt, Span
 
 PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who?")), turn=(Span("<query>"),))
 

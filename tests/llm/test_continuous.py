@@ -15,13 +15,13 @@ import torch
 from click.testing import CliRunner
 
 from reasonrag.cli import cli
-from reasonrag.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span, Trajectory
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.rewards.base import Score
-from reasonrag.types import Completion, FinishReason, Message, Prompt, Span, Trajectory
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
 OTHERS = [Prompt((Message("user", "The river runs through the old town. " * count),)) for count in range(1, 17)]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.demo import policy_folder
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling
@@ -23,7 +24,6 @@ from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.vllm_engine import VLLMEngine
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import merged_parameters
-from reasonrag.types import Completion, Message, Prompt, Span
 from tests.toys import QUESTION
 
 pytestmark = pytest.mark.gpu

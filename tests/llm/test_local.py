@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from reasonrag.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.types import Completion, FinishReason, Message, Prompt, Span
 from tests.llm.tiny import save_tiny_model
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.openai_wire import Wire, readable
-from reasonrag.types import Completion, Message, Prompt
 
 LARGEST = 2**31 - 1
 UNUSABLE = [2**31, 10**12, 10**19, -1, True, 1.0, "1", None]

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from reasonrag.errors import LLMError
+from reasonrag.core.errors import LLMError
+from reasonrag.core.types import Completion, FinishReason, Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.types import Completion, FinishReason, Message, Prompt
 
 PROMPT = Prompt((Message("user", "who directed Jaws"),))
 

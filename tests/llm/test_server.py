@@ -8,10 +8,10 @@ from email.utils import formatdate
 
 import pytest
 
-from reasonrag.errors import LLMError
+from reasonrag.core.errors import LLMError
+from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
-from reasonrag.types import Completion, FinishReason, Message, Prompt, Span
 from tests.llm.fake_openai import Answer, Disconnect, FakeOpenAI, Slow
 
 PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who directed Jaws?")), stop=("</query>", "</answer>"))

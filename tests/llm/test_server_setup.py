@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from reasonrag.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.llm.server import ServerLLM
 from tests.llm.fake_openai import FakeOpenAI
 

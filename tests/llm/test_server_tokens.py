@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from reasonrag.core.errors import LLMError
+from reasonrag.core.types import Completion, Message, Prompt, Span, StopReason, Trajectory
 from reasonrag.demo import policy_folder
-from reasonrag.errors import LLMError
 from reasonrag.formats import PromptSet
 from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.openai_wire import Encode
 from reasonrag.llm.server import ServerLLM
-from reasonrag.rollout.engine import Engine
-from reasonrag.types import Completion, Message, Prompt, Span, StopReason, Trajectory
+from reasonrag.rollout import Engine
 from tests.llm.fake_openai import FakeOpenAI
 from tests.toys import QUESTION, SPIELBERG, ToyRetriever
 

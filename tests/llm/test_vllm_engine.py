@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from reasonrag.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.types import FinishReason
 from reasonrag.llm.vllm_engine import VLLMEngine, completions
-from reasonrag.types import FinishReason
 
 
 def choice(index: int, text: str, ids: list[int], finish: str = "stop", logprobs: list[float] | None = None):

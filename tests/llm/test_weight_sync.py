@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from reasonrag.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import NCCLTransport, send_chunks
-from reasonrag.types import Message, Prompt
 
 WHOLE = ["pause?mode=wait", "start", "finish", "reset_prefix_cache?reset_running_requests=true", "resume"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from reasonrag.core.errors import ConfigError
 from reasonrag.demo import policy_folder
-from reasonrag.errors import ConfigError
 from reasonrag.llm.weight_transfer import merged_parameters
 
 

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from reasonrag.config import Config, load_config
-from reasonrag.errors import ConfigError
+from reasonrag.core.config import Config, load_config
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import identity
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.mcts import SearchSettings, Tree, TreeSearch
 from reasonrag.rewards.judge import ProcessJudge
-from reasonrag.rollout.engine import Engine
-from reasonrag.settings import identity
+from reasonrag.rollout import Engine
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator
 from tests.mcts.test_search import random_policy, shape
 from tests.toys import QUESTION, ToyRetriever

@@ -25,15 +25,15 @@ import asyncio
 
 import pytest
 
-from reasonrag.config import load_config
+from reasonrag.core.config import load_config
+from reasonrag.core.types import Question
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.mcts import SearchSettings, Tree, TreeSearch
+from reasonrag.pipeline.rows import tree_rows
 from reasonrag.rewards.judge import ProcessJudge
-from reasonrag.rollout.engine import Engine
+from reasonrag.rollout import Engine
 from reasonrag.spre import JudgeEvaluator, node_rewards
-from reasonrag.spre.rows import tree_rows
-from reasonrag.types import Question
 from tests.toys import ToyRetriever
 
 STEPS = [

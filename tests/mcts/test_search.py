@@ -5,14 +5,14 @@ import random
 
 import pytest
 
+from reasonrag.core.types import StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.mcts import Evaluation, Origin, SearchSettings, Tree, TreeSearch
 from reasonrag.mcts.search import graft
 from reasonrag.mcts.selection import select_child
-from reasonrag.rollout.engine import Engine
+from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator, node_rewards
-from reasonrag.types import StopReason, Trajectory
 from tests.toys import QUESTION, ToyRetriever
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 from reasonrag.online_rl.train import _check_whole
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.errors import ConfigError
-from reasonrag.online_rl import parts
+from reasonrag.core.errors import ConfigError
+from reasonrag.online_rl import task as parts
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.train import _config, _Training

@@ -10,13 +10,13 @@ from collections import Counter
 
 import pytest
 
-from reasonrag.card import carried_settings, demo_folder
-from reasonrag.config import ModelConfig
-from reasonrag.errors import Interrupted, RunError
-from reasonrag.online_rl import parts
-from reasonrag.policies import open_llm
-from reasonrag.training.finish import last_checkpoint
-from reasonrag.training.shell import save_policy
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import Interrupted, RunError
+from reasonrag.core.policy_card import carried_settings, demo_folder
+from reasonrag.online_rl import task as parts
+from reasonrag.pipeline.models import open_llm
+from reasonrag.training.outcome import last_checkpoint
+from reasonrag.training.run import save_policy
 from tests import warmed
 from tests.online_rl import toys
 from tests.online_rl.toys import ROOT, child, farthest, logged, quietly, rollouts, settings, weights
@@ -300,7 +300,7 @@ def test_trainings_take_fewer_questions_than_a_batch_has(tmp_path):
 
 
 def test_what_a_training_needs_is_missing_before_it_begins(tmp_path):
-    from reasonrag.errors import ConfigError
+    from reasonrag.core.errors import ConfigError
 
     with pytest.raises(ConfigError, match="judge"):
         quietly(settings("demo-hiprag", judge__spec=None), tmp_path / "rl")

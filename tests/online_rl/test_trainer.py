@@ -14,10 +14,10 @@ from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.advantages import advantage_scale, group_advantages
 from reasonrag.online_rl.samples import Sample
 from reasonrag.online_rl.trainer import REWARD, agentic_grpo_trainer, rows
+from reasonrag.online_rl.transcript import Transcript
 from reasonrag.rewards import Score
-from reasonrag.rollout.transcript import Transcript
+from reasonrag.training.callbacks import Guard, guarded
 from reasonrag.training.model import model_path
-from reasonrag.training.watch import Guard, guarded
 from tests.online_rl.toys import made, settings
 from tests.toys import QUESTION
 

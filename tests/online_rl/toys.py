@@ -14,26 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reasonrag.config import ModelConfig
-from reasonrag.errors import LLMError
-from reasonrag.formats.base import Stage
-from reasonrag.formats.reading import Reading
-from reasonrag.llm.base import LLM, Sampling
-from reasonrag.llm.faulty import FaultyLLM
-from reasonrag.online_rl import parts
-from reasonrag.online_rl.presets import RL_PRESETS
-from reasonrag.online_rl.settings import RLSettings, load_rl_settings
-from reasonrag.online_rl.train import _config, _Training, train
-from reasonrag.online_rl.trainer import agentic_grpo_trainer
-from reasonrag.policies import open_llm
-from reasonrag.rewards import RewardParts, RewardSettings, Score
-from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.search_need import HiPRAGReward
-from reasonrag.training.arguments import trainer_arguments
-from reasonrag.training.model import load_weights, open_source
-from reasonrag.training.shell import Ready, quiet
-from reasonrag.training.watch import Clock, guarded
-from reasonrag.types import (
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import LLMError
+from reasonrag.core.types import (
     Action,
     Answer,
     Completion,
@@ -46,6 +29,23 @@ from reasonrag.types import (
     Step,
     Trajectory,
 )
+from reasonrag.formats.base import Stage
+from reasonrag.formats.reading import Reading
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.faulty import FaultyLLM
+from reasonrag.online_rl import task as parts
+from reasonrag.online_rl.presets import RL_PRESETS
+from reasonrag.online_rl.settings import RLSettings, load_rl_settings
+from reasonrag.online_rl.train import _config, _Training, train
+from reasonrag.online_rl.trainer import agentic_grpo_trainer
+from reasonrag.pipeline.models import open_llm
+from reasonrag.rewards import RewardParts, RewardSettings, Score
+from reasonrag.rewards.hiprag import HiPRAGReward
+from reasonrag.rewards.judge import JudgeService
+from reasonrag.training.arguments import trainer_arguments
+from reasonrag.training.callbacks import Clock, guarded
+from reasonrag.training.model import load_weights, open_source
+from reasonrag.training.run import Ready, quiet
 from tests import warmed
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import yaml
 from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import DatasetCard
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 from reasonrag.publish.cards import escaped, fenced, merge_card
 from tests.report.hostile import HOSTILE
 

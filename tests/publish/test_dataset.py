@@ -12,14 +12,14 @@ from datasets import load_dataset
 from huggingface_hub import DatasetCard
 from markdown_it import MarkdownIt
 
-from reasonrag.card import PolicyCard
-from reasonrag.config import load_config
-from reasonrag.errors import ConfigError, DataError, InputError, RunError
+from reasonrag.core.config import load_config
+from reasonrag.core.errors import ConfigError, DataError, InputError, RunError
+from reasonrag.core.policy_card import PolicyCard
 from reasonrag.formats import PromptSet
-from reasonrag.parquet import read_parquet, read_shards
-from reasonrag.parts import open_format
+from reasonrag.pipeline.parts import open_format
 from reasonrag.publish.publish import Wanted, beside, stage
-from reasonrag.tables import pair_schema, trajectory_pair_schema
+from reasonrag.storage.parquet import read_parquet, read_shards
+from reasonrag.storage.tables import pair_schema, trajectory_pair_schema
 from tests.publish.toys import edit_json, recount, write_run
 from tests.report.hostile import HOSTILE
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfApi
 
-from reasonrag.errors import ConfigError, HubError, ReasonRAGError
+from reasonrag.core.errors import ConfigError, HubError, ReasonRAGError
 from reasonrag.publish.hub import Published, Upload, push
 from tests.publish.hub_state import TOKEN, USER, FakeHub, Repo
 

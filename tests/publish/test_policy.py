@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from reasonrag.errors import ConfigError, DataError, InputError
+from reasonrag.core.errors import ConfigError, DataError, InputError
 from reasonrag.llm.model_folder import model_checksum
 from reasonrag.publish.publish import Wanted, stage
 from tests.publish.toys import edit_json, report, write_policy

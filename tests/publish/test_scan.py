@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from reasonrag.parquet import write_parquet
 from reasonrag.publish.scan import EMAIL, PATH, SECRET, places_of, scan
 from reasonrag.publish.staging import files_of
-from reasonrag.tables import tree_schema
+from reasonrag.storage.parquet import write_parquet
+from reasonrag.storage.tables import tree_schema
 from tests.report.hostile import rows
 
 TOKEN = "hf_" + "abcdEFGH1234" * 3

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.dpo.pairs import derive_pairs
-from reasonrag.parquet import write_parquet
-from reasonrag.tables import pair_schema
+from reasonrag.storage.parquet import write_parquet
+from reasonrag.storage.tables import pair_schema
 from tests.report import hostile
 
 Row = dict[str, Any]

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from reasonrag.config import load_config
+from reasonrag.core.config import load_config
+from reasonrag.core.types import Answer, Completion, Passage, Question, Search, Step, StopReason, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED
 from reasonrag.evaluation.metrics import scores, trajectory_row
 from reasonrag.evaluation.run import Outcome, PolicyResult
@@ -16,18 +17,17 @@ from reasonrag.evaluation.summary import failures, summarize
 from reasonrag.evaluation.sweep import Setting
 from reasonrag.formats import FORMATS
 from reasonrag.formats.reading import Reading
-from reasonrag.online_rl.record import record
+from reasonrag.online_rl.rollout_log import record
 from reasonrag.online_rl.samples import Batch, Group, Sample
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.parquet import ShardWriter
+from reasonrag.online_rl.transcript import Transcript
 from reasonrag.rewards.base import Score
-from reasonrag.rollout.transcript import Transcript
-from reasonrag.runs import write_text
-from reasonrag.tables import trajectory_schema
-from reasonrag.training.finish import Outcome as Trained
-from reasonrag.training.finish import summarise
+from reasonrag.storage.parquet import ShardWriter
+from reasonrag.storage.runs import write_text
+from reasonrag.storage.tables import trajectory_schema
 from reasonrag.training.model import ModelSource
-from reasonrag.types import Answer, Completion, Passage, Question, Search, Step, StopReason, Trajectory
+from reasonrag.training.outcome import Outcome as Trained
+from reasonrag.training.outcome import summarise
 from tests.report.hostile import HOSTILE
 
 SETTING = Setting(0.0, 8, 3)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from reasonrag.config import load_config
+from reasonrag.core.config import load_config
+from reasonrag.core.settings import dump
 from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.dpo.trajectories import derive_trajectory_pairs
-from reasonrag.parquet import write_parquet
-from reasonrag.runs import write_text
-from reasonrag.settings import dump
-from reasonrag.tables import pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.storage.parquet import write_parquet
+from reasonrag.storage.runs import write_text
+from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 SCRIPT = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"&lt;"
 TERMINAL = "\x1b[31mred\x1b]8;;http://evil.example/\x07link\x1b]8;;\x07"

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
-from reasonrag.errors import DataError, RunError
+from reasonrag.core.errors import DataError, RunError
 from reasonrag.evaluation.sweep import Setting
-from reasonrag.parquet import read_shards, write_parquet
 from reasonrag.report import write_report
 from reasonrag.report.attempts import Attempts, questions, shared_order
-from reasonrag.tables import trajectory_schema
+from reasonrag.storage.parquet import read_shards, write_parquet
+from reasonrag.storage.tables import trajectory_schema
 from tests.browser import chromium
 from tests.report.finished import GOLD, SETTING, write_evaluation
 from tests.report.reading_pages import Page, listed

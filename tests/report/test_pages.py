@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from reasonrag.errors import DataError, RunError
+from reasonrag.core.errors import DataError, RunError
 from reasonrag.report import write_report
-from reasonrag.runs import lock
+from reasonrag.storage.runs import lock
 from tests.e2e import product
 from tests.e2e.world import World
 from tests.report.finished import write_evaluation, write_pair_training, write_training

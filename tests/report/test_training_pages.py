@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
-from reasonrag.errors import DataError
-from reasonrag.parquet import read_parquet
-from reasonrag.plots import Line, Panel
+from reasonrag.core.errors import DataError
+from reasonrag.core.plots import Line, Panel
 from reasonrag.report import write_report
 from reasonrag.report.curves import HEIGHT, WIDTH, chart, charts, ticks
 from reasonrag.report.rollouts import pieces, steps_shown, weights
-from reasonrag.tables import rollout_schema
+from reasonrag.storage.parquet import read_parquet
+from reasonrag.storage.tables import rollout_schema
 from tests.browser import chromium
 from tests.report.finished import write_pair_training, write_training
 from tests.report.reading_pages import Page, listed

@@ -9,7 +9,7 @@ import pytest
 from reasonrag.cli import cli
 from reasonrag.flags import online, resolve
 from reasonrag.online_rl.presets import RL_PRESETS
-from reasonrag.parts import open_questions
+from reasonrag.pipeline.parts import open_questions
 from reasonrag.reproduce.ablation import BASE, AblationScale, outs, stages
 from reasonrag.reproduce.measures import METRICS
 from reasonrag.reproduce.papers import PAPERS

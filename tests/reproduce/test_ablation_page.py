@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.errors import RunError
-from reasonrag.parquet import write_parquet
+from reasonrag.core.errors import RunError
 from reasonrag.reproduce.ablation import BASE, AblationScale, Claim, Paper, Row, Table, Variant, evaluation_of, stages
 from reasonrag.reproduce.ablation_figures import summarise
 from reasonrag.reproduce.ablation_page import page, write
 from reasonrag.reproduce.stages import Plan
-from reasonrag.tables import trajectory_schema
+from reasonrag.storage.parquet import write_parquet
+from reasonrag.storage.tables import trajectory_schema
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reproduce" / "ablation.md"
 

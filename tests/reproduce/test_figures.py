@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.errors import RunError
-from reasonrag.parquet import write_parquet
+from reasonrag.core.errors import RunError
 from reasonrag.reproduce.figures import compare, over_seeds, read_attempts
-from reasonrag.tables import trajectory_schema
+from reasonrag.storage.parquet import write_parquet
+from reasonrag.storage.tables import trajectory_schema
 
 
 def attempt(question, *, em=1.0, retrievals=1, hops=1, kind="one_hop"):

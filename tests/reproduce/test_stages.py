@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.errors import RunError
+from reasonrag.core.errors import RunError
 from reasonrag.reproduce.reasonrag import BASE, MAIN, VARIANTS, Scale, stages
 from reasonrag.reproduce.stages import Plan, Stage
 

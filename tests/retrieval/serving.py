@@ -18,10 +18,10 @@ from typing import Any
 
 import uvicorn
 
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.server import ServeSettings, retrieval_app
-from reasonrag.types import Passage
 from tests.e2e.world import pages
 
 SEA = [Passage(row["id"], row["contents"]) for row in pages()]

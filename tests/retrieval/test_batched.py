@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from reasonrag.errors import RetrievalError
+from reasonrag.core.errors import RetrievalError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore
-from reasonrag.types import Passage
 
 
 class EchoRetriever:

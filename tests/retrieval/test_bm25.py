@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasonrag.errors import ConfigError, DataError
-from reasonrag.questions import load_questions
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.types import Passage
+from reasonrag.storage.questions import load_questions
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA.name} is not beside the repository")
@@ -242,7 +242,7 @@ RACER = """
 import asyncio, sys
 from pathlib import Path
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.types import Passage
+from reasonrag.core.types import Passage
 passages = [Passage(str(i), f"title {i}\\nword{i} common") for i in range(2000)]
 print("ready", flush=True)
 sys.stdin.readline()

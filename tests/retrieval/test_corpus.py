@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.errors import DataError
+from reasonrag.core.errors import DataError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import GivenCorpus, open_corpus, passage_contents
-from reasonrag.rows import raw_rows
-from reasonrag.types import Passage
+from reasonrag.storage.records import raw_rows
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA.name} is not beside the repository")

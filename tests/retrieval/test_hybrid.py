@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 
-from reasonrag.errors import RetrievalError
+from reasonrag.core.errors import RetrievalError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.hybrid import HybridRetriever, reciprocal_rank_fusion
-from reasonrag.types import Passage
 
 A, B, C, D = (Passage(name, f"text of {name}", 7.0) for name in "abcd")
 FILMS = [

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from reasonrag.errors import DataError
+from reasonrag.core.errors import DataError
+from reasonrag.core.types import Passage, Question
 from reasonrag.retrieval.recall import Recall, gold_ids, recall, with_gold_ids
-from reasonrag.types import Passage, Question
 
 
 class Fixed:

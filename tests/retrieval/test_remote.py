@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from reasonrag.errors import ConfigError, RetrievalError
-from reasonrag.questions import passage_id
+from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.remote import RemoteRetriever
-from reasonrag.types import Passage
+from reasonrag.storage.questions import passage_id
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 
 import pytest
 
-from reasonrag.errors import ConfigError, RetrievalError
+from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
-from reasonrag.types import Passage
 from tests.retrieval.test_hybrid import Fixed, ids
 
 pytestmark = pytest.mark.skipif(

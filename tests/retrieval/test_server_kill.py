@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from reasonrag.build import Build
-from reasonrag.config import load_config
+from reasonrag.core.config import load_config
+from reasonrag.core.types import Completion, Prompt, Question
+from reasonrag.demo.extractive import ExtractiveLLM
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
-from reasonrag.parquet import read_shards
-from reasonrag.parts import Parts
-from reasonrag.policies.extractive import ExtractiveLLM
+from reasonrag.pipeline.build import Build
+from reasonrag.pipeline.parts import Parts
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.remote import RemoteRetriever
-from reasonrag.runs import RunFolder
-from reasonrag.tables import tree_schema
-from reasonrag.types import Completion, Prompt, Question
+from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.runs import RunFolder
+from reasonrag.storage.tables import tree_schema
 from tests.e2e.world import questions
 from tests.retrieval.serving import ServerProcess, ask, found, sea_index, wait_for
 

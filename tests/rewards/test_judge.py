@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reasonrag.core.types import Answer, Completion, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import ProcessJudge, parse_score
 from reasonrag.spre import JudgeEvaluator
-from reasonrag.types import Answer, Completion, Step, StopReason, Trajectory
 from tests.toys import QUESTION
 
 REPLIES = [

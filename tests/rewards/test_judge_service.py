@@ -5,16 +5,16 @@ from contextlib import suppress
 
 import pytest
 
-from reasonrag.errors import ConfigError, Interrupted, JudgeError, LLMError
+from reasonrag.core.errors import ConfigError, Interrupted, JudgeError, LLMError
+from reasonrag.core.types import Completion
 from reasonrag.formats import PromptSet
-from reasonrag.journal import Journal
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.faulty import FaultyLLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import BOOLEAN, same_meaning
-from reasonrag.types import Completion
+from reasonrag.storage.journal import Journal
 
 PROMPTS = PromptSet.find()
 TRUE = "<answer>True</answer>"

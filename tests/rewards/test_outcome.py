@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from reasonrag.errors import ConfigError, JudgeError, RunError
+from reasonrag.core.errors import ConfigError, JudgeError, RunError
+from reasonrag.core.settings import validate
+from reasonrag.core.types import Trajectory
 from reasonrag.rewards import REWARDS, RewardSettings, open_reward
-from reasonrag.rewards.combine import BatchReward
-from reasonrag.settings import validate
-from reasonrag.types import Trajectory
+from reasonrag.rewards.batch import BatchReward
 from tests.rewards.toys import parts, score, trajectory, values
 from tests.toys import QUESTION
 

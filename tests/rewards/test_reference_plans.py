@@ -14,18 +14,18 @@ import pytest
 import structlog
 
 from reasonrag.commands.rl_plan import plan
-from reasonrag.config import load_config
-from reasonrag.errors import DataError, Interrupted, LLMError
+from reasonrag.core.config import load_config
+from reasonrag.core.errors import DataError, Interrupted, LLMError
+from reasonrag.core.types import Question
 from reasonrag.formats import PromptSet
-from reasonrag.journal import Journal
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.parquet import read_parquet, write_parquet
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.reference_plans import load_plans, make_plans
 from reasonrag.rewards.verdicts import ReferencePlan
-from reasonrag.tables import plan_schema, tree_schema
-from reasonrag.types import Question
+from reasonrag.storage.journal import Journal
+from reasonrag.storage.parquet import read_parquet, write_parquet
+from reasonrag.storage.tables import plan_schema, tree_schema
 from tests.llm.fake_openai import FakeOpenAI
 from tests.rewards.toys import judge
 
@@ -166,7 +166,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from reasonrag.commands.rl_plan import plan
-from reasonrag.config import load_config
+from reasonrag.core.config import load_config
 url, data, out = sys.argv[1:]
 judge = {"value.kind": "judge", "judge.spec": url, "judge.model": "fake"}
 prices = {"judge.input_price": 1, "judge.output_price": 1}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.errors import JudgeError
+from reasonrag.core.errors import JudgeError
 from reasonrag.formats import PromptSet
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import JudgeService

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from reasonrag.errors import LLMError
+from reasonrag.core.errors import LLMError
+from reasonrag.core.types import Answer, Malformed, Note, Search, StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rollout.engine import Engine, derive_seed
-from reasonrag.types import Answer, Malformed, Note, Search, StopReason, Trajectory
+from reasonrag.rollout import Engine, derive_seed
 from tests.toys import QUESTION, SPIELBERG, ToyRetriever
 
 FORMAT = ReasonRAGFormat()

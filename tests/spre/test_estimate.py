@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from reasonrag.core.types import Answer, Completion, Prompt, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import ProcessJudge
-from reasonrag.rollout.engine import Engine
+from reasonrag.rollout import Engine
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, spre, trajectory_reward
-from reasonrag.types import Answer, Completion, Prompt, Step, StopReason, Trajectory
 from tests.toys import QUESTION, ToyRetriever
 
 

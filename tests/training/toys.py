@@ -6,10 +6,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.types import Message, Prompt
+from reasonrag.dpo.token_rows import Pair, Segment
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, SFTSettings, load_settings
-from reasonrag.training.tokens import Pair, Segment
-from reasonrag.types import Message, Prompt
 from tests.llm.tiny import save_tiny_model
 
 NAMES = ("Jaws", "Steven", "river", "town", "sea", "query", "birth", "first")

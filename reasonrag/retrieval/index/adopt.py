@@ -8,7 +8,8 @@ import random
 import shutil
 from pathlib import Path
 
-from reasonrag.errors import DataError
+from reasonrag.core.errors import DataError
+from reasonrag.core.text import one_line
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.embeddings import remember_location
 from reasonrag.retrieval.index.faiss_files import INDEX, read_index
@@ -18,7 +19,6 @@ from reasonrag.retrieval.index.progress import BuildProgress
 from reasonrag.retrieval.index.sample import self_queries
 from reasonrag.retrieval.index.tuning import SAMPLE, VectorSearch, tune
 from reasonrag.retrieval.index.vector_search import FaissSearch
-from reasonrag.text import one_line
 
 _CHECKED = 32
 _LEAST_FLAT, _LEAST_ROUNDED = 0.99, 0.9

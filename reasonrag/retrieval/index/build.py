@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from reasonrag.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.corpus import CorpusSource, open_corpus
 from reasonrag.retrieval.encoders import TextEncoder
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Part

@@ -8,12 +8,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
 from reasonrag.retrieval.index.progress import BuildProgress
-from reasonrag.runs import write_text
+from reasonrag.storage.runs import write_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from reasonrag.errors import ConfigError, DataError
-from reasonrag.text import one_line
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.text import one_line
 
 INDEX, LISTS = "index.faiss", "lists.ivfdata"
 

@@ -28,9 +28,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
-from reasonrag.errors import DataError
-from reasonrag.parquet import fsync_folder
-from reasonrag.runs import write_text
+from reasonrag.core.errors import DataError
+from reasonrag.storage.parquet import fsync_folder
+from reasonrag.storage.runs import write_text
 
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
 PARTS: tuple[Part, ...] = get_args(Part)

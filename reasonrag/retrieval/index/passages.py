@@ -14,14 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from reasonrag.errors import DataError
-from reasonrag.questions import RowProblems, text_id
+from reasonrag.core.errors import DataError
+from reasonrag.core.text import one_line, printable, valid_unicode
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import CorpusSource, passage_contents
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.progress import BuildProgress
-from reasonrag.rows import Row
-from reasonrag.text import one_line, printable, valid_unicode
-from reasonrag.types import Passage
+from reasonrag.storage.questions import RowProblems, text_id
+from reasonrag.storage.records import Row
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
-from reasonrag.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
 from reasonrag.retrieval.index.progress import BuildProgress

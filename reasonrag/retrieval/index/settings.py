@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.errors import ConfigError
-from reasonrag.settings import EXECUTION, Section
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import EXECUTION, Section
 
 Kind = Literal["bm25", "dense"]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
 
 VectorKind = Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]
 VECTOR_KINDS: tuple[VectorKind, ...] = get_args(VectorKind)  # the more memory the better, or small enough: tried first

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.errors import DataError
+from reasonrag.core.errors import DataError
 from reasonrag.retrieval.index.embeddings import Embeddings
 from reasonrag.retrieval.index.exact import ExactSearch
 from reasonrag.retrieval.index.faiss_files import INDEX, load_faiss, on_gpus, read_index

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
-from reasonrag.types import Passage
 
 _PREFIX = "reasonrag_retrieval"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from reasonrag.text import one_line
-from reasonrag.types import Passage
+from reasonrag.core.text import one_line
+from reasonrag.core.types import Passage
 
 _SHOWN_PROBLEMS = 3
 

@@ -8,7 +8,7 @@ import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from reasonrag.errors import ConfigError, RetrievalError
+from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.server.app import build_app
 from reasonrag.retrieval.server.protocol import Refusal

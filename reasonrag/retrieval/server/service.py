@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from reasonrag.errors import BackendError
+from reasonrag.core.errors import BackendError
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore, Ranking
 from reasonrag.retrieval.server.metrics import MeasuredRetriever, Metrics

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reasonrag.errors import ConfigError
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import Section
 from reasonrag.retrieval.bearer import TOKEN_ENV, read_token
-from reasonrag.settings import Section
 
 
 class ServeSettings(Section):

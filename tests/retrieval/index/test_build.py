@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.index.build import build_index
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan

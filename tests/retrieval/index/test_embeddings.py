@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reasonrag.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.index.embeddings import Embeddings, build_embeddings, encoder_of
 from reasonrag.retrieval.index.progress import Silent
 from tests.retrieval.index.dense_toys import Notes, WordsEncoder, digest, passages, sentences

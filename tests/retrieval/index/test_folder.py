@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.errors import DataError
+from reasonrag.core.errors import DataError
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
 
 PLAN = Plan("bm25", {"passages": "abc"}, {"k1": 1.2}, {"bm25s": "1"})

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from reasonrag.errors import DataError
+from reasonrag.core.errors import DataError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import GivenCorpus, open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest
 from reasonrag.retrieval.index.passages import PassageRules, PassageStore, build_passages, split
 from reasonrag.retrieval.index.progress import Silent
-from reasonrag.types import Passage
 
 STRICT = PassageRules(strict=True)
 BAD = [

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reasonrag.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import GivenCorpus
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest
 from reasonrag.retrieval.index.passages import PassageRules, build_passages
 from reasonrag.retrieval.index.postings import BM25Settings, Tokenizer, bm25_memory, build_bm25
 from reasonrag.retrieval.index.progress import Silent
-from reasonrag.types import Passage
 
 WORDS = st.sampled_from(["film", "films", "Spielberg", "directed", "Pál", "pal", "X", "of", "the", "2001", "東京", "_"])
 TEXTS = st.lists(st.lists(WORDS, min_size=1, max_size=12).map(" ".join), min_size=1, max_size=30)

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from reasonrag.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.index.adopt import adopt_vectors
 from reasonrag.retrieval.index.embeddings import Embeddings, build_embeddings
 from reasonrag.retrieval.index.exact import ExactSearch

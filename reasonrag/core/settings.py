@@ -1,0 +1,225 @@
+"""Settings as frozen models, for every command alike: defaults, then a preset, a YAML file, flags and `--set a.b=c`.
+
+A field marked `EXECUTION` cannot change a result (where things lie, how fast they go, what they cost): work may be
+resumed with another value. Every other field is part of an identity.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.secrets import find_secrets, redact
+
+Tree = dict[str, Any]
+
+# What yaml raises: also for dates that are none, and for brackets thousands deep.
+_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Marks a field that cannot change a result."""
+
+
+EXECUTION = Execution()
+
+
+class Section(BaseModel):
+    """A frozen group of settings; an unknown key is an error, and so is a secret, whatever it is the value of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secret(cls, tree: Any) -> Any:
+        # Before anything else is looked at: what is wrong with a value is said together with the value.
+        _refuse_secrets(tree, "")
+        return tree
+
+
+S = TypeVar("S", bound=Section)
+
+
+def gather(
+    presets: Mapping[str, Mapping[str, Any]],
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Tree:
+    """What was asked for, as one tree: the preset, below the file, below the overrides.
+
+    Args:
+        presets: by name.
+        preset: a key of `presets`.
+        file: YAML, a mapping of sections.
+        overrides: dotted names to values, `{"search.iterations": 32}`.
+
+    Raises:
+        ConfigError: no such preset (with the nearest name), or a file that is not YAML.
+    """
+    tree: Tree = {}
+    if preset is not None:
+        if preset not in presets:
+            raise ConfigError(f"preset {preset!r} is unknown{nearest(preset, presets)}")
+        merge(tree, presets[preset])
+    if file is not None:
+        merge(tree, read_yaml(file))
+    for name, value in (overrides or {}).items():
+        *path, leaf = name.split(".")
+        merge(tree, _nest(path, {leaf: value}))
+    return tree
+
+
+def validate(model: type[S], tree: Mapping[str, Any]) -> S:
+    """The settings of a tree.
+
+    Raises:
+        ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
+    """
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(model, error)) from error
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`a.b=c` of `--set`, its value read as YAML.
+
+    >>> parse_assignment("search.iterations=32")
+    ('search.iterations', 32)
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"--set {text!r} is not of the form section.name=value")
+    try:
+        return name.strip(), yaml.safe_load(value)
+    except _UNREADABLE as error:
+        raise ConfigError(f"--set {text!r}: {value!r} is not a YAML value") from error
+
+
+def identity(settings: Section) -> dict[str, Any]:
+    """The part of some settings that can change a result, flat: `{"search.iterations": 64, ...}`."""
+    return dict(_semantic(settings, ""))
+
+
+def dump(settings: Section) -> str:
+    """The resolved settings as YAML that `gather` reads back."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def description(model: type[BaseModel], name: str) -> str:
+    """What a setting is, by its dotted name; "" if nothing says."""
+    *path, leaf = name.split(".")
+    return _section(model, path).model_fields[leaf].description or ""
+
+
+def read_yaml(file: Path) -> Tree:
+    """A mapping of sections from a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is something else.
+    """
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, *_UNREADABLE) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"configuration {file} cannot be read: {reason}") from error
+    if not isinstance(tree, dict | None):
+        raise ConfigError(f"configuration {file} holds a {type(tree).__name__}, not a mapping of sections")
+    return tree or {}
+
+
+def merge(tree: Tree, more: Mapping[str, Any]) -> None:
+    """Lay `more` over a tree, section by section, in place."""
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            merge(tree[key], value)
+        else:
+            tree[key] = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest one, or all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+# A name alone is refused too: `https://TOKEN@host` is how some servers take a token.
+_URL_WITH_USER = re.compile(r"https?://[^/]*@", re.IGNORECASE)
+
+
+def _refuse_secrets(value: object, where: str) -> None:
+    """Settings are written to the run's folder and shown on its pages; a secret among them would be kept there."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            path = f"{where}.{name}".lstrip(".")
+            _refuse_secrets(str(name), path)
+            _refuse_secrets(inner, path)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            _refuse_secrets(inner, where)
+    elif isinstance(value, str):
+        said = "".join(f"{redact(name)}: " for name in (where,) if name)
+        if _URL_WITH_USER.match(value):
+            raise ValueError(
+                f"{said}the URL carries a user name or password; put a key into the variable named by api_key_env, "
+                "and a password into a proxy of yours"
+            )
+        if found := find_secrets(value):
+            raise ValueError(
+                f"{said}this looks like a secret ({found[0].kind}), and settings are kept and shown; leave it out and "
+                "put it into an environment variable: HF_TOKEN for the Hub, the one that api_key_env names for a "
+                "model's server, REASONRAG_TOKEN for a retrieval server"
+            )
+
+
+def _semantic(section: BaseModel, prefix: str) -> Iterable[tuple[str, Any]]:
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _semantic(value, f"{prefix}{name}.")
+        elif EXECUTION not in field.metadata:
+            yield f"{prefix}{name}", value
+
+
+def _nest(path: list[str], leaf: Tree) -> Tree:
+    for name in reversed(path):
+        leaf = {name: leaf}
+    return leaf
+
+
+def _explain(model: type[Section], error: ValidationError) -> str:
+    """The first few problems, one line: the key, what was found, what is allowed."""
+    lines = []
+    for problem in error.errors()[:3]:
+        where = ".".join(map(str, problem["loc"]))
+        if problem["type"] == "extra_forbidden":
+            parent = _section(model, problem["loc"][:-1])
+            lines.append(f"unknown key {where!r}{nearest(str(problem['loc'][-1]), parent.model_fields)}")
+        elif problem["type"] == "value_error":  # our own validators: what was found may be a secret
+            lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
+        else:
+            lines.append(f"{where}: {problem['msg']} (found {reprlib.repr(problem['input'])})")
+    return "configuration: " + "; ".join(lines)
+
+
+def _section(model: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:
+    section = model
+    for name in path:
+        inner = section.model_fields[name].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            section = inner
+    return section

@@ -1,0 +1,73 @@
+"""What is installed, which backends would work here, and why the others would not."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+
+from reasonrag import __version__
+from reasonrag.pipeline.models import has_gpu
+
+_PACKAGES = {
+    "core": ("aiohttp", "bm25s", "datasets", "pyarrow", "pydantic"),
+    "train": ("torch", "transformers", "trl", "peft", "accelerate"),
+    "dense": ("faiss-cpu", "sentence-transformers"),
+    "serve": ("fastapi", "uvicorn", "prometheus-client"),
+    "gpu": ("faiss-gpu",),
+    "vllm": ("vllm",),
+    "ray": ("ray",),
+}
+
+
+def report() -> str:
+    """A page of plain text."""
+    lines = [
+        f"reasonrag {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+        "",
+    ]
+    for extra, packages in _PACKAGES.items():
+        found = [f"{name} {_version(name) or 'missing'}" for name in packages]
+        lines.append(f"{extra:<6} {', '.join(found)}")
+    lines += ["", "backends"]
+    lines += [f"  {name:<12} {verdict}" for name, verdict in backends()]
+    return "\n".join(lines)
+
+
+def backends() -> Iterator[tuple[str, str]]:
+    """(name, "works" or why not) for each."""
+    local = "works" if find_spec("torch") and find_spec("transformers") else "needs pip install 'reasonrag[train]'"
+    yield "extractive", "works: no neural network, for trying a corpus and questions"
+    yield "demo", local
+    yield "demo-judge", "works: --judge for the demo world, which it knows"
+    yield "hf:", local if local != "works" or _gpu() else "works, but on the CPU: use it for small models only"
+    yield "vllm:", _vllm()
+    key = (
+        "OPENAI_API_KEY is set"
+        if os.environ.get("OPENAI_API_KEY")
+        else "OPENAI_API_KEY is not set: fine for your own server"
+    )
+    yield "http(s)://", f"works with any OpenAI-compatible server ({key})"
+
+
+def _vllm() -> str:
+    if not find_spec("vllm"):
+        return "needs pip install 'reasonrag[vllm]'"
+    return "works" if _gpu() else "is installed, but there is no GPU"
+
+
+def _gpu() -> bool:
+    """False where torch is installed but broken: the doctor reports, it does not fall ill."""
+    try:
+        return has_gpu()
+    except Exception:
+        return False
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

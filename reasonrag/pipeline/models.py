@@ -1,0 +1,204 @@
+"""`--policy` and `--judge`: from what a person types to an LLM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.plugins import import_plugin
+from reasonrag.core.policy_card import demo_folder
+from reasonrag.llm.base import LLM
+from reasonrag.llm.chat_template import check_folder
+from reasonrag.llm.model_folder import adapter_base, model_identity
+
+Role = Literal["policy", "judge"]
+
+PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
+CHOICES = (
+    "http://HOST:PORT/v1 with --model (vLLM, SGLang, any OpenAI-compatible server), hf:NAME_OR_PATH (transformers in "
+    "this process), vllm:NAME_OR_PATH (vLLM in this process), demo[:FORMAT] (a tiny model for the demo world), "
+    "extractive (no neural network), python:PACKAGE.MODULE:FACTORY (your own)"
+)
+_JUDGE_CHOICE = ", demo-judge[:WORLD_SEED[:ERROR]] (knows the demo world's answers)"
+
+
+def open_llm(config: ModelConfig, role: Role) -> LLM:
+    """The model that the configuration names, or the paper's where this machine has a GPU.
+
+    Raises:
+        ConfigError: nothing is chosen and there is no GPU, the choice is unknown, or it cannot work here.
+    """
+    spec, scheme, rest = _parsed(config, role)
+    return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
+
+
+def check_llm(config: ModelConfig, role: Role) -> None:
+    """What can be seen of a model without loading it: a backend of that name, a folder with a model in it.
+
+    Raises:
+        ConfigError: it cannot work here; one line says why.
+    """
+    spec, scheme, rest = _parsed(config, role)
+    if scheme in ("hf", "vllm"):
+        name = _expanded(rest)
+        check_folder(name)
+        folder = Path(name)
+        if folder.is_dir() and adapter_base(folder) is None and not (folder / "config.json").is_file():
+            raise ConfigError(f"{spec}: there is no model in that folder (no config.json, no adapter_config.json)")
+    if scheme == "demo":
+        demo_folder(rest)
+    if scheme.startswith("http"):
+        _named(spec, config)
+
+
+def _parsed(config: ModelConfig, role: Role) -> tuple[str, str, str]:
+    """A specification, its backend, and what is meant for the backend."""
+    spec = config.spec or _default(role)
+    scheme, _, rest = spec.partition(":")
+    scheme = scheme.lower()
+    if scheme not in BACKENDS:
+        raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {_choices(role)}")
+    if role == "judge" and is_reader(config):
+        known = " (demo-judge knows the demo world)" if scheme == "demo" else ""
+        raise ConfigError(
+            f"{scheme} cannot judge; choose a model with --judge{known}, or value nodes by --value rollout"
+        )
+    if role == "policy" and scheme == "demo-judge":
+        raise ConfigError(
+            "demo-judge judges steps and writes none, so it is no policy; "
+            "take it as --judge, and for the demo world --policy demo"
+        )
+    return spec, scheme, rest
+
+
+def is_reader(config: ModelConfig) -> bool:
+    """Whether this is one of the small readers that know the format's steps and nothing else."""
+    return (config.spec or "").partition(":")[0].lower() in ("extractive", "demo")
+
+
+def has_gpu() -> bool:
+    """Whether torch is installed and sees a CUDA device."""
+    if find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _default(role: Role) -> str:
+    if not has_gpu():
+        raise ConfigError(
+            f"no --{role} is given and there is no GPU for {PAPER_POLICY}; choose one of: {_choices(role)}"
+        )
+    return f"{'vllm' if find_spec('vllm') else 'hf'}:{PAPER_POLICY}"
+
+
+def _choices(role: Role) -> str:
+    return CHOICES + (_JUDGE_CHOICE if role == "judge" else "")
+
+
+def _server(url: str, config: ModelConfig) -> LLM:
+    from reasonrag.llm.server import ServerLLM
+
+    model = _named(url, config)
+    encode = None
+    if config.api == "completions":
+        from reasonrag.llm.chat_template import ChatTemplate
+
+        chat = ChatTemplate.load(config.tokenizer or model, revision=config.revision)
+        encode = chat.token_ids if config.vllm else chat.text
+    return ServerLLM(
+        url,
+        model,
+        api=config.api,
+        encode=encode,
+        processed_logprobs=config.processed_logprobs,
+        vllm=config.vllm,
+        api_key=os.environ.get(config.api_key_env),
+        timeout_s=config.timeout_s,
+        max_retries=config.max_retries,
+        concurrency=config.concurrency,
+        logprobs=config.logprobs,
+    )
+
+
+def _named(url: str, config: ModelConfig) -> str:
+    """The model's name at a server, which only its user knows."""
+    if config.model is None:
+        raise ConfigError(
+            f"{url} needs the name of the model that it serves: add --model (or --judge-model); "
+            "in eval, --policy NAME=URL#MODEL"
+        )
+    return config.model
+
+
+def _transformers(path: str, config: ModelConfig) -> LLM:
+    from reasonrag.llm.local import TransformersLLM
+
+    name = _expanded(path)
+    return TransformersLLM(
+        name,
+        batch_size=config.batch_size,
+        device=config.device,
+        dtype=config.dtype,
+        name=f"hf:{model_identity(name, config.revision)}",
+        trust_remote_code=config.trust_remote_code,
+        revision=config.revision,
+    )
+
+
+def _vllm(path: str, config: ModelConfig) -> LLM:
+    from reasonrag.llm.vllm_engine import VLLMEngine
+
+    name = _expanded(path)
+    return VLLMEngine(
+        name,
+        name=f"vllm:{model_identity(name, config.revision)}",
+        revision=config.revision,
+        engine_args={"dtype": config.dtype or "auto", "trust_remote_code": config.trust_remote_code},
+    )
+
+
+def _demo(rest: str, config: ModelConfig) -> LLM:
+    return _transformers(str(demo_folder(rest)), config.model_copy(update={"device": "cpu", "dtype": "float32"}))
+
+
+def _demo_judge(rest: str, config: ModelConfig) -> LLM:
+    from reasonrag.demo.judge import DemoJudge
+
+    return DemoJudge.from_spec(rest)
+
+
+def _extractive(rest: str, config: ModelConfig) -> LLM:
+    from reasonrag.demo.extractive import ExtractiveLLM
+
+    return ExtractiveLLM()
+
+
+def _plugin(path: str, config: ModelConfig) -> LLM:
+    """`package.module:factory`; the factory is called with the `ModelConfig`."""
+    llm: LLM = import_plugin(path)(config)
+    return llm
+
+
+BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
+    "http": _server,
+    "https": _server,
+    "hf": _transformers,
+    "vllm": _vllm,
+    "demo": _demo,
+    "demo-judge": _demo_judge,
+    "extractive": _extractive,
+    "python": _plugin,
+}
+
+
+def _expanded(path: str) -> str:
+    if not path:
+        raise ConfigError("hf: and vllm: need a model, such as hf:Qwen/Qwen2.5-7B-Instruct or hf:FOLDER")
+    return str(Path(path).expanduser()) if path.startswith("~") else path

@@ -1,0 +1,223 @@
+"""Configuration to parts: questions, retriever, format, policy and judge, as every command needs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import structlog
+
+from reasonrag.core.config import Config, ModelConfig, RetrievalConfig
+from reasonrag.core.errors import BackendError, ConfigError
+from reasonrag.core.plugins import import_plugin
+from reasonrag.core.secrets import redact
+from reasonrag.core.types import Passage, Question
+from reasonrag.formats import FORMATS, Format, PromptSet
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.pipeline.models import is_reader, open_llm
+from reasonrag.retrieval.base import Retriever
+from reasonrag.rewards.judge import JudgeService, ProcessJudge
+from reasonrag.storage.questions import load_questions, paragraph_corpus, questions_fingerprint, sample_questions
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of.
+
+    `content` names and checksums what the configuration points at: if any of it changes, so may the results.
+    """
+
+    questions: list[Question]
+    retriever: Retriever
+    format: Format
+    policy: LLM
+    judge: LLM | None  # only where nodes are valued by one
+    content: dict[str, str]
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        for part in (self.policy, self.judge, self.retriever):
+            if part is not None:
+                await part.aclose()
+
+
+def open_parts(config: Config) -> Parts:
+    """Everything that the configuration names.
+
+    Raises:
+        ConfigError, DataError: something is not there or cannot work; one line says what and what to do.
+    """
+    questions = open_questions(config)
+    retriever = open_retriever(config, questions)
+    format = open_format(config)
+    policy = open_llm(config.policy, "policy")
+    content = {
+        "questions": questions_fingerprint(questions),
+        "corpus": retriever.fingerprint,
+        "prompts": format.fingerprint,
+        "policy": policy.name,
+    }
+    judge = None
+    if config.value.kind == "judge":
+        judge = _open_judge_model(config, policy)
+        content |= {"judge": judge.name, "judge_prompt": open_judge(judge, config).fingerprint}
+    return Parts(questions, retriever, format, policy, judge, content)
+
+
+def _open_judge_model(config: Config, policy: LLM) -> LLM:
+    """Eq. 6: the policy itself judges, unless another model is named; without `--judge`, one on the policy's server."""
+    if config.judge.spec is not None:
+        return open_llm(config.judge, "judge")
+    if config.judge.model in (None, config.policy.model) and not is_reader(config.policy):
+        return policy  # the very same: a model in this process is loaded once
+    sampling = ("model", "temperature", "top_p", "max_tokens")
+    named = {name: getattr(config.judge, name) for name in sampling}
+    return open_llm(config.policy.model_copy(update=named), "judge")
+
+
+def open_questions(config: Config) -> list[Question]:
+    """The questions of `questions.dataset`."""
+    wanted = config.questions
+    if wanted.dataset is None:
+        raise ConfigError("no questions: give --dataset a name (hotpotqa, ...), `demo`, or a JSONL or Parquet file")
+    if wanted.dataset == "demo":
+        from reasonrag.demo import demo_questions
+        from reasonrag.demo.world import DEMO_SPLITS
+
+        for split in DEMO_SPLITS:
+            if split == (wanted.split or "train"):
+                questions = demo_questions(split, seed=wanted.world_seed)
+                return sample_questions(questions, wanted.limit, seed=config.seed)
+        raise ConfigError(f"the demo world has the splits {', '.join(DEMO_SPLITS)}, not {wanted.split!r}")
+    return load_questions(wanted.dataset, split=wanted.split, limit=wanted.limit, seed=config.seed)
+
+
+def open_retriever(config: Config, questions: list[Question]) -> Retriever:
+    """The retriever of `retrieval.kind`; without one, an index or a server where it is given, else BM25."""
+    wanted = config.retrieval
+    if wanted.kind is not None and wanted.kind.startswith("python:"):
+        retriever: Retriever = import_plugin(wanted.kind.removeprefix("python:"))(config, questions)
+        return retriever
+    if wanted.kind is not None and wanted.kind not in RETRIEVERS:
+        known = ", ".join(RETRIEVERS)
+        raise ConfigError(f"retriever {wanted.kind!r} is unknown; known: {known}, python:PACKAGE.MODULE:NAME")
+    if wanted.index is not None:
+        return _index(wanted)
+    return RETRIEVERS[wanted.kind or ("remote" if wanted.url else "bm25")](config, questions)
+
+
+def _index(wanted: RetrievalConfig) -> Retriever:
+    """An index folder, in this process."""
+    from reasonrag.retrieval.open import OpenSettings, open_index
+
+    settings = OpenSettings(
+        kind=wanted.kind,
+        encoder=wanted.encoder,
+        reranker=wanted.reranker,
+        rerank_depth=wanted.rerank_depth,
+        device=wanted.device,
+        gpu=wanted.gpu,
+    )
+    return open_index(Path(str(wanted.index)).expanduser(), settings)
+
+
+def _bm25(config: Config, questions: list[Question]) -> Retriever:
+    """An index over the given corpus, or over the paragraphs that the questions carry."""
+    from reasonrag.retrieval.bm25 import BM25Retriever
+
+    return BM25Retriever.open(_corpus(config, questions), cache=Path(config.retrieval.cache).expanduser() / "bm25")
+
+
+def _remote(config: Config, questions: list[Question]) -> Retriever:
+    """Servers that speak Search-R1's protocol."""
+    from reasonrag.retrieval.remote import RemoteRetriever
+
+    wanted = config.retrieval
+    if not wanted.url:
+        raise ConfigError("remote retrieval needs the URL of a server; give --retriever-url")
+    return RemoteRetriever(wanted.url, timeout_s=wanted.timeout_s, identity=wanted.identity)
+
+
+def _needs_index(config: Config, questions: list[Question]) -> Retriever:
+    kind = config.retrieval.kind
+    raise ConfigError(f"{kind} search needs an index: run `index build --kind dense` and give its folder as --index")
+
+
+RETRIEVERS: dict[str, Callable[[Config, list[Question]], Retriever]] = {
+    "bm25": _bm25,
+    "remote": _remote,
+    "dense": _needs_index,
+    "hybrid": _needs_index,
+}
+
+
+def _corpus(config: Config, questions: list[Question]) -> Path | list[Passage]:
+    if config.retrieval.corpus is not None:
+        return Path(config.retrieval.corpus)
+    if config.questions.dataset == "demo":
+        from reasonrag.demo import demo_corpus
+
+        return demo_corpus(config.questions.world_seed)
+    return paragraph_corpus(questions)
+
+
+def open_format(config: Config) -> Format:
+    """The format by name, with its prompt texts."""
+    name = config.format.name
+    if name not in FORMATS and not name.startswith("python:"):
+        raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
+    make = FORMATS[name] if name in FORMATS else import_plugin(name.removeprefix("python:"))
+    format: Format = make(
+        PromptSet.find(config.format.prompts),
+        passage_order=config.retrieval.passage_order,
+        max_passage_chars=config.retrieval.max_passage_chars,
+    )
+    return format
+
+
+def open_judge(llm: LLM, config: Config) -> ProcessJudge:
+    """The process judge of Eq. 6 on a given model."""
+    return ProcessJudge(llm, PromptSet.find(config.format.prompts), sampling=sampling(config.judge))
+
+
+def judge_service(llm: LLM, judge: ModelConfig, prompts: PromptSet) -> JudgeService:
+    """What rewards and metrics ask for verdicts, on a given model."""
+    return JudgeService(
+        llm, prompts, sampling=sampling(judge), deadline_s=judge.timeout_s, concurrency=judge.concurrency
+    )
+
+
+def sampling(model: ModelConfig) -> Sampling:
+    """How a configured model is sampled."""
+    return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
+
+
+def set_aside(question: Question, error: Exception) -> str:
+    """Log why a question is set aside; returns the cause under which it is counted."""
+    cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
+    log.warning("question set aside", question=question.id, cause=cause, error=redact(str(error))[:300])
+    return cause
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A part that can say whether it would work."""
+
+    async def check(self) -> None:
+        """One clear error if it would not."""
+        ...
+
+
+async def check(parts: Parts) -> None:
+    """Ask servers whether they are there, before anything is paid for.
+
+    Raises:
+        LLMError, RetrievalError, ConfigError: one clear line.
+    """
+    opened: tuple[object, ...] = (parts.policy, parts.judge, parts.retriever)
+    await asyncio.gather(*(part.check() for part in opened if isinstance(part, Checkable)))

@@ -1,0 +1,150 @@
+"""Trees as networkx graphs, and those as files that other tools read: GraphML and node-link JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reasonrag.core.errors import DataError
+from reasonrag.report.trees import QuestionTree, tree_of, trees
+from reasonrag.storage.parquet import Row
+from reasonrag.storage.runs import claim_folder, write_text
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+_GRAPH_COLUMNS = ("dataset", "question_id", "question", "golden_answers")
+# Prompts hold all that stands above a node once more; token ids and log-probabilities are for training alone.
+_NODE_COLUMNS = (
+    *("depth", "origin", "stage", "action", "content", "text", "stop_reason", "finish_reason"),
+    *("prompt_tokens", "completion_tokens", "visits", "valued", "value", "spre", "f1", "em"),
+)
+_LIST_SEPARATOR = " | "
+# XML 1.0, production 2; a carriage return is allowed, but every reader makes a line feed of it.
+_NO_XML_CHARACTER = re.compile("[^\t\n\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_IN_A_FILE_NAME = re.compile(r"[^A-Za-z0-9_]+")
+
+
+def to_networkx(tree: QuestionTree) -> nx.DiGraph:
+    """The tree as a directed graph, edges from parent to child, nodes named by their ids.
+
+    Attributes of the graph describe the question. Those of a node are columns of `tables.tree_schema`, `passages` (the
+    ids of what was found) and `best` (whether it is on the best path). What has no value is None.
+    """
+    import networkx as nx
+
+    graph = nx.DiGraph(**{name: tree.root[name] for name in _GRAPH_COLUMNS})
+    best = set(tree.best_path)
+    for row in tree.nodes:
+        found = [passage["id"] for passage in row["passages"] or ()]
+        columns = {name: row[name] for name in _NODE_COLUMNS}
+        graph.add_node(row["node_id"], **columns, passages=found, best=row["node_id"] in best)
+    graph.add_edges_from((row["parent_id"], row["node_id"]) for row in tree.nodes[1:])
+    return graph
+
+
+def graphml(graph: nx.DiGraph) -> str:
+    """A graph as GraphML, which knows neither nulls nor lists nor every character.
+
+    Attributes without a value are left out, lists are joined by ` | `, line ends become line feeds, and characters
+    that XML forbids become U+FFFD.
+    """
+    import networkx as nx
+
+    plain = nx.DiGraph(**_plain(graph.graph))
+    plain.add_nodes_from((node, _plain(attributes)) for node, attributes in graph.nodes.items())
+    plain.add_edges_from((*edge, _plain(attributes)) for edge, attributes in graph.edges.items())
+    written = io.BytesIO()
+    # Not `write_graphml`, which writes other bytes where lxml is installed, nor `generate_graphml`, which breaks lines
+    # at U+2028.
+    nx.write_graphml_xml(plain, written)
+    return written.getvalue().decode("utf-8")
+
+
+def write_graphml(run: Path, out: Path, question_ids: Collection[str] = ()) -> int:
+    """Write one GraphML file a question into the folder `out`, over those of an earlier writing; returns how many.
+
+    Args:
+        run: folder of a finished run.
+        out: the folder, new or with GraphML files in it.
+        question_ids: whose trees; all of the run where none is named.
+
+    Raises:
+        RunError: `out` holds other files, or the run has no tables.
+        DataError: no such question, or what is there is no tree.
+    """
+    claim_folder(out, "set of graphs", holds=any(out.glob("*.graphml")))
+    files = 0
+    for tree in _chosen(run, question_ids):
+        write_text(out / file_name(tree.root), graphml(to_networkx(tree)))
+        files += 1
+    return files
+
+
+def write_node_link(run: Path, out: Path, question_ids: Collection[str] = ()) -> int:
+    """Write networkx's node-link JSON, one question a line, to the file `out`; returns how many lines.
+
+    `networkx.node_link_graph(json.loads(line), edges="edges")` reads a line back. Beyond ASCII everything is escaped:
+    no character of a model's acts on a terminal, and lone surrogates survive.
+
+    Raises:
+        RunError: the run has no tables.
+        DataError: no such question, what is there is no tree, or `out` cannot be written.
+    """
+    import networkx as nx
+
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    lines = 0
+    try:
+        with temporary.open("w", encoding="ascii") as file:
+            for tree in _chosen(run, question_ids):
+                data = nx.node_link_data(to_networkx(tree), edges="edges")
+                file.write(json.dumps(data, allow_nan=False) + "\n")
+                lines += 1
+        temporary.replace(out)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written ({error.strerror}); choose another file for --out") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return lines
+
+
+def file_name(row: Row) -> str:
+    """Of a question's GraphML file: what is plain in its id, and a checksum, as ids may hold anything.
+
+    >>> file_name({"dataset": "popqa", "question_id": "../a b"})
+    'a_b-f2c8b4d99cdb.graphml'
+    """
+    digest = hashlib.sha256(json.dumps([row["dataset"], row["question_id"]]).encode()).hexdigest()
+    plain = _NOT_IN_A_FILE_NAME.sub("_", row["question_id"]).strip("_")[:60]
+    return f"{plain or 'question'}-{digest[:12]}.graphml"
+
+
+def _chosen(run: Path, question_ids: Iterable[str]) -> Iterator[QuestionTree]:
+    """In the order of the run, of every data set that has such an id; all trees where none is named."""
+    wanted = set(question_ids)
+    missing = set(wanted)
+    for tree in trees(run):
+        if not wanted or tree.root["question_id"] in wanted:
+            missing.discard(tree.root["question_id"])
+            yield tree
+    if missing:
+        tree_of(run, min(missing))  # says which ids are near
+
+
+def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(value) for name, value in attributes.items() if value is not None}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        value = _LIST_SEPARATOR.join(map(str, value))
+    if not isinstance(value, str):
+        return value
+    return _NO_XML_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", value.replace("\r\n", "\n").replace("\r", "\n"))

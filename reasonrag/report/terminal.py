@@ -1,0 +1,162 @@
+"""Trees and figures for a terminal. Text of models, passages and data sets is shown on one line, and inert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree as Drawing
+
+from reasonrag.core.text import one_line, printable
+from reasonrag.report.trees import QuestionTree, tree_of
+from reasonrag.storage.parquet import Row
+
+_LEGEND = "* best path   ! malformed   x ended without an answer   ~ cut off"
+_STYLES = {"*": "bold green", "!": "red", "x": "yellow", "~": "yellow"}
+_LONGEST_QUESTION = 300
+_LONGEST_CONTENT = 300
+
+
+def show(run: Path, question_id: str, console: Console, dataset: str | None = None) -> None:
+    """Print the tree of one question of a finished run; the errors are those of `tree_of`."""
+    console.print(drawing(tree_of(run, question_id, dataset)))
+
+
+def drawing(tree: QuestionTree) -> Group:
+    """A tree for rich: two lines a node, what was done with its figures, and what it says.
+
+    Lines are cut at the console's width. Marks tell nodes apart, colours only repeat what the marks say.
+    """
+    root = tree.root
+    golden = " | ".join(root["golden_answers"])
+    heading = _text(f"{root['question'][:_LONGEST_QUESTION]}  [{root['dataset']} {root['question_id']}]", "bold")
+    heading.append(f"\ngold: {_inert(golden)[:_LONGEST_CONTENT]}\n{_figures(root)}", style="not bold")
+    best = set(tree.best_path)
+    drawn = {0: Drawing(heading)}
+    for row in tree.nodes[1:]:  # a parent comes before its children
+        drawn[row["node_id"]] = drawn[row["parent_id"]].add(_node(row, row["node_id"] in best))
+    return Group(drawn[0], Text(_LEGEND, style="dim"))
+
+
+def tables(figures: Mapping[str, Any]) -> Group:
+    """What `stats` returns as tables: counts, pairs by type, what is spread, what was called."""
+    return Group(_counts(figures), _pair_types(figures["pairs"]["by_type"]), _spread(figures), _calls(figures["calls"]))
+
+
+def _node(row: Row, best: bool) -> Text:
+    mark = _mark(row, best)
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"{mark} " if mark else "", style=_STYLES.get(mark[:1], ""))
+    text.append(_inert(row["action"]), style=_STYLES.get(mark[:1], "bold"))
+    text.append(f"  {_figures(row)}", style="cyan")
+    text.append(f" → {_inert(row['stage'])}  node {row['node_id']}", style="dim")
+    text.append("\n" if row["f1"] is None else f"\nF1={_number(row['f1'])}  ")
+    text.append(_inert(row["content"])[:_LONGEST_CONTENT])
+    return text
+
+
+def _mark(row: Row, best: bool) -> str:
+    fault = ""
+    if row["action"] == "malformed":
+        fault = "!"
+    elif row["finish_reason"] == "length":
+        fault = "~"
+    ended = "x" if row["stop_reason"] == "no_answer" else ""
+    return ("*" if best else "") + fault + ended
+
+
+def _figures(row: Row) -> str:
+    return f"N={row['visits']} Q={_number(row['value'])} SPRE={_number(row['spre'])}"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
+
+
+def _text(text: str, style: str = "") -> Text:
+    return Text(_inert(text), style=style)
+
+
+def _inert(text: str) -> str:
+    return printable(one_line(text))
+
+
+def _counts(figures: Mapping[str, Any]) -> Table:
+    table = _table("", "number", "share")
+    for name, count, total in _count_rows(figures):
+        table.add_row(_name(name), str(count), f"{count / total:.1%}" if total else "")
+    return table
+
+
+def _count_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Name, count and what it is a share of (0 of nothing)."""
+    questions, nodes, pairs = figures["questions"], figures["nodes"], figures["pairs"]
+    yield "questions", questions["total"], 0
+    for title, counts in (("", questions["by_dataset"]), ("failed: ", questions["failed"])):
+        yield from ((f"  {title}{name}", count, questions["total"]) for name, count in counts.items())
+    yield "nodes", nodes["total"], 0
+    for title in ("origin", "stage", "action"):
+        yield from ((f"  {title}: {name}", count, nodes["total"]) for name, count in nodes[f"by_{title}"].items())
+    yield "answers", figures["answers"]["total"], 0
+    yield "pairs", pairs["total"], 0
+    yield from ((f"  questions of {name}", count, questions["total"]) for name, count in pairs["questions"].items())
+    for chosen, rejected in pairs["by_type"].items():
+        yield f"  chosen: {chosen}", sum(rejected.values()), pairs["total"]
+    for depth, count in pairs["by_depth"].items():
+        yield f"  after {depth} steps", count, pairs["total"]
+
+
+def _pair_types(by_type: Mapping[str, Mapping[str, int]]) -> Table:
+    rejected = sorted({name for counts in by_type.values() for name in counts})
+    table = _table("chosen \\ rejected", *map(_name, rejected))
+    for chosen, counts in by_type.items():
+        table.add_row(_name(chosen), *(str(counts.get(name, 0)) for name in rejected))
+    return table
+
+
+def _spread(figures: Mapping[str, Any]) -> Table:
+    spread = {
+        "steps to an answer": figures["answers"]["steps"],
+        "rounds to an answer": figures["answers"]["rounds"],
+        "search iterations": figures["iterations"],
+        "prompt tokens": figures["tokens"]["prompt"],
+        "written tokens": figures["tokens"]["completion"],
+        "written tokens in pairs": figures["tokens"]["in_pairs"],
+        "margin": figures["pairs"]["margin"],
+    }
+    columns = ("count", "mean", "min", "p25", "median", "p75", "p95", "max")
+    table = _table("", *columns)
+    for name, values in spread.items():
+        table.add_row(name, *(f"{values[column]:.4g}" if values else "-" for column in columns))
+    return table
+
+
+def _calls(calls: Mapping[str, Mapping[str, Any]]) -> Table:
+    columns = ("calls", "prompt_tokens", "completion_tokens", "cost")
+    table = _table("calls of", *(column.replace("_", " ") for column in columns))
+    for kind, used in calls.items():
+        table.add_row(_name(kind), *(_known(used.get(column)) for column in columns))
+    return table
+
+
+def _known(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.2f}"
+
+
+def _table(first: str, *columns: str | Text) -> Table:
+    table = Table(title_justify="left")
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _name(name: str) -> Text:
+    """Of a data set or a cause, which come from outside; the blanks before it stay."""
+    return Text(name[: len(name) - len(name.lstrip())] + _inert(name))

@@ -1,0 +1,292 @@
+"""HiPRAG: needless and missing searches, and the reward that pays for steps with neither (arXiv:2510.07794)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reasonrag.core.errors import BackendError, ConfigError
+from reasonrag.core.text import inert, one_line
+from reasonrag.core.types import Message, Prompt
+from reasonrag.formats.reading import Block, Reading
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.rewards.base import RewardParts, Score
+from reasonrag.rewards.batch import BatchReward, Read
+from reasonrag.rewards.judge import JudgeService
+from reasonrag.rewards.settings import HiPRAGSettings
+from reasonrag.rewards.verdicts import same_meaning, step_holds
+from reasonrag.rollout import gather_all
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlag:
+    """One step: whether it searched, and whether it should have done otherwise.
+
+    `suboptimal` is None where that could not be told, for this `cause`: `unreadable`, `silent`, or a backend's.
+    """
+
+    kind: Literal["search", "own"]
+    suboptimal: bool | None
+    cause: str = ""
+
+
+def hiprag_reward(
+    answer: float, well_formed: bool, optimal: float | None, *, lambda_f: float, lambda_p: float
+) -> tuple[float, float]:
+    """Reward and bonus: `A(1 - lf) + lf F + lp A F Ncorr/N` (arXiv:2510.07794, eq. 1).
+
+    Args:
+        answer: A, 0 or 1.
+        well_formed: F.
+        optimal: Ncorr/N in [0, 1]; None where no step is known, which earns no bonus.
+        lambda_f: lf in [0, 1].
+        lambda_p: lp, the largest bonus.
+
+    Returns:
+        The reward in [0, 1 + lp], and the part of it that is the bonus, in [0, lp].
+
+    Right, in form, 3 of 4 steps well chosen: 0.8 + 0.2 + 0.4 * 3/4. Right but out of form: 0.8, and no bonus.
+
+    >>> hiprag_reward(1.0, True, 3 / 4, lambda_f=0.2, lambda_p=0.4)
+    (1.3, 0.30000000000000004)
+    >>> hiprag_reward(1.0, False, 1.0, lambda_f=0.2, lambda_p=0.4)
+    (0.8, 0.0)
+    """
+    bonus = lambda_p * answer * well_formed * (optimal or 0.0)
+    return answer * (1 - lambda_f) + lambda_f * well_formed + bonus, bonus
+
+
+def optimal_share(flags: Iterable[StepFlag]) -> float | None:
+    """`Ncorr/N` of eq. 1 over the steps that are known; None where none is.
+
+    >>> good, needless, unknown = StepFlag("own", False), StepFlag("search", True), StepFlag("search", None)
+    >>> optimal_share([good, needless, unknown]), optimal_share([unknown])
+    (0.5, None)
+    """
+    known = [flag.suboptimal for flag in flags if flag.suboptimal is not None]
+    return known.count(False) / len(known) if known else None
+
+
+def osr(flags: Iterable[Sequence[StepFlag]]) -> float | None:
+    """Over-search rate: needless searches among all known searches of a set (eq. 2); None where there is none.
+
+    A micro-average: two trajectories with 1 of 1 and 0 of 3 needless searches give 1/4, not the mean of 1 and 0.
+
+    >>> needless, needed = StepFlag("search", True), StepFlag("search", False)
+    >>> osr([[needless], [needed, needed, needed, StepFlag("own", True)]])
+    0.25
+    """
+    return _rate(flags, "search")
+
+
+def usr(flags: Iterable[Sequence[StepFlag]]) -> float | None:
+    """Under-search rate: false steps among all known steps without a search (eq. 2); None where there is none.
+
+    >>> usr([[StepFlag("own", True), StepFlag("search", True)], [StepFlag("own", False), StepFlag("own", None)]])
+    0.5
+    """
+    return _rate(flags, "own")
+
+
+def _rate(flags: Iterable[Sequence[StepFlag]], kind: str) -> float | None:
+    known = [f.suboptimal for steps in flags for f in steps if f.kind == kind and f.suboptimal is not None]
+    return known.count(True) / len(known) if known else None
+
+
+async def detect(
+    readings: Sequence[Reading],
+    *,
+    judge: JudgeService | None,
+    policy: LLM | None,
+    over_search: bool = True,
+    under_search: bool = True,
+    max_tokens: int = 256,
+    counts: Counter[str] | None = None,
+) -> list[list[StepFlag]]:
+    """`[B][steps]` a flag for each step of each reading, whatever its format (arXiv:2510.07794, sec. 3.2).
+
+    A search is needless where the policy, asked the query alone, says what the step concluded. A step without a search
+    is false where a verifier finds its reasoning or conclusion wrong. Both kinds are looked at concurrently, equal
+    steps once; each distinct query is asked once, greedily. What cannot be told (a judge or a policy that fails, a
+    step that says nothing to be judged) is None and counted; it is never good or bad.
+
+    Args:
+        readings: of trajectories.
+        judge: compares and verifies; its prompt set has `hiprag/direct`, which asks for what is known.
+        policy: the model whose knowledge is asked for; needed to find needless searches.
+        over_search: False takes every search for needed, without a call (the ablation "under-search only").
+        under_search: False takes every step without a search for right, without a call.
+        max_tokens: of what the policy says without a search.
+        counts: added to, by name: `over.asked`, `over.unknown` and `over.CAUSE`, likewise `under`; `regenerated`.
+
+    Raises:
+        ConfigError: the judge or the policy is needed and missing, or the prompt set lacks a text.
+        Interrupted: the run is draining.
+    """
+    counts = Counter() if counts is None else counts
+    steps = [block for reading in readings for block in reading.blocks]
+    wanted = dict.fromkeys(_key(block) for block in steps if (over_search if block.is_search else under_search))
+    found: dict[Block, StepFlag] = {}
+    if wanted:
+        if judge is None:
+            raise ConfigError("needless and missing searches are found by a judge, and there is none; name one")
+        known = _Known(policy, judge, max_tokens, counts) if any(key.is_search for key in wanted) else None
+        flags = await gather_all(_flag(key, judge, known, counts) for key in wanted)
+        found = dict(zip(wanted, flags, strict=True))
+    return [[found.get(_key(b)) or StepFlag(_kind(b), False) for b in reading.blocks] for reading in readings]
+
+
+def _kind(step: Block) -> Literal["search", "own"]:
+    return "search" if step.is_search else "own"
+
+
+def _key(block: Block) -> Block:
+    """What a step's flag depends on: two steps with the same key are looked at once."""
+    if block.is_search:
+        return Block(query=one_line(block.query or ""), conclusion=block.conclusion)
+    return Block(block.reasoning, conclusion=block.conclusion)
+
+
+class _Known:
+    """What the policy says to each query without a search, asked once a query."""
+
+    def __init__(self, policy: LLM | None, judge: JudgeService, max_tokens: int, counts: Counter[str]) -> None:
+        if policy is None:
+            raise ConfigError(
+                "needless searches are found by asking the policy without a search, and there is no policy"
+            )
+        self._policy = policy
+        self._instruction = Message("system", judge.prompts.text("hiprag/direct"))
+        self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens, seed=0)
+        self._counts = counts
+        self._said: dict[str, asyncio.Task[str]] = {}
+
+    async def says(self, query: str) -> str:
+        """Its reply.
+
+        Raises:
+            LLMError: it does not answer.
+        """
+        if query not in self._said:
+            self._counts["regenerated"] += 1
+            self._said[query] = asyncio.ensure_future(self._ask(query))
+        return await self._said[query]
+
+    async def _ask(self, query: str) -> str:
+        prompt = Prompt((self._instruction, Message("user", one_line(inert(query)))))
+        (reply,) = await self._policy.complete(prompt, self._sampling)
+        return reply.text.strip()
+
+
+async def _flag(step: Block, judge: JudgeService, known: _Known | None, counts: Counter[str]) -> StepFlag:
+    """Over(step) of a search, Under(step) of any other."""
+    detector = "over" if step.is_search else "under"
+    # A search that concludes nothing cannot be compared: were it good, to conclude nothing would earn the bonus.
+    if not step.conclusion.strip() and (step.is_search or not step.reasoning.strip()):
+        cause = "silent"
+    else:
+        counts[f"{detector}.asked"] += 1
+        try:
+            return StepFlag(_kind(step), await _suboptimal(step, judge, known))
+        except BackendError as error:
+            cause = error.cause
+    counts.update((f"{detector}.unknown", f"{detector}.{cause}"))
+    return StepFlag(_kind(step), None, cause)
+
+
+async def _suboptimal(step: Block, judge: JudgeService, known: _Known | None) -> bool:
+    """The verdict on one step.
+
+    Raises:
+        BackendError: there is none.
+    """
+    if known is None or step.query is None:
+        return not await step_holds(judge, step.reasoning, step.conclusion)
+    said = await known.says(step.query)
+    # A policy that has nothing to say does not know it: the search was needed.
+    return bool(said) and await same_meaning(judge, step.conclusion, said)
+
+
+class HiPRAGReward(BatchReward):
+    """Eq. 1. Only trajectories that are right (cover match) and in form are looked at; the others cost no call.
+
+    A step that is unknown, as the judge's reply could not be read, is left out of Ncorr and N; where none is known
+    there is no bonus. Where none is known because a backend is late or not there, there is no score.
+
+    Parts: `answer` A, `format` F, `bonus`, `steps`, `searches`, `own_steps`; and of trajectories that were looked at
+    `known_steps` N, `over`, `under` (how many steps of each kind are suboptimal), None of the others.
+    """
+
+    def __init__(self, settings: HiPRAGSettings, parts: RewardParts) -> None:
+        """Take the weights and the parts.
+
+        Raises:
+            ConfigError: a bonus is to be paid, and there is no judge or no policy to tell for what.
+        """
+        super().__init__(parts)
+        self.settings = settings
+        if settings.detects and parts.judge is None:
+            raise ConfigError("reward hiprag asks a judge about every step; name one, or set hiprag.lambda_p to 0")
+        if settings.detects and settings.over_search and parts.policy is None:
+            raise ConfigError(
+                "reward hiprag asks the policy what it knows without a search, and none is given; give it, or set "
+                "hiprag.over_search to false"
+            )
+        self._judge = parts.judge
+        self._policy = parts.policy
+
+    async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
+        looked_at = [r for r in batch if self.settings.lambda_p and r.parts["cem"] and r.reading.well_formed]
+        flags = await detect(
+            [read.reading for read in looked_at],
+            judge=self._judge,
+            policy=self._policy,
+            over_search=self.settings.over_search,
+            under_search=self.settings.under_search,
+            max_tokens=self.settings.max_tokens,
+            counts=self.counts,
+        )
+        by_read = {id(read): steps for read, steps in zip(looked_at, flags, strict=True)}
+        return [self._scored(read, by_read.get(id(read))) for read in batch]
+
+    def _scored(self, read: Read, flags: Sequence[StepFlag] | None) -> Score:
+        searches = len(read.reading.queries)
+        well_formed, answer = read.reading.well_formed, read.parts["cem"] or 0.0
+        value, bonus = hiprag_reward(
+            answer,
+            well_formed,
+            optimal_share(flags or ()),
+            lambda_f=self.settings.lambda_f,
+            lambda_p=self.settings.lambda_p,
+        )
+        read.parts.update(
+            answer=answer,
+            format=float(well_formed),
+            bonus=bonus,
+            steps=float(len(read.reading.blocks)),
+            searches=float(searches),
+            own_steps=float(len(read.reading.blocks) - searches),
+            **_counted(flags),
+        )
+        if cause := _outage(flags or ()):
+            read.parts["bonus"] = None
+            return Score(None, read.parts, cause)
+        return Score(value, read.parts)
+
+
+def _outage(flags: Sequence[StepFlag]) -> str:
+    """The cause for which nothing is known of any step, though it could have been told; "" where something is."""
+    causes = [flag.cause for flag in flags if flag.cause not in ("", "silent", "unreadable")]
+    return causes[0] if causes and all(flag.suboptimal is None for flag in flags) else ""
+
+
+def _counted(flags: Sequence[StepFlag] | None) -> dict[str, float | None]:
+    """The parts that only trajectories have that were looked at."""
+    if flags is None:
+        return dict.fromkeys(("known_steps", "over", "under"))
+    bad = Counter(flag.kind for flag in flags if flag.suboptimal)
+    known = sum(flag.suboptimal is not None for flag in flags)
+    return {"known_steps": float(known), "over": float(bad["search"]), "under": float(bad["own"])}

@@ -1,0 +1,214 @@
+"""Search-P1: is the plan good, is it followed, is the reference path covered (eq. 4 to 8, Alg. 3)."""
+
+from __future__ import annotations
+
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.types import Trajectory
+from reasonrag.rewards.base import RewardParts
+from reasonrag.rewards.batch import BatchReward, Read
+from reasonrag.rewards.settings import SearchP1Settings
+from reasonrag.rewards.verdicts import PathScores, ReferencePlan, path_scores
+from reasonrag.rewards.wellformed import search_p1_format
+
+# The best planner score: a path is worth no more.
+MOST = 1.2
+
+
+def self_consistency(
+    planner: float, executed: int, planned: int, actions: int, *, efficiency_factor: bool = True
+) -> float:
+    """S_self, how well the policy carries out its own plan: `r_planner * n_exec/n_plan * n_exec/n_actions` (eq. 6).
+
+    Args:
+        planner: r_planner, one of 0.2, 0.6, 1.0 and 1.2.
+        executed: n_exec, steps of the plan that were carried out; no more than there are count.
+        planned: n_plan.
+        actions: n_actions, searches of the trajectory.
+        efficiency_factor: False leaves the last factor out, as Algorithm 3 does.
+
+    Returns:
+        At least 0; 0 without a plan or an action. Above `planner` only where one search carries out several steps.
+
+    A good plan of 3 steps, 2 carried out in 4 searches: 1.0 * 2/3 * 2/4.
+
+    >>> round(self_consistency(1.0, 2, 3, 4), 4), round(self_consistency(1.0, 2, 3, 4, efficiency_factor=False), 4)
+    (0.3333, 0.6667)
+    """
+    return planner * _covered(executed, planned, actions, efficiency_factor)
+
+
+def reference_alignment(covered: int, reference: int, actions: int, *, efficiency_factor: bool = True) -> float:
+    """S_ref, how much of the reference path was done, in any order: `n_cov/|R_ref| * n_cov/n_actions` (eq. 7).
+
+    Args:
+        covered: n_cov, steps of the reference path that were done; no more than there are count.
+        reference: |R_ref|.
+        actions: n_actions, searches of the trajectory.
+        efficiency_factor: False leaves the last factor out, as Algorithm 3 does.
+
+    Both of 2 steps done in 4 searches: 2/2 * 2/4.
+
+    >>> reference_alignment(2, 2, 4), reference_alignment(2, 2, 4, efficiency_factor=False)
+    (0.5, 1.0)
+    """
+    return _covered(covered, reference, actions, efficiency_factor)
+
+
+def _covered(done: int, wanted: int, actions: int, efficiency_factor: bool) -> float:
+    if wanted <= 0 or actions <= 0:
+        return 0.0
+    done = max(0, min(done, wanted))
+    share = done / wanted
+    return share * done / actions if efficiency_factor else share
+
+
+def path_reward(s_self: float | None, s_ref: float | None) -> float:
+    """R_path, the better of both tracks, in [0, 1.2] (sec. 3.2.2). A track that is None is left out.
+
+    >>> path_reward(0.3, 0.5), path_reward(0.3, None), path_reward(None, None), path_reward(1.8, 0.5)
+    (0.5, 0.3, 0.0, 1.2)
+    """
+    return min(MOST, max(s_self or 0.0, s_ref or 0.0, 0.0))
+
+
+def outcome_score(correct: bool, accuracy: float, reasoning: float, *, alpha: float = 0.8) -> float:
+    """R_outcome in [0, 1]: 1 where the answer is right, else `alpha * r_acc + (1 - alpha) * r_reason` (eq. 8).
+
+    Half right and well reasoned: 0.8 * 0.5 + 0.2 * 0.8.
+
+    >>> round(outcome_score(False, 0.5, 0.8), 4), outcome_score(True, 0.0, 0.0)
+    (0.56, 1.0)
+    """
+    return 1.0 if correct else alpha * accuracy + (1 - alpha) * reasoning
+
+
+def search_p1_reward(
+    path: float,
+    outcome: float,
+    form: float | None,
+    *,
+    lambda_p: float = 0.3,
+    lambda_a: float = 0.6,
+    lambda_f: float = 0.1,
+) -> float:
+    """R_total = `lp * R_path + la * R_outcome + lf * R_format` (eq. 4); 0 where the trajectory is invalid (Alg. 3).
+
+    With the paper's weights: 0, or from 0.05 (soft form alone) to 0.3 * 1.2 + 0.6 + 0.1 = 1.06.
+
+    >>> round(search_p1_reward(0.5, 0.56, 0.5), 4), round(search_p1_reward(1.2, 1.0, 1.0), 4)
+    (0.536, 1.06)
+    >>> search_p1_reward(1.2, 1.0, None)
+    0.0
+    """
+    return 0.0 if form is None else lambda_p * path + lambda_a * outcome + lambda_f * form
+
+
+class SearchP1Reward(BatchReward):
+    """Eq. 4, with one evaluator call a trajectory, and none where no part of the reward depends on it.
+
+    Parts: `format` (None where invalid), `correct`, `n_actions`, `plan_missing` (1 where there is no reference plan, so
+    that the policy's own is all there is), `n_reference`; from the evaluator `planner`, `n_plan`, `n_self`, `n_ref`,
+    `accuracy`, `reasoning`; computed `s_self`, `s_ref`, `path`, `outcome`. What was not needed is None.
+    """
+
+    def __init__(self, settings: SearchP1Settings, parts: RewardParts) -> None:
+        """Take the weights and the parts.
+
+        Raises:
+            ConfigError: there is no evaluator, and some part of the reward depends on one.
+        """
+        super().__init__(parts)
+        self.settings = settings
+        tracks = settings.self_track or settings.reference_track
+        if parts.judge is None and (tracks or settings.outcome == "soft"):
+            raise ConfigError(
+                "reward search-p1 asks a judge about every trajectory; name one, or switch off self_track, "
+                "reference_track and soft outcomes (search_p1.outcome binary)"
+            )
+        self._judge = parts.judge
+        self._plans = parts.plans
+
+    async def _value(self, read: Read, step: int) -> float:
+        settings, parts = self.settings, read.parts
+        actions, correct = int(parts["rc"] or 0), parts["em"] == 1.0
+        parts.update(dict.fromkeys(_PARTS), correct=float(correct), n_actions=float(actions))
+        form = search_p1_format(
+            read.reading.well_formed,
+            read.trajectory.answer is not None,
+            called=actions > 0,
+            responded=any(block.context for block in read.reading.blocks),
+            strictness=settings.format,
+        )
+        parts["format"] = form
+        if form is None:
+            return 0.0
+        plan = self._plan(read)
+        tracks = actions > 0 and (settings.self_track or (settings.reference_track and plan is not None))
+        if tracks or (settings.outcome == "soft" and not correct):
+            assert self._judge is not None
+            question = read.trajectory.question
+            scores = await path_scores(self._judge, question, plan or _NO_PLAN, as_text(read.trajectory))
+            parts.update(_told(scores))
+        self._combine(read, plan, actions, correct)
+        return search_p1_reward(
+            parts["path"] or 0.0,
+            parts["outcome"] or 0.0,
+            form,
+            lambda_p=settings.lambda_p,
+            lambda_a=settings.lambda_a,
+            lambda_f=settings.lambda_f,
+        )
+
+    def _plan(self, read: Read) -> ReferencePlan | None:
+        """The question's reference plan, where that track is on and there is one."""
+        if not self.settings.reference_track:
+            return None
+        question = read.trajectory.question
+        plan = self._plans.get((question.dataset, question.id))
+        missing = plan is None or not plan.steps
+        self.counts["plan_missing"] += missing
+        read.parts.update(plan_missing=float(missing), n_reference=None if plan is None else float(len(plan.steps)))
+        return None if missing else plan
+
+    def _combine(self, read: Read, plan: ReferencePlan | None, actions: int, correct: bool) -> None:
+        """Tracks, path and outcome from what the evaluator told."""
+        settings, parts = self.settings, read.parts
+        factor = settings.efficiency_factor
+        told = {name: parts[name] or 0.0 for name in _TOLD}
+        if settings.self_track:
+            parts["s_self"] = self_consistency(
+                told["planner"], int(told["n_self"]), int(told["n_plan"]), actions, efficiency_factor=factor
+            )
+        if plan is not None:
+            parts["s_ref"] = reference_alignment(int(told["n_ref"]), len(plan.steps), actions, efficiency_factor=factor)
+        parts["path"] = path_reward(parts["s_self"], parts["s_ref"])
+        soft = settings.outcome == "soft"
+        parts["outcome"] = outcome_score(
+            correct, told["accuracy"] * soft, told["reasoning"] * soft, alpha=settings.alpha
+        )
+
+
+_NO_PLAN = ReferencePlan("", ())
+_TOLD = ("planner", "n_plan", "n_self", "n_ref", "accuracy", "reasoning")
+_PARTS = (*_TOLD, "plan_missing", "n_reference", "s_self", "s_ref", "path", "outcome")
+
+
+def _told(scores: PathScores) -> dict[str, float]:
+    return {
+        "planner": scores.planner_score,
+        "n_plan": float(scores.model_plan_steps),
+        "n_self": float(scores.effective_steps_self),
+        "n_ref": float(scores.effective_steps_ref),
+        "accuracy": scores.outcome_accuracy_score,
+        "reasoning": scores.outcome_reasoning_score,
+    }
+
+
+def as_text(trajectory: Trajectory) -> str:
+    """The whole trajectory as text, with what searches found: its growing turn, or every step's text on end."""
+    if not trajectory.steps:
+        return ""
+    last = trajectory.steps[-1]
+    if last.prompt.prefix or len(trajectory.steps) == 1:
+        return last.prompt.prefix + last.completion.text
+    return "\n".join(step.completion.text for step in trajectory.steps)

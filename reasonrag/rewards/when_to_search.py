@@ -1,0 +1,246 @@
+"""Learning when to search: what a retrieval costs and brings, in two stages (eq. 6 to 12)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.text import one_line
+from reasonrag.retrieval.encoders import open_encoder
+from reasonrag.rewards.base import RewardParts, Score
+from reasonrag.rewards.batch import BatchReward, Read, RiseWatch, queries
+from reasonrag.rewards.settings import WhenToSearchSettings
+from reasonrag.rewards.verdicts import answer_matches
+from reasonrag.rewards.wellformed import when_to_search_format
+from reasonrag.rollout import gather_all
+
+Vectors = Mapping[str, Sequence[float]]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MOST_WORDS = 12
+_QUESTION_WORDS = _words("who whom whose what which when where why how")
+_STOP_WORDS = _QUESTION_WORDS | _words(
+    "a an the this that these those it its he him his she her they them their we us our you your i me my and or but "
+    "nor if as of in on at by for from to into onto with without about over under between through during before after "
+    "against within upon is are was were be been being am do does did has have had can could will would shall should "
+    "may might must not no so than then there here very just also only some any all each such please tell find"
+)
+
+
+def is_concise(query: str) -> bool:
+    """Whether a query is as short as a query can be: the rule that the paper describes and does not give (sec. 3.3).
+
+    At most 12 words, no question word in front, and at most a third of the words are stop-words. Words are parted by
+    blanks; a query in which no word has a letter or a digit is not concise.
+
+    >>> is_concise("director of Jaws"), is_concise("Crimson Harbor 1975 film director birthplace")
+    (True, True)
+    >>> is_concise("Who directed Jaws?"), is_concise("the director of the film"), is_concise("???")
+    (False, False, False)
+    >>> is_concise(" ".join(["film"] * 12)), is_concise(" ".join(["film"] * 13))
+    (True, False)
+    """
+    words = [word for word in map(_bare, query.split()) if word]
+    if not words or len(words) > MOST_WORDS or words[0].partition("'")[0] in _QUESTION_WORDS:
+        return False
+    return 3 * sum(word in _STOP_WORDS for word in words) <= len(words)
+
+
+def _bare(word: str) -> str:
+    """In lower case, without marks around it.
+
+    >>> _bare("(Who’s"), _bare("--")
+    ("who's", '')
+    """
+    start, end = 0, len(word)
+    while start < end and not word[start].isalnum():
+        start += 1
+    while end > start and not word[end - 1].isalnum():
+        end -= 1
+    return word[start:end].lower().replace("’", "'")
+
+
+def cosine_similarity(m: Sequence[float], n: Sequence[float]) -> float:
+    """Cosine of two vectors of one length, in [-1, 1] (eq. 7); 0 where one of them is zero.
+
+    >>> cosine_similarity([3.0, 4.0], [4.0, 3.0]), cosine_similarity([1.0, 0.0], [0.0, 0.0])
+    (0.96, 0.0)
+    """
+    length = math.hypot(*m) * math.hypot(*n)
+    if not length:
+        return 0.0
+    cosine = math.fsum(a * b for a, b in zip(m, n, strict=True)) / length
+    # Rounding goes beyond 1; what is no number stays none.
+    return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
+
+
+def average_similarity(vectors: Sequence[Sequence[float]], *, as_printed: bool = False) -> float:
+    """avg_sim of `[N][d]` vectors: the mean over all pairs of eq. 7, in [-1, 1]; 0 for fewer than two.
+
+    Args:
+        vectors: of the queries of one trajectory.
+        as_printed: eq. 8 to the letter: N(N - 1) pairs are divided by where there are half as many, so half the mean.
+
+    Pairs 1, 0 and 0: their mean is 1/3; as printed it is 1/6.
+
+    >>> queries = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    >>> round(average_similarity(queries), 4), round(average_similarity(queries, as_printed=True), 4)
+    (0.3333, 0.1667)
+    """
+    similarities = [cosine_similarity(m, n) for m, n in combinations(vectors, 2)]
+    if not similarities:
+        return 0.0
+    return math.fsum(similarities) / len(similarities) / (2 if as_printed else 1)
+
+
+def search_reward(concise: bool, rc: int, avg_sim: float) -> float:
+    """r_s: `-avg_sim` from two retrievals on, else 0 or, for a query that is not concise, -1 (eq. 9).
+
+    In [-1, 0] while similarities are not negative. Without a retrieval there is no query that could be long-winded.
+
+    >>> search_reward(True, 1, 0.0), search_reward(False, 1, 0.0), search_reward(False, 2, 0.25)
+    (0.0, -1.0, -0.25)
+    """
+    if rc > 1:
+        return -avg_sim
+    return 0.0 if concise or rc == 0 else -1.0
+
+
+def answer_reward_1(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 3) -> float:
+    """r_a of stage 1: 1 where the answer is right, else `-1 + beta * RC`, RC being at most `rc_cap` (eq. 10).
+
+    Without the cap a wrong answer after 7 retrievals would be worth more than a right one.
+
+    >>> answer_reward_1(True, 2), round(answer_reward_1(False, 2), 4), round(answer_reward_1(False, 7), 4)
+    (1.0, -0.4, -0.1)
+    """
+    return 1.0 if correct else -1.0 + beta * min(rc, rc_cap)
+
+
+def answer_reward_2(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 3) -> float:
+    """r_a of stage 2: `1 - beta * RC` where the answer is right, else -1, RC being at most `rc_cap` (eq. 11).
+
+    >>> answer_reward_2(True, 2), answer_reward_2(False, 2), round(answer_reward_2(True, 7), 4)
+    (0.4, -1.0, 0.1)
+    """
+    return 1.0 - beta * min(rc, rc_cap) if correct else -1.0
+
+
+def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:
+    """r_sum = `r_a + r_s + r_f` (eq. 12).
+
+    With equal form, similarities that are not negative and `beta * rc_cap` below 1, a right answer is worth more than a
+    wrong one in both stages, by at least `1 - beta * rc_cap` (0.1 as published): r_s then lies in [-1, 0] and the two
+    r_a are at least `2 - beta * rc_cap` apart. With unequal form that is not so: a right answer out of form can get
+    less than a wrong one in form, as r_f alone differs by 2.
+
+    Right, one good query, in form; wrong, the same.
+
+    >>> when_to_search_reward(1.0, 0.0, 1.0), round(when_to_search_reward(-0.7, 0.0, 1.0), 4)
+    (2.0, 0.3)
+    """
+    return r_a + r_s + r_f
+
+
+class WhenToSearchReward(BatchReward):
+    """Eq. 12. The stage follows `switch_step`, or the retrievals per question that it is told of by `observe`.
+
+    Parts: `correct`, `r_f`, `r_s`, `r_a`, `stage` 1 or 2, `concise` (of a single query), `avg_sim` (of several; as it
+    enters eq. 9). What does not apply is None.
+    """
+
+    def __init__(self, settings: WhenToSearchSettings, parts: RewardParts) -> None:
+        """Take the weights and the parts.
+
+        Raises:
+            ConfigError: answers are to be judged and there is no judge, or the encoder cannot be opened.
+        """
+        super().__init__(parts)
+        if settings.correct == "judge" and parts.judge is None:
+            raise ConfigError("when_to_search.correct is judge, and there is no judge; name one, or take em or f1")
+        self.settings = settings
+        self._judge = parts.judge
+        self._encoder = None if settings.no_r_s else parts.encoder or open_encoder(settings.encoder)
+        self._retrievals = RiseWatch(settings.auto_window, settings.auto_min_rise)
+
+    def stage(self, step: int) -> int:
+        """1 or 2, at an optimizer step."""
+        settings = self.settings
+        if settings.no_stage_one or settings.no_stage_two:
+            return 2 if settings.no_stage_one else 1
+        if settings.switch_step == "auto":
+            return 1 if self._retrievals.stopped_at is None else 2
+        return 1 if step < settings.switch_step else 2
+
+    def observe(self, scores: Sequence[Score], *, step: int) -> None:
+        """Take the mean RC of a training step into account."""
+        known = [rc for score in scores if (rc := score.parts.get("rc")) is not None]
+        if known:
+            self._retrievals.add(math.fsum(known) / len(known), step)
+
+    def state(self) -> dict[str, Any]:
+        """The mean RC of the last steps, and when it stopped rising."""
+        return self._retrievals.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._retrievals.restore(state)
+
+    async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
+        texts = dict.fromkeys(query for read in batch for query in _compared(read)) if self._encoder else {}
+        # One call for the whole batch; if it fails, only those fail that need it.
+        vectors = asyncio.ensure_future(self._encode(list(texts))) if texts else None
+        stage = self.stage(step)
+        return await gather_all(self._settled(read, self._sum(read, stage, vectors)) for read in batch)
+
+    async def _encode(self, texts: list[str]) -> Vectors:
+        assert self._encoder is not None
+        return dict(zip(texts, await self._encoder.encode(texts), strict=True))
+
+    async def _sum(self, read: Read, stage: int, vectors: asyncio.Future[Vectors] | None) -> float:
+        settings, parts = self.settings, read.parts
+        parts.update(dict.fromkeys(("correct", "r_a", "r_s", "concise", "avg_sim")), stage=float(stage))
+        r_f = parts["r_f"] = when_to_search_format(read.reading.well_formed)
+        r_s = parts["r_s"] = await self._search_reward(read, vectors)
+        correct = await self._correct(read)
+        parts["correct"] = float(correct)
+        worth = answer_reward_1 if stage == 1 else answer_reward_2
+        r_a = parts["r_a"] = worth(correct, int(parts["rc"] or 0), beta=settings.beta, rc_cap=settings.rc_cap)
+        return when_to_search_reward(r_a, r_s, r_f)
+
+    async def _search_reward(self, read: Read, vectors: asyncio.Future[Vectors] | None) -> float:
+        if self.settings.no_r_s:
+            return 0.0
+        asked = queries(read.trajectory)
+        concise, avg_sim = True, 0.0
+        if len(asked) == 1:
+            concise = is_concise(asked[0])
+            read.parts["concise"] = float(concise)
+        elif vectors is not None and asked:
+            of = await vectors
+            avg_sim = average_similarity([of[q] for q in _compared(read)], as_printed=self.settings.eq8_as_printed)
+            read.parts["avg_sim"] = avg_sim
+        return search_reward(concise, len(asked), avg_sim)
+
+    async def _correct(self, read: Read) -> bool:
+        settings, answer = self.settings, read.trajectory.answer
+        if settings.correct == "judge" and answer is not None:
+            assert self._judge is not None
+            return await answer_matches(self._judge, answer, read.trajectory.question.golden_answers)
+        if settings.correct == "f1":
+            return (read.parts["f1"] or 0.0) >= settings.f1_threshold
+        return read.parts["em"] == 1.0
+
+
+def _compared(read: Read) -> list[str]:
+    """The queries whose likeness counts: all of them, where there are several."""
+    asked = [one_line(query) for query in queries(read.trajectory)]
+    return asked if len(asked) > 1 else []

@@ -1,0 +1,107 @@
+"""Advance trajectories by one step, or run them to the end (arXiv:2505.14069, Algorithm 1).
+
+The engine knows no tags and no rewards. It asks the format for a prompt, the policy for a completion, the format for
+the action, and the retriever for passages where the action is a search. Any number of trajectories may be advanced
+concurrently: batching and limits are the backends' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from reasonrag.core.types import Answer, Malformed, Search, Step, StopReason, Trajectory
+from reasonrag.formats.base import Format
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.retrieval.base import Retriever
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Runs a policy in a format, with a retriever."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        retriever: Retriever,
+        format: Format,
+        *,
+        max_steps: int = 8,
+        top_k: int = 3,
+        sampling: Sampling | None = None,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            llm: the policy.
+            retriever: where searches go.
+            format: how steps become prompts and completions become actions.
+            max_steps: actions of a trajectory, as the format counts them; the last one has to answer.
+            top_k: passages per search.
+            sampling: temperature, top_p and max_tokens of every step; its seed and n are set by the engine.
+        """
+        self.llm = llm
+        self.retriever = retriever
+        self.format = format
+        self.max_steps = max_steps
+        self.top_k = top_k
+        self.sampling = sampling or Sampling()
+
+    async def step(self, trajectory: Trajectory, *, seed: int) -> Trajectory:
+        """The trajectory with one more step, ended where that step answers or is the last one allowed.
+
+        Raises:
+            ValueError: the trajectory has ended already.
+            LLMError, RetrievalError: a backend gave up.
+        """
+        if trajectory.stop_reason is not None:
+            raise ValueError(f"a trajectory that ended ({trajectory.stop_reason}) cannot go on")
+        # The last step has to answer: a trajectory that only searches earns nothing, and its prefix would look
+        # worthless.
+        final = self.format.must_answer(trajectory.steps, self.max_steps)
+        prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
+        (completion,) = await self.llm.complete(prompt, replace(self.sampling, n=1, seed=seed))
+        action = self.format.parse(completion.text, trajectory.steps, final=final)
+        step = Step(prompt, completion, action)
+        if isinstance(action, Search):
+            (passages,) = await self.retriever.search([action.query], self.top_k)
+            step = replace(step, passages=passages)
+        if isinstance(action, Answer):
+            return trajectory.extend(step, StopReason.FORCED_ANSWER if action.forced else StopReason.ANSWERED)
+        ended = final or (isinstance(action, Malformed) and action.ends)
+        return trajectory.extend(step, StopReason.NO_ANSWER if ended else None)
+
+    async def run(self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int]) -> list[Trajectory]:
+        """`[B]` trajectories run to their ends, concurrently; trajectory `i` draws its step seeds from `seeds[i]`.
+
+        A backend that gives up on one of them raises only after the others have ended: what is paid for is kept.
+        """
+        return await gather_all(self._finish(t, seed) for t, seed in zip(trajectories, seeds, strict=True))
+
+    async def _finish(self, trajectory: Trajectory, seed: int) -> Trajectory:
+        while trajectory.stop_reason is None:
+            trajectory = await self.step(trajectory, seed=derive_seed(seed, len(trajectory.steps)))
+        return trajectory
+
+
+async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; the first exception is raised only after every coroutine has ended."""
+    results = await asyncio.gather(*coroutines, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results  # type: ignore[return-value]
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in [0, 2**31) that depends on all parts and nothing else: not on time, order or PYTHONHASHSEED.
+
+    >>> derive_seed(7, "q1", 3) == derive_seed(7, "q1", 3) != derive_seed(7, "q13")
+    True
+    """
+    digest = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "replace"), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,261 @@
+"""What was paid for, on disk before it is used: a run can be killed at any moment and resumed.
+
+SQLite in WAL mode with full sync. One thread writes and commits whatever has queued up since its last commit, so that
+hundreds of calls a second cost a few dozen syncs. SQLite does not notice a flipped bit in a value, so each reply and
+tree has a checksum, and one that does not fit is asked for again. Because a search is a pure function of its
+configuration and of the replies it got, replaying it over the journal gives the same tree: no other state is saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import queue
+import sqlite3
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from reasonrag.core.errors import Interrupted, RunError
+from reasonrag.core.secrets import redact
+from reasonrag.core.text import valid_unicode
+
+log = structlog.get_logger()
+
+_MESSAGE_CHARS = 300
+
+_LAYOUT = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS calls (
+    key TEXT PRIMARY KEY, kind TEXT NOT NULL, reply TEXT NOT NULL, checksum BLOB NOT NULL,
+    prompt_tokens INTEGER, completion_tokens INTEGER
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS trees (
+    dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, checksum BLOB NOT NULL,
+    PRIMARY KEY (dataset, question_id)
+);
+CREATE TABLE IF NOT EXISTS failures (
+    dataset TEXT NOT NULL, question_id TEXT NOT NULL, cause TEXT NOT NULL, message TEXT NOT NULL,
+    PRIMARY KEY (dataset, question_id)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Totals of one kind of call. `unknown_tokens` counts calls whose backend reported no usage."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    unknown_tokens: int
+
+
+@dataclass(slots=True)
+class _Write:
+    statements: list[tuple[str, tuple[Any, ...]]]
+    done: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
+
+
+class Journal:
+    """One file. Reads happen in the caller's thread, writes in the journal's own."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file.
+
+        Raises:
+            RunError: it is not a journal, or is damaged.
+        """
+        self.path = path
+        self.draining = False
+        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        try:
+            self._reader = self._connect()
+            self._reader.executescript(_LAYOUT)
+            if (found := self._reader.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(found)
+            # A look-up that finds nothing costs a third of a millisecond in WAL mode; most of a fresh run's do.
+            self._known = {key for (key,) in self._reader.execute("SELECT key FROM calls")}
+        except sqlite3.DatabaseError as error:
+            raise RunError(
+                f"{path.name} is damaged ({error}); restore it from a copy or start in a new folder"
+            ) from error
+        self._thread = threading.Thread(target=self._write_forever, name="journal", daemon=True)
+        self._thread.start()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    def _write_forever(self) -> None:
+        connection = self._connect()
+        while (write := self._queue.get()) is not None:
+            batch = [write]
+            while not self._queue.empty():
+                if (more := self._queue.get()) is None:
+                    self._queue.put(None)  # close once this batch is on disk
+                    break
+                batch.append(more)
+            error = _commit(connection, batch)
+            for item in batch:
+                # One value that SQLite refuses must not take the others with it.
+                failure = _commit(connection, [item]) if error and len(batch) > 1 else error
+                with contextlib.suppress(RuntimeError):  # the loop is gone: stopped by a second Ctrl-C
+                    item.loop.call_soon_threadsafe(_resolve, item.done, failure)
+        connection.close()
+
+    async def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._queue.put(_Write(list(statements), done, loop))
+        # A write that was queued is committed whatever becomes of the task that asked for it.
+        await asyncio.shield(done)
+
+    def close(self) -> None:
+        """Commit what is queued and close. Calling it twice does no harm."""
+        self._queue.put(None)
+        self._thread.join()
+        self._reader.close()
+
+    def admit(self) -> None:
+        """Called before anything is paid for.
+
+        Raises:
+            Interrupted: the run is draining: calls in flight are waited for, none may begin.
+        """
+        if self.draining:
+            raise Interrupted
+
+    def call(self, key: str) -> Any | None:
+        """The reply kept under a key, as it was given to `put_call`; None if there is none."""
+        if key not in self._known:
+            return None
+        reply, checksum = self._reader.execute("SELECT reply, checksum FROM calls WHERE key = ?", (key,)).fetchone()
+        if checksum != _checksum(key, reply):
+            log.warning("a reply in the journal is damaged and is asked for again", journal=self.path.name, key=key)
+            self._known.discard(key)
+            return None
+        return json.loads(reply)
+
+    async def put_call(
+        self, key: str, kind: str, reply: Any, *, prompt_tokens: int | None = None, completion_tokens: int | None = None
+    ) -> None:
+        """Keep a reply (JSON-able, no NaN); returns once it is on disk.
+
+        Raises:
+            RunError: the disk is full or the file cannot be written.
+        """
+        text = json.dumps(reply, ensure_ascii=False, allow_nan=False)
+        await self._write(
+            (
+                "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?)",
+                (key, kind, text, _checksum(key, text), prompt_tokens, completion_tokens),
+            )
+        )
+        self._known.add(key)
+
+    async def put_tree(self, dataset: str, question_id: str, rows: list[dict[str, Any]]) -> None:
+        """Keep a finished tree's node rows; a failure noted earlier is forgotten."""
+        blob = zlib.compress(json.dumps(rows, ensure_ascii=False, allow_nan=False).encode())
+        who = (dataset, question_id)
+        await self._write(
+            ("INSERT OR REPLACE INTO trees VALUES (?, ?, ?, ?)", (*who, blob, _checksum(*who, blob))),
+            ("DELETE FROM failures WHERE dataset = ? AND question_id = ?", who),
+        )
+
+    async def put_failure(self, dataset: str, question_id: str, cause: str, message: str) -> None:
+        """Note why a question was set aside; the next run tries it again.
+
+        Secrets are taken out of the message, and then it is cut: half a key would not be known for one.
+        """
+        await self._write(
+            (
+                "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)",
+                (dataset, question_id, cause, redact(valid_unicode(message))[:_MESSAGE_CHARS]),
+            )
+        )
+
+    def put_meta(self, key: str, value: Any) -> None:
+        """Keep a small JSON-able value; on disk when this returns."""
+        self._reader.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+
+    def meta(self, key: str) -> Any | None:
+        """A value kept by `put_meta`, or None."""
+        row = self._reader.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def finished(self) -> set[tuple[str, str]]:
+        """(dataset, question id) of every question whose tree is kept, and whole."""
+        whole = set()
+        for dataset, question_id, blob, checksum in self._reader.execute("SELECT * FROM trees"):
+            if checksum == _checksum(dataset, question_id, blob):
+                whole.add((dataset, question_id))
+            else:
+                log.warning("a tree in the journal is damaged and is built again", question=question_id)
+        return whole
+
+    def tree(self, dataset: str, question_id: str) -> list[dict[str, Any]] | None:
+        """The node rows of a finished question; None if there are none, or not whole."""
+        row = self._reader.execute(
+            "SELECT rows, checksum FROM trees WHERE dataset = ? AND question_id = ?", (dataset, question_id)
+        ).fetchone()
+        if row is None or row[1] != _checksum(dataset, question_id, row[0]):
+            return None
+        rows: list[dict[str, Any]] = json.loads(zlib.decompress(row[0]))
+        return rows
+
+    def failures(self) -> Iterator[tuple[str, str, str, str]]:
+        """(dataset, question id, cause, message) of every question set aside."""
+        yield from self._reader.execute("SELECT * FROM failures ORDER BY dataset, question_id")
+
+    def usage(self) -> dict[str, Usage]:
+        """Totals by kind of call."""
+        rows = self._reader.execute(
+            "SELECT kind, COUNT(*), COALESCE(SUM(prompt_tokens), 0), COALESCE(SUM(completion_tokens), 0),"
+            " SUM(completion_tokens IS NULL) FROM calls GROUP BY kind ORDER BY kind"
+        )
+        return {kind: Usage(*totals) for kind, *totals in rows}
+
+
+def _commit(connection: sqlite3.Connection, batch: list[_Write]) -> Exception | None:
+    """All of a batch in one transaction, or nothing of it and why."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for item in batch:
+            for statement, values in item.statements:
+                connection.execute(statement, values)
+        connection.execute("COMMIT")
+    except Exception as error:  # whatever it is: a writer that dies leaves every caller waiting
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError):
+            return RunError(f"the journal cannot be written ({error}); free some space, then run it again")
+        return error
+    return None
+
+
+def _checksum(*parts: str | bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\0")
+    return digest.digest()
+
+
+def _resolve(done: asyncio.Future[None], error: Exception | None) -> None:
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

@@ -1,0 +1,182 @@
+"""Parquet files: written whole or not at all, with page checksums that are verified by every reading.
+
+Without page checksums most single-bit flips read back as other data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reasonrag.core.errors import DataError, RunError
+from reasonrag.core.text import one_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Row = dict[str, Any]
+
+_BATCH_ROWS = 128
+
+
+def write_parquet(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
+    """Write rows so that the file is there whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            table = pa.Table.from_pylist(list(rows), schema=schema)
+            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        fsync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
+    """The rows of a file, its page checksums verified.
+
+    Raises:
+        DataError: unreadable, damaged, or of another schema.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+    _check_schema(path, table.schema, schema)
+    rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def _check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
+    if not found.equals(expected):  # nested names too: the footer has no checksum
+        raise DataError(f"{path.name} has columns {found.names}, not those of this version of reasonrag")
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:  # ValueError: a damaged name is no UTF-8
+    return DataError(
+        f"{path.name} cannot be read ({one_line(str(error))}); it is damaged or not Parquet: `reasonrag pairs` "
+        "writes pairs anew, the same build-tree command trees"
+    )
+
+
+class ShardWriter:
+    """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows.
+
+    Without rows there is no shard, as `datasets` refuses a file without rows; with `keep_empty` there is one. How many
+    shards there are is known only at the end, so each is written under a working name and renamed by `close`, which
+    also drops the shards of an earlier writing.
+    """
+
+    def __init__(
+        self, folder: Path, stem: str, schema: pa.Schema, *, shard_rows: int, keep_empty: bool = False
+    ) -> None:
+        self.rows = 0
+        self._keep_empty = keep_empty
+        self._folder = folder
+        self._stem = stem
+        self._schema = schema
+        self._shard_rows = shard_rows
+        self._pending: list[Row] = []
+        self._working: list[Path] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob(f".{stem}-*"):  # of a process that was killed
+            unfinished.unlink()
+
+    def add(self, row: Row) -> None:
+        """Take one more row."""
+        self.rows += 1
+        self._pending.append(row)
+        if len(self._pending) == self._shard_rows:
+            self._flush()
+
+    def close(self) -> list[Path]:
+        """Write what is pending and give the shards their names; returns their paths."""
+        if self._pending or (self._keep_empty and not self._working):
+            self._flush()
+        count = len(self._working)
+        final = [self._folder / f"{self._stem}-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
+        for old in set(self._folder.glob(f"{self._stem}-*.parquet")) - set(final):
+            old.unlink()
+        for source, target in zip(self._working, final, strict=True):
+            source.replace(target)
+        fsync_folder(self._folder)
+        return final
+
+    def _flush(self) -> None:
+        self._working.append(self._folder / f".{self._stem}-{len(self._working):05d}.parquet")
+        write_parquet(self._working[-1], self._pending, self._schema)
+        self._pending = []
+
+
+def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """The rows of every shard, in order, a batch at a time: no more than that is held in memory.
+
+    Args:
+        folder: of the shards.
+        stem: what their names begin with.
+        schema: of all their columns.
+        columns: to read; all of them where None.
+
+    Raises:
+        RunError: no shard, or not all of them.
+        DataError: one is unreadable, damaged, or of another schema; its rows before the damage have been given.
+    """
+    for path in shard_paths(folder, stem):
+        for batch in read_batches(path, schema, columns=columns):
+            yield from batch.to_pylist()
+
+
+def shard_paths(folder: Path, stem: str) -> list[Path]:
+    """`stem-00000-of-000NN.parquet`, ..., in order.
+
+    Raises:
+        RunError: no shard, or not all of them.
+    """
+    paths = sorted(folder.glob(f"{stem}-*-of-*.parquet"))
+    names = [f"{stem}-{place:05d}-of-{len(paths):05d}.parquet" for place in range(len(paths))]
+    if not paths or [path.name for path in paths] != names:
+        raise RunError(
+            f"{folder.name}/{stem}-*.parquet: {len(paths)} shards found, not the full set; run build-tree again"
+        )
+    return paths
+
+
+def read_batches(path: Path, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, `_BATCH_ROWS` at a time, their page checksums verified.
+
+    Raises:
+        DataError: unreadable, damaged, or of another schema; what came before the damage has been given.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_schema(path, file.schema_arrow, schema)
+            left = file.metadata.num_rows
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+                left -= batch.num_rows
+                yield batch
+            if left:  # a damaged footer may hide row groups
+                raise ValueError(f"its footer and its rows differ by {abs(left)} rows")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,146 @@
+"""Rows of files: JSON lines, packed or not, JSON lists and Parquet, read one row at a time from any row on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from reasonrag.core.errors import DataError
+from reasonrag.core.text import one_line
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
+
+Row = tuple[int, Any]
+
+_PARQUET_ROWS = 256  # at a time: they may hold whole books
+
+
+def raw_rows(
+    path: Path, start: int = 0, reached: Callable[[float], object] = lambda share: None
+) -> Generator[Row, None, int]:
+    """1-based number and value of each row of a .jsonl(.gz, .zst), .json or .parquet file; returns how many there are.
+
+    A line ends at "\\n" alone: U+2028 inside a string is text. Blank lines are left out, and count as rows. All but
+    .json is read in constant memory.
+
+    Args:
+        path: of the file.
+        start: rows to leave out at the beginning, which costs little.
+        reached: told now and then what share of the file is read, in [0, 1].
+
+    Raises:
+        DataError: no such file, an unknown kind of file, or one that is damaged as a whole.
+    """
+    name = path.name.lower()
+    if not name.endswith(SUFFIXES):
+        raise DataError(f"{path}: unknown kind of file; give one of {', '.join(SUFFIXES)}")
+    kind = _parquet_rows if name.endswith(".parquet") else _json_rows if name.endswith(".json") else _jsonl_rows
+    try:
+        return (yield from kind(path, start, reached))
+    except FileNotFoundError:
+        raise DataError(f"{path}: file not found") from None
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise DataError(f"{path}: cannot be read ({one_line(str(error))}); is the file complete?") from error
+
+
+def _jsonl_rows(path: Path, start: int, reached: Callable[[float], object]) -> Generator[Row, None, int]:
+    number, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        for number, line in enumerate(_lines(file, path.name.lower()), 1):
+            if number > start and line.strip():
+                yield number, parsed(line)
+            if number % 1000 == 0:
+                reached(file.tell() / size)
+    return number
+
+
+def _lines(file: IO[bytes], name: str) -> Iterable[bytes]:
+    if name.endswith(".zst"):
+        return _zstd_lines(file)
+    if not name.endswith(".gz"):
+        return file
+    unpacked = gzip.GzipFile(fileobj=file)
+    return _tar_lines(unpacked) if unpacked.peek(512)[257:262] == b"ustar" else unpacked
+
+
+def _tar_lines(unpacked: gzip.GzipFile) -> Iterator[bytes]:
+    """The Wikipedia of 2018 that the field shares, wiki-18.jsonl.gz, is a tar archive of one file."""
+    with tarfile.open(fileobj=unpacked, mode="r|") as archive:
+        member = next((member for member in archive if member.isfile()), None)
+        yield from (member and archive.extractfile(member)) or ()
+    while unpacked.read(1 << 20):  # to the end, where the checksum is
+        pass
+
+
+def _zstd_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The package's own reader takes a file that was cut off for a shorter one."""
+    import zstandard
+
+    frame, rest = None, b""
+    try:
+        while block := file.read(1 << 16):
+            while block:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                *lines, rest = (rest + frame.decompress(block)).split(b"\n")
+                yield from lines
+                block = frame.unused_data
+                frame = None if frame.eof else frame
+    except zstandard.ZstdError as error:
+        raise OSError(str(error)) from None
+    if frame is not None:
+        raise EOFError("it ends within a frame")
+    if rest:
+        yield rest
+
+
+def _json_rows(path: Path, start: int, reached: Callable[[float], object]) -> Generator[Row, None, int]:
+    try:
+        rows = json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}: not JSON at line {error.lineno} ({error.msg}); a file of one object per line is .jsonl"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({one_line(str(error))})") from None
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
+    for number, row in enumerate(rows[start:], start + 1):
+        yield number, row
+        reached(number / len(rows))
+    return len(rows)
+
+
+def _parquet_rows(path: Path, start: int, reached: Callable[[float], object]) -> Generator[Row, None, int]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if number + rows <= start:
+                    number += rows
+                    continue
+                for batch in file.iter_batches(_PARQUET_ROWS, row_groups=[group]):
+                    for row in batch.to_pylist():
+                        number += 1
+                        if number > start:
+                            yield number, row
+                    reached(number / file.metadata.num_rows)
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: not a readable Parquet file ({one_line(str(error))})") from None
+    return number
+
+
+def parsed(line: bytes) -> Any:
+    """What a line of JSON holds; None where it is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

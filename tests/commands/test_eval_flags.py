@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from reasonrag import flags
+from reasonrag.core.errors import ConfigError
+
+
+def configs(*policies, formats=(), assignments=()):
+    return flags.policy_configs(policies, None, None, assignments, {"questions__dataset": "demo"}, formats)
+
+
+def formats(found):
+    return {name: config.format.name for name, config in found.items()}
+
+
+def test_each_policy_keeps_the_format_of_its_own_folder():
+    found = configs("base=demo:hiprag", "rr=demo", "big=http://h/v1#m")
+    assert formats(found) == {"base": "hiprag", "rr": "reasonrag", "big": "reasonrag"}
+
+
+def test_a_format_is_given_to_all_policies_or_to_one_by_name():
+    policies = ("a=http://h/v1#m", "b=http://h/v1#n")
+    assert formats(configs(*policies, formats=("hiprag",))) == {"a": "hiprag", "b": "hiprag"}
+    assert formats(configs(*policies, formats=("b=search_r1",))) == {"a": "reasonrag", "b": "search_r1"}
+    assert formats(configs(*policies, formats=("a=search_r1", "hiprag"))) == {"a": "search_r1", "b": "hiprag"}
+
+
+def test_a_format_of_a_policy_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"--format is given for dpo, but the policies are base"):
+        configs("base=http://h/v1#m", formats=("dpo=hiprag",))
+
+
+def test_the_judge_is_sampled_as_configured():
+    found = flags.judging("http://j/v1", "org/judge", None, configs("demo", assignments=("judge.max_tokens=9",)))
+    assert (found.model.spec, found.model.model, found.model.max_tokens) == ("http://j/v1", "org/judge", 9)
+    assert (found.model.temperature, found.metrics) == (0.0, ("lasj", "osr", "usr"))
+
+
+def test_what_is_asked_of_a_judge_needs_one():
+    assert flags.judging(None, None, None, configs("demo")) is None
+    for model, judged in (("m", None), (None, ("osr",))):
+        with pytest.raises(ConfigError, match="add --judge"):
+            flags.judging(None, model, judged, configs("demo"))
+
+
+def test_a_password_in_the_judges_address_is_refused():
+    with pytest.raises(ConfigError, match="password") as caught:
+        flags.judging("http://me:secret@h/v1", "m", None, configs("demo"))
+    assert "secret" not in str(caught.value)
+
+
+def test_metrics_are_named_with_commas_between_them():
+    @click.command()
+    @flags.EVALUATION
+    def command(**given):
+        click.echo(repr(given["judged"]))
+
+    def run(*arguments):
+        return CliRunner().invoke(command, ["--policy", "demo", *arguments])
+
+    assert run("--judged", "usr, OSR").output.strip() == "('usr', 'osr')"
+    assert run().output.strip() == "None"
+    refused = run("--judged", "osr,em")
+    assert refused.exit_code == 2 and "lasj, osr, usr" in refused.output

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from reasonrag.core.errors import ConfigError
+from reasonrag.flags import policy_configs, temperatures_asked_for
+
+
+def configs(*policies, preset="demo", file=None, assignments=(), **given):
+    return policy_configs(policies, preset, file, assignments, given)
+
+
+def test_policies_are_named_by_hand_or_by_the_last_part_of_their_place():
+    found = configs("base=demo", "hf:runs/mine/dpo/", "http://127.0.0.1:8000/v1#org/Big-7B", preset=None)
+    assert list(found) == ["base", "dpo", "Big-7B"]
+    assert found["Big-7B"].policy.spec == "http://127.0.0.1:8000/v1"
+    assert found["Big-7B"].policy.model == "org/Big-7B"
+
+
+def test_an_address_with_an_equals_sign_is_no_name():
+    assert configs("http://127.0.0.1:8000/v1?a=b#m", preset=None)["m"].policy.spec == "http://127.0.0.1:8000/v1?a=b"
+
+
+def test_two_policies_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two policies are called 'dpo'"):
+        configs("hf:a/dpo", "hf:b/dpo")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "split"), [("demo", "test"), ("hotpotqa", "dev"), ("nq", "test"), ("mine.jsonl", None)]
+)
+def test_without_a_split_held_out_questions_are_taken(dataset, split):
+    assert configs("demo", preset=None, questions__dataset=dataset)["demo"].questions.split == split
+
+
+def test_a_split_that_is_asked_for_is_taken_wherever_it_was_asked_for(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("questions: {split: dev}\n")
+    assert configs("demo", questions__split="train")["demo"].questions.split == "train"
+    assert configs("demo", assignments=("questions.split=dev",))["demo"].questions.split == "dev"
+    assert configs("demo", file=file)["demo"].questions.split == "dev"
+    assert configs("demo")["demo"].questions.split == "test"  # the preset's own is that of training
+
+
+def test_the_split_of_a_file_made_for_training_is_not_evaluated(tmp_path):
+    file = tmp_path / "c.yaml"
+    for split in ("train", "null"):
+        file.write_text(f"questions: {{dataset: demo, split: {split}}}\n")
+        assert configs("demo", preset=None, file=file)["demo"].questions.split == "test"
+    assert configs("demo", assignments=("questions.split=null",))["demo"].questions.split == "test"
+
+
+def test_evaluation_is_greedy_unless_told_otherwise(tmp_path):
+    found = configs("demo")
+    assert temperatures_asked_for(None, found, ()) == (0.0,)
+    assert temperatures_asked_for((0.0, 1.0), found, ("policy.temperature=0.5",)) == (0.0, 1.0)
+    half = ("policy.temperature=0.5",)
+    assert temperatures_asked_for(None, configs("demo", assignments=half), half) == (0.5,)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from reasonrag.core.plots import Bar, Line, Panel, save_bars, save_panels
+
+RISING = Line("policy", (1, 2, 3), (0.1, 0.2, 0.3), (0.0, 0.1, 0.2), (0.2, 0.3, 0.4))
+BARS = [Bar("base", "all", 0.2, 0.1, 0.3), Bar("tuned", "all", 0.4, 0.3, 0.5), Bar("tuned", "bridge", 0.3)]
+
+
+def panel(*lines: Line, title: str = "EM over steps") -> Panel:
+    return Panel(title, "steps", "EM", lines)
+
+
+def words(svg) -> list[str]:
+    return [e.text for e in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def draw(kind: str, stem):
+    if kind == "panels":
+        return save_panels(stem, [panel(RISING), panel(RISING, Line("other", (1, 2), (0.5, float("nan"))))])
+    return save_bars(stem, BARS, title="EM", x_label="exact match")
+
+
+@pytest.mark.parametrize("kind", ["panels", "bars"])
+def test_the_same_numbers_give_the_same_bytes(kind, tmp_path):
+    once, again = draw(kind, tmp_path / "a"), draw(kind, tmp_path / "b")
+    assert [path.name for path in once] == ["a.svg", "a.png"]
+    assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]
+    assert once[1].read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
+
+
+def test_other_numbers_give_another_picture(tmp_path):
+    once = save_panels(tmp_path / "a", [panel(RISING)])
+    again = save_panels(tmp_path / "b", [panel(Line("policy", (1, 2, 3), (0.1, 0.2, 0.9)))])
+    assert once[0].read_bytes() != again[0].read_bytes()
+    assert once[1].read_bytes() != again[1].read_bytes()
+
+
+def test_the_style_of_the_user_changes_nothing(tmp_path):
+    import matplotlib
+
+    once = save_panels(tmp_path / "a", [panel(RISING)])
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30}):
+        again = save_panels(tmp_path / "b", [panel(RISING)])
+    assert once[1].read_bytes() == again[1].read_bytes()
+
+
+@pytest.mark.parametrize("label", ["_hidden", "cost $1$ $\\frac", "<b>&amp;", "line\nbreak \x1b[31m\u202e", "x" * 200])
+def test_any_label_can_be_drawn_and_stays_text(label, tmp_path):
+    lines = (Line(label, (1, 2), (1, 2)), Line("other", (1, 2), (2, 1)))
+    svg, _ = save_panels(tmp_path / "a", [panel(*lines, title=label)])
+    shown = label.replace("\n", " ").replace("\x1b", "\ufffd").replace("\u202e", "\ufffd")
+    shown = shown if len(shown) <= 48 else f"{shown[:47]}…"
+    assert words(svg).count(shown) == 2  # title and legend
+    svg, _ = save_bars(tmp_path / "b", [Bar(label, label, 1.0), Bar("o", label, 0.5)], title=label, x_label=label)
+    assert words(svg).count(shown) == 4
+
+
+def test_every_panel_and_line_is_named(tmp_path):
+    panels = [panel(RISING, Line("second", (1,), (1,)), title=f"panel {i}") for i in range(5)]
+    svg, _ = save_panels(tmp_path / "a", panels)
+    found = words(svg)
+    assert [found.count(f"panel {i}") for i in range(5)] == [1] * 5
+    assert (found.count("policy"), found.count("second"), found.count("steps")) == (5, 5, 5)
+
+
+def test_a_thousand_points_are_drawn(tmp_path):
+    steps = range(1000)
+    save_panels(tmp_path / "a", [panel(Line("loss", steps, [1 / (i + 1) for i in steps]))])
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_a_panel_without_numbers_says_so(tmp_path):
+    for stem, lines in (("a", ()), ("b", (Line("x", (), ()),))):
+        svg, _ = save_panels(tmp_path / stem, [panel(*lines)])
+        assert "no data" in words(svg)
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no panel"):
+        save_panels(tmp_path / "a", [])
+    with pytest.raises(ValueError, match="no bar"):
+        save_bars(tmp_path / "a", [], title="", x_label="")
+    with pytest.raises(ValueError, match="different lengths"):
+        Line("x", (1, 2), (1,))
+    with pytest.raises(ValueError, match="one bound"):
+        Line("x", (1,), (1,), low=(0,))
+
+
+def test_importing_plots_imports_no_matplotlib():
+    code = "import sys, reasonrag.core.plots; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,447 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from reasonrag.core.config import load_config
+from reasonrag.core.errors import ConfigError, DataError, RunError
+from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.settings import dump
+from reasonrag.dpo.examples import open_examples, sft_segments
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.pipeline.export import export_pairs
+from reasonrag.storage.parquet import ShardWriter, write_parquet
+from reasonrag.storage.runs import RunFolder
+from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.training.settings import PairSettings
+
+DEMO = Path(__file__).parents[2] / "reasonrag/demo/policy"
+QUESTIONS = 40
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatTemplate:
+    return ChatTemplate.load(str(DEMO))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run: two siblings a question, its pairs derived and written as build-tree does."""
+    return make_run(tmp_path_factory.mktemp("runs") / "run")
+
+
+def make_run(path, rewards=(0.9, 0.1)):
+    config = load_config(preset="demo")
+    with RunFolder.open(path, config, {"questions": "toy"}) as folder:
+        writer = ShardWriter(path / "trees", "nodes", tree_schema(), shard_rows=1000, keep_empty=True)
+        for number in range(QUESTIONS):
+            for row in tree(number, rewards):
+                writer.add(row)
+        writer.close()
+        counts = export_pairs(path, config, policy="toy", config_hash=folder.config_hash)
+        folder.write_summary({"pairs": counts})
+    return path
+
+
+def tree(number, rewards):
+    asked = [{"role": "system", "content": "Reason."}, {"role": "user", "content": f"Question: Who is {number}?"}]
+    common = {"dataset": "toy", "question_id": str(number), "visits": 1, "valued": 1}
+    yield common | {"node_id": 0, "parent_id": -1, "depth": 0, "action": "", "text": "", "stop": [], "content": ""}
+    for place, reward in enumerate(rewards):
+        text = f"So the answer is <answer>{'Port' if place else 'Kelda'}</answer>"
+        content = "Port" if place else "Kelda"
+        yield common | {
+            **{"node_id": place + 1, "parent_id": 0, "depth": 1, "action": "answer", "content": content},
+            **{"prompt": asked, "text": text, "stop": ["</answer>"], "finish_reason": "stop", "spre": reward},
+        }
+
+
+def opened(data, chat, *, context=None, **settings):
+    return open_examples(PairSettings(data=None if data is None else str(data), **settings), chat, context=context)
+
+
+def says(text):
+    return [{"role": "assistant", "content": text}]
+
+
+def plain(number=0, **more):
+    return {
+        "prompt": [{"role": "user", "content": f"Who is {number}?"}],
+        "chosen": says("Kelda"),
+        "rejected": says("Port"),
+    } | more
+
+
+def step(number=0, **more):
+    ends = {"chosen_end": "stop", "rejected_end": "turn", "margin": 0.5, "depth": 1}
+    return plain(number, dataset="toy", question_id=str(number)) | ends | more
+
+
+def jsonl(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def foreign(path, *rows):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def questions(pairs):
+    return [pair.group[1] for pair in pairs]
+
+
+# Where data may lie
+
+
+def test_a_run_brings_its_split_and_how_its_policy_was_asked(run, chat):
+    found = opened(run, chat)
+    counted = json.loads((run / "run.json").read_text())["pairs"]
+    assert (len(found.train), len(found.test)) == (counted["train"], counted["test"])
+    assert found.test
+    assert not set(questions(found.train)) & set(questions(found.test))
+    assert found.card == PolicyCard.of(load_config(preset="demo").model_dump(mode="json"))
+    assert (found.train[0].margin, found.train[0].depth) == (pytest.approx(0.8), 0)
+    assert chat.decode(found.train[0].chosen[0].completion_ids) == "So the answer is <answer>Kelda</answer>"
+
+
+def test_the_pairs_folder_of_a_run_is_the_run(run, chat):
+    found, whole = opened(run / "pairs", chat), opened(run, chat)
+    assert (found.train, found.test, found.card, found.content) == (whole.train, whole.test, whole.card, whole.content)
+
+
+def test_a_folder_of_pairs_is_read_with_its_configuration(tmp_path, chat):
+    write_parquet(tmp_path / "train-00000-of-00001.parquet", [step(1)], pair_schema())
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", [step(2)], pair_schema())
+    assert opened(tmp_path, chat).card is None
+    (tmp_path / "config.yaml").write_text(dump(load_config(preset="demo")))
+    found = opened(tmp_path, chat)
+    assert (questions(found.train), questions(found.test)) == (["1"], ["2"])
+    assert found.card == PolicyCard.of(load_config(preset="demo").model_dump(mode="json"))
+
+
+@pytest.mark.parametrize("held_out", ["test", "validation", "dev"])
+def test_files_that_are_named_as_held_out_are(held_out, tmp_path, chat):
+    (tmp_path / "data").mkdir()
+    foreign(tmp_path / "data/part-1.parquet", plain(1))
+    foreign(tmp_path / f"data/{held_out}.parquet", plain(2))
+    found = opened(tmp_path, chat)
+    assert (len(found.train), len(found.test)) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
+def test_a_file_is_all_for_training_even_with_question_ids(kind, tmp_path, chat):
+    path = tmp_path / f"test.{kind}"
+    rows = [step(n) for n in range(5)]
+    if kind == "parquet":
+        foreign(path, *[row | {"note": "x"} for row in rows])
+    elif kind == "jsonl":
+        jsonl(path, *rows)
+    else:
+        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    found = opened(path, chat)
+    assert (questions(found.train), found.test, found.card) == (["0", "1", "2", "3", "4"], [], None)
+    assert (found.train[0].depth, found.train[0].margin, found.train[0].group) == (1, 0.5, ("toy", "0"))
+
+
+def test_trajectory_pairs_are_read_from_parquet(tmp_path, chat):
+    asked = {"prompt": plain()["prompt"], "prefix": "", "end": "stop"}
+    row = {
+        "chosen_steps": [asked | {"text": "Kelda"}, asked | {"text": "Port", "end": "turn"}],
+        "rejected_steps": [asked | {"text": "None"}],
+        **{"question_id": "1", "dataset": "toy", "depth": 2, "margin": 1.0},
+    }
+    write_parquet(tmp_path / "train-00000-of-00001.parquet", [row], trajectory_pair_schema())
+    (pair,) = opened(tmp_path, chat).train
+    assert [len(pair.chosen), len(pair.rejected), pair.depth] == [2, 1, 2]
+    assert pair.chosen[1].completion_ids[-1] == chat.tokenizer.eos_token_id
+
+
+def test_plain_rows_have_no_margin_and_end_as_the_template_does(tmp_path, chat):
+    (pair,) = opened(jsonl(tmp_path / "a.jsonl", plain()), chat).train
+    assert (pair.margin, pair.depth) == (None, 0)
+    assert chat.tokenizer.convert_ids_to_tokens(pair.chosen[0].completion_ids) == ["Kelda", "<|end|>"]
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """Puts a Hub data set into the cache that the clients read offline."""
+    commit, repository = "c" * 40, tmp_path / "hub/datasets--someone--pairs"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+
+    def put(**splits):
+        folder = repository / "snapshots" / commit / "data"
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, rows in splits.items():
+            foreign(folder / f"{split}.parquet", *rows)
+        files = "".join(f"  - split: {split}\n    path: data/{split}.parquet\n" for split in splits)
+        (folder.parent / "README.md").write_text(f"---\nconfigs:\n- config_name: all\n  data_files:\n{files}---\n")
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs/v1.0.0").write_text(commit)
+        return folder.parent
+
+    return put
+
+
+def test_a_hub_data_set_that_was_fetched_before_brings_its_splits_offline(cached, chat):
+    folder = cached(train=[plain(1), plain(2)], validation=[plain(3)])
+    (folder / "reasonrag.yaml").write_text("format: {name: reasonrag}\n")
+    found = opened("someone/pairs@v1.0.0:all", chat)
+    assert (len(found.train), len(found.test), found.source) == (2, 1, "someone/pairs@v1.0.0:all")
+    assert found.card == PolicyCard("format: {name: reasonrag}\n")
+    for other in ("someone/pairs", "someone/pairs@v2.0.0", "someone/pairs@v1.0.0:other"):
+        refused(other, chat, "cannot be fetched from the Hub")
+
+
+@pytest.mark.parametrize(
+    "card", ["format: {name: 'python:os:system'}", "format: {prompts: /etc}", "format: {prompts: ../../x}", "- a", "["]
+)
+def test_a_hub_data_set_cannot_say_what_is_not_a_policys_to_say(card, cached, chat):
+    (cached(train=[plain(1)]) / "reasonrag.yaml").write_text(card)
+    refused("someone/pairs@v1.0.0", chat, r"reasonrag\.yaml", ConfigError)
+
+
+def test_a_hub_data_set_that_cannot_be_used_is_refused(cached, chat):
+    cached(train_prefs=[plain()], test=[plain()])
+    refused("someone/pairs@v1.0.0", chat, "has no split train, but 'train_prefs', 'test'")
+    cached(train=[plain(1)], test=[plain(2), plain(rejected=[])])
+    refused("someone/pairs@v1.0.0", chat, r"someone/pairs@v1.0.0, split test: rejected is empty in 1 row \(2\)")
+
+
+# What is kept, and what it is known by
+
+
+def test_a_limit_samples_questions_of_the_training_split(run, chat):
+    whole, some = opened(run, chat), opened(run, chat, limit=10, seed=3)
+    assert len(set(questions(some.train))) == 10
+    assert set(questions(some.train)) < set(questions(whole.train))
+    assert some.test == whole.test
+    assert some.content == whole.content
+    assert opened(run, chat, limit=10, seed=3).train == some.train
+    assert opened(run, chat, limit=10, seed=4).train != some.train
+
+
+def test_rows_of_a_sampled_question_stay_together(tmp_path, chat):
+    rows = [step(n, prompt=[{"role": "user", "content": f"{n} {i}"}]) for n in range(6) for i in range(3)]
+    found = opened(jsonl(tmp_path / "a.jsonl", *rows), chat, limit=2)
+    assert [questions(found.train).count(q) for q in dict.fromkeys(questions(found.train))] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "change", [{"chosen": says("kelda")}, {"margin": 0.6}, {"rejected_end": "stop"}, {"question_id": "2"}]
+)
+def test_the_content_changes_with_a_row_and_not_with_the_files_name(change, tmp_path, chat):
+    first = opened(jsonl(tmp_path / "a.jsonl", step()), chat).content
+    assert opened(jsonl(tmp_path / "b.jsonl", step(note="x")), chat).content == first
+    assert opened(jsonl(tmp_path / "c.jsonl", step(**change)), chat).content != first
+
+
+def test_sft_learns_every_chosen_step_once_in_order(tmp_path, chat):
+    other = step(1, prompt=[{"role": "user", "content": "Who is Kelda?"}])
+    rows = [step(0), step(0, rejected=says("None")), other, step(0, chosen=says("Port"), rejected=says("x"))]
+    pairs = opened(jsonl(tmp_path / "a.jsonl", *rows), chat).train
+    segments = sft_segments(pairs)
+    assert segments == [pairs[0].chosen[0], pairs[2].chosen[0], pairs[3].chosen[0]]
+
+
+def test_the_end_of_the_turn_is_a_setting(tmp_path, chat):
+    path = jsonl(tmp_path / "a.jsonl", step())
+    eos = chat.tokenizer.eos_token_id
+    sampled, always = (opened(path, chat, turn_end=way).train[0] for way in ("as_sampled", "always"))
+    assert eos not in sampled.chosen[0].completion_ids
+    assert always.chosen[0].completion_ids == (*sampled.chosen[0].completion_ids, eos)
+    assert always.rejected == sampled.rejected
+
+
+# Too long
+
+
+def long(number, words=6000):
+    return step(number, prompt=[{"role": "user", "content": "Who " * words}])
+
+
+def test_a_long_prompt_is_reported_where_nothing_limits_it(tmp_path, chat):
+    found = opened(jsonl(tmp_path / "a.jsonl", step(0), long(1)), chat)
+    assert found.report.quantiles["prompt"]["max"] > 6000
+    assert len(found.train[1].chosen[0].prompt_ids) > 6000
+
+
+def test_a_long_prompt_is_refused_above_the_share_that_may_go(tmp_path, chat):
+    path = jsonl(tmp_path / "a.jsonl", *[step(n) for n in range(9)], long(9))
+    with pytest.raises(
+        DataError, match=r"1 of 10 train pairs \(10\.0%\) are longer than 512 tokens, the longest has 6"
+    ):
+        opened(path, chat, context=512)
+
+
+def test_a_long_prompt_is_left_out_whole_below_that_share(tmp_path, chat):
+    path = jsonl(tmp_path / "a.jsonl", *[step(n) for n in range(9)], long(9))
+    found = opened(path, chat, context=512, max_dropped=0.1)
+    assert questions(found.train) == [str(n) for n in range(9)]
+    assert found.report.left_out["train"] == {1: 1}
+    assert found.train == opened(jsonl(tmp_path / "b.jsonl", *[step(n) for n in range(9)]), chat).train
+
+
+# What is refused
+
+
+def refused(data, chat, match, error=DataError, **settings):
+    with pytest.raises(error, match=match) as caught:
+        opened(data, chat, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_data_is_refused(chat):
+    refused(None, chat, "add --data", ConfigError)
+
+
+def test_a_run_that_is_not_finished_is_refused(tmp_path, chat):
+    (tmp_path / "journal.sqlite").touch()
+    refused(tmp_path, chat, "build-tree has not finished", RunError)
+
+
+def test_a_run_without_pairs_is_refused(tmp_path, chat):
+    refused(make_run(tmp_path / "run", rewards=(0.5, 0.5)), chat, "no pairs to train on; build trees of more questions")
+
+
+def test_a_run_whose_pairs_are_not_all_there_is_refused(tmp_path, chat):
+    path = make_run(tmp_path / "run")
+    next((path / "pairs").glob("test-*")).unlink()
+    refused(path, chat, "0 test pairs found and [1-9]+ in run.json; write them again with `reasonrag pairs")
+
+
+def test_a_missing_shard_is_refused(tmp_path, chat):
+    write_parquet(tmp_path / "train-00000-of-00002.parquet", [step()], pair_schema())
+    refused(tmp_path, chat, r"1 of 2 files of train-\*.parquet are there")
+
+
+def test_a_flipped_bit_is_never_read_as_data(tmp_path, chat):
+    path = tmp_path / "train-00000-of-00001.parquet"
+    write_parquet(path, [step(n) for n in range(50)], pair_schema())
+    expected, whole = opened(tmp_path, chat), path.read_bytes()
+    refusals = 0
+    for place in range(4, len(whole) - 8, 37):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            assert opened(tmp_path, chat).content == expected.content  # such as a statistic that nobody reads
+        except DataError as error:
+            refusals += 1
+            assert "\n" not in str(error)
+    assert refusals > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("no/such/place/at all", "no such file or folder; give a run's folder, a file, or a Hub id"),
+        ("missing.jsonl", "file not found"),
+        ("missing.parquet", "file not found"),
+        ("no-one/no-such-data-set", "is no file or folder, and cannot be fetched from the Hub"),
+        ("no-such-data-set", "is no file or folder, and cannot be fetched from the Hub"),
+    ],
+)
+def test_data_that_is_nowhere_is_refused(name, match, chat, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(name, chat, match)
+
+
+def test_a_folder_without_pairs_is_refused(tmp_path, chat):
+    refused(tmp_path, chat, "no run and no Parquet file in this folder")
+    foreign(tmp_path / "test-1.parquet", plain())
+    refused(tmp_path, chat, "only held-out rows")
+
+
+def test_pairs_that_do_not_say_how_steps_ended_are_refused_where_they_are_ours(tmp_path, chat):
+    path = foreign(
+        tmp_path / "a.parquet",
+        plain(config_hash="0123", **{"question_id": "1", "dataset": "toy", "depth": 0, "margin": 0.5}),
+    )
+    refused(path, chat, "pairs of another version of reasonrag, without chosen_end")
+
+
+def test_an_empty_file_is_refused(tmp_path, chat):
+    refused(jsonl(tmp_path / "a.jsonl"), chat, "no pairs in it")
+    write_parquet(tmp_path / "a.parquet", [], pair_schema())
+    refused(tmp_path / "a.parquet", chat, "no pairs in it")
+
+
+def test_a_table_without_the_columns_is_refused(tmp_path, chat):
+    path = foreign(tmp_path / "a.parquet", {"prompt": "a", "chosen": "b"})
+    refused(path, chat, "its columns are 'prompt', 'chosen'. Needed are prompt, chosen and rejected")
+
+
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "rejected missing"),
+        (plain(chosen=None), "chosen missing"),
+        (plain(chosen="Kelda"), "neither all texts nor all lists of messages"),
+        (plain(rejected=[]), "rejected is empty"),
+        (plain(rejected=says(" \n")), "rejected is empty"),
+        ({"prompt": "a", "chosen": "b", "rejected": " "}, "rejected is empty"),
+        ({"prompt": "", "chosen": "b", "rejected": "c"}, "prompt is empty"),
+        (plain(prompt=[{"role": "user"}]), "prompt holds something else than messages"),
+        (plain(prompt=[{"role": "user", "content": [{"type": "image"}]}]), "prompt holds something else than messages"),
+        (plain(prompt=["a"]), "prompt holds something else than messages"),
+        ({"prompt": 1, "chosen": 2, "rejected": 3}, "neither all texts nor all lists"),
+        (step(chosen_end="eos"), "chosen_end is none of stop, turn, length"),
+        (step(rejected_end=None), "rejected_end is none of"),
+        (step(chosen_end=["stop"]), "chosen_end is none of"),
+        (step(chosen=says("a") * 2), "chosen is not one message of the assistant"),
+        (step(chosen=[{"role": "user", "content": "a"}]), "chosen is not one message of the assistant"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "chosen_end": "stop"}, "go with lists of messages"),
+        (step(rejected=says("")), None),  # the policy ended its turn at once: its end token is scored
+        (step(chosen=says("")), "no token of its chosen side can be scored"),
+        (step(margin="big"), "margin is no finite number"),
+        (step(margin=float("nan")), "margin is no finite number"),
+        (step(depth=-1), "depth is no count of steps"),
+        (step(question_id=""), "question_id is empty"),
+        (plain(tools="{"), "tools is not JSON"),
+        (plain(chat_template_kwargs=[1]), "chat_template_kwargs is no mapping"),
+        ({"chosen_steps": [], "rejected_steps": []}, "chosen_steps is empty"),
+        ({"chosen_steps": [{"text": "a"}]}, "rejected_steps missing"),
+        ({"chosen_steps": ["a"], "rejected_steps": ["b"]}, "chosen_steps holds something else than steps"),
+        ({"chosen_steps": [{"text": "a"}], "rejected_steps": ["b"]}, "a step whose prompt is no list"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_with_its_number(row, match, tmp_path, chat):
+    path = jsonl(tmp_path / "a.jsonl", plain(1), row, plain(2))
+    if match is None:
+        assert len(opened(path, chat).train) == 3
+    elif match.startswith("no token"):
+        refused(path, chat, f"a.jsonl row 2: {match}")
+    else:
+        refused(path, chat, rf"a.jsonl: .*{match}.* in 1 row \(2\)\. Needed are prompt, chosen and rejected")
+
+
+def test_all_the_rows_that_cannot_be_used_are_counted(tmp_path, chat):
+    path = jsonl(tmp_path / "a.jsonl", *[plain(rejected=[])] * 7, step(depth=-1))
+    refused(
+        path, chat, r"rejected is empty in 7 rows \(1, 2, 3, 4, 5, ...\); depth is no count of steps in 1 row \(8\)"
+    )
+
+
+def test_a_question_in_both_splits_is_refused_with_its_id(tmp_path, chat):
+    write_parquet(tmp_path / "train-00000-of-00001.parquet", [step(1), step(2), step(3)], pair_schema())
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", [step(3), step(2)], pair_schema())
+    refused(tmp_path, chat, "question '2' of 'toy' stands in both splits, and 1 more do")
+
+
+def test_equal_ids_of_two_data_sets_are_two_questions(tmp_path, chat):
+    write_parquet(tmp_path / "train-00000-of-00001.parquet", [step(1)], pair_schema())
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", [step(1, dataset="other")], pair_schema())
+    assert len(opened(tmp_path, chat).test) == 1
+
+
+def test_a_prompt_in_both_splits_of_rows_without_ids_is_reported(tmp_path, chat):
+    foreign(tmp_path / "train.parquet", plain(1), plain(2))
+    foreign(tmp_path / "test.parquet", plain(2), plain(3))
+    assert opened(tmp_path, chat).report.shared_prompts == 1

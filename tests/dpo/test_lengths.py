@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from reasonrag.core.errors import DataError
+from reasonrag.dpo.lengths import fit, longest
+from reasonrag.dpo.token_rows import Pair, Segment
+
+
+def segment(prompt, completion):
+    return Segment(tuple(range(prompt)), tuple(range(completion)))
+
+
+def pair(prompt, chosen=2, rejected=1, depth=0):
+    return Pair((segment(prompt, chosen),), (segment(prompt, rejected),), None, depth, ("toy", str(prompt)))
+
+
+def fitted(train, test=(), *, max_length=None, context=None, max_dropped=0.0, **further):
+    return fit(
+        {"train": list(train), "test": list(test)},
+        source="toy.jsonl",
+        max_length=max_length,
+        context=context,
+        max_dropped=max_dropped,
+        **further,
+    )
+
+
+def test_the_longest_sequence_of_a_pair_is_what_counts():
+    trajectory = Pair((segment(5, 1), segment(9, 2)), (segment(5, 5),), None, 0, ("toy", "q"))
+    assert (longest(trajectory), longest(pair(3, 1, 4))) == (11, 7)
+
+
+def test_without_a_setting_the_longest_pair_is_the_limit():
+    kept, report = fitted([pair(10), pair(30)], [pair(40)], context=100)
+    assert (report.max_length, report.limited_by) == (42, "data")
+    assert (len(kept["train"]), len(kept["test"])) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "context", "used"),
+    [(20, 100, (20, "setting")), (20, 16, (16, "context")), (None, 16, (16, "context")), (20, None, (20, "setting"))],
+)
+def test_the_models_context_is_never_exceeded(max_length, context, used):
+    _, report = fitted([pair(8), pair(30)], max_length=max_length, context=context, max_dropped=0.5)
+    assert (report.max_length, report.limited_by) == used
+
+
+def test_a_pair_of_just_the_limit_stays():
+    kept, _ = fitted([pair(8)], max_length=10)
+    assert len(kept["train"]) == 1
+
+
+def test_long_pairs_are_left_out_whole_and_counted_by_split_and_depth():
+    short, deep = pair(10), pair(90, depth=3)
+    kept, report = fitted([short, deep, pair(91), short], [short, deep], max_length=20, max_dropped=0.5)
+    assert kept == {"train": [short, short], "test": [short]}
+    assert report.left_out == {"train": {0: 1, 3: 1}, "test": {3: 1}}
+    assert (report.share("train"), report.share("test")) == (0.5, 0.5)
+    assert "2 of 4 train pairs left out as too long (50.0%: 1 at depth 0, 1 at depth 3)" in report.lines()
+
+
+def test_too_many_in_any_split_are_refused_with_what_to_do():
+    train = [pair(10)] * 99
+    with pytest.raises(DataError) as caught:
+        fitted([*train, pair(500)], [pair(10), pair(600)], max_length=20, max_dropped=0.01)
+    assert str(caught.value) == (
+        "toy.jsonl: 1 of 2 test pairs (50.0%) are longer than 20 tokens, the longest has 602, and 1.0% may be left "
+        "out; no pair is ever cut; raise --max-length up to 602, or allow it with --max-dropped 0.5"
+    )
+
+
+def test_the_advice_is_not_a_length_above_the_context():
+    with pytest.raises(DataError, match="16 is the model's context, and no --max-length goes above it; train a model"):
+        fitted([pair(10), pair(30)], context=16)
+    with pytest.raises(DataError, match="raise --max-length up to 24,"):
+        fitted([pair(10), pair(30)], max_length=16, context=24)
+
+
+def test_the_advised_share_is_enough():
+    pairs = [*[pair(10)] * 2, pair(500)]
+    with pytest.raises(DataError, match=r"--max-dropped 0\.334"):
+        fitted(pairs, max_length=20)
+    assert len(fitted(pairs, max_length=20, max_dropped=0.334)[0]["train"]) == 2
+
+
+def test_nothing_left_to_train_on_is_refused_whatever_may_be_dropped():
+    with pytest.raises(DataError, match="nothing is left to train on"):
+        fitted([pair(500)], max_length=20, max_dropped=1.0)
+
+
+def test_quantiles_are_lengths_that_occur_before_anything_is_left_out():
+    _, report = fitted([pair(n, chosen=3, rejected=2) for n in range(1, 101)], max_length=50, max_dropped=1.0)
+    assert report.quantiles["prompt"] == {"min": 1, "50 %": 50, "90 %": 90, "99 %": 99, "max": 100}
+    assert report.quantiles["total"]["max"] == 103
+    assert (report.quantiles["chosen"]["max"], report.quantiles["rejected"]["min"]) == (3, 2)
+
+
+def test_the_summary_is_json_and_says_what_the_lines_say():
+    _, report = fitted([pair(10), pair(30)], max_length=20, max_dropped=0.5, shifted=2, shared_prompts=1)
+    summary = json.loads(json.dumps(report.summary()))
+    assert summary["left_out"] == {"train": {"0": 1}, "test": {}}
+    assert summary["share_left_out"] == {"train": 0.5, "test": 0.0}
+    assert (summary["max_length"], summary["limited_by"], summary["shifted"]) == (20, "setting", 2)
+    text = "\n".join(report.lines())
+    assert "max_length 20 (as set); nothing is cut" in text
+    assert "2 pairs: the tokens of the prompt merge" in text
+    assert "1 prompts stand in both splits" in text

@@ -1,0 +1,56 @@
+"""Rows of preference data as they come, read as what they mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from reasonrag.core.errors import DataError
+from reasonrag.core.types import Message, Prompt, Span
+from reasonrag.dpo.row_layouts import checked_rows
+from reasonrag.dpo.token_rows import ChatSides, encode
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.storage.questions import RowProblems
+from tests.llm.tiny import save_tiny_model
+
+ASKED = [{"role": "user", "content": "Who directed Jaws?"}]
+OPEN = {"role": "assistant", "content": "<think>a film</think>\n"}
+
+
+def says(text):
+    return [{"role": "assistant", "content": text}]
+
+
+def read(*raw):
+    return checked_rows("toy", enumerate(raw, 1), RowProblems("toy"))
+
+
+def test_a_step_of_a_growing_turn_is_trained_where_the_turn_stood(tmp_path):
+    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
+    sides = {"chosen": says("<search>Jaws</search>"), "rejected": says("<answer>x</answer>")}
+    ends = {"chosen_end": "stop", "rejected_end": "stop"}
+    ((pair,), _) = encode(read({"prompt": [*ASKED, OPEN], **sides, **ends}), chat, turn_end="as_sampled")
+    asked = Prompt((Message("user", "Who directed Jaws?"),), turn=(Span(OPEN["content"]),))
+    assert pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids == chat.token_ids(asked)
+    assert chat.decode(pair.chosen[0].completion_ids) == "<search>Jaws</search>"
+
+
+def test_an_open_turn_alone_asks_nothing():
+    sides = {"chosen": says("a"), "rejected": says("b"), "chosen_end": "stop", "rejected_end": "stop"}
+    with pytest.raises(DataError, match="prompt is an open turn and nothing else in 1 row"):
+        read({"prompt": [OPEN], **sides})
+
+
+def test_rag_proguide_is_read_as_the_chat_that_it_writes_down():
+    row = {
+        "instruction": "You decompose questions.",
+        "input": "Question: Who directed Jaws?",
+        "prompt": "System: You decompose questions.\nUser: Question: Who directed Jaws?",
+        "chosen": "<query>Jaws</query>",
+        "rejected": "<answer>x</answer>",
+    }
+    (read_row,) = read(row)
+    assert isinstance(read_row.sides, ChatSides)
+    assert [message["role"] for message in read_row.sides.prompt] == ["system", "user"]
+    assert read_row.sides.chosen == says("<query>Jaws</query>")
+    (text,) = read(row | {"prompt": "another text"})
+    assert not isinstance(text.sides, ChatSides)

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.types import Message, Prompt, Span
+from reasonrag.dpo.token_rows import ChatSides, Row, StepSides, StepText, TextSides, encode, end_of_turn
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.chat_template import ChatTemplate
+from tests.llm.tiny import save_tiny_model
+
+DEMO = Path(__file__).parents[2] / "reasonrag/demo/policy"
+PREFERENCE = Path(__file__).parents[2].parent / "shared/data/preference/llamafactory_dpo_en_demo.jsonl.gz"
+STATE = Prompt((Message("system", "Reason."), Message("user", "Question: Who directed Jaws?")))
+QUERY = "So the next query is <query>who directed Jaws</query>"
+ANSWER = "So the answer is <answer>Steven Spielberg</answer>"
+
+CHATS = [
+    ([{"role": "user", "content": "Who?"}], "Steven", "Jaws in 1975."),
+    ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "When\n"}], " 1975 ", "\nNone"),
+    (
+        [
+            {"role": "user", "content": "Who?"},
+            {"role": "assistant", "content": "Steven"},
+            {"role": "user", "content": "Sure <|end|>?"},
+        ],
+        "<|end|>yes",
+        "no",
+    ),
+]
+TEXTS = [
+    ("Who directed ", "Jaws?", "the river"),  # the blank merges with the word behind it
+    ("Who directed", " Jaws?<|end|>", " the river"),
+    ("the ri", "ver", "sing town"),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def chat(tiny: Path) -> ChatTemplate:
+    return ChatTemplate.load(str(tiny))
+
+
+def row(sides, number=1):
+    return Row(f"toy row {number}", sides, None, 0, ("toy", "q1"))
+
+
+def steps(chosen, rejected, prompt=STATE, ends=("stop", "stop")):
+    return row(StepSides((StepText(prompt, chosen, ends[0]),), (StepText(prompt, rejected, ends[1]),)))
+
+
+def only(rows, chat, turn_end="as_sampled"):
+    ((pair,), _) = encode(rows, chat, turn_end=turn_end)
+    return pair
+
+
+def says(text):
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize("folder", ["tiny", "demo"])
+def test_a_step_is_its_own_tokens_in_the_prompt_of_inference(folder, tiny):
+    chat = ChatTemplate.load(str(tiny if folder == "tiny" else DEMO))
+    pair = only([steps(QUERY, ANSWER)], chat)
+    for segment, text in ((pair.chosen[0], QUERY), (pair.rejected[0], ANSWER)):
+        assert segment.prompt_ids == chat.token_ids(STATE)
+        assert list(segment.completion_ids) == chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert chat.tokenizer.eos_token_id not in segment.completion_ids
+
+
+@pytest.mark.parametrize(
+    ("turn_end", "ended"),
+    [
+        ("as_sampled", {"stop": False, "turn": True, "length": False}),
+        ("always", {"stop": True, "turn": True, "length": True}),
+    ],
+)
+def test_the_end_of_the_turn_is_scored_where_it_was_sampled_or_always(turn_end, ended, chat):
+    eos = chat.tokenizer.eos_token_id
+    for end, expected in ended.items():
+        pair = only([steps(QUERY, ANSWER, ends=(end, "stop"))], chat, turn_end)
+        assert (pair.chosen[0].completion_ids[-1] == eos) is expected
+        assert pair.chosen[0].completion_ids.count(eos) == expected
+
+
+def test_a_trajectory_has_one_segment_a_step_each_in_its_own_prompt(chat):
+    later = Prompt((Message("user", "Question: Who?\nPrevious Thoughts:\nx"),), turn=(Span("So "),))
+    long = (StepText(STATE, QUERY, "stop"), StepText(later, ANSWER, "turn"))
+    pair = only([row(StepSides(long, (StepText(STATE, ANSWER, "stop"),)))], chat)
+    assert [segment.prompt_ids for segment in pair.chosen] == [chat.token_ids(STATE), chat.token_ids(later)]
+    assert chat.decode(pair.chosen[1].completion_ids) == ANSWER
+    assert len(pair.rejected) == 1
+
+
+def test_equal_prompts_are_one_object_in_memory(chat):
+    pairs, _ = encode([steps(QUERY, ANSWER), steps("x", "y")], chat, turn_end="as_sampled")
+    assert pairs[0].chosen[0].prompt_ids is pairs[1].rejected[0].prompt_ids
+
+
+def test_a_special_token_spelled_out_in_a_step_is_ordinary_text(chat):
+    pair = only([steps("<answer><|end|></answer>", ANSWER)], chat)
+    assert chat.tokenizer.eos_token_id not in pair.chosen[0].completion_ids
+    assert chat.tokenizer.decode(pair.chosen[0].completion_ids) == "<answer><|end|></answer>"
+
+
+def test_a_special_token_in_a_prompt_is_read_as_inference_reads_it(chat):
+    prompt = Prompt((Message("user", "Documents: <|end|>"),))
+    assert only([steps(QUERY, ANSWER, prompt)], chat).chosen[0].prompt_ids == chat.token_ids(prompt)
+
+
+def test_an_empty_step_that_ended_its_turn_is_its_end_token(chat):
+    pair = only([steps(ANSWER, "", ends=("stop", "turn"))], chat)
+    assert pair.rejected[0].completion_ids == (chat.tokenizer.eos_token_id,)
+
+
+def test_a_step_without_a_token_is_refused_with_its_row(chat):
+    with pytest.raises(DataError, match="toy row 1: no token of its rejected side can be scored"):
+        only([steps(ANSWER, "", ends=("stop", "length"))], chat)
+
+
+def test_half_characters_are_replaced_and_do_not_stop_the_reading(chat):
+    half = "\ud800"
+    assert only([steps(f"a{half}", "b")], chat).chosen == only([steps("a?", "b")], chat).chosen
+    assert only([row(TextSides(half, half, "b"))], chat).chosen == only([row(TextSides("?", "?", "b"))], chat).chosen
+
+
+def test_the_end_of_a_turn_is_the_templates_not_the_tokenizers(tmp_path):
+    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
+    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }} <|start|>\n{% endfor %}"
+    start = chat.tokenizer.convert_tokens_to_ids("<|start|>")
+    assert (end_of_turn(chat), chat.tokenizer.eos_token_id) == (start, start + 1)
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for m in messages %}{{ m.content }}\n{% endfor %}", "{{ raise_exception('a system prompt') }}"]
+)
+def test_the_end_of_a_turn_is_eos_where_the_template_shows_none(template, tmp_path):
+    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
+    chat.tokenizer.chat_template = template
+    assert end_of_turn(chat) == chat.tokenizer.eos_token_id
+    chat.tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="no EOS token"):
+        end_of_turn(chat)
+
+
+def test_a_chat_that_the_template_refuses_is_named(tmp_path):
+    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
+    chat.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    refused = row(ChatSides(CHATS[0][0], says("a"), says("b"), {}), 7)
+    with pytest.raises(DataError, match=r"toy row 7: .*cannot show its messages \(roles must alternate\)"):
+        only([refused], chat)
+    with pytest.raises(DataError, match=r"toy row 1: .*roles must alternate"):
+        only([steps("a", "b")], chat)
+
+
+def test_tools_reach_the_chat_template(chat, tmp_path):
+    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
+    chat.tokenizer.chat_template = "{{ tools[0].name }}:{{ mood }}:{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = {"tools": [{"name": "search"}], "mood": "calm"}
+    pair = only([row(ChatSides(CHATS[0][0], says("a"), says("b"), template))], chat)
+    assert chat.decode(pair.chosen[0].prompt_ids) == "search:calm:Who?"
+
+
+@pytest.mark.parametrize(("number", "shifted"), [(0, 1), (1, 0), (2, 1)])
+def test_prompts_that_merge_with_their_completion_are_counted(number, shifted, chat):
+    pairs, found = encode([row(TextSides(*TEXTS[number]))], chat, turn_end="as_sampled")
+    prompt, chosen, _ = TEXTS[number]
+    (segment,) = pairs[0].chosen
+    assert found == shifted
+    whole = chat.tokenizer.decode(segment.prompt_ids + segment.completion_ids)
+    assert whole == prompt + chosen.removesuffix("<|end|>") + "<|end|>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["tiny", "demo"])
+@pytest.mark.parametrize("layout", ["chat", "text"])
+def test_plain_rows_are_tokenised_as_trl_does(layout, folder, tiny, tmp_path):
+    made = [{"prompt": p, "chosen": says(c), "rejected": says(r)} for p, c, r in CHATS]
+    if layout == "text":
+        made = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in TEXTS]
+    model = str(tiny if folder == "tiny" else DEMO)
+    assert _ours(made, model) == _trls(made, model, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.skipif(not PREFERENCE.exists(), reason="../shared/data is not here")
+@pytest.mark.parametrize("folder", ["tiny", "demo"])
+@pytest.mark.parametrize("layout", ["chat", "text"])
+def test_published_preferences_are_tokenised_as_trl_does(layout, folder, tiny, tmp_path):
+    with gzip.open(PREFERENCE, "rt", encoding="utf-8") as lines:
+        given = [json.loads(line) for line in lines]
+    roles = {"system": "system", "human": "user", "gpt": "assistant"}
+    made = [
+        {
+            "prompt": [{"role": roles[m["from"]], "content": m["value"]} for m in g["conversations"]],
+            "chosen": says(g["chosen"]["value"]),
+            "rejected": says(g["rejected"]["value"]),
+        }
+        for g in given
+    ]
+    if layout == "text":
+        made = [{name: value[-1]["content"] for name, value in r.items()} for r in made]
+    model = str(tiny if folder == "tiny" else DEMO)
+    found = _ours(made, model)
+    assert len(found) == 119
+    assert found == _trls(made, model, tmp_path)
+
+
+def _ours(made, model):
+    sides = [ChatSides(**r, template={}) if isinstance(r["prompt"], list) else TextSides(**r) for r in made]
+    pairs, _ = encode([row(s, n) for n, s in enumerate(sides)], ChatTemplate.load(model), turn_end="as_sampled")
+    for pair in pairs:
+        assert pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids
+    return [
+        [list(p.chosen[0].prompt_ids), list(p.chosen[0].completion_ids), list(p.rejected[0].completion_ids)]
+        for p in pairs
+    ]
+
+
+def _trls(made, model, tmp_path):
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    args = DPOConfig(str(tmp_path), max_length=None, bf16=False, use_cpu=True, report_to="none", disable_tqdm=True)
+    trainer = DPOTrainer(
+        model=model,
+        args=args,
+        train_dataset=Dataset.from_list(made),
+        processing_class=AutoTokenizer.from_pretrained(model),
+    )
+    return [[r["prompt_ids"], r["chosen_ids"], r["rejected_ids"]] for r in trainer.train_dataset]
+
+
+@pytest.mark.slow
+def test_steps_of_a_real_policy_get_the_tokens_that_it_sampled():
+    from reasonrag.llm.local import TransformersLLM
+
+    prompt = Prompt(STATE.messages, stop=("</query>", "</answer>"))
+
+    async def sample():
+        llm = TransformersLLM(str(DEMO), device="cpu")
+        try:
+            return await llm.complete(prompt, Sampling(n=16, temperature=1.5, max_tokens=24, seed=1)), llm.chat
+        finally:
+            await llm.aclose()
+
+    completions, chat = asyncio.run(sample())
+    for completion in completions:
+        stopped = completion.text.endswith(prompt.stop)
+        end = "stop" if stopped else "turn" if completion.finish_reason == "stop" else "length"
+        pair = only([steps(completion.text, ANSWER, prompt, ends=(end, "stop"))], chat)
+        assert pair.chosen[0].completion_ids == completion.token_ids

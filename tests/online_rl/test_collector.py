@@ -1,0 +1,284 @@
+"""Groups of scored trajectories: which questions come, which groups are refilled, and rewards that are missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from reasonrag.core.errors import LLMError, RunError
+from reasonrag.core.types import Completion, FinishReason, Question, Trajectory
+from reasonrag.formats import FORMATS
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.online_rl.collector import Collector, Plan
+from reasonrag.online_rl.samples import Batch
+from reasonrag.online_rl.settings import OutageSettings, SamplingSettings
+from reasonrag.rewards import Score
+from reasonrag.rollout import Engine
+from tests.online_rl.toys import OwnReward, Words
+from tests.toys import ToyRetriever
+
+QUESTIONS = [Question(str(n), f"What is {n}?", (str(n),), dataset="toy") for n in range(40)]
+END = 1
+
+
+class Chat(ChatTemplate):
+    """Words to numbers; a chat of few tokens."""
+
+    def __init__(self) -> None:
+        self.tokenizer = SimpleNamespace(eos_token_id=END)
+
+    def chat_ids(self, prompt):
+        return (2, 3)
+
+    def encode(self, text):
+        return tuple(sum(map(ord, word)) % 97 + 5 for word in text.split())
+
+
+class Says(OwnReward):
+    """The reward that a function of question, what was said and how often it was asked for tells."""
+
+    def __init__(self, tell) -> None:
+        self.tell, self.seen = tell, []
+        self.calls: dict[tuple[str, str], int] = {}
+
+    async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
+        found = []
+        for trajectory in trajectories:
+            key = (trajectory.question.id, trajectory.steps[-1].completion.text)
+            self.calls[key] = self.calls.get(key, 0) + 1
+            told = self.tell(int(trajectory.question.id), key[1], self.calls[key])
+            found.append(told if isinstance(told, Score) else Score(told))
+        return found
+
+
+def answered(prompt, seed):
+    return f"<think>t</think><answer>{seed % 1000}</answer>"
+
+
+def collector(tell, *, say=answered, questions=QUESTIONS, per_step=4, group=4, dynamic=False, rounds=3, **more):
+    process, processes = more.pop("process", 0), more.pop("processes", 1)
+    engine = Engine(Words(say), ToyRetriever(), FORMATS["search_r1"](), max_steps=3)
+    plan = Plan(questions, group, per_step, 7, process, processes)
+    outage = OutageSettings(wait_s=0, **more.pop("outage", {}))
+    sampling = SamplingSettings(dynamic=dynamic, max_rounds=rounds)
+    return Collector(engine, Says(tell), Chat(), plan, end_id=END, sampling=sampling, outage=outage, **more)
+
+
+def batch(made: Collector, number: int = 0) -> Batch:
+    return asyncio.run(made.batch(number, step=number))
+
+
+def ids(made: Batch) -> list[str]:
+    return [group.question.id for group in made.groups]
+
+
+def differs(question: int, said: str, call: int) -> float:
+    return float(hash_of(said) % 5)
+
+
+def hash_of(text: str) -> int:
+    return sum(ord(char) * place for place, char in enumerate(text, 1))
+
+
+def test_every_question_comes_once_an_epoch_in_an_order_of_that_epoch():
+    plan = Plan(QUESTIONS, 4, 4, 7)
+    first = [q.id for number in range(10) for q in plan.wanted(number)]
+    second = [q.id for number in range(10, 20) for q in plan.wanted(number)]
+    assert sorted(first) == sorted(second) == sorted(q.id for q in QUESTIONS)
+    assert first != second
+    assert first == [q.id for number in range(10) for q in Plan(QUESTIONS, 4, 4, 7).wanted(number)]
+    assert first != [q.id for number in range(10) for q in Plan(QUESTIONS, 4, 4, 8).wanted(number)]
+
+
+def test_processes_share_a_batch_and_make_the_rollouts_that_one_would_make():
+    alone = batch(collector(differs), 3)
+    shared = [batch(collector(differs, process=p, processes=2), 3) for p in range(2)]
+    assert ids(shared[0]) + ids(shared[1]) == ids(alone)
+    texts = [[s.trajectory.steps[0].completion.text for s in made.samples] for made in (*shared, alone)]
+    assert texts[0] + texts[1] == texts[2]
+
+
+def test_a_question_that_comes_twice_in_a_batch_is_attempted_anew():
+    made = batch(collector(differs, questions=QUESTIONS[:1], per_step=3))
+    said = [sample.trajectory.steps[0].completion.text for sample in made.samples]
+    assert ids(made) == ["0", "0", "0"]
+    assert len(set(said)) == len(said) == 12
+
+
+def test_the_same_batch_is_made_twice_and_another_batch_is_another_one():
+    one, again, other = (batch(collector(differs), number) for number in (2, 2, 3))
+    assert [s.transcript for s in one.samples] == [s.transcript for s in again.samples]
+    assert [s.transcript for s in one.samples] != [s.transcript for s in other.samples]
+
+
+def flat_for(*names: str):
+    """Groups of these questions earn the same whatever they say."""
+    return lambda question, said, call: 0.5 if str(question) in names else float(hash_of(said) % 7)
+
+
+def test_groups_without_variance_are_refilled_with_other_questions():
+    plain = batch(collector(flat_for()))
+    flat = ids(plain)[1:3]
+    made = batch(collector(flat_for(*flat), dynamic=True))
+    assert (made.dropped, made.flat, made.rounds) == (2, 0, 1)
+    assert not set(ids(made)) & set(flat)
+    assert len(set(ids(made))) == 4
+    kept = [(plain.groups[n], made.groups[n]) for n in (0, 3)]
+    assert all([s.transcript for s in a.samples] == [s.transcript for s in b.samples] for a, b in kept)
+
+
+def test_replacements_are_other_questions_in_every_round_and_on_every_process():
+    drawn = [str(n) for n in range(40)]
+    found = []
+    for process in range(2):
+        made = collector(flat_for(*drawn), dynamic=True, rounds=3, per_step=4, process=process, processes=2)
+        done = batch(made)
+        assert (done.dropped, done.flat, done.rounds) == (6, 2, 3)
+        found += [content for content, _ in made.engine.llm.asked]
+    assert sorted(set(found)) == sorted({*found}) and len(set(found)) == 4 * 4, "4 places, drawn 4 times each"
+
+
+def test_rounds_are_counted_and_what_is_flat_at_the_end_stays():
+    made = batch(collector(flat_for(*(str(n) for n in range(40))), dynamic=True, rounds=2))
+    assert (made.dropped, made.flat, made.rounds) == (8, 4, 2)
+    assert [len(group.samples) for group in made.groups] == [4] * 4
+
+
+def test_with_one_question_its_place_is_refilled_by_new_attempts_at_it():
+    made = collector(lambda q, said, call: 0.0, questions=QUESTIONS[:1], per_step=1, dynamic=True, rounds=2)
+    assert batch(made).dropped == 2
+    assert len({seed for _, seed in made.engine.llm.asked}) == 12
+
+
+def test_dynamic_sampling_is_deterministic():
+    made = [batch(collector(flat_for(*map(str, range(0, 40, 2))), dynamic=True)) for _ in range(2)]
+    assert [s.transcript for s in made[0].samples] == [s.transcript for s in made[1].samples]
+    assert made[0].dropped == made[1].dropped > 0
+
+
+def test_a_group_that_cannot_be_told_is_not_dropped():
+    made = batch(
+        collector(
+            lambda question, said, call: Score(None, cause="timeout") if hash_of(said) % 4 == 0 else 0.5,
+            dynamic=True,
+            outage={"max_unscored": 1.0},
+            rounds=5,
+        )
+    )
+    told = [None not in group.rewards for group in made.groups]
+    assert made.flat == 4
+    assert all(not done for done in told) or made.rounds == 5
+
+
+def test_missing_rewards_are_counted_by_cause_and_made_up_by_nobody():
+    made = batch(
+        collector(
+            lambda q, said, call: (
+                Score(None, cause=("timeout", "unreadable")[q % 2]) if hash_of(said) % 5 == 0 else 1.0
+            ),
+            outage={"max_unscored": 1.0},
+        )
+    )
+    missing = [s for s in made.samples if s.score.value is None]
+    assert missing and sum(made.unscored.values()) == len(missing)
+    assert set(made.unscored) <= {"timeout", "unreadable"}
+    assert all(s.score.cause for s in missing)
+    assert made.retried == 0
+
+
+def test_a_judge_that_comes_back_is_asked_again_for_what_is_missing_alone():
+    toys = collector(lambda q, said, call: Score(None, cause="timeout") if call == 1 and hash_of(said) % 2 else 1.0)
+    made = batch(toys)
+    assert made.unscored == {}
+    assert made.retried == sum(calls == 2 for calls in toys.reward.calls.values()) > 4
+    assert max(toys.reward.calls.values()) == 2
+
+
+def test_a_judge_that_stays_away_ends_the_training_and_says_how_to_go_on():
+    away = collector(lambda q, said, call: Score(None, cause="unreachable"), outage={"retries": 2})
+    with pytest.raises(RunError, match=r"16 of 16 rewards of step 4 are missing \(\{'unreachable': 16\}\).*2 retries"):
+        batch(away, 3)
+    assert set(away.reward.calls.values()) == {3}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_no_number_is_none(value):
+    made = batch(
+        collector(lambda q, said, call: value if hash_of(said) % 4 == 0 else 1.0, outage={"max_unscored": 1.0})
+    )
+    assert set(made.unscored) == {"not_finite"}
+    assert {s.score.value for s in made.samples} == {1.0, None}
+
+
+def test_a_reward_that_gives_no_cause_is_counted_as_unknown():
+    made = batch(collector(lambda q, said, call: Score(None), outage={"max_unscored": 1.0}))
+    assert made.unscored == {"unknown": 16}
+    assert {s.score.cause for s in made.samples} == {"unknown"}
+
+
+def test_a_reward_that_gives_too_few_scores_is_refused():
+    class Short(Says):
+        async def score(self, trajectories, *, step):
+            return (await super().score(trajectories, step=step))[:-1]
+
+    made = collector(differs)
+    made.reward = Short(differs)
+    with pytest.raises(RunError, match="3 scores for 4 trajectories"):
+        batch(made)
+
+
+def test_a_trajectory_that_does_not_fit_is_set_aside_and_never_scored():
+    full = LLMError("too long", cause="context_overflow")
+    made = batch(
+        collector(
+            differs,
+            say=lambda prompt, seed: full if seed % 5 == 0 else answered(prompt, seed),
+            outage={"max_unscored": 1.0},
+        )
+    )
+    gone = [s for s in made.samples if s.trajectory is None]
+    assert gone and {(s.score.value, s.score.cause) for s in gone} == {(None, "context_overflow")}
+    assert all((s.transcript.completion_ids, s.transcript.mask) == ((END,), (0,)) for s in gone)
+
+
+def test_a_batch_in_which_nothing_could_be_rolled_out_ends_the_training():
+    full = LLMError("too long", cause="context_overflow")
+    with pytest.raises(
+        RunError, match=r"16 of 16 trajectories of step 1 could not be made .*context_overflow.*larger context"
+    ):
+        batch(collector(differs, say=lambda prompt, seed: full))
+
+
+def test_a_policy_that_is_not_there_ends_the_training():
+    with pytest.raises(LLMError, match="refused"):
+        batch(collector(differs, say=lambda prompt, seed: LLMError("connection refused", cause="unreachable")))
+
+
+def test_a_policy_that_says_nothing_is_set_aside():
+    made = batch(
+        collector(
+            differs,
+            say=lambda prompt, seed: Completion("", token_ids=(), logprobs=()) if seed % 3 else answered(prompt, seed),
+            outage={"max_unscored": 1.0},
+        )
+    )
+    assert set(made.unscored) == {"empty"}
+    assert all(s.transcript.completion_ids for s in made.samples), "TRL cannot take a row without tokens"
+
+
+def test_what_is_over_the_budget_counts_as_truncated_whatever_it_ends_with():
+    made = batch(
+        collector(differs, say=lambda p, s: f"<think>{'so ' * (s % 9)}</think><answer>x</answer>", max_tokens=8)
+    )
+    lengths = [len(s.transcript.prompt_ids) + sum(s.transcript.mask) for s in made.samples]
+    assert [s.transcript.truncated for s in made.samples] == [length > 8 for length in lengths]
+    assert len({s.transcript.truncated for s in made.samples}) == 2
+
+
+def test_what_ran_out_of_tokens_is_truncated_and_has_no_end():
+    cut = Completion("<think>so", FinishReason.LENGTH, (9, 9), (-1.0, -1.0))
+    made = batch(collector(differs, say=lambda prompt, seed: cut))
+    assert all(s.transcript.truncated and s.transcript.completion_ids == (9, 9) for s in made.samples)

@@ -1,0 +1,87 @@
+"""Figures of a batch, and its trajectories on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from reasonrag.core.types import Completion, Span
+from reasonrag.formats import FORMATS
+from reasonrag.online_rl.rollout_log import figures, over_under, record
+from reasonrag.online_rl.samples import Batch, Group, Sample
+from reasonrag.online_rl.transcript import Transcript
+from reasonrag.rewards import Score
+from tests.online_rl.toys import rollouts
+from tests.rewards.toys import hiprag
+
+FORMAT = FORMATS["hiprag"]()
+RIGHT = hiprag(("Jaws", "by Spielberg"))
+MUTE = Transcript((1,), (1,), (0,), (0.0,), False)
+
+
+def batch(*scores: Score) -> Batch:
+    written = Transcript((1, 2), (3, 4, 5), (1, 0, 1), None, False)
+    samples = [
+        Sample(RIGHT.question, n, RIGHT if score.parts else None, written if score.parts else MUTE, score)
+        for n, score in enumerate(scores)
+    ]
+    return Batch([Group(RIGHT.question, tuple(samples))])
+
+
+PARTS = {"over": 1.0, "under": 0.0, "searches": 2.0, "own_steps": 1.0}
+MADE = batch(
+    Score(1.0, PARTS),
+    Score(0.5, {**PARTS, "over": 0.0}),
+    Score(None, {**PARTS, "over": None, "under": None}, "timeout"),
+    Score(None, cause="context_overflow"),
+)
+
+
+def test_means_are_over_what_is_there():
+    found = figures(MADE, FORMAT)
+    assert found["rollout/reward"] == 0.75
+    assert found["rollout/unscored"] == 0.5
+    assert found["reward/over"] == 0.5
+    assert found["rollout/em"] == 1.0, "the attempt that could not be made is in no mean"
+    assert found["rollout/tokens"] == 1.5
+
+
+def test_over_and_under_search_are_shares_of_all_steps_that_were_looked_at():
+    found = figures(MADE, FORMAT)
+    assert (found["rollout/osr"], found["rollout/usr"]) == (0.25, 0.0)
+    assert over_under([{"em": 1.0}]) == {}
+
+
+def test_every_trajectory_is_kept_with_all_that_its_reward_is_made_of(tmp_path):
+    record(MADE, tmp_path / "rollouts", step=6, process=1, format=FORMAT)
+    rows = rollouts(tmp_path, 7, process=1)
+    assert [row["reward"] for row in rows] == [1.0, 0.5, None, None]
+    assert [row["cause"] for row in rows] == ["", "", "timeout", "context_overflow"]
+    assert [row["advantage"] for row in rows] == [pytest.approx(a, abs=1e-3) for a in (0.707, -0.707, 0.0, 0.0)]
+    assert dict(rows[0]["parts"]) == PARTS
+    assert dict(rows[2]["parts"])["over"] is None
+    assert rows[0]["turn"].endswith("</answer>") and rows[3]["turn"] == ""
+    assert (rows[0]["tokens"], rows[0]["policy_tokens"], rows[0]["well_formed"]) == (3, 2, True)
+
+
+def test_advantages_are_written_as_they_are_trained_with(tmp_path):
+    record(MADE, tmp_path / "rollouts", step=0, process=0, format=FORMAT, scale="none", spread=0.5)
+    assert [row["advantage"] for row in rollouts(tmp_path, 1)] == [0.5, -0.5, 0.0, 0.0]
+
+
+def test_a_secret_is_not_written_and_what_is_trained_on_keeps_it(tmp_path):
+    key = "sk-" + "aB3dE5fG7h" * 5
+    last = RIGHT.steps[-1]
+    prompt = replace(last.prompt, turn=(*last.prompt.turn, Span(f"<context>{key}</context>")))
+    step = replace(last, prompt=prompt, completion=Completion(f"<answer>{key}</answer>", token_ids=(3, 4, 5)))
+    question = replace(RIGHT.question, golden_answers=(key, "Jaws"))
+    trajectory = replace(RIGHT, question=question, steps=(*RIGHT.steps[:-1], step))
+    (sample, *_) = MADE.samples
+    told = Batch([Group(question, (replace(sample, question=question, trajectory=trajectory),))])
+    record(told, tmp_path / "rollouts", step=0, process=0, format=FORMAT)
+    (row,) = rollouts(tmp_path, 1)
+    assert key not in str(row)
+    assert row["turn"].endswith("<context>***</context><answer>***</answer>")
+    assert row["golden_answers"] == ["***", "Jaws"]
+    assert told.samples[0].trajectory.steps[-1] is step

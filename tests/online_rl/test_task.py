@@ -1,0 +1,208 @@
+"""What a training is made of: what names it, what is missing, and where its searches go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from reasonrag.core.config import JudgeConfig
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.online_rl import task as parts
+from reasonrag.pipeline.models import open_llm
+from reasonrag.reproduce.papers import PAPERS
+from reasonrag.storage.parquet import write_parquet
+from reasonrag.storage.tables import plan_schema
+from tests.online_rl.toys import OwnReward, settings
+
+TOYS = "tests.online_rl.toys"
+ROW = {
+    "dataset": "demo",
+    "question_id": "q",
+    "planner": "p",
+    "steps": ["s"],
+    "candidates": 1,
+    "correct": 1,
+    "votes": 0,
+}
+
+
+@pytest.fixture
+def plans(tmp_path):
+    write_parquet(tmp_path / "plans.parquet", [ROW], plan_schema())
+    return str(tmp_path / "plans.parquet")
+
+
+def content(preset="demo-hiprag", **overrides):
+    return parts.open_task(settings(preset, **overrides)).content_of
+
+
+def test_another_judge_or_other_prompts_of_it_are_another_training(tmp_path):
+    names = {content(judge__spec=spec)["judge"] for spec in ("demo-judge", "demo-judge:0", "demo-judge:0:0.5")}
+    assert names == {"demo-judge:0:0", "demo-judge:0:0.5"}
+    shipped = parts.PromptSet.find("brief").folder
+    for changed in ("judge/same_meaning.txt", "hiprag/direct.txt"):
+        own = tmp_path / changed.partition("/")[0]
+        for text in shipped.rglob("*.txt"):
+            copy = own / text.relative_to(shipped)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(text.read_text())
+        assert content(format__prompts=str(own)) == content()
+        (own / changed).write_text("Something else.")
+        assert content(format__prompts=str(own))["judge_prompts"] != content()["judge_prompts"]
+
+
+def test_a_judge_that_a_reward_does_not_ask_is_no_part_of_the_training(plans):
+    assert content(reward__name="outcome") == content(reward__name="outcome", judge__spec="demo-judge:0:0.5")
+    assert "judge" not in content(reward__hiprag__lambda_p=0.0, judge__spec=None)
+    assert "judge" not in content("demo-when-to-search")
+    assert "judge" in content("demo-when-to-search", reward__when_to_search__correct="judge")
+    assert content("demo-search-p1", plans=plans).keys() >= {"judge", "plans"}
+    assert content(reward__name=f"{TOYS}:OwnReward")["judge"] == "demo-judge:0:0", "it may ask it"
+
+
+def test_the_encoder_is_named_where_queries_are_compared():
+    assert content("demo-when-to-search")["encoder"] == "lexical"
+    assert "encoder" not in content("demo-when-to-search", reward__when_to_search__no_r_s=True)
+    assert "encoder" not in content()
+
+
+@pytest.mark.parametrize("spec", ["demo-judge:0:0.25", "http://127.0.0.1:1/v1"])
+def test_the_judge_is_named_as_it_is_once_it_is_open(spec):
+    config = JudgeConfig(spec=spec, model="org/judge" if spec.startswith("http") else None)
+    llm = open_llm(config, "judge")
+    assert parts.judge_name(config) == llm.name
+    asyncio.run(llm.aclose())
+
+
+def test_a_judge_in_a_folder_is_named_by_its_content(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    before = parts.judge_name(JudgeConfig(spec=f"hf:{tmp_path}"))
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    assert before.startswith(f"hf:{tmp_path.name}@") and before != parts.judge_name(JudgeConfig(spec=f"hf:{tmp_path}"))
+    assert parts.judge_name(JudgeConfig(spec="python:some.module:make")) == "python:some.module:make"
+
+
+@pytest.mark.parametrize(
+    ("preset", "wrong", "told"),
+    [
+        ("demo-outcome", {"reward__name": "hiprga"}, "reward 'hiprga' is unknown; did you mean 'hiprag'"),
+        ("demo-outcome", {"reward__name": "no.such:Reward"}, "cannot be imported"),
+        ("demo-hiprag", {"reward__name": "hiprga"}, "reward 'hiprga' is unknown"),
+        ("demo-hiprag", {"judge__spec": None}, "reward hiprag asks a judge"),
+        ("demo-search-p1", {"judge__spec": None}, "reward search-p1 asks a judge"),
+        ("demo-hiprag", {"judge__spec": "demo-judge:x"}, "is not of the form"),
+        ("demo-search-p1", {}, "`reasonrag rl plan`.*reward.search_p1.reference_track=false"),
+    ],
+)
+def test_what_a_reward_lacks_is_noticed_at_once(preset, wrong, told):
+    with pytest.raises(ConfigError, match=told):
+        parts.open_task(settings(preset, **wrong))
+
+
+def test_plans_that_nobody_uses_are_refused(plans):
+    for preset, more in (("demo-outcome", {}), ("demo-search-p1", {"reward__search_p1__reference_track": False})):
+        with pytest.raises(ConfigError, match=r"makes no use of them.*leave --plans out"):
+            parts.open_task(settings(preset, plans=plans, **more))
+
+
+@pytest.mark.parametrize("paper", sorted(PAPERS))
+def test_every_variant_of_a_paper_has_what_its_reward_needs(paper, plans):
+    for variant in getattr(PAPERS[paper], "variants", ()):
+        named = dict(setting.split("=") for setting in variant.settings)
+        wanted = settings(PAPERS[paper].preset, **named, plans=plans if variant.plans else None)
+        assert parts.reward_uses(wanted, parts.open_format(wanted.search())).plans == variant.plans
+
+
+def test_plans_that_cannot_be_read_are_one_line(tmp_path):
+    (tmp_path / "junk").write_text("junk")
+    for name, told in (("gone", "cannot be read"), (".", "Is a directory"), ("junk", "damaged or not Parquet")):
+        with pytest.raises(DataError, match=told) as caught:
+            parts.open_task(settings("demo-search-p1", plans=str(tmp_path / name)))
+        assert "\n" not in str(caught.value)
+
+
+def carrying(folder, name, numbers):
+    rows = [
+        {
+            "question": f"Who is {n}?",
+            "golden_answers": [f"x{n}"],
+            "metadata": {"context": [[f"T{n}", [f"{n} is x{n}."]]]},
+        }
+        for n in numbers
+    ]
+    file = folder / name
+    file.write_text("".join(json.dumps({"id": str(n)} | row) + "\n" for n, row in zip(numbers, rows, strict=True)))
+    return str(file)
+
+
+def found(retriever, query):
+    async def ask():
+        (ranking,) = await retriever.search([query], 5)
+        return {passage.title for passage in ranking}
+
+    return asyncio.run(ask())
+
+
+def test_held_out_paragraphs_are_not_found_in_training(tmp_path):
+    named = {"data": carrying(tmp_path, "train.jsonl", range(10, 20)), "retrieval__cache": str(tmp_path / "cache")}
+    dev = {"validation__data": carrying(tmp_path, "dev.jsonl", range(30, 40)), "validation__steps": 5}
+    alone = parts.open_task(settings(**named))
+    task = parts.open_task(settings(**named, **dev))
+    assert task.content == alone.content
+    assert task.content == parts.open_task(settings(**named, **dev, validation__limit=3)).content
+    assert (found(task.retriever, "30 x30"), found(task.retriever, "11 x11")) == (set(), {"T11"})
+    own = parts.batched_held_out(task, parts.batched(task))
+    assert (found(own, "30 x30"), found(own, "11 x11")) == ({"T30"}, set())
+    asyncio.run(parts.close([], task))
+
+
+def test_a_corpus_for_all_is_opened_once():
+    task = parts.open_task(settings(validation__steps=5, validation__limit=3))
+    training = parts.batched(task)
+    assert task.held_out and parts.batched_held_out(task, training) is training
+
+
+def test_it_is_said_that_nothing_is_validated():
+    assert "none held out: nothing is validated" in parts.open_task(settings()).told()
+    task = parts.open_task(settings(validation__steps=5, validation__limit=3))
+    assert task.told().endswith("questions, 3 held out for validation")
+
+
+class RefusingReward(OwnReward):
+    """A reward of one's own that cannot be made."""
+
+    def __init__(self, settings, parts):
+        raise ConfigError("no such thing")
+
+
+class Judge(ScriptedLLM):
+    """A judge that knows whether it is closed."""
+
+    closed = 0
+
+    async def aclose(self):
+        Judge.closed += 1
+
+
+def make_judge(config):
+    return Judge(())
+
+
+def test_what_was_opened_for_a_reward_that_cannot_be_made_is_closed(tmp_path):
+    own = {"reward__name": f"{__name__}:RefusingReward", "judge__spec": f"python:{__name__}:make_judge"}
+    wanted, journal = settings(**own), tmp_path / "judge.sqlite"
+    Judge.closed = 0
+    task = parts.open_task(wanted)
+    with pytest.raises(ConfigError, match="no such thing"):
+        parts.open_task_reward(wanted, task, ScriptedLLM(()), journal)
+    assert Judge.closed == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["judge.sqlite"], "no write-ahead log is left open"
+
+
+def test_a_judge_that_nobody_asks_is_not_opened(tmp_path):
+    wanted = settings("demo-hiprag", reward__name="outcome")
+    _, closing = parts.open_task_reward(wanted, parts.open_task(wanted), ScriptedLLM(()), tmp_path / "judge.sqlite")
+    assert not closing and not (tmp_path / "judge.sqlite").exists()

@@ -1,0 +1,151 @@
+"""Signs of a collapse, validation, and what survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from reasonrag.core.errors import LLMError
+from reasonrag.core.types import Question
+from reasonrag.formats import FORMATS
+from reasonrag.online_rl.settings import GuardSettings
+from reasonrag.online_rl.validation import Guards, Validation, Watch, mean_figures, validation_engine
+from reasonrag.rewards import Score
+from reasonrag.rollout import Engine
+from tests.online_rl.test_collector import Says
+from tests.online_rl.toys import Words
+from tests.toys import ToyRetriever
+
+QUESTIONS = [Question(str(n), f"What is {n}?", (str(n),), dataset="toy") for n in range(6)]
+
+
+def guards(**wanted) -> Guards:
+    off = {"window": 2, "format_rate_drop": 0.0, "max_length_growth": 0.0, "min_entropy": 0.0}
+    return Guards(GuardSettings(**(off | wanted)))
+
+
+def looks(watcher: Guards, name: str, values: list[float]) -> list[bool]:
+    if name == "entropy":
+        return [bool(watcher.look({}, value)) for value in values]
+    return [bool(watcher.look({f"rollout/{name}": value}, None)) for value in values]
+
+
+def test_a_format_that_is_lost_stops_a_training_by_the_mean_of_a_window():
+    wary = guards(format_rate_drop=0.4)
+    assert looks(wary, "format_rate", [0.9, 0.9, 0.2, 0.9, 0.9]) == [False] * 5, "one bad batch is none"
+    assert looks(wary, "format_rate", [0.5, 0.4]) == [False, True]
+    assert wary.best_format == pytest.approx(0.9)
+
+
+def test_a_format_that_was_never_there_cannot_be_lost():
+    assert not any(looks(guards(format_rate_drop=0.4), "format_rate", [0.1, 0.0, 0.0, 0.0]))
+
+
+def test_trajectories_that_grow_stop_a_training():
+    assert looks(guards(max_length_growth=2.0), "tokens", [10, 10, 19, 20, 22]) == [False, False, False, False, True]
+
+
+def test_an_entropy_that_falls_stops_a_training():
+    assert looks(guards(min_entropy=0.1), "entropy", [0.5, 0.01, 0.01]) == [False, False, True]
+
+
+def test_guards_that_are_off_stop_nothing():
+    for name, values in (("format_rate", [1, 1, 0, 0]), ("tokens", [1, 1, 99, 99]), ("entropy", [1, 1, 0, 0])):
+        assert not any(looks(guards(), name, values))
+
+
+def test_what_is_wrong_is_said_with_its_figures():
+    wary = guards(format_rate_drop=0.4)
+    told = [wary.look({"rollout/format_rate": rate}, None) for rate in (0.9, 0.9, 0.1, 0.1)]
+    assert told[-1] == "well-formed trajectories fell from 0.90 to 0.10"
+
+
+def test_guards_go_on_where_they_were():
+    once, before = guards(format_rate_drop=0.4), guards(format_rate_drop=0.4)
+    looks(once, "format_rate", [0.9, 0.9, 0.5])
+    looks(before, "format_rate", [0.9, 0.9, 0.5])
+    after = guards(format_rate_drop=0.4)
+    after.restore(json.loads(json.dumps(before.state())))
+    assert looks(once, "format_rate", [0.3]) == looks(after, "format_rate", [0.3]) == [True]
+
+
+def validation(metric="em", say=lambda prompt, seed: "<think>t</think><answer>3</answer>", tell=lambda q, s, c: 1.0):
+    engine = Engine(Words(say), ToyRetriever(), FORMATS["search_r1"](), max_steps=3)
+    return Validation(QUESTIONS, engine, Says(tell), metric, 7)
+
+
+def test_validation_gives_the_figures_of_every_question():
+    found = asyncio.run(validation().look(0))
+    assert mean_figures(found)["em"] == pytest.approx(1 / 6)
+    assert len(found) == 6 and "reward" not in found[0]
+
+
+def test_processes_share_the_held_out_questions():
+    whole = asyncio.run(validation().look(0))
+    shares = [asyncio.run(validation().look(0, process=p, processes=2)) for p in range(2)]
+    assert mean_figures(shares[0] + shares[1]) == mean_figures(whole)
+
+
+def test_a_question_that_does_not_fit_is_left_out_of_validation():
+    def say(prompt, seed):
+        if "What is 2" in prompt.messages[-1].content:
+            return LLMError("too long", cause="context_overflow")
+        return "<think>t</think><answer>3</answer>"
+
+    assert len(asyncio.run(validation(say=say).look(0))) == 5
+
+
+def test_the_reward_chooses_if_asked_and_missing_ones_are_left_out():
+    some = validation("reward", tell=lambda q, s, c: Score(None, cause="timeout") if q < 3 else float(q))
+    means = mean_figures(asyncio.run(some.look(0)))
+    assert means["reward"] == pytest.approx(4.0)
+
+
+def test_the_best_is_the_first_of_equals():
+    watcher = validation()
+    assert [watcher.is_best({"em": em}, step) for step, em in enumerate([0.1, 0.3, 0.3, 0.2, 0.4])] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert (watcher.best, watcher.best_step) == (0.4, 4)
+    assert not watcher.is_best({"f1": 1.0}, 5)
+
+
+def test_validation_is_asked_as_evaluation_is():
+    engine = validation_engine(validation().engine, temperature=0.0)
+    assert (engine.sampling.temperature, engine.sampling.top_p) == (0.0, 1.0)
+
+
+def test_validation_can_search_elsewhere():
+    elsewhere = ToyRetriever()
+    assert validation_engine(validation().engine, temperature=0.0, retriever=elsewhere).retriever is elsewhere
+
+
+def test_the_best_by_another_metric_or_on_other_questions_is_forgotten():
+    before = validation()
+    before.is_best({"em": 0.25}, 5)
+    state = json.loads(json.dumps(before.state()))
+    same, metric, questions, hot = validation(), validation("f1"), validation(), validation()
+    questions.questions = QUESTIONS[:5]
+    hot.engine = validation_engine(hot.engine, temperature=0.5)
+    for changed in (same, metric, questions, hot):
+        changed.is_best({changed.metric: 0.1}, 2)
+        changed.restore(state)
+    assert (same.best, same.best_step) == (0.25, 5)
+    assert [(changed.best, changed.best_step) for changed in (metric, questions, hot)] == [(None, None)] * 3
+    assert metric.is_best({"f1": 0.01}, 6)
+
+
+def test_all_of_it_survives_a_restart(tmp_path):
+    before = Watch(guards(), validation(), Says(lambda q, s, c: 1.0), 5)
+    before.reward.seen = [1, 2]
+    before.validation.is_best({"em": 0.25}, 5)
+    before.save(tmp_path)
+    after = Watch(guards(), validation(), Says(lambda q, s, c: 1.0), 5)
+    after.restore(tmp_path)
+    assert (after.validation.best, after.validation.best_step, after.reward.seen) == (0.25, 5, [1, 2])

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from reasonrag.core.config import load_config
+from reasonrag.core.errors import LLMError, RunError
+from reasonrag.core.types import Question
+from reasonrag.formats import ReasonRAGFormat
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.pipeline.build import Build
+from reasonrag.pipeline.export import export_pairs
+from reasonrag.pipeline.parts import Parts
+from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.runs import RunFolder, read_run
+from reasonrag.storage.tables import pair_schema, tree_schema
+from tests.mcts.test_search import random_policy
+from tests.toys import ToyRetriever
+
+QUESTIONS = [Question(str(i), f"Who directed film {i}?", ("Steven Spielberg",), dataset="toy") for i in range(12)]
+
+
+def run(folder, policy=random_policy, *, judge=None, overrides=None, questions=QUESTIONS):
+    """One `build-tree` in this process; returns the build and what run.json holds."""
+    kind = {"value.kind": "judge"} if judge else {}
+    config = load_config(overrides={"search.iterations": 6, "run.max_failed": 1.0, **kind, **(overrides or {})})
+    llm = policy if isinstance(policy, ScriptedLLM) else ScriptedLLM(policy)
+    judge_llm = ScriptedLLM(judge, name="judge") if judge else None
+    parts = Parts(list(questions), ToyRetriever(), ReasonRAGFormat(), llm, judge_llm, {"policy": "scripted"})
+    with RunFolder.open(folder, config, parts.content) as opened:
+        build = Build(config, parts, opened)
+        asyncio.run(build.trees())
+        return build, build.export()
+
+
+def rows(folder, stem="nodes"):
+    place, schema = ("trees", tree_schema()) if stem == "nodes" else ("pairs", pair_schema())
+    # A split in which no question falls has no shard.
+    there = any((folder / place).glob(f"{stem}-*"))
+    return list(read_shards(folder / place, stem, schema)) if there else []
+
+
+def test_rows_do_not_depend_on_concurrency(tmp_path):
+    for name, concurrency in (("a", 1), ("b", 12)):
+        run(tmp_path / name, overrides={"run.concurrency": concurrency})
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    assert rows(tmp_path / "a", "train") == rows(tmp_path / "b", "train") != []
+
+
+def test_the_summary_counts_what_the_tables_hold(tmp_path):
+    build, summary = run(tmp_path / "r")
+    nodes = rows(tmp_path / "r")
+    pairs = rows(tmp_path / "r", "train") + rows(tmp_path / "r", "test")
+    assert summary["questions"] == {"total": 12, "finished": 12, "failed": {}}
+    assert summary["trees"]["nodes"] == len(nodes)
+    assert summary["trees"]["complete_trajectories"] == sum(r["f1"] is not None for r in nodes)
+    assert summary["pairs"]["total"] == len(pairs) == sum(summary["pairs"]["by_type"].values())
+    assert summary["calls"]["policy"]["calls"] == len(nodes) - 12 == build.progress.calls
+    assert json.loads((tmp_path / "r/run.json").read_text()) == json.loads(json.dumps(summary))
+
+
+def test_a_question_that_a_backend_lets_down_is_set_aside_and_tried_again(tmp_path):
+    def flaky(prompt, sampling):
+        if "film 3?" in prompt.messages[1].content:
+            raise LLMError("gone", cause="unreachable")
+        return random_policy(prompt, sampling)
+
+    _, summary = run(tmp_path / "r", flaky)
+    assert summary["questions"] == {"total": 12, "finished": 11, "failed": {"unreachable": 1}}
+    assert "3" not in {r["question_id"] for r in rows(tmp_path / "r")}
+    _, summary = run(tmp_path / "r")
+    assert summary["questions"] == {"total": 12, "finished": 12, "failed": {}}
+    run(tmp_path / "whole")
+    assert rows(tmp_path / "r") == rows(tmp_path / "whole")
+
+
+def test_a_bug_in_one_question_is_counted_by_its_name_and_ends_no_run(tmp_path):
+    def buggy(prompt, sampling):
+        if "film 3?" in prompt.messages[1].content:
+            raise KeyError("oops")
+        return random_policy(prompt, sampling)
+
+    _, summary = run(tmp_path / "r", buggy)
+    assert summary["questions"]["failed"] == {"bug:KeyError": 1}
+
+
+def test_a_dead_backend_stops_the_run_before_every_question_has_failed(tmp_path):
+    def dead(prompt, sampling):
+        raise LLMError("gone", cause="unreachable")
+
+    build, summary = run(tmp_path / "r", dead, overrides={"run.max_failed": 0.25, "run.concurrency": 1})
+    assert build.progress.failed == 4
+    assert summary["questions"]["finished"] == 0
+
+
+def test_a_finished_run_calls_nothing(tmp_path):
+    run(tmp_path / "r")
+    build, _ = run(tmp_path / "r", ScriptedLLM([]))
+    assert build.progress.calls == 0 and build.progress.done == 12
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 1.0])
+def test_unreadable_judge_replies_lose_no_question(tmp_path, share):
+    import random
+
+    def judge(prompt, sampling):
+        return "?" if random.Random(sampling.seed).random() < share else "So the score is 0.5"
+
+    _, summary = run(tmp_path / "r", judge=judge)
+    assert summary["questions"]["finished"] == 12
+    missing = summary["trees"]["iterations_without_value"]
+    assert missing == {0.01: 0, 0.2: missing, 1.0: 72}[share]
+    assert missing == sum(r["visits"] - r["valued"] for r in rows(tmp_path / "r") if r["node_id"] == 0)
+    assert all(r["value"] in (None, pytest.approx(0.5)) for r in rows(tmp_path / "r"))
+
+
+def test_other_thresholds_need_no_call(tmp_path):
+    run(tmp_path / "r")
+    config, summary = read_run(tmp_path / "r")
+    config = load_config(file=tmp_path / "r/config.yaml", overrides={"pairs.min_margin": 0.3})
+    pairs = export_pairs(tmp_path / "r", config, policy=summary["policy"], config_hash=summary["config_hash"])
+    assert 0 < pairs["total"] < summary["pairs"]["total"]
+    assert min(r["margin"] for r in rows(tmp_path / "r", "train")) >= 0.3
+
+
+def test_no_question_is_in_both_splits(tmp_path):
+    run(tmp_path / "r", overrides={"pairs.test_share": 0.5})
+    train, test = ({r["question_id"] for r in rows(tmp_path / "r", name)} for name in ("train", "test"))
+    assert train and test and not train & test
+
+
+def test_every_shown_query_was_looked_up_once(tmp_path):
+    build, _ = run(tmp_path / "r")
+    queries = build.parts.retriever.queries
+    assert len(queries) == len(set(queries)) > 0
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path):
+    run(tmp_path / "r")
+    with pytest.raises(RunError, match=r"search\.iterations: 6 there, 7 now"):
+        run(tmp_path / "r", overrides={"search.iterations": 7})
+
+
+def test_the_seed_is_part_of_the_tree(tmp_path):
+    run(tmp_path / "a")
+    run(tmp_path / "b", overrides={"seed": 1})
+    assert rows(tmp_path / "a") != rows(tmp_path / "b")

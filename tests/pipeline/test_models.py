@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import ConfigError
+from reasonrag.demo import policy_folder
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.pipeline.models import check_llm, open_llm
+from tests.llm.tiny import save_tiny_model
+
+
+def scripted(config: ModelConfig) -> ScriptedLLM:
+    return ScriptedLLM([], name=f"scripted by {config.spec}")
+
+
+def test_a_model_of_ones_own_is_named_by_module_and_factory():
+    spec = f"python:{__name__}:scripted"
+    assert open_llm(ModelConfig(spec=spec), "policy").name == f"scripted by {spec}"
+
+
+@pytest.mark.parametrize("path", ["no.such.module:x", "json:nothing", "json", ""])
+def test_a_factory_that_is_not_there_is_refused(path):
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        open_llm(ModelConfig(spec=f"python:{path}"), "policy")
+
+
+@pytest.mark.slow
+def test_other_weights_of_the_same_shape_are_another_policy(tmp_path):
+    folder = shutil.copytree(policy_folder(), tmp_path / "policy")
+    spec = ModelConfig(spec=f"hf:{folder}")
+    before = open_llm(spec, "policy").name
+    assert open_llm(spec, "policy").name == before
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[len(weights) // 2] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    assert open_llm(spec, "policy").name != before
+
+
+@pytest.fixture
+def two_threads():
+    """torch as it is where nobody has set its threads: more than one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def name_of(folder) -> str:
+    """What identifies the policy in a folder; it is loaded for that."""
+    return open_llm(ModelConfig(spec=f"hf:{folder}", device="cpu"), "policy").name
+
+
+@pytest.mark.slow
+def test_what_training_leaves_beside_a_model_is_not_part_of_it(tmp_path):
+    folder = save_tiny_model(tmp_path / "policy")
+    before = name_of(folder)
+    for byproduct in ("training.json", "trainer_state.json", "curves.svg", "curves.png", "report.md", ".lock"):
+        (folder / byproduct).write_text("{}")
+    (folder / "config.yaml").write_text("seed: 1\n")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "model.safetensors").write_bytes(b"x")
+    assert name_of(folder) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("chat_template.jinja", "{# another #}"),
+        ("generation_config.json", " "),
+        ("tokenizer_config.json", " "),
+        ("vocab.txt", "a"),
+        ("tokenizer.model", "a"),
+        ("modeling_own.py", "a = 1"),
+        ("reasonrag.yaml", "format: {prompts: brief}"),
+    ],
+)
+def test_whatever_a_loader_reads_is_part_of_a_model(tmp_path, file, text):
+    folder = save_tiny_model(tmp_path / "policy")
+    before = name_of(folder)
+    there = (folder / file).read_text() if (folder / file).exists() else ""
+    (folder / file).write_text(there + text)
+    assert name_of(folder) != before
+
+
+@pytest.mark.slow
+def test_an_adapter_is_another_policy_with_other_weights_and_on_another_model(tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base, adapter = save_tiny_model(tmp_path / "base"), tmp_path / "adapter"
+    model = AutoModelForCausalLM.from_pretrained(base)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(adapter)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(base / file, adapter / file)
+    names = [name_of(adapter)]
+    assert names[0].startswith("hf:adapter@") and name_of(adapter) == names[0]
+    for weights in (adapter / "adapter_model.safetensors", base / "model.safetensors"):
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+        names.append(name_of(adapter))
+    assert len(set(names)) == 3
+
+
+@pytest.mark.slow
+def test_the_shipped_policys_report_is_not_part_of_it(tmp_path):
+    folder = shutil.copytree(policy_folder(), tmp_path / "policy")
+    report = json.loads((folder / "training.json").read_text())
+    (folder / "training.json").write_text(json.dumps(report | {"seed": 1}))
+    assert name_of(folder) == open_llm(ModelConfig(spec="demo"), "policy").name
+
+
+@pytest.mark.slow
+def test_a_small_model_on_the_cpu_runs_on_one_thread_whoever_asks_for_it(tmp_path, two_threads):
+    import torch
+
+    name_of(save_tiny_model(tmp_path / "policy"))
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.slow
+def test_a_larger_model_keeps_its_threads(tmp_path, two_threads):
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    folder = save_tiny_model(tmp_path / "policy")
+    size = LlamaConfig.from_pretrained(folder).to_dict() | {"hidden_size": 512, "intermediate_size": 13_000}
+    LlamaForCausalLM(LlamaConfig.from_dict(size)).save_pretrained(folder)
+    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 20_000_000
+    name_of(folder)
+    assert torch.get_num_threads() == 2
+
+
+def test_the_demo_judge_is_named_by_world_and_error_rate():
+    assert open_llm(ModelConfig(spec="demo-judge"), "judge").name == "demo-judge:0:0"
+    assert open_llm(ModelConfig(spec="demo-judge:3:0.1"), "judge").name == "demo-judge:3:0.1"
+
+
+def test_the_demo_judge_is_no_policy():
+    with pytest.raises(ConfigError, match="demo-judge judges steps and writes none"):
+        open_llm(ModelConfig(spec="demo-judge"), "policy")
+
+
+def test_the_demo_policy_is_no_judge_and_the_error_names_one():
+    with pytest.raises(ConfigError, match=r"demo cannot judge.*demo-judge"):
+        open_llm(ModelConfig(spec="demo"), "judge")
+
+
+def test_judges_alone_are_offered_the_demo_judge():
+    for role in ("policy", "judge"):
+        with pytest.raises(ConfigError, match="names no backend") as refusal:
+            open_llm(ModelConfig(spec="nothing"), role)
+        assert ("demo-judge" in str(refusal.value)) is (role == "judge")
+
+
+def test_what_cannot_be_loaded_is_seen_without_loading(tmp_path):
+    with pytest.raises(ConfigError, match="there is no model in that folder"):
+        check_llm(ModelConfig(spec=f"hf:{tmp_path}"), "policy")
+    with pytest.raises(ConfigError, match="no folder"):
+        check_llm(ModelConfig(spec=f"hf:{tmp_path / 'gone'}"), "policy")
+    with pytest.raises(ConfigError, match="NAME=URL#MODEL"):
+        check_llm(ModelConfig(spec="http://127.0.0.1:9/v1"), "policy")
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="does not name the adapter's model"):
+        check_llm(ModelConfig(spec=f"hf:{tmp_path}"), "policy")
+    check_llm(ModelConfig(spec="demo"), "policy")

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reasonrag.core.config import Config, ModelConfig, load_config
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.types import Question
+from reasonrag.formats import FORMATS, ReasonRAGFormat
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.pipeline.parts import Parts, open_format, open_parts, open_retriever
+from tests.toys import ToyRetriever
+
+
+def named(config: ModelConfig) -> ScriptedLLM:
+    return ScriptedLLM([], name=config.model or "unnamed")
+
+
+def toy_retriever(config: Config, questions: list[Question]) -> ToyRetriever:
+    return ToyRetriever()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    question = {"id": "1", "question": "Who?", "golden_answers": ["x"]}
+    (tmp_path / "toy.jsonl").write_text(json.dumps(question) + "\n")
+    return {
+        "questions.dataset": str(tmp_path / "toy.jsonl"),
+        "retrieval.kind": f"python:{__name__}:toy_retriever",
+        "policy.spec": f"python:{__name__}:named",
+        "policy.model": "small",
+    }
+
+
+def parts(files: dict[str, str], **settings: object) -> Parts:
+    return open_parts(load_config(overrides={**files, **{k.replace("__", "."): v for k, v in settings.items()}}))
+
+
+def test_the_policy_judges_itself_unless_another_model_is_named(files):
+    opened = parts(files, value__kind="judge")
+    assert opened.judge is opened.policy, "a model in this process is loaded once"
+
+
+def test_a_judge_model_without_a_server_of_its_own_is_one_of_the_policys(files):
+    opened = parts(files, value__kind="judge", judge__model="big")
+    assert (opened.policy.name, opened.judge.name) == ("small", "big")
+    assert opened.content["judge"] == "big"
+
+
+def test_values_by_rollout_need_no_judge(files):
+    assert parts(files).judge is None
+
+
+def test_another_name_of_the_same_file_is_another_run(files, tmp_path):
+    before = parts(files).content
+    (tmp_path / "renamed.jsonl").write_bytes((tmp_path / "toy.jsonl").read_bytes())
+    after = parts(files | {"questions.dataset": str(tmp_path / "renamed.jsonl")}).content
+    assert before["questions"] != after["questions"]
+
+
+def test_flashrags_folders_name_the_data_set(files, tmp_path):
+    (tmp_path / "hotpotqa").mkdir()
+    (tmp_path / "hotpotqa" / "dev.jsonl").write_bytes((tmp_path / "toy.jsonl").read_bytes())
+    opened = parts(files | {"questions.dataset": str(tmp_path / "hotpotqa" / "dev.jsonl")})
+    assert [question.dataset for question in opened.questions] == ["hotpotqa"]
+
+
+def test_formats_and_retrievers_of_ones_own_are_named_by_module():
+    config = load_config(overrides={"format.name": "python:reasonrag.formats.reasonrag:ReasonRAGFormat"})
+    assert isinstance(open_format(config), ReasonRAGFormat)
+    assert set(FORMATS) == {"reasonrag", "search_r1", "hiprag", "search_p1", "when_to_search"}
+    with pytest.raises(ConfigError, match="bm25, remote, dense, hybrid, python:"):
+        open_retriever(load_config(overrides={"retrieval.kind": "splade"}), [])
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_vectors_need_an_index(kind):
+    with pytest.raises(ConfigError, match=f"{kind} search needs an index: run `index build --kind dense`"):
+        open_retriever(load_config(overrides={"retrieval.kind": kind}), [])

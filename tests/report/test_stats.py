@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from reasonrag.commands import inspect
+from reasonrag.report.stats import distribution, stats
+from tests.e2e.product import pair_rows, summary, tree_rows
+
+
+@pytest.fixture(scope="module")
+def figures(run):
+    return stats(run)
+
+
+def test_counts_are_those_of_the_tables(run, figures):
+    nodes, pairs = tree_rows(run), pair_rows(run)
+    assert figures["questions"] == {"total": 16, "finished": 16, "failed": {}, "by_dataset": {"sea": 16}}
+    assert figures["nodes"]["total"] == len(nodes) == sum(figures["nodes"]["by_origin"].values())
+    assert figures["nodes"]["by_stage"] == Counter(row["stage"] for row in nodes)
+    assert figures["nodes"]["by_action"] == summary(run)["trees"]["by_action"]
+    assert figures["answers"]["total"] == sum(row["f1"] is not None for row in nodes)
+    assert figures["pairs"]["total"] == len(pairs) > 0
+    assert figures["pairs"]["questions"] == {"sea": len({row["question_id"] for row in pairs})}
+    for chosen, rejected in figures["pairs"]["by_type"].items():
+        for name, count in rejected.items():
+            assert count == summary(run)["pairs"]["by_type"][f"{chosen} > {name}"]
+
+
+def test_what_is_spread_is_spread_over_what_the_tables_hold(run, figures):
+    answers = [row for row in tree_rows(run) if row["f1"] is not None]
+    margins = sorted(row["margin"] for row in pair_rows(run))
+    assert figures["iterations"]["min"] == figures["iterations"]["max"] == 6
+    assert figures["answers"]["steps"] == distribution([row["depth"] for row in answers])
+    assert figures["answers"]["mean_f1"] == pytest.approx(summary(run)["trees"]["mean_f1"])
+    assert figures["pairs"]["margin"]["median"] == pytest.approx(summary(run)["pairs"]["median_margin"])
+    assert (figures["pairs"]["margin"]["min"], figures["pairs"]["margin"]["max"]) == (margins[0], margins[-1])
+
+
+def test_rounds_to_an_answer_are_its_searches_and_the_answer_itself(run, figures):
+    nodes = {(row["question_id"], row["node_id"]): row for row in tree_rows(run)}
+
+    def searches(row):
+        above = nodes.get((row["question_id"], row["parent_id"]))
+        return (row["action"] == "query") + (searches(above) if above else 0)
+
+    rounds = [searches(row) + 1 for row in nodes.values() if row["f1"] is not None]
+    assert figures["answers"]["rounds"] == distribution(rounds)
+    assert min(rounds) < max(rounds)
+
+
+def test_tokens_in_pairs_are_those_of_both_sides_of_every_pair(run, figures):
+    tokens = {(row["question_id"], row["node_id"]): row["completion_tokens"] for row in tree_rows(run)}
+    sides = [(row["question_id"], row[f"{side}_node_id"]) for row in pair_rows(run) for side in ("chosen", "rejected")]
+    assert figures["tokens"]["in_pairs"] == distribution([tokens[side] for side in sides])
+
+
+def test_nothing_is_spread_over_nothing():
+    assert distribution([]) is None
+    assert distribution([3]) == {"count": 1, "mean": 3} | dict.fromkeys(
+        ("min", "p25", "median", "p75", "p95", "max"), 3
+    )
+
+
+def test_the_command_prints_tables_or_the_figures_as_json(run, figures, capsys):
+    inspect.stats(run, as_json=True)
+    assert json.loads(capsys.readouterr().out) == figures
+    inspect.stats(run, as_json=False)
+    shown = capsys.readouterr().out
+    assert "chosen \\ rejected" in shown and "steps to an answer" in shown
+    assert str(figures["nodes"]["total"]) in shown

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from reasonrag.commands import inspect
+from reasonrag.core.errors import DataError
+from reasonrag.report.terminal import drawing, show
+from reasonrag.report.trees import QuestionTree, tree_of
+from tests.report.toys import answer, rows_of
+
+
+def shown(tree, width=80):
+    out = io.StringIO()
+    Console(file=out, width=width).print(drawing(tree))
+    return out.getvalue()
+
+
+def test_every_node_is_drawn_with_its_figures(run):
+    tree = tree_of(run, "q3")
+    lines = shown(tree).splitlines()
+    assert tree.root["question"] in lines[0]
+    assert sum("N=" in line for line in lines) == len(tree.nodes)
+    for row in tree.nodes[1:]:
+        mark = "* " if row["node_id"] in tree.best_path else ""
+        assert any(f"─ {mark}{row['action']}  N={row['visits']} " in line for line in lines)
+
+
+def test_marks_without_colour_tell_best_malformed_ended_and_cut_off_nodes_apart():
+    rows = rows_of([-1, 0, 0, 0, 0, 0], **answer("Spielberg", spre=0.9))
+    rows[2] |= {"action": "malformed", "content": "no tag"}
+    rows[3] |= {"action": "malformed", "content": "two tags", "stop_reason": "no_answer"}
+    rows[4] |= {"finish_reason": "length"}
+    lines = shown(QuestionTree.of(rows)).splitlines()
+    nodes = [line.split("─ ", 1)[1].split("  N=")[0] for line in lines if "─ " in line]
+    assert nodes == ["query", "! malformed", "!x malformed", "~ query", "* answer"]
+    assert lines[-1].startswith("* best path   ! malformed") and "\x1b" not in "".join(lines)
+
+
+def test_a_deep_tree_of_long_texts_stays_readable_at_80_columns():
+    rows = rows_of([-1, *range(12)], content="who was the captain of " * 100)
+    text = shown(QuestionTree.of(rows))
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("SPRE=none") == 13
+    assert "who was the captain of" in text and "…" in text
+
+
+def test_what_a_model_or_a_data_set_wrote_does_not_act_on_the_terminal():
+    hostile = "\x1b[31mred\x1b]8;;http://x\x07\u202e[bold]markup[/bold]\r\n\u2028next"
+    rows = rows_of([-1, 0], content=hostile)
+    rows[0] |= {"question": hostile, "golden_answers": [hostile], "question_id": hostile, "dataset": hostile}
+    rows[1] |= {"question_id": hostile}
+    text = shown(QuestionTree.of(rows), width=200)
+    assert not set("\x1b\x07\u202e\u2028\r") & set(text)
+    assert text.count("[bold]markup[/bold]") == 4 + 1
+
+
+def test_show_prints_the_tree_of_one_question_or_says_what_is_there(run, capsys):
+    inspect.show(run, "q3")
+    assert tree_of(run, "q3").root["question"] in capsys.readouterr().out
+    with pytest.raises(DataError, match="the nearest ids"):
+        show(run, "q33", Console())
+
+
+def test_graphs_are_written_in_either_form(run, tmp_path, capsys):
+    inspect.graph(run, tmp_path / "graphs", "graphml", ["q3"])
+    inspect.graph(run, tmp_path / "trees.jsonl", "node-link")
+    assert capsys.readouterr().out.splitlines() == [
+        f"graphs: 1 in {tmp_path / 'graphs'}",
+        f"graphs: 16 in {tmp_path / 'trees.jsonl'}",
+    ]

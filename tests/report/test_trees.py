@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from itertools import chain
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reasonrag.core.errors import DataError, RunError
+from reasonrag.report.trees import QuestionTree, check_tree, tree_of, trees
+from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.tables import tree_schema
+from tests.report.toys import answer, rows_of, write_run
+
+FAULTS = {
+    "a root that has a parent": ((0, "parent_id", 1), "node 0: it is the first, but has a parent, 1"),
+    "a root below the ground": ((0, "depth", 1), "node 0: the root is at depth 1, not 0"),
+    "a second root": ((2, "parent_id", -1), "node 2: it is a second root"),
+    "a node that comes twice": ((3, "node_id", 2), "node 2: it comes twice or nodes before it are missing"),
+    "a parent that is not there": ((2, "parent_id", 9), "node 2: its parent, 9, does not come before it"),
+    "a node that is its own parent": ((3, "parent_id", 3), "node 3: its parent, 3, does not come before it"),
+    "a parent that comes later": ((1, "parent_id", 3), "node 1: its parent, 3, does not come before it"),
+    "a wrong depth": ((3, "depth", 1), "node 3: it is at depth 1, and its parent, 1, at 1"),
+    "a value that is no number": ((3, "value", float("nan")), "node 3: its value is no number"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_no_tree_is_refused_by_run_question_and_node(name, tmp_path):
+    (place, column, value), told = FAULTS[name]
+    rows = rows_of([-1, 0, 0, 1])
+    rows[place][column] = value
+    run = write_run(tmp_path / "broken", rows_of([-1, 0], "q0"), rows)
+    found = trees(run)
+    assert next(found).root["question_id"] == "q0"
+    with pytest.raises(DataError) as error:
+        next(found)
+    assert f"{run}: question 'q1', {told}" in str(error.value)
+    with pytest.raises(DataError, match="question 'q1'"):
+        tree_of(run, "q1")
+
+
+@given(st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))
+def test_what_is_accepted_networkx_calls_an_arborescence(nodes):
+    """Parents, ids and depths at random; every second time the depths are those that the parents ask for."""
+    rows = rows_of([-1] * len(nodes))
+    for place, (row, (parent, node, depth)) in enumerate(zip(rows, nodes, strict=True)):
+        row |= {"parent_id": parent, "node_id": place if node < 3 else node, "depth": depth}
+        if depth % 2 and 0 <= parent < place:
+            row["depth"] = rows[parent]["depth"] + 1
+    try:
+        check_tree(rows)
+    except DataError:
+        return
+    assert is_arborescence(rows)
+
+
+@given(st.data())
+def test_every_arborescence_in_order_is_accepted(data):
+    size = data.draw(st.integers(1, 12))
+    rows = rows_of([-1, *(data.draw(st.integers(0, node)) for node in range(size - 1))])
+    check_tree(rows)
+    assert is_arborescence(rows)
+
+
+def is_arborescence(rows):
+    graph = nx.DiGraph()
+    graph.add_nodes_from(row["node_id"] for row in rows)
+    graph.add_edges_from((row["parent_id"], row["node_id"]) for row in rows if row["parent_id"] >= 0)
+    depths = nx.single_source_shortest_path_length(graph, 0)
+    return nx.is_arborescence(graph) and all(depths.get(row["node_id"]) == row["depth"] for row in rows)
+
+
+def test_a_run_is_read_question_by_question_as_it_was_written(run):
+    found = list(trees(run))
+    assert [tree.root["question_id"] for tree in found] == [f"q{n}" for n in range(16)]
+    assert list(chain.from_iterable(tree.nodes for tree in found)) == list(
+        read_shards(run / "trees", "nodes", tree_schema())
+    )
+    for tree in found:
+        assert is_arborescence(tree.nodes)
+        below = [(parent, child) for parent, children in enumerate(tree.children) for child in children]
+        assert sorted(below, key=lambda edge: edge[1]) == [(n["parent_id"], n["node_id"]) for n in tree.nodes[1:]]
+
+
+def test_a_tree_may_lie_in_two_shards(tmp_path):
+    run = write_run(tmp_path, rows_of([-1, 0, 1], "a"), rows_of([-1, 0, 0, 2], "b"), shard_rows=4)
+    assert [len(tree.nodes) for tree in trees(run)] == [3, 4]
+
+
+def test_questions_of_two_data_sets_may_share_an_id(tmp_path):
+    run = write_run(tmp_path, rows_of([-1, 0], dataset="one"), rows_of([-1, 0, 0], dataset="two"))
+    assert [len(tree.nodes) for tree in trees(run)] == [2, 3]
+    assert len(tree_of(run, "q1", "two").nodes) == 3
+    with pytest.raises(DataError, match=r"several data sets \('one', 'two'\); name one of them"):
+        tree_of(run, "q1")
+
+
+def test_an_unknown_question_is_told_the_nearest_ids(run):
+    assert tree_of(run, "q12").root["question_id"] == "q12"
+    with pytest.raises(DataError, match=r"no tree of question 'q122'; the nearest ids are 'q12', 'q2', 'q1"):
+        tree_of(run, "q122")
+    with pytest.raises(DataError, match="of data set 'popqa'; it has none at all"):
+        tree_of(run, "q12", "popqa")
+    with pytest.raises(RunError, match="run build-tree again"):
+        tree_of(run / "nothing", "q12")
+
+
+def test_the_best_path_leads_to_the_oldest_answer_of_the_highest_reward():
+    rows = rows_of([-1, 0, 0, 1, 2, 2])
+    assert QuestionTree.of(rows).best_path == ()
+    for node, spre in ((3, 0.5), (4, 0.9), (5, 0.9)):
+        rows[node] |= answer("Spielberg", spre=spre)
+    rows[1] |= {"spre": 1.0}  # of no answer
+    assert QuestionTree.of(rows).best_path == (0, 2, 4)
+
+
+def test_an_answer_that_is_worth_nothing_is_no_best_one():
+    assert QuestionTree.of(rows_of([-1, 0], **answer("nobody", spre=0.0))).best_path == ()

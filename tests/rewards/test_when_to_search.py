@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+
+from reasonrag.core.errors import LLMError
+from reasonrag.core.settings import validate
+from reasonrag.rewards import RewardSettings, open_reward
+from reasonrag.rewards.base import Score
+from reasonrag.rewards.when_to_search import (
+    answer_reward_1,
+    answer_reward_2,
+    average_similarity,
+    is_concise,
+    search_reward,
+    when_to_search_reward,
+)
+from tests.rewards.toys import asked, fields, judge, parts, score, trajectory, values, when_to_search
+
+STAGES = (answer_reward_1, answer_reward_2)
+WRONG = "George Lucas"
+
+
+def reward(encoder=None, service=None, **settings):
+    chosen = validate(RewardSettings, {"name": "when-to-search", "when_to_search": {"switch_step": 100} | settings})
+    return open_reward(chosen, parts("when_to_search", encoder=encoder, judge=service))
+
+
+class Vectors:
+    """An encoder that knows some texts, or fails."""
+
+    def __init__(self, vectors, failure=None):
+        self.vectors, self.failure = vectors, failure
+        self.calls = []
+
+    async def encode(self, texts):
+        self.calls.append(list(texts))
+        if self.failure:
+            raise self.failure
+        return [self.vectors[text] for text in texts]
+
+
+def test_scores_of_both_stages_by_hand():
+    ours = reward(no_r_s=True)
+    batch = [when_to_search("Jaws"), when_to_search("Jaws", "shark", answer=WRONG), when_to_search()]
+    assert values(score(ours, *batch, step=99)) == [2.0, 0.6, 2.0]  # 1; -1 + 0.6; 1; and 1 for the form
+    assert values(score(ours, *batch, step=100)) == [1.7, 0.0, 2.0]  # 1 - 0.3; -1; 1
+
+
+def test_every_score_explains_itself():
+    encoder = Vectors({"Jaws": [1.0, 0.0], "shark": [3.0, 4.0]})
+    (found,) = score(reward(encoder), when_to_search("Jaws", "shark", answer=WRONG, stray="so"))
+    assert values([found]) == [-2.0]  # -1 + 0.6, -0.6 for the likeness, -1 for the form
+    assert {name: part if part is None else round(part, 9) for name, part in found.parts.items()} == {
+        "em": 0.0,
+        "f1": 0.0,
+        "cem": 0.0,
+        "rc": 2.0,
+        "well_formed": 0.0,
+        "correct": 0.0,
+        "r_a": -0.4,
+        "r_s": -0.6,
+        "r_f": -1.0,
+        "stage": 1.0,
+        "concise": None,
+        "avg_sim": 0.6,
+    }
+
+
+@pytest.mark.parametrize(
+    ("queries", "r_s"),
+    [
+        ((), 0.0),
+        (("director of Jaws",), 0.0),
+        (("Who directed Jaws?",), -1.0),
+        (("Jaws film", "Jaws film"), -1.0),
+        (("Jaws film", "shark books"), 0.0),
+        (("Who directed Jaws?", "shark books"), 0.0),  # eq. 9 asks for conciseness up to one retrieval only
+        (("Jaws film", "Jaws shark"), -0.5),
+        (("Jaws", "Jaws", "shark"), -1 / 3),
+    ],
+)
+def test_r_s_with_counts_of_words(queries, r_s):
+    (found,) = score(reward(), when_to_search(*queries))
+    assert found.parts["r_s"] == pytest.approx(r_s)
+
+
+def test_eq_8_as_printed_is_half_of_the_mean():
+    (found,) = score(reward(eq8_as_printed=True), when_to_search("Jaws", "Jaws"))
+    assert found.parts["r_s"] == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize(
+    ("query", "concise"),
+    [
+        ("Jaws", True),
+        ("birthplace Steven Spielberg", True),
+        ("capital of France", True),
+        ("U.S. Navy founder", True),
+        ("What is Jaws", False),
+        ("who's Spielberg", False),
+        ("“How” Jaws ended", False),
+        ("the film", False),
+        ("the birthplace of the director of the film Jaws", False),
+        ("WHICH film", False),
+        ("Whichever film won", True),
+        ("", False),
+        ("... --", False),
+    ],
+)
+def test_concise_queries(query, concise):
+    assert is_concise(query) is concise
+
+
+def test_r_a_alone_never_puts_a_wrong_answer_above_a_right_one():
+    for worth in STAGES:
+        right = [worth(True, rc) for rc in range(21)]
+        wrong = [worth(False, rc) for rc in range(21)]
+        assert min(right) - max(wrong) == pytest.approx(2 - 0.3 * 3)
+
+
+def sums(correct, worth, r_f):
+    """Every r_sum: RC 0 to 20, concise or not, likeness from 0 to 1."""
+    for rc, concise, tenth in itertools.product(range(21), (True, False), range(11)):
+        yield when_to_search_reward(worth(correct, rc), search_reward(concise, rc, tenth / 10), r_f)
+
+
+@pytest.mark.parametrize("worth", STAGES)
+def test_of_equal_form_a_right_answer_is_worth_at_least_a_tenth_more_than_any_wrong_one(worth):
+    for r_f in (1.0, -1.0):
+        assert min(sums(True, worth, r_f)) - max(sums(False, worth, r_f)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("worth", STAGES)
+def test_out_of_form_a_right_answer_can_be_worth_less_than_a_wrong_one_in_form(worth):
+    """The limit of the guarantee: r_f alone differs by 2, more than r_a can make up for."""
+    assert min(sums(True, worth, -1.0)) - max(sums(False, worth, 1.0)) == pytest.approx(0.1 - 2)
+    best_out_of_form, worst_in_form = max(sums(True, worth, -1.0)), min(sums(False, worth, 1.0))
+    assert best_out_of_form > worst_in_form
+
+
+def test_opposite_queries_can_break_the_guarantee():
+    """With negative likeness -avg_sim is a bonus: beyond 0.1 a wrong answer can be worth more."""
+    right = when_to_search_reward(answer_reward_1(True, 1), search_reward(False, 1, 0.0), 1.0)
+    wrong = when_to_search_reward(answer_reward_1(False, 3), search_reward(True, 3, -0.2), 1.0)
+    assert wrong > right
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages"),
+    [
+        ({"switch_step": 3}, [1, 1, 2, 2]),
+        ({"switch_step": 0}, [2, 2, 2, 2]),
+        ({"switch_step": 3, "no_stage_one": True}, [2, 2, 2, 2]),
+        ({"switch_step": 3, "no_stage_two": True}, [1, 1, 1, 1]),
+        ({"switch_step": "auto", "no_stage_two": True}, [1, 1, 1, 1]),
+    ],
+)
+def test_stage_by_step(settings, stages):
+    assert [reward(**settings).stage(step) for step in (0, 2, 3, 1000)] == stages
+
+
+def tell(ours, rcs, first=0):
+    for step, rc in enumerate(rcs, first):
+        ours.observe([Score(1.0, {"rc": rc - 0.5}), Score(None, {"rc": rc + 0.5}), Score(None)], step=step)
+
+
+RISING, FLAT = [0.1 * n for n in range(10)], [1.0] * 10
+
+
+def test_auto_switches_once_retrievals_have_stopped_rising():
+    """Windows of 3: the last three steps are flat, and the three before them, after step 15."""
+    ours = reward(switch_step="auto", auto_window=3, auto_min_rise=0.01)
+    stages = []
+    for step, rc in enumerate(RISING + FLAT):
+        stages.append(ours.stage(step))
+        tell(ours, [rc], first=step)
+    assert stages == [1] * 16 + [2] * 4
+    tell(ours, [5.0] * 10, first=20)
+    assert ours.stage(30) == 2, "it does not go back"
+
+
+def test_auto_goes_on_after_a_restart_as_if_there_had_been_none():
+    def fresh():
+        return reward(switch_step="auto", auto_window=3, auto_min_rise=0.01)
+
+    whole = fresh()
+    tell(whole, RISING + FLAT)
+    for cut in range(20):
+        before, after = fresh(), fresh()
+        tell(before, (RISING + FLAT)[:cut])
+        after.restore(json.loads(json.dumps(before.state())))
+        again = max(cut - 2, 0)  # the last steps are done again after a restart
+        tell(after, (RISING + FLAT)[again:], first=again)
+        assert after.state() == whole.state()
+        assert after.stage(20) == 2
+
+
+def test_f1_and_a_judge_can_tell_what_is_correct():
+    close = when_to_search("Jaws", answer="Spielberg")
+    assert [score(reward(**s), close)[0].parts["correct"] for s in ({}, {"correct": "f1", "f1_threshold": 0.6})] == [
+        0.0,
+        1.0,
+    ]
+    service = judge(lambda request: "YES" if "Spielberg" in fields(request)["Prediction"] else "NO")
+    ours = reward(service=service, correct="judge")
+    nothing = trajectory("when_to_search", "<think>I give up</think>")
+    found = score(ours, close, when_to_search("Jaws", answer=WRONG), nothing)
+    assert [s.parts["correct"] for s in found] == [1.0, 0.0, 0.0]
+    assert len(asked(service)) == 2, "without an answer there is nothing to ask"
+
+
+def test_a_judge_that_fails_gives_no_score():
+    ours = reward(service=judge(lambda request: LLMError("down")), correct="judge")
+    (found,) = score(ours, when_to_search("Jaws"))
+    assert (found.value, found.cause, found.parts["r_f"]) == (None, "unreachable", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "cause"),
+    [
+        (Vectors({}, LLMError("down", cause="http_503")), "http_503"),
+        (Vectors({}), "bug:KeyError"),
+        (Vectors({"Jaws": [math.nan], "shark": [1.0]}), "not_finite"),
+        (Vectors({"Jaws": [1.0], "shark": [1.0, 2.0]}), "bug:ValueError"),
+    ],
+)
+def test_an_encoder_that_fails_touches_only_those_who_need_it(encoder, cause):
+    found = score(reward(encoder), when_to_search("Jaws"), when_to_search("Jaws", "shark"), when_to_search())
+    assert [s.cause for s in found] == ["", cause, ""]
+    assert [s.value is None for s in found] == [False, True, False]
+
+
+def test_queries_are_encoded_once_a_batch_and_only_where_there_are_several():
+    encoder = Vectors({"Jaws": [1.0], "shark": [1.0]})
+    batch = [when_to_search("Jaws", "shark"), when_to_search("shark", "Jaws"), when_to_search("alone")]
+    score(reward(encoder), *batch)
+    score(reward(encoder, no_r_s=True), *batch)
+    assert encoder.calls == [["Jaws", "shark"]]
+
+
+def test_likeness_of_vectors_that_are_zero_or_alone():
+    assert average_similarity([[0.0, 0.0], [1.0, 0.0]]) == 0.0
+    assert average_similarity([[1.0]]) == average_similarity([]) == 0.0
+    assert average_similarity([[1e-3] * 3] * 5) == pytest.approx(1.0)

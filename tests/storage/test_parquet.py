@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reasonrag.core.errors import DataError, RunError
+from reasonrag.storage.parquet import ShardWriter, read_parquet, read_shards, write_parquet
+from reasonrag.storage.tables import pair_schema, tree_schema
+
+ROW = {"question_id": "1", "dataset": "d", "margin": 0.5, "prompt": [{"role": "user", "content": "x" * 50}]}
+
+
+def pair_rows(count: int):
+    generator = random.Random(0)
+    return [ROW | {"pair_id": str(i), "margin": generator.random()} for i in range(count)]
+
+
+def test_rows_come_back(tmp_path):
+    write_parquet(tmp_path / "a.parquet", pair_rows(3), pair_schema())
+    rows = read_parquet(tmp_path / "a.parquet", pair_schema())
+    assert [r["pair_id"] for r in rows] == ["0", "1", "2"]
+    assert rows[0]["prompt"] == ROW["prompt"] and rows[0]["policy"] is None
+
+
+def test_a_column_of_nulls_keeps_its_type(tmp_path):
+    write_parquet(tmp_path / "a.parquet", pair_rows(1), pair_schema())
+    assert pq.read_schema(tmp_path / "a.parquet").field("chosen_reward").type == "double"
+
+
+def test_a_flipped_bit_is_never_read_as_data(tmp_path):
+    path = tmp_path / "train-00000-of-00001.parquet"
+    rows = pair_rows(200)
+    write_parquet(path, rows, pair_schema())
+    expected, whole = read_parquet(path, pair_schema()), path.read_bytes()
+    generator = random.Random(1)
+    silent = 0
+    for _ in range(300):
+        position = generator.randrange(4, len(whole) - 8)
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
+        with contextlib.suppress(DataError):
+            silent += read_parquet(path, pair_schema()) != expected
+        with contextlib.suppress(DataError):
+            silent += list(read_shards(tmp_path, "train", pair_schema())) != expected
+    assert silent == 0
+
+
+def test_shards_are_numbered_and_read_in_order(tmp_path):
+    writer = ShardWriter(tmp_path, "train", pair_schema(), shard_rows=2)
+    for row in pair_rows(5):
+        writer.add(row)
+    names = [path.name for path in writer.close()]
+    assert names == [f"train-0000{i}-of-00003.parquet" for i in range(3)]
+    assert [r["pair_id"] for r in read_shards(tmp_path, "train", pair_schema())] == list("01234")
+
+
+def test_fewer_shards_replace_more(tmp_path):
+    for count in (5, 1):
+        writer = ShardWriter(tmp_path, "train", pair_schema(), shard_rows=2)
+        for row in pair_rows(count):
+            writer.add(row)
+        writer.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["train-00000-of-00001.parquet"]
+
+
+def test_no_rows_are_no_shard_and_drop_those_of_before(tmp_path):
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", pair_rows(1), pair_schema())
+    assert ShardWriter(tmp_path, "test", pair_schema(), shard_rows=2).close() == []
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RunError, match="0 shards"):
+        list(read_shards(tmp_path, "test", pair_schema()))
+
+
+def test_an_empty_table_can_be_kept(tmp_path):
+    ShardWriter(tmp_path, "nodes", tree_schema(), shard_rows=2, keep_empty=True).close()
+    assert list(read_shards(tmp_path, "nodes", tree_schema())) == []
+
+
+def test_what_a_killed_writer_left_is_cleared_away(tmp_path):
+    (tmp_path / ".train-00000.parquet").write_bytes(b"half")
+    (tmp_path / ".train-00001.parquet.123.tmp").write_bytes(b"a quarter")
+    ShardWriter(tmp_path, "train", pair_schema(), shard_rows=2).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_shard_is_refused(tmp_path):
+    writer = ShardWriter(tmp_path, "train", pair_schema(), shard_rows=1)
+    for row in pair_rows(3):
+        writer.add(row)
+    writer.close()[1].unlink()
+    with pytest.raises(RunError, match="not the full set"):
+        list(read_shards(tmp_path, "train", pair_schema()))
+
+
+def test_another_schema_is_refused(tmp_path):
+    write_parquet(tmp_path / "a.parquet", pair_rows(1), pair_schema())
+    with pytest.raises(DataError, match="columns"):
+        read_parquet(tmp_path / "a.parquet", tree_schema())
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, pair_rows(1), pair_schema())
+    before = path.read_bytes()
+    with pytest.raises(pa.ArrowInvalid):
+        write_parquet(path, [ROW | {"margin": "not a number"}], pair_schema())
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1

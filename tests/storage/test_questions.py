@@ -1,0 +1,286 @@
+"""Reading questions: every layout that users have, and one clear line for each thing that cannot work."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reasonrag.core.errors import DataError
+from reasonrag.core.types import Question
+from reasonrag.storage.questions import KNOWN, load_questions, paragraph_corpus, questions_fingerprint
+
+DATA = Path(__file__).parents[2].parent / "shared/data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA.name} is not beside the repository")
+
+
+def row(i: object = "q1", **changes: object) -> dict[str, object]:
+    return {"id": i, "question": "Who?", "golden_answers": ["Bob"], "metadata": {}} | changes
+
+
+def write(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), encoding="utf-8")
+    return str(path)
+
+
+def refusal(dataset: str, **options: object) -> str:
+    with pytest.raises(DataError) as caught:
+        load_questions(dataset, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_jsonl_gives_questions_named_after_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "toy.set.jsonl", row(metadata={"type": "bridge"}))
+    (question,) = load_questions(path)
+    assert question == Question("q1", "Who?", ("Bob",), "toy.set")
+    assert question.metadata == {"type": "bridge"}
+
+
+def test_all_kinds_of_file_give_the_same_questions(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [row(f"q{i}", metadata={"level": i}) for i in range(4)]
+    lines = "\n".join(json.dumps(r) for r in rows)
+    (tmp_path / "toy.jsonl").write_text(lines)
+    (tmp_path / "toy.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "toy.json").write_text(json.dumps(rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "toy.parquet")
+    loaded = [load_questions(str(path)) for path in sorted(tmp_path.iterdir())]
+    assert len(loaded) == 4 and all(questions == loaded[0] for questions in loaded)
+    assert [q.metadata["level"] for q in loaded[-1]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("Bob", ("Bob",)),
+        ('["Bob", "Rob"]', ("Bob", "Rob")),
+        ("[sic] Bob", ("[sic] Bob",)),
+        (["Bob", None, "", " "], ("Bob",)),
+        ([1755], ("1755",)),
+        (1755, ("1755",)),
+    ],
+)
+def test_golden_answers_may_be_a_list_a_text_or_a_number(tmp_path: Path, given: object, read: tuple[str, ...]) -> None:
+    (question,) = load_questions(write(tmp_path / "a.jsonl", row(golden_answers=given)))
+    assert question.golden_answers == read
+
+
+@pytest.mark.parametrize("alias", ["answer", "answers"])
+def test_answer_columns_of_other_names_are_read(tmp_path: Path, alias: str) -> None:
+    (question,) = load_questions(write(tmp_path / "a.jsonl", {"id": 7, "question": "Who?", alias: "Bob", "hops": 2}))
+    assert (question.id, question.golden_answers, question.metadata) == ("7", ("Bob",), {"hops": 2})
+
+
+def test_numpy_answers_and_nan_metadata_from_parquet_become_plain_python(tmp_path: Path) -> None:
+    import datasets
+    import numpy as np
+
+    columns = {
+        "id": ["a"],
+        "question": ["Who?"],
+        "golden_answers": [np.array(["Bob", "Rob"])],
+        "metadata": [{"rank": float("nan"), "hops": np.array([1, 2])}],
+    }
+    datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "a.parquet")
+    (question,) = load_questions(str(tmp_path / "a.parquet"))
+    assert question.golden_answers == ("Bob", "Rob")
+    assert question.metadata == {"rank": None, "hops": [1, 2]}
+
+
+def test_line_separators_inside_a_text_do_not_end_the_row(tmp_path: Path) -> None:
+    (question,) = load_questions(write(tmp_path / "a.jsonl", row(question="one\u2028two\x85three")))
+    assert question.question == "one\u2028two\x85three"
+
+
+def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(row(question="a\ud83d?", golden_answers=["\udc00"])))
+    (question,) = load_questions(str(tmp_path / "a.jsonl"))
+    assert (question.question, question.golden_answers) == ("a??", ("?",))
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        (row(question=None), "question missing or empty in 1 row (2)"),
+        (row(question="  "), "question missing or empty in 1 row (2)"),
+        (row(question=float("nan")), "question missing or empty in 1 row (2)"),
+        (row(golden_answers=None), "golden_answers missing or empty in 1 row (2)"),
+        (row(golden_answers=[]), "golden_answers missing or empty in 1 row (2)"),
+        (row(golden_answers=[""]), "golden_answers missing or empty in 1 row (2)"),
+        (row(golden_answers=float("nan")), "golden_answers missing or empty in 1 row (2)"),
+        (row(None), "id missing or empty in 1 row (2)"),
+        (row(float("nan")), "id missing or empty in 1 row (2)"),
+        (row("first"), "duplicate id in 1 row (2 'first')"),
+        ("a text", "not a JSON object in 1 row (2)"),
+    ],
+)
+def test_an_unusable_row_is_named(tmp_path: Path, bad: object, named: str) -> None:
+    assert named in refusal(write(tmp_path / "a.jsonl", row("first"), bad))
+
+
+def test_ids_that_differ_only_as_number_and_text_collide(tmp_path: Path) -> None:
+    assert "duplicate id in 1 row (2 '1')" in refusal(write(tmp_path / "a.jsonl", row(1), row("1")))
+
+
+def test_many_bad_rows_are_counted_and_five_of_them_named(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path / "a.jsonl", *(row(f"q{i}", question="") for i in range(9))))
+    assert "question missing or empty in 9 rows (1, 2, 3, 4, 5, ...)" in message
+
+
+def test_all_kinds_of_problems_stand_in_one_line(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path / "a.jsonl", row("x\ny"), row("x\ny"), row("z", question=None)))
+    assert "duplicate id in 1 row (2 'x y')" in message and "question missing or empty in 1 row (3)" in message
+
+
+def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(row()) + "\n\n{broken\n")
+    assert "not a JSON object in 1 row (3)" in refusal(str(tmp_path / "a.jsonl"))
+
+
+def test_a_broken_json_file_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[\n{"id": 1},\n{broken]')
+    assert "not JSON at line 3" in refusal(str(tmp_path / "a.json"))
+
+
+def test_missing_id_column_asks_for_one(tmp_path: Path) -> None:
+    assert "add one" in refusal(write(tmp_path / "a.jsonl", {"question": "Who?", "golden_answers": ["Bob"]}))
+
+
+@pytest.mark.parametrize("name", ["gone.jsonl", "gone.jsonl.gz", "gone.json", "gone.parquet"])
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path, name: str) -> None:
+    assert "file not found" in refusal(str(tmp_path / name))
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"x" * 10_000)[:-20])
+    (tmp_path / "text.jsonl.gz").write_bytes(b"plain text")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 cut off")
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    (tmp_path / "one.json").write_text("{}")
+    (tmp_path / "a.csv").write_text("id")
+    messages = {path.name: refusal(str(path)) for path in tmp_path.iterdir()}
+    assert "complete" in messages["cut.jsonl.gz"] and "complete" in messages["text.jsonl.gz"]
+    assert "Parquet" in messages["cut.parquet"] and "no questions" in messages["empty.jsonl"]
+    assert "list of rows" in messages["one.json"] and "unknown kind of file" in messages["a.csv"]
+
+
+def test_unknown_name_gets_the_nearest_one_and_the_list() -> None:
+    message = refusal("hotpot_qa")
+    assert "did you mean 'hotpotqa'?" in message and all(name in message for name in KNOWN)
+
+
+def test_unknown_split_gets_the_list() -> None:
+    assert "no split 'train'; it has test" in refusal("popqa", split="train")
+
+
+def test_a_file_has_no_splits(tmp_path: Path) -> None:
+    assert "no splits" in refusal(write(tmp_path / "a.jsonl", row()), split="dev")
+
+
+def test_limit_has_to_be_positive(tmp_path: Path) -> None:
+    assert "limit is 0" in refusal(write(tmp_path / "a.jsonl", row()), limit=0)
+
+
+def test_limit_takes_a_seeded_sample_in_file_order(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", *(row(f"{i:03}") for i in range(100)))
+    ids = [q.id for q in load_questions(path, limit=10, seed=3)]
+    assert ids == sorted(ids) and len(set(ids)) == 10
+    assert ids == [q.id for q in load_questions(path, limit=10, seed=3)]
+    assert ids != [q.id for q in load_questions(path, limit=10, seed=4)]
+    assert len(load_questions(path, limit=1000)) == 100
+
+
+@pytest.mark.slow
+def test_without_the_hub_a_known_name_says_what_to_do(tmp_path: Path) -> None:
+    # A process of its own: the libraries read these settings once, at import.
+    code = "from reasonrag.storage.questions import load_questions; load_questions('hotpotqa')"
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    message = result.stderr.strip().splitlines()[-1]
+    assert "data set 'hotpotqa' has to be fetched from the Hub, which cannot be used (ConnectionError)" in message
+    assert "pass a JSONL or Parquet file" in message
+
+
+PARAGRAPHS = [("Jaws", "A film. By Spielberg."), ("Ed Wood", "A director.")]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"context": {"title": ["Jaws", "Ed Wood"], "sentences": [["A film.", " By Spielberg."], ["A director."]]}},
+        {"context": {"title": ["Jaws", "Ed Wood"], "content": [["A film.", "By Spielberg."], ["A director."]]}},
+        {"context": [["Jaws", ["A film.", "By Spielberg."]], ["Ed Wood", ["A director."]]]},
+        {"paragraphs": [{"title": t, "paragraph_text": x, "idx": i} for i, (t, x) in enumerate(PARAGRAPHS)]},
+    ],
+)
+def test_paragraphs_are_read_from_every_layout(metadata: dict[str, object]) -> None:
+    corpus = paragraph_corpus([Question("1", "?", ("a",), metadata=metadata)])
+    assert [(p.title, p.text) for p in corpus] == PARAGRAPHS
+    assert corpus[0].id == hashlib.sha1(b"Jaws\nA film. By Spielberg.").hexdigest()[:12]
+
+
+def test_a_paragraph_of_two_questions_comes_once() -> None:
+    context = {"context": [["Jaws", ["A film."]]]}
+    assert len(paragraph_corpus([Question(str(i), "?", ("a",), metadata=context) for i in range(2)])) == 1
+
+
+def test_musique_file_gives_questions_and_paragraphs(tmp_path: Path) -> None:
+    paragraphs = [{"idx": 0, "title": "Jaws", "paragraph_text": "A film.", "is_supporting": True}]
+    path = write(tmp_path / "m.jsonl", {"id": "2hop", "question": "Who?", "answer": "Bob", "paragraphs": paragraphs})
+    assert [p.contents for p in paragraph_corpus(load_questions(path))] == ["Jaws\nA film."]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"context": []}, {"context": {}}, {"context": [["Jaws", []]]}])
+def test_without_paragraphs_a_corpus_is_asked_for(metadata: dict[str, object]) -> None:
+    with pytest.raises(DataError, match="--corpus"):
+        paragraph_corpus([Question("1", "?", ("a",), metadata=metadata)])
+
+
+@pytest.mark.parametrize(
+    "context", [{"sentences": []}, {"title": ["a"], "text": []}, [["a"]], [{"x": 1}], 5, [[1, [2]]]]
+)
+def test_unknown_layouts_are_refused_by_name(context: object) -> None:
+    with pytest.raises(DataError, match="question 'q9': its context is in an unknown layout"):
+        paragraph_corpus([Question("q9", "?", ("a",), metadata={"context": context})])
+
+
+def test_fingerprint_follows_ids_texts_answers_and_order() -> None:
+    a, b = Question("a", "Who?", ("x",)), Question("b", "Who?", ("x",))
+    prints = [
+        questions_fingerprint(q)
+        for q in ([a, b], [b, a], [a], [Question("a", "Who?", ("y",)), b], [Question("a", "What?", ("x",)), b])
+    ]
+    assert len(set(prints)) == 5 and all(len(p) == 16 for p in prints)
+    assert prints[0] == questions_fingerprint([replace(a, metadata={"k": 1}), b])
+    # Seeds and the journal know a question by its data set's name and its id.
+    assert prints[0] != questions_fingerprint([replace(a, dataset="elsewhere"), b])
+
+
+@pytest.mark.data
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("2wikimultihopqa", 445),
+        ("bamboogle", 125),
+        ("hotpotqa", 335),
+        ("musique", 221),
+        ("nq", 680),
+        ("popqa", 644),
+        ("retrievalqa", 123),
+        ("triviaqa", 644),
+    ],
+)
+def test_real_files_load_whole(name: str, count: int) -> None:
+    questions = load_questions(str(DATA / f"questions/{name}.jsonl"))
+    assert len(questions) == count and {q.dataset for q in questions} == {name}
