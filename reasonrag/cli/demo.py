@@ -11,7 +11,7 @@ from reasonrag.cli.root import cli
 
 @cli.group()
 def demo() -> None:
-    """The demo world: an invented encyclopedia, its questions, and a tiny policy.
+    """The demo world: an invented encyclopedia and its questions.
 
     \b
       reasonrag demo world --out world
@@ -32,31 +32,9 @@ def demo_world(out: Path, world_seed: int) -> None:
     search.write_world(out, world_seed)
 
 
-@demo.command("policy")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for model and tokenizer.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option(
-    "--formats",
-    type=click.Choice(["reasonrag", "stream"]),
-    default="reasonrag",
-    show_default=True,
-    help="stream: one policy for the four formats of a growing turn, from the weights of the other.",
-)
-def demo_policy(out: Path, seed: int, formats: str) -> None:
-    """Train a tiny policy (a quarter of an hour on one core).
-
-    \b
-      reasonrag demo policy --out policy --seed 0
-      reasonrag build-tree --preset demo --policy hf:policy --out runs/own
-    """
-    from reasonrag.demo.train import train_policy, train_stream_policy
-
-    (train_stream_policy if formats == "stream" else train_policy)(out, seed=seed, log=click.echo)
-
-
 @cli.command()
 def doctor() -> None:
-    """What is installed, which backends would work here, and why the others would not.
+    """Print what is installed, which backends work on this machine, and what the others need.
 
     \b
       reasonrag doctor

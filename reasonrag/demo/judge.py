@@ -10,15 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Action, Answer, Completion, Malformed, Note, Prompt, Question, Search, Step
 from reasonrag.demo import verdicts
-from reasonrag.demo.demonstrations import demo_format
 from reasonrag.demo.knowledge import Knowledge, knowledge_of
 from reasonrag.demo.verdicts import Fields, Verdict
+from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.base import Sampling
 
 NOTHING = 0.2  # of a trajectory without a step that helps or harms
@@ -234,6 +235,12 @@ def _read(prompt: Prompt) -> dict[str, str | list[str]]:
             listed = [] if labelled[2] is None else None
             fields[labelled[1]] = labelled[2] if listed is None else listed
     return fields
+
+
+@cache
+def demo_format() -> ReasonRAGFormat:
+    """Return ReasonRAG's format with the `brief` prompts, as the shipped policy is trained in it."""
+    return ReasonRAGFormat(PromptSet.find("brief"))
 
 
 def _actions(texts: Sequence[str]) -> list[Action]:

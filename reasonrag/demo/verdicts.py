@@ -11,12 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from random import Random
 
+from reasonrag.core.policy_card import DEMO_FORMATS
 from reasonrag.core.text import exact_match, normalize_answer, token_f1
 from reasonrag.core.types import Question
 from reasonrag.demo.knowledge import Knowledge
-from reasonrag.demo.writing import STREAM_FORMATS, stream_format
+from reasonrag.formats import FORMATS, PromptSet, StreamFormat
 from reasonrag.formats.reading import Reading
 from reasonrag.rewards.verdicts import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, PathScores
 
@@ -151,9 +153,17 @@ def score_path(world: Knowledge, question: Question, reference: Sequence[str], r
     )
 
 
+@cache
+def stream_format(name: str) -> StreamFormat:
+    """Return a format of one growing turn with the `brief` prompts, as the shipped policy is trained in it."""
+    format = FORMATS[name](PromptSet.find("brief"))
+    assert isinstance(format, StreamFormat)
+    return format
+
+
 def read(text: str) -> Reading:
     """A trajectory of unknown format: as the first that it is well-formed in, else the one that makes most of it."""
-    readings = [stream_format(name).read_text(text) for name in STREAM_FORMATS]
+    readings = [stream_format(name).read_text(text) for name in DEMO_FORMATS]
     return max(readings, key=lambda r: (r.well_formed, len(r.queries) + (r.answer is not None) + bool(r.plan)))
 
 

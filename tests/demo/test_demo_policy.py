@@ -7,12 +7,12 @@ import pytest
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Answer
 from reasonrag.demo import policy_folder
-from reasonrag.demo.demonstrations import demo_format
-from reasonrag.demo.measure import measure
-from reasonrag.demo.train import Recipe, train_policy
+from reasonrag.demo.judge import demo_format
 from reasonrag.demo.world import demo_questions
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
+from tools.demo_policy.measure import measure
+from tools.demo_policy.train import Recipe, train_policy
 
 SMOKE = Recipe(steps=3, dev_questions=5)
 

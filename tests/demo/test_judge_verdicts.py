@@ -13,10 +13,9 @@ from reasonrag.core.errors import JudgeError
 from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Question
 from reasonrag.demo import demo_questions, make_world
-from reasonrag.demo.demonstrations import STREAM_HABITS, Attempt, Finding, Improviser
 from reasonrag.demo.judge import DemoJudge
 from reasonrag.demo.knowledge import knowledge_of
-from reasonrag.demo.writing import STREAM_STEPS, demonstrate, stream_format
+from reasonrag.demo.verdicts import stream_format
 from reasonrag.formats import PromptSet
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.search_p1 import as_text
@@ -33,6 +32,8 @@ from reasonrag.rewards.verdicts import (
 )
 from tests.rewards.test_verdicts import PAYLOADS
 from tests.toys import QUESTION
+from tools.demo_policy.demonstrations import STREAM_HABITS, Attempt, Finding, Improviser
+from tools.demo_policy.writing import STREAM_STEPS, demonstrate
 
 WORLD = make_world()
 TRAIN = demo_questions("train")

@@ -9,14 +9,14 @@ from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.policy_card import DEMO_FORMATS, carried_settings
 from reasonrag.demo import demo_questions, policy_folder, stream_policy_folder
-from reasonrag.demo.measure import measure_stream
-from reasonrag.demo.train import Recipe, train_stream_policy
 from reasonrag.demo.world import famous_facts, famous_part
-from reasonrag.demo.writing import STREAM_FORMATS, STREAM_STEPS, STREAM_TOKENS, direct_prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.pipeline.models import check_llm, open_llm
 from reasonrag.training.model import model_path
+from tools.demo_policy.measure import measure_stream
+from tools.demo_policy.train import Recipe, train_stream_policy
+from tools.demo_policy.writing import STREAM_FORMATS, STREAM_STEPS, STREAM_TOKENS, direct_prompt
 
 SMOKE = Recipe(steps=3, tokens=600, dev_questions=3)
 

@@ -15,7 +15,7 @@ HEAVY = (
     *("fastapi", "sentence_transformers", "networkx", "jinja2"),
 )
 COMMANDS = (
-    *("build-tree", "pairs", "demo", "demo world", "demo policy", "doctor"),
+    *("build-tree", "pairs", "demo", "demo world", "doctor"),
     *("index", "index build", "index serve", "index doctor", "index recall"),
     *("report", "show", "stats", "graph", "export", "import"),
 )

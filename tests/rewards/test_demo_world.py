@@ -9,15 +9,16 @@ from functools import cache
 import pytest
 
 from reasonrag.demo import demo_questions, make_world
-from reasonrag.demo.demonstrations import FAULTLESS, NO_WHIMS, STREAM_HABITS, Improviser, Whims
 from reasonrag.demo.judge import DemoJudge
+from reasonrag.demo.verdicts import stream_format
 from reasonrag.demo.world import Part
-from reasonrag.demo.writing import demonstrate, stream_format
 from reasonrag.formats import PromptSet
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.reference_plans import load_plans, make_plans
 from tests.rewards.toys import knowing, score, values
+from tools.demo_policy.demonstrations import FAULTLESS, NO_WHIMS, STREAM_HABITS, Improviser, Whims
+from tools.demo_policy.writing import demonstrate
 
 QUESTIONS = demo_questions("dev")[:60]
 FORMAT_OF = {"outcome": "search_r1", "hiprag": "hiprag", "search-p1": "search_p1", "when-to-search": "when_to_search"}

@@ -5,13 +5,14 @@ import pytest
 
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Search, Span, StopReason
-from reasonrag.demo.curriculum import StreamCurriculum, stream_vocabulary_texts
-from reasonrag.demo.demonstrations import FAULTLESS, NO_WHIMS, STREAM_HABITS, Improviser
 from reasonrag.demo.lexicon import KINDS, names
-from reasonrag.demo.tokens import ASSISTANT, END, STREAM, make_tokenizer
+from reasonrag.demo.verdicts import stream_format
 from reasonrag.demo.world import Part, demo_questions, make_world
-from reasonrag.demo.writing import STREAM_FORMATS, STREAM_STEPS, demonstrate, direct_prompt, stream_format
 from reasonrag.llm.chat_template import ChatTemplate
+from tools.demo_policy.curriculum import StreamCurriculum, stream_vocabulary_texts
+from tools.demo_policy.demonstrations import FAULTLESS, NO_WHIMS, STREAM_HABITS, Improviser
+from tools.demo_policy.tokens import ASSISTANT, END, STREAM, make_tokenizer
+from tools.demo_policy.writing import STREAM_FORMATS, STREAM_STEPS, demonstrate, direct_prompt
 
 WORLD = make_world(0)
 PARTS = (WORLD.parts["dev"], WORLD.famous)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from random import Random
 
 from reasonrag.core.types import Answer, Completion, Note, Passage, Prompt, Question, Search, Step
+from reasonrag.demo.judge import demo_format
 from reasonrag.demo.lexicon import RELATIONS, Relation
 from reasonrag.demo.world import Hop, Part, larger
-from reasonrag.formats import PromptSet, ReasonRAGFormat
 
 MAX_STEPS = 8
 
@@ -52,12 +51,6 @@ class Habits:
     aside: float = 0.05
     misread: float = 0.03
     overlook: float = 0.02
-
-
-@cache
-def demo_format() -> ReasonRAGFormat:
-    """The format that the policy is trained in: its prompts are the shipped `brief` ones."""
-    return ReasonRAGFormat(PromptSet.find("brief"))
 
 
 FAULTLESS = Habits(recall=0, guess=0, hasty=0, early=0, again=(0, 0, 0), aside=0, misread=0, overlook=0)

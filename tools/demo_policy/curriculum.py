@@ -13,7 +13,9 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar
 
 from reasonrag.core.types import Prompt, Question, Trajectory
-from reasonrag.demo.demonstrations import (
+from reasonrag.demo.lexicon import RELATIONS, Kind, names, words
+from reasonrag.demo.world import Part, ask, famous_facts, famous_part, one_hop
+from tools.demo_policy.demonstrations import (
     FAULTLESS,
     NO_WHIMS,
     STREAM_HABITS,
@@ -23,10 +25,8 @@ from reasonrag.demo.demonstrations import (
     Whims,
     possible_values,
 )
-from reasonrag.demo.lexicon import RELATIONS, Kind, names, words
-from reasonrag.demo.tokens import ASSISTANT, END, PHRASES, REASONRAG, STREAM, Alphabet
-from reasonrag.demo.world import Part, ask, famous_facts, famous_part, one_hop
-from reasonrag.demo.writing import STREAM_FORMATS, STREAM_STEPS, demonstrate, direct_prompt
+from tools.demo_policy.tokens import ASSISTANT, END, PHRASES, REASONRAG, STREAM, Alphabet
+from tools.demo_policy.writing import STREAM_FORMATS, STREAM_STEPS, demonstrate, direct_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

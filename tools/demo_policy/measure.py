@@ -9,13 +9,15 @@ from pathlib import Path
 
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Malformed, Question, Search, Trajectory
-from reasonrag.demo.demonstrations import MAX_STEPS, demo_format
+from reasonrag.demo.judge import demo_format
+from reasonrag.demo.verdicts import stream_format
 from reasonrag.demo.world import Part, demo_corpus, make_world
-from reasonrag.demo.writing import STREAM_STEPS, STREAM_TOKENS, stream_format
 from reasonrag.formats import Format, StreamFormat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.rollout import Engine
+from tools.demo_policy.demonstrations import MAX_STEPS
+from tools.demo_policy.writing import STREAM_STEPS, STREAM_TOKENS
 
 Figures = dict[str, dict[str, float]]
 

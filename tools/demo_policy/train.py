@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.policy_card import copy_card
 from reasonrag.demo import policy_folder, stream_policy_folder
-from reasonrag.demo.curriculum import Curriculum, Row, StreamCurriculum, stream_vocabulary_texts, vocabulary_texts
-from reasonrag.demo.measure import Figures, measure, measure_stream
-from reasonrag.demo.tokens import STREAM, make_tokenizer
 from reasonrag.demo.world import demo_questions
-from reasonrag.demo.writing import STREAM_FORMATS
 from reasonrag.llm.local import TransformersLLM
+from tools.demo_policy.curriculum import Curriculum, Row, StreamCurriculum, stream_vocabulary_texts, vocabulary_texts
+from tools.demo_policy.measure import Figures, measure, measure_stream
+from tools.demo_policy.tokens import STREAM, make_tokenizer
+from tools.demo_policy.writing import STREAM_FORMATS
 
 if TYPE_CHECKING:
     import torch

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from reasonrag.core.types import Answer, Completion, Message, Prompt, Search, Step, StopReason, Trajectory
-from reasonrag.demo.demonstrations import Attempt, Finding, Improviser
-from reasonrag.formats import FORMATS, PromptSet, StreamFormat
+from reasonrag.demo.verdicts import stream_format
+from reasonrag.formats import PromptSet
+from tools.demo_policy.demonstrations import Attempt, Finding, Improviser
 
 # What the policy's card says: the limit of steps that it is trained with, and enough tokens for any of them.
 STREAM_STEPS = 6
@@ -25,14 +25,6 @@ class Pieces:
 
     steps: Sequence[tuple[str, Finding | None]]
     last: str
-
-
-@cache
-def stream_format(name: str) -> StreamFormat:
-    """The format of that name as the policy is trained in it: its prompts are the shipped `brief` ones."""
-    format = FORMATS[name](PromptSet.find("brief"))
-    assert isinstance(format, StreamFormat)
-    return format
 
 
 def demonstrate(improviser: Improviser, name: str, *, max_steps: int = STREAM_STEPS) -> Trajectory:
