@@ -23,14 +23,14 @@ class Watched(Protocol):
     """Work that can say how far it is."""
 
     @property
-    def total(self) -> int: ...  # noqa: D102
+    def total(self) -> int: ...
     @property
-    def done(self) -> int: ...  # noqa: D102
+    def done(self) -> int: ...
     @property
-    def failed(self) -> int: ...  # noqa: D102
+    def failed(self) -> int: ...
     @property
-    def eta_s(self) -> float | None: ...  # noqa: D102
-    def line(self) -> str: ...  # noqa: D102
+    def eta_s(self) -> float | None: ...
+    def line(self) -> str: ...
 
 
 class Panel:
