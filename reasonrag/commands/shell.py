@@ -80,12 +80,20 @@ def log_plainly() -> None:
         os.environ.setdefault(name, value)
     structlog.configure(
         processors=[
+            _drop_retries,
             structlog.processors.add_log_level,
             _printable_values,
             structlog.dev.ConsoleRenderer(colors=False),
         ],
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
     )
+
+
+def _drop_retries(logger: Any, method: str, event: Any) -> Any:
+    # stamina logs every retry, and hundreds of requests may wait for one server.
+    if event["event"] == "stamina.retry_scheduled":
+        raise structlog.DropEvent
+    return event
 
 
 def _printable_values(logger: Any, method: str, event: Any) -> Any:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import random
-import time
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Literal
-from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
 
 from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.http import Retries, Unavailable, bearer_header, check_url, is_transient, parse_retry_after
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.common import overflows_context, public_name
@@ -23,20 +20,9 @@ from reasonrag.llm.openai_wire import BadReply, Encode, Wire, readable, rejected
 
 log = structlog.get_logger()
 
-_TRANSIENT = frozenset({408, 409, 425, 429})
-_LONGEST_BACKOFF_S = 30.0
 # Below the 5 s after which uvicorn (vLLM's server) closes an idle connection, so that we let go of it first.
 _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S = 15.0
-
-
-class _Transient(Exception):
-    """A failure worth another try, not before `retry_after_s`."""
-
-    def __init__(self, message: str, cause: str = "unreachable", retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.cause = cause
-        self.retry_after_s = retry_after_s
 
 
 class _ParameterRejected(Exception):
@@ -96,14 +82,10 @@ class ServerLLM:
         Raises:
             ConfigError: the URL or the key cannot be used, or `encode` does not fit `api`.
         """
-        check_url(base_url)
+        check_url(base_url, example="http://127.0.0.1:8000/v1")
         if (api == "completions") != (encode is not None):
             raise ConfigError(
                 "the completions endpoint takes text or token ids: give `encode` with api='completions' and only then"
-            )
-        if api_key and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
-            raise ConfigError(
-                "the API key holds blanks or characters that no HTTP header may hold; is it cut from a file?"
             )
         if concurrency < 1 or timeout_s <= 0 or max_retries < 0:
             raise ConfigError("concurrency and timeout_s have to be positive, max_retries must not be negative")
@@ -112,11 +94,11 @@ class ServerLLM:
         self._base_url = base_url.rstrip("/")
         self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs)
         self._key = api_key or None
+        self._headers = bearer_header(api_key, "the API key")
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._concurrency = concurrency
         self._backoff_s = backoff_s
-        self._jitter = random.Random()
         self._open: tuple[aiohttp.ClientSession, asyncio.Semaphore] | None = None
 
     def __repr__(self) -> str:
@@ -204,52 +186,50 @@ class ServerLLM:
                 # No second queue behind the slots: the time of a request starts when it gets one.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
-                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+                headers=self._headers,
             )
             self._open = session, asyncio.Semaphore(self._concurrency)
         return self._open
 
     async def _request(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
-        """One request, tried until it is answered, refused or out of time."""
+        """Send one request until it is answered, refused or out of time."""
         session, slots = self._session()
-        attempt, failure = 0, None
         async with slots:
+            retries = Retries(deadline_s=self._timeout_s, max_retries=self._max_retries, first_wait_s=self._backoff_s)
             try:
-                async with asyncio.timeout(self._timeout_s) as deadline:
-                    while True:
-                        try:
-                            return await self._attempt(session, prompt, sampling)
-                        except _ParameterRejected as rejected:
-                            self._drop(str(rejected))
-                            continue
-                        except _Transient as error:
-                            failure = error
-                        wait = self._wait_s(attempt, failure.retry_after_s)
-                        left = (deadline.when() or math.inf) - asyncio.get_running_loop().time()
-                        attempt += 1
-                        if attempt > self._max_retries or wait > left:
-                            raise LLMError(f"{self.name}: {failure} (attempt {attempt}, the last)", cause=failure.cause)
-                        await asyncio.sleep(wait)
+                async with asyncio.timeout(self._timeout_s):
+                    return await retries.run(partial(self._attempt, session, prompt, sampling))
+            except Unavailable as failure:
+                message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
+                raise LLMError(message, cause=failure.cause) from failure
             except TimeoutError as error:
-                before = f"; before that: {failure}" if failure else ""
+                before = f"; before that: {retries.last}" if retries.last else ""
                 raise LLMError(f"{self.name}: no answer in {self._timeout_s:g} s{before}", cause="timeout") from error
 
     async def _attempt(self, session: aiohttp.ClientSession, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+        """Send the request once, and again at once for each parameter that the server turns out not to know."""
+        while True:
+            try:
+                return await self._send(session, prompt, sampling)
+            except _ParameterRejected as rejected:
+                self._drop(str(rejected))
+
+    async def _send(self, session: aiohttp.ClientSession, prompt: Prompt, sampling: Sampling) -> list[Completion]:
         body = self._wire.body(prompt, sampling, self.dropped)
         url = self._base_url + self._wire.route
         try:
             async with session.post(url, json=body, allow_redirects=False) as response:
                 status, headers, raw = response.status, response.headers, await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise _Transient(f"{type(error).__name__}: {self._shown(str(error).encode())}") from error
+            raise Unavailable(f"{type(error).__name__}: {self._shown(str(error).encode())}") from error
         if status == 200:
             try:
                 return self._wire.completions(raw, prompt, sampling, body.get("prompt"))
             except BadReply as error:
-                raise _Transient(self._shown(str(error).encode()), "bad_reply") from error
+                raise Unavailable(self._shown(str(error).encode()), cause="bad_reply") from error
         message = f"HTTP {status}: {self._shown(raw)}"
-        if status in _TRANSIENT or status >= 500:
-            raise _Transient(message, retry_after_s=_retry_after_s(headers.get("Retry-After", "")))
+        if status == 409 or is_transient(status):  # 409: hosted servers that are loading the model
+            raise Unavailable(message, retry_after_s=parse_retry_after(headers.get("Retry-After")))
         if status in (400, 413, 422) and overflows_context(raw.decode("utf-8", "replace")):
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")
         if status in (400, 422) and (parameter := rejected_parameter(raw, body)):
@@ -257,10 +237,6 @@ class ServerLLM:
         if 300 <= status < 400:
             message = f"HTTP {status}: a redirect, which is not followed; set base_url to where the server is"
         raise LLMError(f"{self.name}: {message}", cause="refused")
-
-    def _wait_s(self, attempt: int, retry_after_s: float) -> float:
-        backoff = min(self._backoff_s * 2.0**attempt, _LONGEST_BACKOFF_S)
-        return retry_after_s + backoff * self._jitter.uniform(0.5, 1.0)
 
     def _drop(self, parameter: str) -> None:
         if parameter not in self.dropped:
@@ -274,32 +250,3 @@ class ServerLLM:
 def _sample(sampling: Sampling, index: int) -> Sampling:
     seed = None if sampling.seed is None else sampling.seed + index
     return replace(sampling, n=1, seed=seed)
-
-
-def check_url(base_url: str) -> None:
-    """Refuse what is no address of a server, or shows a password.
-
-    Raises:
-        ConfigError: one line says why.
-    """
-    try:
-        parts = urlsplit(base_url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigError(f"base_url {base_url!r} is no http or https address, such as http://127.0.0.1:8000/v1")
-    if parts.username or parts.password:
-        raise ConfigError("base_url holds a user name or password; give the key as api_key instead")
-
-
-def _retry_after_s(header: str) -> float:
-    """Seconds from now; both forms of RFC 9110, sec. 10.2.3. 0 where there is none or it cannot be read."""
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(header).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return 0.0
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0

@@ -18,14 +18,15 @@ import http.client
 import json
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import structlog
 
 from reasonrag.core.errors import ConfigError, LLMError, ReasonRAGError
+from reasonrag.core.http import Retries, Unavailable, check_url
 from reasonrag.llm.openai_wire import readable
-from reasonrag.llm.server import check_url
 from reasonrag.llm.weight_transfer import NCCLTransport, Transport
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _TIMEOUT_S = 60.0
-_ATTEMPTS = 3
+_MAX_RETRIES = 2
 
 
 class WeightSync(Protocol):
@@ -92,7 +93,7 @@ class VLLMServerSync:
         Raises:
             ConfigError: the URL cannot be used.
         """
-        check_url(base_url)
+        check_url(base_url, example="http://127.0.0.1:8000/v1")
         self._root = base_url.rstrip("/").removesuffix("/v1")
         self._transport = transport or NCCLTransport(self._root)
         self._pause_timeout_s = pause_timeout_s
@@ -183,27 +184,28 @@ class VLLMServerSync:
             ConfigError: the server has no such endpoint.
             LLMError: it did not do it.
         """
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                time.sleep(self._backoff_s * 2.0 ** (attempt - 1))
-            try:
-                status, raw = _post(self._root + path, timeout_s)
-            except TimeoutError as error:
-                raise _failed(f"{path}: no answer in {timeout_s:g} s") from error
-            except (OSError, http.client.HTTPException) as error:
-                failure = f"{path}: {_said(error)}"
-                continue
-            if status == 404:
-                raise ConfigError(
-                    f"the server at {self._root} has no {path.partition('?')[0]}, so it cannot take new weights; "
-                    'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "nccl"}\''
-                )
-            if status == 200:
-                return _object(raw)
-            failure = f"{path}: HTTP {status}: {readable(raw)}"
-            if status < 500:
-                break
-        raise _failed(failure)
+        retries = Retries(deadline_s=timeout_s, max_retries=_MAX_RETRIES, first_wait_s=self._backoff_s)
+        try:
+            return retries.run(partial(self._send, path, timeout_s))
+        except Unavailable as failure:
+            raise _failed(str(failure)) from failure
+
+    def _send(self, path: str, timeout_s: float) -> dict[str, Any]:
+        try:
+            status, raw = _post(self._root + path, timeout_s)
+        except TimeoutError as error:
+            raise _failed(f"{path}: no answer in {timeout_s:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(f"{path}: {_said(error)}") from error
+        if status == 200:
+            return _object(raw)
+        if status == 404:
+            raise ConfigError(
+                f"the server at {self._root} has no {path.partition('?')[0]}, so it cannot take new weights; "
+                'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "nccl"}\''
+            )
+        message = f"{path}: HTTP {status}: {readable(raw)}"
+        raise Unavailable(message) if status >= 500 else _failed(message)
 
 
 def _post(url: str, timeout_s: float) -> tuple[int, bytes]:

@@ -6,17 +6,27 @@ import asyncio
 import hashlib
 import json
 import math
-import random
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.http import (
+    TOKEN_ENV,
+    Retries,
+    Unavailable,
+    backoff,
+    bearer_header,
+    check_url,
+    is_transient,
+    parse_retry_after,
+)
 from reasonrag.core.secrets import redact
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.bearer import TOKEN_ENV, read_token
 from reasonrag.retrieval.corpus import passage_contents
 from reasonrag.storage.questions import passage_id, quoted, text_id
 
@@ -24,26 +34,11 @@ if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _AVOIDED_S = 10.0  # after a failure, while others answer
 _CHECK_TIMEOUT_S = 10.0
 _MOST_BYTES = 256 << 20  # of a reply, unpacked
 _MOST_READ_OF_ERRORS = 1 << 16  # far more than is shown, or a secret would be cut before it is known as one
-
-
-class _Retry(Exception):
-    """One attempt failed in a way that another may not.
-
-    `counts` is whether it is one of `max_retries`: a server that cannot be reached or says when to come back is
-    restarting or busy, and is waited for.
-    """
-
-    def __init__(self, what: str, cause: str, *, wait_s: float = 0.0, counts: bool = True) -> None:
-        super().__init__(what)
-        self.cause = cause
-        self.wait_s = wait_s
-        self.counts = counts
 
 
 @dataclass(slots=True, eq=False)
@@ -104,8 +99,7 @@ class RemoteRetriever:
         self._slots = asyncio.Semaphore(concurrency)
         self._max_queries = max_queries
         self._identity = identity
-        token = read_token(token_env)
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._headers = bearer_header(os.environ.get(token_env), f"the token in {token_env}")
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -145,7 +139,7 @@ class RemoteRetriever:
         for server in self._servers:
             try:
                 _rankings(await self._post(server, _payload(["check"], 1), min(self._timeout_s, _CHECK_TIMEOUT_S)), 1)
-            except _Retry as failure:
+            except Unavailable as failure:
                 failures.append(str(failure))
             else:
                 return
@@ -160,23 +154,13 @@ class RemoteRetriever:
     async def _ask(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
         """Try, try another server, wait, until an attempt succeeds or retries or time are used up."""
         payload = _payload(queries, top_k)
-        give_up_at = time.monotonic() + self._deadline_s
-        attempts = counted = 0
-        while True:
-            try:
-                async with self._slots:
-                    return await self._attempt(self._next_server(), payload, len(queries), give_up_at)
-            except _Retry as error:
-                failure = error
-            attempts += 1
-            counted += failure.counts
-            wait_s = self._wait_s(attempts)
-            if counted > self._max_retries or time.monotonic() + wait_s >= give_up_at:
-                break
-            await asyncio.sleep(wait_s)
-        raise RetrievalError(
-            f"no retrieval server answered in {attempts} attempts; last: {failure}", cause=failure.cause
-        ) from failure
+        retries = Retries(deadline_s=self._deadline_s, max_retries=self._max_retries, wait_s=self._wait_s)
+        try:
+            return await retries.run(partial(self._attempt, payload, len(queries), retries))
+        except Unavailable as failure:
+            raise RetrievalError(
+                f"no retrieval server answered in {retries.failures} attempts; last: {failure}", cause=failure.cause
+            ) from failure
 
     def _next_server(self) -> _Server:
         """The one with the least to do among those that work, in turn; failing that, the first to be tried again."""
@@ -187,30 +171,32 @@ class RemoteRetriever:
         self._servers.append(chosen)
         return chosen
 
-    def _wait_s(self, attempts: int) -> float:
-        """No wait while a server is left that works; else what Retry-After says, or doubling with jitter."""
+    def _wait_s(self, failures: int) -> float:
+        """Return 0 if a server is left that works, else a growing wait, no shorter than the servers asked for."""
         now = time.monotonic()
         if any(max(server.avoid_until, server.closed_until) <= now for server in self._servers):
             return 0.0
-        rounds = attempts // len(self._servers)
-        longest = min(_FIRST_WAIT_S * 2.0 ** min(rounds - 1, 30), _LONGEST_WAIT_S)
-        return max(random.uniform(longest / 2, longest), min(server.closed_until for server in self._servers) - now)
+        rounds = max(failures // len(self._servers), 1)
+        first_open = min(server.closed_until for server in self._servers)
+        return max(backoff(rounds, _FIRST_WAIT_S, _LONGEST_WAIT_S), first_open - now)
 
     async def _attempt(
-        self, server: _Server, payload: Mapping[str, Any], count: int, give_up_at: float
+        self, payload: Mapping[str, Any], query_count: int, retries: Retries
     ) -> list[tuple[Passage, ...]]:
-        left_s = max(give_up_at - time.monotonic(), 0.001)  # 0 would be no limit
-        server.in_flight += 1
-        try:
-            rankings = _rankings(await self._post(server, payload, min(self._timeout_s, left_s)), count)
-        except _Retry as failure:
-            now = time.monotonic()
-            server.avoid_until, server.closed_until = now + _AVOIDED_S, now + failure.wait_s
-            raise
-        finally:
-            server.in_flight -= 1
-        server.avoid_until = server.closed_until = 0.0
-        return rankings
+        async with self._slots:
+            server = self._next_server()
+            server.in_flight += 1
+            try:
+                reply = await self._post(server, payload, min(self._timeout_s, retries.left_s))
+                rankings = _rankings(reply, query_count)
+            except Unavailable as failure:
+                now = time.monotonic()
+                server.avoid_until, server.closed_until = now + _AVOIDED_S, now + (failure.retry_after_s or 0.0)
+                raise
+            finally:
+                server.in_flight -= 1
+            server.avoid_until = server.closed_until = 0.0
+            return rankings
 
     async def _post(self, server: _Server, payload: Mapping[str, Any], timeout_s: float) -> bytes:
         import aiohttp
@@ -222,16 +208,17 @@ class RemoteRetriever:
             async with sent as response:
                 body = await _read(response, server.name)
         except aiohttp.ConnectionTimeoutError:
-            raise _Retry(f"{server.name} cannot be reached", "connection", counts=False) from None
+            raise Unavailable(f"{server.name} cannot be reached", cause="connection", counts=False) from None
         except TimeoutError:
-            raise _Retry(f"{server.name} gave no reply in {timeout_s:.1f} s", "timeout") from None
+            raise Unavailable(f"{server.name} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
         except aiohttp.ClientError as error:
-            what = f"{server.name} cannot be spoken to ({type(error).__name__})"
-            raise _Retry(what, "connection", counts=not isinstance(error, aiohttp.ClientConnectorError)) from None
-        if response.status in _RETRIED:
-            wait_s = _retry_after_s(response.headers.get("Retry-After"))
-            what = f"{server.name} says HTTP {response.status}"
-            raise _Retry(what, f"http_{response.status}", wait_s=wait_s or 0.0, counts=wait_s is None)
+            what = f"the connection to {server.name} failed ({type(error).__name__})"
+            counts = not isinstance(error, aiohttp.ClientConnectorError)
+            raise Unavailable(what, cause="connection", counts=counts) from None
+        if is_transient(response.status):
+            wait_s = parse_retry_after(response.headers.get("Retry-After"))
+            what = f"{server.name} answers HTTP {response.status}"
+            raise Unavailable(what, cause=f"http_{response.status}", retry_after_s=wait_s, counts=wait_s is None)
         if response.status != 200:
             shown = quoted(redact(body[:_MOST_READ_OF_ERRORS].decode(errors="replace")))
             what = f"{server.name} refuses: HTTP {response.status} {shown}"
@@ -264,19 +251,10 @@ def _payload(queries: list[str], top_k: int) -> dict[str, Any]:
 def _endpoint(url: str) -> URL:
     from yarl import URL
 
-    try:
-        parsed = URL(url)
-    except ValueError:
-        parsed = URL()
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        # Not repeated in the message: it may hold a password.
-        raise ConfigError("a retrieval server's URL has to look like http://host:port or http://host:port/path")
+    # A password in the address is sent as HTTP's basic authentication.
+    check_url(url, example="http://host:8000", allow_password=True)
+    parsed = URL(url)
     return parsed.with_path("/retrieve") if parsed.path in ("", "/") else parsed
-
-
-def _retry_after_s(header: str | None) -> float | None:
-    """Seconds of a Retry-After header; None where there is none or it is a date."""
-    return float(header) if header is not None and header.strip().isdecimal() else None
 
 
 def _rankings(body: bytes, count: int) -> list[tuple[Passage, ...]]:
@@ -285,7 +263,7 @@ def _rankings(body: bytes, count: int) -> list[tuple[Passage, ...]]:
         rankings = [tuple(_passage(item) for item in result) for result in results]
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         # A proxy's HTML page under status 200, a body that was cut: worth another attempt.
-        raise _Retry("the reply is not a list of rankings", "unreadable") from None
+        raise Unavailable("the reply is not a list of rankings", cause="unreadable") from None
     if len(rankings) != count:
         raise RetrievalError(
             f"{count} queries were asked and {len(rankings)} rankings came back: which belongs to which is unknown",

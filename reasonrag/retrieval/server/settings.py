@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.http import TOKEN_ENV, read_token
 from reasonrag.core.settings import Section
-from reasonrag.retrieval.bearer import TOKEN_ENV, read_token
 
 
 class ServeSettings(Section):

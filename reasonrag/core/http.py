@@ -1,0 +1,193 @@
+"""Calls to servers: one retry loop, the `Retry-After` header, and checks of addresses and tokens.
+
+A function that sends a request raises `Unavailable` if another attempt may succeed, and any other error if it cannot:
+
+    retries = Retries(deadline_s=300, max_retries=5)
+    reply = await retries.run(send)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.secrets import redact
+
+T = TypeVar("T")
+
+TOKEN_ENV = "REASONRAG_TOKEN"
+"""Environment variable with the token of a retrieval server, for the server and for its clients."""
+
+_PERMANENT_5XX = frozenset({501, 505})  # the server will never support the request
+_jitter = random.Random()  # not the global generator: a retry must not shift the draws of a seeded run
+
+
+class Unavailable(Exception):
+    """A failure that another attempt may not meet.
+
+    Attributes:
+        cause: short name under which the failure is counted.
+        retry_after_s: seconds that the server asked to wait, or None if it did not say.
+        counts: whether this failure uses up one of `max_retries`. A server that restarts, or that names a time,
+            is waited for until the deadline.
+    """
+
+    def __init__(
+        self, message: str, *, cause: str = "unreachable", retry_after_s: float | None = None, counts: bool = True
+    ) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.retry_after_s = retry_after_s
+        self.counts = counts
+
+
+class Retries:
+    """The retries of one request, bounded by number and by time.
+
+    Attributes:
+        failures: attempts that failed.
+        last: the latest failure, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        deadline_s: float,
+        max_retries: int,
+        first_wait_s: float = 0.5,
+        longest_wait_s: float = 30.0,
+        wait_s: Callable[[int], float] | None = None,
+    ) -> None:
+        """Start the clock.
+
+        Args:
+            deadline_s: seconds for the request with all its retries and waits.
+            max_retries: further attempts after the first one.
+            first_wait_s: wait before the first retry. It doubles with every further retry, with jitter.
+            longest_wait_s: upper bound of the doubling.
+            wait_s: computes the wait from the number of failures so far; replaces both the doubling and `Retry-After`.
+        """
+        self.failures = 0
+        self.last: Unavailable | None = None
+        self._counted = 0
+        self._max_retries = max_retries
+        self._first_wait_s = first_wait_s
+        self._longest_wait_s = longest_wait_s
+        self._wait_s = wait_s
+        self._ends_at = time.monotonic() + deadline_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least a millisecond: clients read a timeout of 0 as "no timeout"."""
+        return max(self._ends_at - time.monotonic(), 0.001)
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Return the result of `call`, a function or a coroutine function (await the result), with retries.
+
+        Raises:
+            Unavailable: the last failure, if no attempt is left or the next one would begin after the deadline.
+        """
+        import stamina
+
+        return stamina.retry(on=self._next_wait, attempts=None, timeout=None)(call)()
+
+    def _next_wait(self, error: Exception) -> float | bool:
+        """Return the seconds until the next attempt, or False if there is none: stamina's backoff hook."""
+        if not isinstance(error, Unavailable):
+            return False
+        self.last = error
+        self.failures += 1
+        self._counted += error.counts
+        if self._wait_s is not None:
+            wait_s = self._wait_s(self.failures)
+        else:
+            wait_s = (error.retry_after_s or 0.0) + backoff(self.failures, self._first_wait_s, self._longest_wait_s)
+        if self._counted > self._max_retries or wait_s >= self.left_s:
+            return False
+        return wait_s
+
+
+def backoff(failures: int, first_s: float, longest_s: float) -> float:
+    """Return the seconds to wait after `failures` failed attempts: doubling, at most `longest_s`, with jitter."""
+    doublings = min(failures - 1, 30)  # 2.0**1024 would overflow
+    return min(first_s * 2.0**doublings, longest_s) * _jitter.uniform(0.5, 1.0)
+
+
+def is_transient(status: int) -> bool:
+    """Return whether a request with this HTTP status may succeed if it is sent again.
+
+    >>> [is_transient(status) for status in (404, 429, 503, 501)]
+    [False, True, True, False]
+    """
+    return status in (408, 425, 429) or (status >= 500 and status not in _PERMANENT_5XX)
+
+
+def parse_retry_after(header: str | None) -> float | None:
+    """Return the seconds in a `Retry-After` header (RFC 9110, sec. 10.2.3: a number or a date), or None.
+
+    >>> parse_retry_after("2"), parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT"), parse_retry_after("soon")
+    (2.0, 0.0, None)
+    """
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(header).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def check_url(url: str, *, example: str, allow_password: bool = False) -> None:
+    """Raise if a server's address cannot be used.
+
+    Raises:
+        ConfigError: it is not an http or https address, or it holds a password where a key belongs elsewhere.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        shown = redact(url.partition("?")[0])  # a query may hold a key
+        raise ConfigError(f"{shown!r} is not an http or https address; give one such as {example}")
+    if not allow_password and (parts.username or parts.password):
+        raise ConfigError("the server's address holds a user name or password; give the key as api_key instead")
+
+
+def bearer_header(token: str | None, source: str) -> dict[str, str]:
+    """Return the header that carries a token, or no header if there is none.
+
+    Args:
+        token: the token, or None.
+        source: where the token comes from, for the error message.
+
+    Raises:
+        ConfigError: the token cannot be sent in a header. The message does not show it.
+    """
+    if not token:
+        return {}
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError(f"{source} holds blanks or characters that no HTTP header may hold; was it cut from a file?")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def read_token(variable: str) -> str | None:
+    """Return the token in an environment variable, or None if the variable is not set or empty.
+
+    Raises:
+        ConfigError: the token cannot be sent in a header. The message does not show it.
+    """
+    token = os.environ.get(variable) or None
+    bearer_header(token, f"the token in {variable}")
+    return token
