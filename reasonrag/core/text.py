@@ -1,4 +1,4 @@
-"""Text: answer normalisation and metrics, reading tags, and making quoted text inert.
+"""Text: answer normalisation and metrics, and making quoted text inert.
 
 One implementation serves tree, pairs, rewards and evaluation. The house rules are SQuAD's normalisation with two corner
 cases settled (an empty gold answer never matches, both empty is a match); `rules="flashrag"` reproduces what FlashRAG
@@ -7,7 +7,6 @@ computes in those corners, for comparison with published numbers.
 
 from __future__ import annotations
 
-import itertools
 import re
 import string
 import unicodedata
@@ -156,54 +155,3 @@ def inert_tokens(text: str) -> str:
     '<query>a</query>‹|im_start|>'
     """
     return _BRACKET_TOKEN.sub("⁅", _SPECIAL_TOKEN.sub("‹", valid_unicode(text)))
-
-
-def last_tag(text: str, names: Sequence[str]) -> tuple[str, str] | None:
-    """Name and stripped body of the last well-formed tag `<name>body</name>` among `names`, or None.
-
-    The body may span lines and holds no other tag of `names`, so an unclosed tag before it does no harm. Linear time.
-
-    >>> last_tag("<query>U.S. Navy, 3.5 million</query>", ["query", "answer"])
-    ('query', 'U.S. Navy, 3.5 million')
-    >>> last_tag("<answer>open <query>x</query>", ["query", "answer"])
-    ('query', 'x')
-    """
-    marks = list(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text))
-    for opening, closing in zip(reversed(marks[:-1]), reversed(marks[1:]), strict=True):
-        if not opening[1] and closing[1] and opening[2] == closing[2]:
-            return opening[2], text[opening.end() : closing.start()].strip()
-    return None
-
-
-def tags(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and stripped body of every well-formed tag among `names`, in order; none within another. Linear time.
-
-    >>> tags("<query>a</query> then <answer> b </answer>", ["query", "answer"])
-    [('query', 'a'), ('answer', 'b')]
-    """
-    return [(name, body) for _, name, body in tags_with_text(text, names)]
-
-
-def tags_with_text(text: str, names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """As `tags`, each with the stripped text between the one before it and itself. Linear time.
-
-    >>> tags_with_text("so <query>a</query> then <answer> b </answer>", ["query", "answer"])
-    [('so', 'query', 'a'), ('then', 'answer', 'b')]
-    """
-    found: list[tuple[str, str, str]] = []
-    end = 0
-    for opening, closing in itertools.pairwise(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text)):
-        if not opening[1] and closing[1] and opening[2] == closing[2]:
-            body = text[opening.end() : closing.start()].strip()
-            found.append((text[end : opening.start()].strip(), opening[2], body))
-            end = closing.end()
-    return found
-
-
-def before_tag(text: str, name: str) -> str:
-    """What stands before the first `<name>`, stripped; all of the text where there is none.
-
-    >>> before_tag("first this <query>a</query>", "query")
-    'first this'
-    """
-    return text.partition(f"<{name}>")[0].strip()

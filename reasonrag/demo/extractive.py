@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reasonrag.core.errors import LLMError
-from reasonrag.core.text import inert, last_tag, one_line
+from reasonrag.core.text import inert, one_line
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.demo.answers import Scored, bridges_wanted, candidates, is_demonym, spans
 from reasonrag.demo.heuristics import Asked, Kind, analyse, content_words, mentions, sentences, stem_set, stems
 from reasonrag.formats.base import Stage
 from reasonrag.formats.reasonrag import ECHOES, View, read
+from reasonrag.formats.tags import last_tag
 from reasonrag.llm.base import Sampling
 
 _STOPS = (("</query>", "</answer>"), ("</evidence>",), ("</answer>",))

@@ -19,7 +19,7 @@ from reasonrag.core.text import exact_match, normalize_answer, token_f1
 from reasonrag.core.types import Question
 from reasonrag.demo.knowledge import Knowledge
 from reasonrag.formats import FORMATS, PromptSet, StreamFormat
-from reasonrag.formats.reading import Reading
+from reasonrag.formats.base import Reading
 from reasonrag.rewards.verdicts import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, PathScores
 
 Fields = Mapping[str, str | list[str]]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.types import Trajectory
-from reasonrag.formats.promptset import PromptSet
-from reasonrag.formats.reading import Reading
+from reasonrag.formats.base import PromptSet, Reading
 from reasonrag.llm.base import LLM
 from reasonrag.rewards.batch import cause_of
 from reasonrag.rewards.hiprag import StepFlag, detect

@@ -10,7 +10,7 @@ from typing import Any
 from reasonrag.core.text import Rules, cover_match, exact_match, one_line, token_f1
 from reasonrag.core.types import Malformed, Question, Search, Step, StopReason, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED, Verdicts
-from reasonrag.formats.reading import Reading
+from reasonrag.formats.base import Reading
 from reasonrag.pipeline.rows import label
 from reasonrag.storage.parquet import Row
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reasonrag.formats.base import Format, Stage
+from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
 from reasonrag.formats.hiprag import HiPRAGFormat
-from reasonrag.formats.promptset import PromptSet
-from reasonrag.formats.reading import Block, Reading
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.formats.search_p1 import SearchP1Format
 from reasonrag.formats.search_r1 import SearchR1Format

@@ -1,14 +1,21 @@
-"""The Format protocol: steps so far to prompt, completion to action."""
+"""What every format shares: the Format protocol, what a reading of a trajectory holds, and the prompt sets."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
 
-from reasonrag.core.types import Action, Prompt, Question, Step, Trajectory
-from reasonrag.formats.reading import Reading
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.text import inert, one_line
+from reasonrag.core.types import Action, Passage, Prompt, Question, Step, Trajectory
 
 PassageOrder = Literal["best_first", "best_last"]
+
+_SHIPPED_SETS = Path(__file__).parent / "prompts"
 
 
 class Stage(StrEnum):
@@ -19,12 +26,50 @@ class Stage(StrEnum):
     TERMINAL = "terminal"
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One step in the sense of a paper: some reasoning, perhaps a search with what it found, and a conclusion.
+
+    Texts are stripped. `query` is None if the policy relied on what it knows; `context` is what the search returned.
+    """
+
+    reasoning: str = ""
+    query: str | None = None
+    context: str = ""
+    conclusion: str = ""
+
+    @property
+    def is_search(self) -> bool:
+        return self.query is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A trajectory as its format parses it.
+
+    `reason` says in a word or two why the trajectory is not well-formed, for counting; it is "" if it is well-formed.
+    Blocks and answer are parsed as far as possible in both cases. `plan` is the plan that the policy wrote first, in
+    formats that ask for one.
+    """
+
+    well_formed: bool
+    reason: str = ""
+    blocks: tuple[Block, ...] = ()
+    answer: str | None = None
+    plan: str = ""
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        """The search queries, in order."""
+        return tuple(block.query for block in self.blocks if block.query is not None)
+
+
 class Format(Protocol):
-    """How one paper writes a trajectory down. Stateless: all it needs is the steps so far."""
+    """How one paper writes a trajectory down. Stateless: every method depends on the steps so far alone."""
 
     @property
     def name(self) -> str:
-        """Its key in `FORMATS`."""
+        """The format's key in `FORMATS`."""
         ...
 
     @property
@@ -34,29 +79,115 @@ class Format(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the same steps could give another prompt: the texts of the prompt set."""
+        """A hash that changes whenever the same steps could give another prompt."""
         ...
 
     def stage(self, steps: tuple[Step, ...]) -> Stage:
-        """What comes next after `steps`."""
+        """Return what comes after `steps`."""
         ...
 
     def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:
-        """Whether the step after `steps` has to be the answer, in a trajectory of at most `max_steps` actions."""
+        """Return whether the next step has to be the answer, if a trajectory has at most `max_steps` actions."""
         ...
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        """What to ask next. With `final` the policy is asked for its answer and nothing else."""
+        """Return the next prompt. With `final` the policy is asked for its answer and nothing else."""
         ...
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        """What the completion of `prompt(question, steps, final=final)` decides. Total: never raises."""
+        """Parse the completion of `prompt(question, steps, final=final)` into an action. Never raises."""
         ...
 
     def read(self, trajectory: Trajectory) -> Reading:
-        """The whole trajectory; what the engine put in is known for what it is, whatever it says. Total."""
+        """Parse a whole trajectory. Text that the engine inserted is never parsed as tags. Never raises."""
         ...
 
     def read_text(self, text: str) -> Reading:
-        """A trajectory of unknown origin, from its text alone. Total, in linear time."""
+        """Parse a trajectory of unknown origin from its text alone. Never raises; takes linear time."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """A folder of instruction texts, `ROOM/NAME.txt`: `default` for real models, `brief` for the demo's tiny ones."""
+
+    folder: Path
+
+    @classmethod
+    def find(cls, name: str = "default") -> PromptSet:
+        """Return the shipped set of that name, or the folder at that path.
+
+        Raises:
+            ConfigError: there is neither.
+        """
+        shipped = sorted(path.name for path in _SHIPPED_SETS.iterdir() if path.is_dir())
+        if name in shipped:
+            return cls(_SHIPPED_SETS / name)
+        if not Path(name).is_dir():
+            raise ConfigError(f"prompt set {name!r} is neither a folder nor one of {', '.join(shipped)}")
+        return cls(Path(name))
+
+    def text(self, name: str) -> str:
+        """Return the stripped text `name`, such as `reasonrag/reasoning`.
+
+        Raises:
+            ConfigError: the set has no such text.
+        """
+        path = self.folder / f"{name}.txt"
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"prompt set {self.folder.name!r} has no readable {name}.txt ({error.__class__.__name__}); "
+                f"copy {_SHIPPED_SETS.name}/default and edit it"
+            ) from error
+
+
+def fingerprint(*texts: str) -> str:
+    """Return 16 hex digits that change with any of the texts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+class InstructedFormat:
+    """Base class of the shipped formats: reads the instruction texts and decides how passages are shown."""
+
+    name: ClassVar[str]
+    append_only: ClassVar[bool]
+    instructions: ClassVar[tuple[str, ...]]  # names of the texts, below the format's name in a prompt set
+
+    def __init__(
+        self,
+        prompts: PromptSet | None = None,
+        *,
+        passage_order: PassageOrder = "best_first",
+        max_passage_chars: int = 4000,
+    ) -> None:
+        """Read the instructions.
+
+        Args:
+            prompts: the set that the texts come from; the shipped `default` set if None.
+            passage_order: how the passages of a search are shown; training and inference must agree. ReasonRAG's
+                published tree builder showed the best one last, its published inference showed it first.
+            max_passage_chars: longer passages are cut there, with a mark.
+        """
+        prompts = prompts or PromptSet.find()
+        self.texts = {name: prompts.text(f"{self.name}/{name}") for name in self.instructions}
+        self.passage_order = passage_order
+        self.max_passage_chars = max_passage_chars
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(*self.texts.values(), self.passage_order, str(self.max_passage_chars))
+
+    def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
+        """Return True for the last action: it has to be the answer."""
+        return len(steps) >= max_steps - 1
+
+    def quoted_passages(self, passages: Sequence[Passage]) -> list[tuple[str, str]]:
+        """Return `[number] title` and text of each passage in the order shown, inert and cut to size."""
+        shown = passages if self.passage_order == "best_first" else tuple(reversed(passages))
+        return [(f"[{n}] {self._quote(p.title)}", self._quote(p.text)) for n, p in enumerate(shown, 1)]
+
+    def _quote(self, text: str) -> str:
+        quoted = one_line(inert(text))
+        return quoted if len(quoted) <= self.max_passage_chars else quoted[: self.max_passage_chars] + " [cut]"

@@ -15,12 +15,10 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from reasonrag.core.text import tags
 from reasonrag.core.types import Action, Malformed, Note, Search, Step
-from reasonrag.formats.base import Stage
-from reasonrag.formats.reading import Block, Reading
+from reasonrag.formats.base import Block, Reading, Stage
 from reasonrag.formats.stream import StreamFormat
-from reasonrag.formats.tags import SEALED
+from reasonrag.formats.tags import SEALED, tags
 
 _STEP_TAGS = ("reasoning", "search", "context", "conclusion")
 # Well-formed reasoning holds none of the others; where it is never closed it ends there.

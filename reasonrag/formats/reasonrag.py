@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reasonrag.core.text import before_tag, inert, inert_tokens, last_tag, one_line, tags_with_text
+from reasonrag.core.text import inert, inert_tokens, one_line
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -20,9 +20,8 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import PassageOrder, Stage
-from reasonrag.formats.promptset import PromptSet, fingerprint
-from reasonrag.formats.reading import Block, Reading
+from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage
+from reasonrag.formats.tags import before_tag, last_tag, tags_with_text
 
 _TAGS = ("query", "evidence", "answer")
 # Queries with their evidence, and the answer, each by its first letter.
@@ -32,39 +31,12 @@ _ALLOWED = {Stage.REASONING: ("query", "answer"), Stage.GROUNDING: ("evidence",)
 ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
 
 
-class ReasonRAGFormat:
+class ReasonRAGFormat(InstructedFormat):
     """Stages Reasoning, Grounding, Terminal; tags `<query>`, `<evidence>`, `<answer>`; a fresh prompt at each step."""
 
     name = "reasonrag"
     append_only = False
-
-    def __init__(
-        self,
-        prompts: PromptSet | None = None,
-        *,
-        passage_order: PassageOrder = "best_first",
-        max_passage_chars: int = 4000,
-    ) -> None:
-        """Read the texts of the three prompts.
-
-        Args:
-            prompts: where the texts come from; the shipped `default` set if None.
-            passage_order: of a search's passages in the grounding prompt. The published tree builder showed the best
-                one last, the published inference showed it first; training and inference must agree.
-            max_passage_chars: longer passages are cut there, with a mark.
-        """
-        texts = prompts or PromptSet.find()
-        self._system = {
-            stage: texts.text(f"reasonrag/{stage}")
-            for stage in (Stage.REASONING.value, Stage.GROUNDING.value, "answer")
-        }
-        self._passage_order = passage_order
-        self._max_passage_chars = max_passage_chars
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes whenever the same steps could give another prompt."""
-        return fingerprint(*self._system.values(), self._passage_order, str(self._max_passage_chars))
+    instructions = ("reasoning", "grounding", "answer")
 
     def stage(self, steps: Sequence[Step]) -> Stage:
         """What comes next after `steps`. A step that could not be read leaves the stage as it was."""
@@ -76,10 +48,6 @@ class ReasonRAGFormat:
             if isinstance(step.action, Note):
                 break
         return Stage.REASONING
-
-    def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
-        """The last of all actions has to be the answer."""
-        return len(steps) >= max_steps - 1
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """System prompt of the stage, and one user turn: question, previous thoughts, documents when grounding."""
@@ -156,21 +124,16 @@ class ReasonRAGFormat:
         return empty if _ORDER.fullmatch(order) else "order"
 
     def _chat(self, system: str, user: list[str], tags: tuple[str, ...]) -> Prompt:
-        messages = (Message("system", self._system[system]), Message("user", "\n".join(user)))
+        messages = (Message("system", self.texts[system]), Message("user", "\n".join(user)))
         return Prompt(messages, stop=tuple(f"</{tag}>" for tag in tags))
 
     def _documents(self, passages: Sequence[Passage]) -> list[str]:
         if not passages:
             return ["None found."]
-        shown = passages if self._passage_order == "best_first" else tuple(reversed(passages))
-        lines = []
-        for number, passage in enumerate(shown, 1):
-            lines += [f"[{number}] {self._quote(passage.title)}".rstrip(), self._quote(passage.text)]
+        lines: list[str] = []
+        for title, text in self.quoted_passages(passages):
+            lines += [title.rstrip(), text]
         return lines
-
-    def _quote(self, text: str) -> str:
-        quoted = one_line(inert(text))
-        return quoted if len(quoted) <= self._max_passage_chars else quoted[: self._max_passage_chars] + " [cut]"
 
 
 def _evidence(body: str) -> str:

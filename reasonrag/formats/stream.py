@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from reasonrag.core.text import inert, one_line, tags
+from reasonrag.core.text import inert, one_line
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -26,16 +26,14 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import PassageOrder, Stage
-from reasonrag.formats.promptset import PromptSet, fingerprint
-from reasonrag.formats.reading import Block, Reading
-from reasonrag.formats.tags import SEALED, elements, seal, without_seals
+from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage
+from reasonrag.formats.tags import SEALED, elements, seal, tags, without_seals
 
 # What stands between the tags where an instruction explains them: echoed, it is neither an answer nor a query.
 ECHOES = frozenset({"and", "query", "answer", "the answer", "a precise query", "..."})
 
 
-class StreamFormat:
+class StreamFormat(InstructedFormat):
     """One turn of think, search, find and answer. A subclass names its tags, and says how the whole is checked.
 
     A whole turn is well-formed if nothing but blanks stands between its elements, none is in another, no observation
@@ -45,8 +43,8 @@ class StreamFormat:
     many), `stray_text`, `empty_TAG`. A turn that has only one of the last three can be made use of all the same.
     """
 
-    name: ClassVar[str]
     append_only = True
+    instructions = ("instruction",)
     search: ClassVar[str] = "search"  # the tag around a query
     found: ClassVar[str] = "information"  # the tag around what it found
     stops: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
@@ -57,41 +55,14 @@ class StreamFormat:
     # The order of the tags: thought T, search S, what it found I, conclusion R (T where that is a thought), answer A.
     grammar: ClassVar[re.Pattern[str]] = re.compile("T(SIT)*A")
 
-    def __init__(
-        self,
-        prompts: PromptSet | None = None,
-        *,
-        passage_order: PassageOrder = "best_first",
-        max_passage_chars: int = 4000,
-    ) -> None:
-        """Read the instruction.
-
-        Args:
-            prompts: where `NAME/instruction` comes from; the shipped `default` set if None.
-            passage_order: of a search's passages; training and inference must agree.
-            max_passage_chars: longer passages are cut there, with a mark.
-        """
-        self._instruction = (prompts or PromptSet.find()).text(f"{self.name}/instruction")
-        self._passage_order = passage_order
-        self._max_passage_chars = max_passage_chars
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes whenever the same steps could give another prompt."""
-        return fingerprint(self._instruction, self._passage_order, str(self._max_passage_chars))
-
     def stage(self, steps: Sequence[Step]) -> Stage:
         """Reasoning, until there is an answer."""
         return Stage.TERMINAL if any(isinstance(step.action, Answer) for step in steps) else Stage.REASONING
 
-    def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
-        """After `max_steps - 1` searches only an answer is left."""
-        return len(steps) >= max_steps - 1
-
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Instruction, question, and the turn so far; with `final` the answer's tag is opened for the policy."""
         messages = (
-            Message("system", self._instruction),
+            Message("system", self.texts["instruction"]),
             Message("user", f"Question: {one_line(inert(question.question))}"),
         )
         turn = self.turn(steps)
@@ -159,8 +130,7 @@ class StreamFormat:
         """Passages as they are shown, best first or last."""
         if not passages:
             return "None found."
-        shown = passages if self._passage_order == "best_first" else tuple(reversed(passages))
-        return "\n".join(f"[{n}] {self._quote(p.title)}\n{self._quote(p.text)}" for n, p in enumerate(shown, 1))
+        return "\n".join(f"{title}\n{text}" for title, text in self.quoted_passages(passages))
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -242,8 +212,7 @@ class StreamFormat:
 
     def _quote(self, text: str) -> str:
         # Seals go first: taken out afterwards they would join what they part into tags.
-        quoted = one_line(inert(without_seals(text)))
-        return quoted if len(quoted) <= self._max_passage_chars else quoted[: self._max_passage_chars] + " [cut]"
+        return super()._quote(without_seals(text))
 
 
 # Searches with what they found, and the answer: what is left of an order without its thoughts and conclusions.

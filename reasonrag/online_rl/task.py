@@ -16,7 +16,7 @@ from reasonrag.core.plugins import import_plugin
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS, Format, PromptSet
-from reasonrag.formats.promptset import fingerprint
+from reasonrag.formats.base import fingerprint
 from reasonrag.llm.base import LLM
 from reasonrag.llm.common import public_name
 from reasonrag.llm.journaled import JournaledLLM

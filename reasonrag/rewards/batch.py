@@ -14,7 +14,7 @@ from reasonrag.core.errors import BackendError, InputError, Interrupted
 from reasonrag.core.secrets import redact
 from reasonrag.core.text import cover_match, exact_match, token_f1
 from reasonrag.core.types import Search, Trajectory
-from reasonrag.formats.reading import Reading
+from reasonrag.formats.base import Reading
 from reasonrag.rewards.base import RewardParts, Score
 from reasonrag.rollout import gather_all
 

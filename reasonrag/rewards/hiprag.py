@@ -11,7 +11,7 @@ from typing import Literal
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.text import inert, one_line
 from reasonrag.core.types import Message, Prompt
-from reasonrag.formats.reading import Block, Reading
+from reasonrag.formats.base import Block, Reading
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rewards.base import RewardParts, Score
 from reasonrag.rewards.batch import BatchReward, Read

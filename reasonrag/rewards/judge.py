@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from reasonrag.core.errors import JudgeError, LLMError
 from reasonrag.core.text import inert, one_line
 from reasonrag.core.types import Message, Prompt, Trajectory
-from reasonrag.formats.promptset import PromptSet, fingerprint
+from reasonrag.formats.base import PromptSet, fingerprint
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rollout import derive_seed
 

@@ -17,8 +17,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from reasonrag.core.errors import JudgeError
-from reasonrag.core.text import last_tag, one_line, tags
+from reasonrag.core.text import one_line
 from reasonrag.core.types import Question
+from reasonrag.formats.tags import last_tag, tags
 from reasonrag.rewards.judge import Contract, Fields, JudgeService
 
 MAX_STEPS = 100  # planned or executed steps that a judge may count: more is a misreading, not a trajectory

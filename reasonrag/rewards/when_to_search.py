@@ -15,7 +15,6 @@ from reasonrag.rewards.base import RewardParts, Score
 from reasonrag.rewards.batch import BatchReward, Read, RiseWatch, queries
 from reasonrag.rewards.settings import WhenToSearchSettings
 from reasonrag.rewards.verdicts import answer_matches
-from reasonrag.rewards.wellformed import when_to_search_format
 from reasonrag.rollout import gather_all
 
 Vectors = Mapping[str, Sequence[float]]
@@ -132,6 +131,15 @@ def answer_reward_2(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 
     (0.4, -1.0, 0.1)
     """
     return 1.0 - beta * min(rc, rc_cap) if correct else -1.0
+
+
+def when_to_search_format(well_formed: bool) -> float:
+    """r_f of "Learning when to search": 1 in form, else -1 (eq. 6).
+
+    >>> when_to_search_format(True), when_to_search_format(False)
+    (1.0, -1.0)
+    """
+    return 1.0 if well_formed else -1.0
 
 
 def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:

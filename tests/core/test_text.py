@@ -1,4 +1,4 @@
-"""Metrics against recorded scores, tags against hostile text."""
+"""Metrics against recorded scores, quoted text against hostile text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from reasonrag.core.text import (
     exact_match,
     inert,
     inert_tokens,
-    last_tag,
     normalize_answer,
     one_line,
     token_f1,
@@ -30,7 +29,6 @@ SCORES = Path(__file__).parents[2].parent / "shared/data/scores"
 needs_data = pytest.mark.skipif(not SCORES.is_dir(), reason="shared/data/scores is not beside the repository")
 
 METRICS = {"em": exact_match, "f1": token_f1, "acc": cover_match}
-TAGS = ("query", "evidence", "answer")
 
 # All of Unicode, lone surrogates too, and pieces that tags and special tokens are made of.
 PIECES = ["<", ">", "/", "|", "\uff5c", "\u2581", "[", "]", "INST", "query", "answer", "im_end", "s", "\u2028", "\x00"]
@@ -136,58 +134,10 @@ def test_normalising_deletes_punctuation_before_articles(text: str, normal: str)
     assert normalize_answer(text) == normalize_answer(normal) == normal
 
 
-@pytest.mark.parametrize("answer", ["U.S. Navy", "Dr. No", "3.5 million", "7 apples in 1977", "St. John's, N.L."])
-def test_an_answer_with_dots_is_read_whole(answer: str) -> None:
-    assert last_tag(f"So the answer is <answer>{answer}</answer>.", TAGS) == ("answer", answer)
-
-
-def test_an_answer_over_two_lines_is_read_whole() -> None:
-    assert last_tag("<answer>\nOne\nTwo\u2028Three\n</answer>", TAGS) == ("answer", "One\nTwo\u2028Three")
-
-
-def test_text_outside_the_tag_that_repeats_the_answer_is_left_alone() -> None:
-    assert last_tag("7 apples in 1977. So the answer is <answer>7</answer> 7", TAGS) == ("answer", "7")
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("", None),
-        ("no tag", None),
-        ("<answer>open", None),
-        ("</answer>closed", None),
-        ("<answer></answer>", ("answer", "")),
-        ("<answer>a</query>", None),
-        ("<Answer>a</Answer>", None),
-        ("<answer >a</answer>", None),
-        ("<answer>a</answer> <query>b</query>", ("query", "b")),
-        ("<answer>a</answer> <query>b", ("answer", "a")),
-        ("<answer><answer>a</answer>", ("answer", "a")),
-        ("<answer>a</answer></answer>", ("answer", "a")),
-        ("<answer>a < b <b>c</b></answer>", ("answer", "a < b <b>c</b>")),
-        ("<answer>a\x00b</answer>", ("answer", "a\x00b")),
-    ],
-)
-def test_the_last_well_formed_tag_is_read(text: str, found: tuple[str, str] | None) -> None:
-    assert last_tag(text, TAGS) == found
-
-
-@given(hostile, st.lists(hostile, max_size=3))
-def test_reading_a_tag_never_raises(text: str, names: list[str]) -> None:
-    for found in (last_tag(text, TAGS), last_tag(text, names)):
-        assert found is None or f"<{found[0]}>" in text
-
-
-@given(hostile, hostile)
-def test_a_tag_at_the_end_is_read_whatever_stands_before(before: str, body: str) -> None:
-    body = re.sub(r"</?(query|evidence|answer)>", "", body.replace("<", "("))
-    assert last_tag(f"{before}<query>{body}</query>", TAGS) == ("query", body.strip())
-
-
 @pytest.mark.parametrize("piece", ["<query>", "</query>", "<query></answer>", "<", "<query", "[INST", " ", "the "])
 def test_a_megabyte_of_anything_takes_less_than_a_second(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
-    for function in (lambda t: last_tag(t, TAGS), inert, inert_tokens, one_line, lambda t: token_f1(t, ["x"])):
+    for function in (inert, inert_tokens, one_line, lambda t: token_f1(t, ["x"])):
         start = time.process_time()
         function(text)
         assert time.process_time() - start < 1
@@ -199,7 +149,6 @@ def test_inert_text_opens_no_tag_and_no_special_token(text: str) -> None:
     assert inert(quoted) == quoted
     assert not re.search(r"<[/!?|\uff5c\u2581\w]", quoted)
     assert not re.search(r"\[/?INST\]", quoted)
-    assert last_tag(quoted, TAGS) is None
     quoted.encode()
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.core.text import last_tag
 from reasonrag.core.types import (
     Answer,
     Completion,
@@ -24,6 +23,7 @@ from reasonrag.core.types import (
 from reasonrag.evaluation.judged import StepCounts, Verdicts
 from reasonrag.evaluation.metrics import METRICS, answer_scores, hops, kind, scores, trajectory_row
 from reasonrag.formats import ReasonRAGFormat
+from reasonrag.formats.tags import last_tag
 from reasonrag.storage.parquet import read_parquet, write_parquet
 from reasonrag.storage.questions import load_questions
 from reasonrag.storage.tables import trajectory_schema

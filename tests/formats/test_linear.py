@@ -6,10 +6,9 @@ import time
 
 import pytest
 
-from reasonrag.core.text import before_tag, last_tag, tags
 from reasonrag.core.types import Answer, Completion, Passage, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
-from reasonrag.formats.tags import SEALED
+from reasonrag.formats.tags import SEALED, before_tag, last_tag, tags
 from tests.toys import QUESTION
 
 SIZE = 1_000_000

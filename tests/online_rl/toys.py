@@ -29,8 +29,7 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import Stage
-from reasonrag.formats.reading import Reading
+from reasonrag.formats.base import Reading, Stage
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.faulty import FaultyLLM
 from reasonrag.online_rl import task as parts

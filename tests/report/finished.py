@@ -16,7 +16,7 @@ from reasonrag.evaluation.run import Outcome, PolicyResult
 from reasonrag.evaluation.summary import failures, summarize
 from reasonrag.evaluation.sweep import Setting
 from reasonrag.formats import FORMATS
-from reasonrag.formats.reading import Reading
+from reasonrag.formats.base import Reading
 from reasonrag.online_rl.rollout_log import record
 from reasonrag.online_rl.samples import Batch, Group, Sample
 from reasonrag.online_rl.settings import RLSettings

@@ -12,11 +12,11 @@ from reasonrag.rewards.search_p1 import (
     outcome_score,
     path_reward,
     reference_alignment,
+    search_p1_format,
     search_p1_reward,
     self_consistency,
 )
 from reasonrag.rewards.verdicts import ACCURACY_SCORES, PLANNER_SCORES, REASONING_SCORES, ReferencePlan
-from reasonrag.rewards.wellformed import search_p1_format
 from tests.rewards.toys import asked, fields, judge, parts, score, search_p1, trajectory, values
 
 PLANS = {("toy", "q1"): ReferencePlan("find the director", ("director of Jaws", "check it"))}
