@@ -56,11 +56,15 @@ def eval_policies(
     Killed or stopped, the same command goes on where it was.
     """
     from reasonrag.commands.evaluate import evaluate
+    from reasonrag.evaluation.run import Evaluation
 
     configs = flags.policy_configs(policies, preset, file, assignments, given, formats)
     judging = flags.judging(judge, judge_model, judged, configs)
     temperatures = flags.temperatures_asked_for(temperatures, configs, assignments)
-    sys.exit(evaluate(configs, out, temperatures, max_steps, top_ks, rules, judging))
+    evaluation = Evaluation(
+        configs, out, temperatures=temperatures, max_steps=max_steps, top_ks=top_ks, rules=rules, judging=judging
+    )
+    sys.exit(evaluate(evaluation))
 
 
 @cli.group()

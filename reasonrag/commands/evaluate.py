@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from reasonrag.commands.progress import shown
 from reasonrag.commands.shell import Stop, error_console, log_plainly, table_console
-from reasonrag.core.config import Config
 from reasonrag.core.errors import Interrupted
-from reasonrag.core.text import Rules, printable
+from reasonrag.core.text import printable
 
 if TYPE_CHECKING:
-    from reasonrag.evaluation.judged import Judging
     from reasonrag.evaluation.run import Evaluation
 
 
-def evaluate(
-    configs: Mapping[str, Config],
-    out: Path,
-    temperatures: Sequence[float],
-    max_steps: Sequence[int] | None,
-    top_ks: Sequence[int] | None,
-    rules: Rules,
-    judging: Judging | None = None,
-) -> int:
-    """Run, report, and say where it is; returns the exit code."""
-    from reasonrag import evaluation
+def evaluate(evaluation: Evaluation) -> int:
+    """Run the evaluation with a progress line and print its results; return the exit code."""
     from reasonrag.evaluation.report import summary_table
 
     log_plainly()
@@ -40,20 +28,11 @@ def evaluate(
             yield
 
     try:
-        figures = evaluation.evaluate(
-            configs,
-            out,
-            temperatures=temperatures,
-            max_steps=max_steps,
-            top_ks=top_ks,
-            rules=rules,
-            judging=judging,
-            show=show,
-        )
+        figures = evaluation.run(show)
     except Interrupted:
         return stop.say_how_to_go_on()
     table_console().print(summary_table(figures))
-    print(f"report: {out / 'report.md'}")
+    print(f"report: {evaluation.out / 'report.md'}")
     for told in figures["asked_differently"]:
         stop.console.print(printable(told))
     for missing in figures["incomplete"]:

@@ -5,18 +5,23 @@ Names of kinds and data sets come from outside: they are shown on one line, with
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.plots import Bar, Line, Panel, save_bars, save_panels
-from reasonrag.core.text import one_line, printable
+from reasonrag.core.text import Rules, one_line, printable
+from reasonrag.core.types import Question
 from reasonrag.evaluation.metrics import METRICS
+from reasonrag.evaluation.summary import failures, summarize
 from reasonrag.storage.runs import write_text
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from reasonrag.evaluation.run import PolicyResult
 
 Figures = Mapping[str, Any]
 
@@ -39,6 +44,37 @@ _IN_FULL = {"em": "Exact match", "lasj": "Answers right in meaning", "osr": "Ove
 WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
 FEW = 10  # resamples of fewer questions than this say little
 _MARKUP = re.compile(r"([!-+./:-@\[-`{-~])")  # ASCII punctuation but `,` and `-`: nothing becomes a mark or a link
+
+
+def write_results(
+    results: Sequence[PolicyResult], questions: Sequence[Question], out: Path, *, rules: Rules
+) -> dict[str, Any]:
+    """Write `metrics.json` of the evaluation and of each policy, `report.md` and plots.
+
+    Returns:
+        The contents of the evaluation's `metrics.json`.
+    """
+    metrics = summarize(results, questions, rules=rules)
+    for result in results:
+        of_policy = {
+            "policy": result.name,
+            "content": result.content,
+            "seed": result.config.seed,
+            "rules": rules,
+            "judge": result.judge,
+            "settings": metrics["policies"][result.name],
+            "failures": failures(result, questions),
+            "calls": result.calls,
+            "versions": metrics["versions"],
+        }
+        _write_json(out / result.name / "metrics.json", of_policy)
+    write_report(metrics, out)
+    _write_json(out / "metrics.json", metrics)  # last: if it is there, everything else is there too
+    return metrics
+
+
+def _write_json(path: Path, metrics: Figures) -> None:
+    write_text(path, json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_report(figures: Figures, out: Path) -> list[Path]:

@@ -1,15 +1,15 @@
-"""Policies at settings, every question once each: Algorithm 1 of arXiv:2505.14069, kept in a journal.
+"""Run policies on questions at every combination of settings, and report (Algorithm 1 of arXiv:2505.14069).
 
 OUT/
-├── NAME/                        one folder a policy
+├── NAME/                        one folder per policy
 │   ├── config.yaml, journal.sqlite
 │   ├── trajectories/SETTING-*.parquet
 │   └── metrics.json
 ├── metrics.json, report.md
 └── plots/*.svg, *.png
 
-The seed of a call depends on the run's seed, the question and the step alone. So points of a sweep ask the same until
-they differ: another step limit pays for the forced answers, and nothing else.
+The seed of a call depends only on the run's seed, the question and the step. So two settings send the same requests
+until they differ, and the journal answers them: a second step limit pays for its forced answers and nothing else.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ import contextlib
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import structlog
 
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
@@ -34,6 +32,7 @@ from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.judged import JUDGED, NOT_JUDGED, Examiner, Judging, Verdicts
 from reasonrag.evaluation.metrics import Scores, scores, trajectory_row
 from reasonrag.evaluation.progress import Progress
+from reasonrag.evaluation.report import write_results
 from reasonrag.evaluation.sweep import Setting, check_alike, check_names, sweep, varying
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import LLM
@@ -60,8 +59,6 @@ from reasonrag.storage.questions import questions_fingerprint
 from reasonrag.storage.runs import RunFolder, claim_folder, lock
 from reasonrag.storage.tables import trajectory_schema
 
-log = structlog.get_logger()
-
 _SHARD_ROWS = 2_000
 _JOURNAL = "journal.sqlite"
 
@@ -70,31 +67,35 @@ Show = Callable[["Evaluation"], AbstractAsyncContextManager[object]]
 
 @dataclass(slots=True)
 class Outcome:
-    """What a policy did at one setting; questions by their place in the list."""
+    """Scores of one policy at one setting; a question is named by its index in the list of questions."""
 
     setting: Setting
-    scores: list[Scores | None]  # [n]; None where the question was set aside, or not tried
+    scores: list[Scores | None]  # [n]; None if the question failed or was not tried
     verdicts: list[Verdicts | None]  # [n]; likewise
-    failures: dict[int, str] = field(default_factory=dict)  # the cause for which a question was set aside
-    ends: Counter[str] = field(default_factory=Counter)
-    out_of_form: Counter[str] = field(default_factory=Counter)  # attempts by why they are not well-formed
-    asked: Counter[str] = field(default_factory=Counter)  # of a judge, as `Examiner.examine` counts it
+    failures: dict[int, str] = field(default_factory=dict)  # cause of each failed question
+    ends: Counter[str] = field(default_factory=Counter)  # attempts by stop reason
+    out_of_form: Counter[str] = field(default_factory=Counter)  # attempts that are not well-formed, by reason
+    asked: Counter[str] = field(default_factory=Counter)  # requests to a judge, as `Examiner.examine` counts them
 
 
 @dataclass(slots=True)
 class PolicyResult:
-    """What a policy did at all settings, in the order of the sweep."""
+    """Outcomes of one policy at all settings, in the order of the sweep."""
 
     name: str
     config: Config
     content: dict[str, str]
     outcomes: list[Outcome]
-    calls: dict[str, Any]  # of its folder, over all processes
-    judge: dict[str, Any] | None = None  # who judged it by which prompts, and on which metrics
+    calls: dict[str, Any]  # all calls in the policy's folder, over all processes
+    judge: dict[str, Any] | None = None  # model, prompts and metrics of the judge
 
 
 class Evaluation:
-    """One run of `eval`: policies one after the other, as a device holds one model."""
+    """One evaluation of one or more policies.
+
+    The policies run one after the other, because a device holds one model. Calls that an earlier evaluation in the same
+    folder has paid for are not made again, whatever its settings were.
+    """
 
     def __init__(
         self,
@@ -110,20 +111,21 @@ class Evaluation:
         """Open questions and retriever, and check everything that needs no model.
 
         Args:
-            configs: by name, which is the name of a folder; the first one is what the others are compared with.
-            out: the evaluation's folder.
-            temperatures: to sweep; as configured where None. Likewise `max_steps` and `top_ks`.
-            max_steps: actions of a trajectory.
-            top_ks: passages per search.
-            rules: of the metrics.
-            judging: a judge and what it is asked about each attempt; nobody is asked where None.
+            configs: configurations by policy name, which is also the name of a folder in `out`. The first policy is the
+                baseline. All share questions, corpus and seed.
+            out: folder of the evaluation.
+            temperatures: sampling temperatures to sweep; 0 is greedy decoding. None: the configured one.
+            max_steps: step limits to sweep. None: the configured one.
+            top_ks: passages per search to sweep. None: the configured number.
+            rules: normalisation rules of EM, F1 and ACC.
+            judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
 
         Raises:
-            ConfigError, DataError: one clear line.
+            ConfigError, DataError: the settings do not fit together, or a file cannot be read.
         """
         check_names(configs)
         check_alike(configs)
-        for config in configs.values():  # before the first of them is paid for
+        for config in configs.values():  # check all of them before the first call is paid for
             check_llm(config.policy, "policy")
         if judging is not None:
             check_llm(judging.model, "judge")
@@ -145,24 +147,32 @@ class Evaluation:
         self._judge: LLM | None = None
 
     def drain(self) -> None:
-        """Let calls in flight end and begin no other; `run` then raises Interrupted."""
+        """Finish the calls in flight and start no others; `run` then raises Interrupted."""
         self._draining = True
         if self._folder is not None:
             self._folder.journal.draining = True
 
-    def run(self, show: Show | None = None) -> list[PolicyResult]:
-        """Everything that the journals have not got yet.
+    def run(self, show: Show | None = None) -> dict[str, Any]:
+        """Run the policies on all questions that the journals do not hold yet, and write the report.
 
         Args:
-            show: entered around the work of each policy, inside the event loop: the place for signal handlers and a
-                progress line. A model is loaded outside of it, and outside of the loop.
+            show: context manager that is entered around the work of each policy, inside the event loop. It gets this
+                evaluation: `progress` to show, `drain` to call on Ctrl-C. Models are loaded outside of it.
+
+        Returns:
+            The contents of `metrics.json`. `incomplete` lists settings at which more questions are missing than
+            `run.max_failed` allows, `unjudged` those at which more verdicts failed.
 
         Raises:
-            Interrupted: `drain` was called before the end. Everything paid for is kept.
-            ConfigError, RunError, LLMError, RetrievalError: one clear line; a part that is not there.
+            Interrupted: `drain` was called; the same evaluation run again resumes.
+            ConfigError, RunError, LLMError, RetrievalError: a model, a retriever or the folder cannot be used.
         """
+        return write_results(self.run_policies(show), self.questions, self.out, rules=self.rules)
+
+    def run_policies(self, show: Show | None = None) -> list[PolicyResult]:
+        """Run the policies without writing a report; arguments and exceptions are those of `run`."""
         _prepare(self.out)
-        # One loop for all policies, which share a retriever whose connections belong to it.
+        # One loop for all policies: they share a retriever, whose connections belong to the loop.
         with lock(self.out / ".lock"), asyncio.Runner() as runner:
             try:
                 if self.judging is not None:
@@ -188,8 +198,8 @@ class Evaluation:
                 folder.journal.draining = self._draining
                 judge = self._judge_service(config, folder)
                 outcomes = runner.run(self._settings(name, llm, judge, folder, show))
-                calls = count_calls(folder.journal, self._priced(config))
-                return PolicyResult(name, config, content, outcomes, calls, self._told(judge))
+                calls = count_calls(folder.journal, self._with_judge_prices(config))
+                return PolicyResult(name, config, content, outcomes, calls, self._describe_judge(judge))
         finally:
             self._folder = None
             self.progress.close()
@@ -198,7 +208,7 @@ class Evaluation:
             _release_memory()
 
     def _judge_service(self, config: Config, folder: RunFolder) -> JudgeService | None:
-        """The judge, as it is asked about one policy: what it says is kept in the policy's folder."""
+        """Return the judge with the prompts of one policy's format; its replies go to that policy's journal."""
         if self._judge is None or self.judging is None:
             return None
         journaled = JournaledLLM(self._judge, folder.journal, kind="judge")
@@ -206,18 +216,17 @@ class Evaluation:
         self.progress.open(journaled, model)
         return judge_service(journaled, model, PromptSet.find(config.format.prompts))
 
-    def _priced(self, config: Config) -> Config:
-        """With the prices of the judge."""
+    def _with_judge_prices(self, config: Config) -> Config:
         return config if self.judging is None else config.model_copy(update={"judge": self.judging.model})
 
-    def _told(self, judge: JudgeService | None) -> dict[str, Any] | None:
-        """For the record."""
+    def _describe_judge(self, judge: JudgeService | None) -> dict[str, Any] | None:
+        """Return the judge's entry in `metrics.json`."""
         if judge is None or self.judging is None:
             return None
         return {
             "model": judge.llm.name,
             "prompts": judge.fingerprint,
-            "metrics": [m for m in JUDGED if m in self.judging.metrics],
+            "metrics": [metric for metric in JUDGED if metric in self.judging.metrics],
         }
 
     async def _settings(
@@ -248,104 +257,104 @@ class Evaluation:
     async def _attempts(
         self, setting: Setting, config: Config, engine: Engine, examiner: Examiner | None, folder: RunFolder
     ) -> Outcome:
-        """One attempt at each question; gives up once more than `run.max_failed` have failed."""
+        """Make one attempt at each question; give up once more than `run.max_failed` of them have failed."""
         outcome = Outcome(setting, [None] * len(self.questions), [None] * len(self.questions))
         shards = ShardWriter(
             folder.path / "trajectories", setting.name, trajectory_schema(), shard_rows=_SHARD_ROWS, keep_empty=True
         )
         writer = _InOrder(shards)
-        waiting = iter(enumerate(self.questions))
-        workers = min(config.run.concurrency, len(self.questions))
-        work = _Work(config, engine, examiner, outcome, writer)
-        await gather_all(self._work(waiting, work) for _ in range(workers))
+        remaining = iter(enumerate(self.questions))
+
+        async def work() -> None:
+            for index, question in remaining:
+                if self._draining or len(outcome.failures) > config.run.max_failed * len(self.questions):
+                    return
+                try:
+                    row = await self._attempt(index, question, config, engine, examiner, outcome)
+                except Interrupted:
+                    return
+                writer.put(index, row)
+
+        await gather_all(work() for _ in range(min(config.run.concurrency, len(self.questions))))
         tried = len(outcome.failures) + outcome.ends.total()
         if self._draining and tried < len(self.questions):
             raise Interrupted("the evaluation was stopped; everything paid for is kept")
         writer.close()
         return outcome
 
-    async def _work(self, waiting: Iterator[tuple[int, Question]], work: _Work) -> None:
-        config, outcome = work.config, work.outcome
-        for place, question in waiting:
-            if self._draining or len(outcome.failures) > config.run.max_failed * len(self.questions):
-                return
-            seed = derive_seed(config.seed, question.dataset, question.id)
-            try:
-                (trajectory,) = await work.engine.run([Trajectory(question)], seeds=[seed])
-                reading = work.engine.format.read(trajectory)
-                verdicts = NOT_JUDGED
-                if work.examiner is not None:
-                    verdicts = await work.examiner.examine(trajectory, reading, outcome.asked)
-            except Interrupted:
-                return
-            except RunError:
-                raise
-            except Exception as error:
-                outcome.failures[place] = set_aside(question, error)
-                self.progress.failed += 1
-                work.writer.put(place, None)
-                continue
-            outcome.scores[place] = scores(trajectory, reading=reading, rules=self.rules)
-            outcome.verdicts[place] = verdicts
-            outcome.ends[str(trajectory.stop_reason)] += 1
-            if not reading.well_formed:
-                outcome.out_of_form[reading.reason] += 1
-            self.progress.done += 1
-            work.writer.put(place, trajectory_row(trajectory, reading, verdicts, rules=self.rules))
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What the attempts at one setting share."""
-
-    config: Config
-    engine: Engine
-    examiner: Examiner | None
-    outcome: Outcome
-    writer: _InOrder
+    async def _attempt(
+        self,
+        index: int,
+        question: Question,
+        config: Config,
+        engine: Engine,
+        examiner: Examiner | None,
+        outcome: Outcome,
+    ) -> Row | None:
+        """Attempt one question and count it in `outcome`; return its row, or None if it failed."""
+        seed = derive_seed(config.seed, question.dataset, question.id)
+        try:
+            (trajectory,) = await engine.run([Trajectory(question)], seeds=[seed])
+            reading = engine.format.read(trajectory)
+            verdicts = NOT_JUDGED
+            if examiner is not None:
+                verdicts = await examiner.examine(trajectory, reading, outcome.asked)
+        except (Interrupted, RunError):
+            raise
+        except Exception as error:
+            outcome.failures[index] = set_aside(question, error)
+            self.progress.failed += 1
+            return None
+        outcome.scores[index] = scores(trajectory, reading=reading, rules=self.rules)
+        outcome.verdicts[index] = verdicts
+        outcome.ends[str(trajectory.stop_reason)] += 1
+        if not reading.well_formed:
+            outcome.out_of_form[reading.reason] += 1
+        self.progress.done += 1
+        return trajectory_row(trajectory, reading, verdicts, rules=self.rules)
 
 
 class _InOrder:
-    """Rows come as questions finish and are written in the questions' order; few have to wait in memory."""
+    """Write rows in the order of the questions although attempts finish in another; few rows wait in memory."""
 
     def __init__(self, shards: ShardWriter) -> None:
         self._shards = shards
         self._waiting: dict[int, Row | None] = {}
         self._next = 0
 
-    def put(self, place: int, row: Row | None) -> None:
-        """Take the row of a place; None where it will have none."""
-        self._waiting[place] = row
+    def put(self, index: int, row: Row | None) -> None:
+        """Take the row of a question; None if it failed."""
+        self._waiting[index] = row
         while self._next in self._waiting:
             self._add(self._next)
             self._next += 1
 
     def close(self) -> None:
-        """Write what waits behind questions that were not tried, and name the shards."""
-        for place in sorted(self._waiting):
-            self._add(place)
+        """Write the rows that wait behind questions that were never tried, and name the shards."""
+        for index in sorted(self._waiting):
+            self._add(index)
         self._shards.close()
 
-    def _add(self, place: int) -> None:
-        if (row := self._waiting.pop(place)) is not None:
+    def _add(self, index: int) -> None:
+        if (row := self._waiting.pop(index)) is not None:
             self._shards.add(row)
 
 
 def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriever]:
-    """Questions and retriever of the first policy, which have to be those of all others.
+    """Open questions and retriever of the first policy.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: another policy has different questions or another corpus.
     """
     (first_name, first), *others = configs.items()
     questions = open_questions(first)
     retriever = open_retriever(first, questions)
     for name, config in others:
         if config.questions != first.questions:
-            asked = questions_fingerprint(open_questions(config))
-            if asked != questions_fingerprint(questions):
+            fingerprint = questions_fingerprint(open_questions(config))
+            if fingerprint != questions_fingerprint(questions):
                 raise ConfigError(f"policies {first_name} and {name} are given different questions; give them the same")
-        if _place(config) != _place(first):
+        if _search_settings(config) != _search_settings(first):
             other = open_retriever(config, questions)
             asyncio.run(other.aclose())
             if other.fingerprint != retriever.fingerprint:
@@ -353,21 +362,21 @@ def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriev
     return questions, retriever
 
 
-def _place(config: Config) -> dict[str, Any]:
-    """Where searches go, without how their results are shown."""
+def _search_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that decide which corpus is searched, without how its passages are shown."""
     shown = {"top_k", "passage_order", "max_passage_chars"}
     return config.retrieval.model_dump(exclude=shown) | {"world_seed": config.questions.world_seed}
 
 
 def _prepare(out: Path) -> None:
-    """Create the folder, or see that an evaluation may be in it."""
+    """Create the folder, or raise if it holds something other than an evaluation."""
     if (out / _JOURNAL).exists():
         raise RunError(f"{out} is a run of build-tree; choose another folder for --out, such as {out / 'eval'}")
     claim_folder(out, "evaluation", holds=(out / ".lock").exists())
 
 
 def _release_memory() -> None:
-    """Give a closed model's memory back to the device, for the next one."""
+    """Return a closed model's memory to the device, so that the next model fits."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():

@@ -9,15 +9,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question
 from reasonrag.evaluation.bootstrap import Column, Interval, Ratio, intervals, subtract
 from reasonrag.evaluation.judged import COUNTED_AS
 from reasonrag.evaluation.metrics import METRICS, hops, kind
-from reasonrag.evaluation.run import Outcome, PolicyResult
 from reasonrag.storage.runs import versions
+
+if TYPE_CHECKING:
+    from reasonrag.evaluation.run import Outcome, PolicyResult
 
 Figures = dict[str, Any]
 

@@ -10,14 +10,13 @@ import pytest
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, Interrupted
 from reasonrag.core.types import Question
-from reasonrag.evaluation import evaluate
 from reasonrag.evaluation.judged import JUDGED, Examiner, Judging, StepCounts, Verdicts
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.evaluation.summary import summarize
 from reasonrag.formats import FORMATS
 from reasonrag.llm.scripted import ScriptedLLM
 from tests.evaluation.test_run import MODULE, digests, rows, toys
-from tests.evaluation.toy_policies import RECORD, write_questions
+from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 from tests.rewards.toys import asked, hiprag, judge, knowing, trajectory
 
 ARBITER = Judging(ModelConfig(spec=f"{MODULE}:arbiter", temperature=0.0))
@@ -42,7 +41,7 @@ def judged(questions, out, *names, judging=ARBITER, show=None, **overrides):
     for name in names:
         configs |= toys(questions, name, format__name=spoken.get(name, "hiprag"), **overrides)
     evaluation = Evaluation(configs, out, temperatures=[0.0], judging=judging)
-    return summarize(evaluation.run(show), evaluation.questions, rules="house")
+    return summarize(evaluation.run_policies(show), evaluation.questions, rules="house")
 
 
 def means(figures, *names):

@@ -11,12 +11,12 @@ import pytest
 
 from reasonrag import flags
 from reasonrag.core.config import load_config
-from reasonrag.evaluation import evaluate
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.flags import policy_configs
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.evaluation.test_run import digests
+from tests.evaluation.toy_policies import evaluate
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +26,8 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from reasonrag.core.config import load_config
-from reasonrag.evaluation import evaluate
-evaluate({"served": load_config(overrides=json.loads(sys.argv[1]))}, Path(sys.argv[2]), max_steps=[8, 4])
+from reasonrag.evaluation.run import Evaluation
+Evaluation({"served": load_config(overrides=json.loads(sys.argv[1]))}, Path(sys.argv[2]), max_steps=[8, 4]).run()
 """
 
 

@@ -8,12 +8,11 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from reasonrag.evaluation import evaluate
 from reasonrag.evaluation.bootstrap import Interval, intervals
 from reasonrag.evaluation.metrics import METRICS
 from reasonrag.evaluation.report import summary_table, write_report
 from tests.evaluation.test_run import toys
-from tests.evaluation.toy_policies import RECORD, write_questions
+from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 
 KINDS = ["bridge", "| [x](http://evil) <b>\x1b[31m"]
 

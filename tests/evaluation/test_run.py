@@ -10,11 +10,10 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
-from reasonrag.evaluation import evaluate
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import trajectory_schema
-from tests.evaluation.toy_policies import RECORD, write_questions
+from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 
 MODULE = "python:tests.evaluation.toy_policies"
 
@@ -244,5 +243,5 @@ def test_a_folder_of_something_else_is_refused(questions, tmp_path):
 
 def test_importing_evaluation_imports_nothing_heavy():
     heavy = "{'numpy', 'torch', 'matplotlib', 'pyarrow', 'transformers'}"
-    code = f"import sys, reasonrag.evaluation.save; sys.exit(not {heavy}.isdisjoint(sys.modules))"
+    code = f"import sys, reasonrag.evaluation.run; sys.exit(not {heavy}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

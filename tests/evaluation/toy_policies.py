@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reasonrag.core.errors import LLMError
+from reasonrag.evaluation.run import Evaluation
 from reasonrag.llm.scripted import ScriptedLLM
 from tests.toys import ToyRetriever
 
@@ -52,6 +53,11 @@ class RecordedLLM(ScriptedLLM):
 
     async def aclose(self):
         RECORD.events.append(f"close {self.name}")
+
+
+def evaluate(configs, out, *, show=None, **options):
+    """Run an evaluation with its report."""
+    return Evaluation(configs, out, **options).run(show)
 
 
 def _is(prompt, tag):
