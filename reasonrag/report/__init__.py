@@ -1,5 +1,45 @@
-"""A finished run, training or evaluation as static pages: no server, no network, every foreign text inert."""
+"""A finished run, training run or evaluation as static pages: no server, no network, every foreign text inert."""
 
-from reasonrag.report.pages import write_report
+from __future__ import annotations
 
-__all__ = ["write_report"]
+from collections.abc import Callable
+from pathlib import Path
+
+from reasonrag.core.errors import RunError
+from reasonrag.report.evaluation_pages import write_evaluation_pages
+from reasonrag.report.run_pages import write_run_pages
+from reasonrag.report.training_pages import write_training_pages
+
+# By the file that each kind of folder has once it is finished.
+_WRITERS: dict[str, Callable[[Path, Path], Path]] = {
+    "run.json": write_run_pages,
+    "training.json": write_training_pages,
+    "metrics.json": write_evaluation_pages,
+}
+
+
+def write_report(path: Path, out: Path | None = None) -> Path:
+    """Write the pages of a finished folder; return the path of the first page.
+
+    Args:
+        path: folder of a finished run, training run or evaluation.
+        out: folder for the pages (default: PATH/report). An earlier report there is replaced.
+
+    Raises:
+        RunError: `path` holds nothing finished, `out` holds other files, or the pages cannot be written.
+        DataError: tables are damaged.
+    """
+    write = next((writer for name, writer in _WRITERS.items() if (path / name).is_file()), None)
+    if write is None:
+        raise RunError(
+            f"{path} has no {' or '.join(_WRITERS)}: it is not the folder of a run, a training run or an evaluation, "
+            "or its command has not finished; run the same command again to resume it"
+        )
+    out = out or path / "report"
+    try:
+        return write(path, out)
+    except OSError as error:
+        raise RunError(
+            f"the report cannot be written into {out} ({error.strerror or error}); make room or choose another folder "
+            "for --out"
+        ) from error

@@ -12,8 +12,7 @@ from typing import Any
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import normalize_answer
 from reasonrag.report.metric_tables import label
-from reasonrag.report.once import Once
-from reasonrag.report.site import figures_of, number, read_json
+from reasonrag.report.site import TextPool, number, read_json, reading
 from reasonrag.storage.parquet import Row, read_shards
 from reasonrag.storage.tables import trajectory_schema
 
@@ -85,7 +84,7 @@ def attempts_of(folder: Path, figures: Mapping[str, Any]) -> list[Attempts]:
     for policy, settings in figures["policies"].items():
         file = folder / policy / FIGURES
         own = read_json(file)
-        with figures_of(file):
+        with reading(file):
             if Path(policy).name != policy:
                 raise ValueError(f"policy {policy!r} is no name of a folder")
             failures: dict[str, dict[Question, str]] = {setting: {} for setting in settings}
@@ -169,7 +168,7 @@ def cells(asked: Asked) -> list[list[Any] | str]:
 
 def details(asked: Asked, attempts: Sequence[Attempts]) -> dict[str, Any]:
     """What the page of a question shows, as JSON; `messages` and `passages` are kept once and named by their place."""
-    messages, passages = Once(), Once()
+    messages, passages = TextPool(), TextPool()
     return {
         "attempts": [
             {"label": of.label, "cause": row, "facts": [], "steps": []}
@@ -192,7 +191,7 @@ def _word(value: Any) -> Any:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else number(value)
 
 
-def _steps(row: Row, messages: Once, passages: Once) -> list[Row]:
+def _steps(row: Row, messages: TextPool, passages: TextPool) -> list[Row]:
     """A trajectory's steps. Of a turn that goes on only what was put in since is kept: turns grow with each step."""
     steps: list[Row] = []
     written = ""
@@ -204,13 +203,10 @@ def _steps(row: Row, messages: Once, passages: Once) -> list[Row]:
                 "content": step["content"],
                 "text": step["text"],
                 "finish": step["finish_reason"],
-                "prompt": [messages.place({"role": m["role"], "content": m["content"]}) for m in step["prompt"]],
+                "prompt": messages.messages(step["prompt"]),
                 "goes_on": goes_on,
                 "prefix": step["prefix"][len(written) :] if goes_on else step["prefix"],
-                "passages": [
-                    [passages.place({"id": p["id"], "contents": p["contents"]}), number(p["score"])]
-                    for p in step["passages"]
-                ],
+                "passages": [[passages.passage(passage), number(passage["score"])] for passage in step["passages"]],
             }
         )
         written = step["prefix"] + step["text"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reasonrag.core.plots import Line, Panel
-from reasonrag.report.visible import shortened
+from reasonrag.report.site import shortened
 
 WIDTH, HEIGHT = 480, 240  # of a chart, in SVG units
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 26, 40

@@ -1,29 +1,39 @@
-"""One question's tree as a page needs it: boxes and lines with their places, and what each node's panel shows."""
+"""Lay out one question's tree for its page: boxes and edges with their coordinates, and each node's details."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reasonrag.report.once import Once
-from reasonrag.report.reading import TreeWithPairs
-from reasonrag.report.tree_layout import Place, children_of, depth_first, layout
-from reasonrag.report.visible import shortened
+from reasonrag.report.site import TextPool, shortened
+from reasonrag.report.trees import QuestionTree
 from reasonrag.storage.parquet import Row
 
 _BOX_WIDTH, _BOX_HEIGHT = 272, 62
-_COLUMN, _ROW = 304, 74  # from box to box, in SVG units
+_COLUMN_WIDTH, _ROW_HEIGHT = 304, 74  # from box to box, in SVG units
 _MARGIN = 12
-_TEXT_COLUMNS = 60  # of the line that quotes a node; the style sheet cuts it at the box, wherever a font needs it
+_QUOTE_COLUMNS = 60  # the style sheet cuts the quoted line at the box, wherever a font needs it
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The cell of a node: `column` is its depth; two nodes of one column are at least 1 apart in `row`."""
+
+    column: int
+    row: float
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
     """A node as drawn.
 
-    `state` says why it is faded: "malformed", "no answer" (no trajectory below it has a final answer, so it has no
-    reward) or "" (it is not). `edge` is the path from its parent's box, "" at the root.
+    Attributes:
+        edge: SVG path from its parent's box; "" at the root.
+        state: why it is faded: "malformed", "no answer" (no trajectory below it has a final answer, so it has no
+            reward), or "" if it is not faded.
+        label: what a screen reader says.
     """
 
     id: int
@@ -33,7 +43,7 @@ class Box:
     y: float
     edge: str
     title: str
-    figures: str
+    metrics: str
     quote: str
     state: str
     best: bool
@@ -41,7 +51,7 @@ class Box:
 
     @property
     def classes(self) -> str:
-        """For the style sheet: best, dead."""
+        """Classes of the style sheet."""
         return " ".join([*(["best"] if self.best else []), *(["dead"] if self.state else [])])
 
     @property
@@ -61,79 +71,114 @@ class Drawing:
     box_height: int = _BOX_HEIGHT
 
 
-def draw(tree: TreeWithPairs) -> Drawing:
-    """Places for all nodes; steps run from left to right."""
-    parents = tree.parents
-    places = layout(parents)
-    best = set(tree.tree.best_path)
-    order = depth_first(children_of(parents))
-    boxes = [_box(tree.nodes[node], parents[node], places, best=node in best) for node in order]
+def draw(tree: QuestionTree) -> Drawing:
+    """Place all nodes of a tree; steps run from left to right."""
+    positions = layout(tree.children)
+    best = set(tree.best_path)
+    boxes = [_box(tree.nodes[node], positions, best=node in best) for node in depth_first(tree.children)]
     return Drawing(
         boxes,
-        width=2 * _MARGIN + max(place.column for place in places) * _COLUMN + _BOX_WIDTH,
-        height=2 * _MARGIN + max(place.row for place in places) * _ROW + _BOX_HEIGHT,
+        width=2 * _MARGIN + max(position.column for position in positions) * _COLUMN_WIDTH + _BOX_WIDTH,
+        height=2 * _MARGIN + max(position.row for position in positions) * _ROW_HEIGHT + _BOX_HEIGHT,
     )
 
 
-def _box(row: Row, parent: int | None, places: list[Place], *, best: bool) -> Box:
+def layout(children: Sequence[Sequence[int]]) -> list[Position]:
+    """Give the leaves, depth first, the rows 0, 1, 2, ... and centre each parent between its outer children.
+
+    The subtrees of siblings fill row intervals that do not meet, and a parent stays within its subtree's interval, so
+    nothing overlaps.
+
+    Args:
+        children: `[N]` the children of each node, all with higher numbers than their parent; node 0 is the root.
+
+    >>> [(position.column, position.row) for position in layout([[1, 2], [3, 4], [], [], []])]
+    [(0, 1.25), (1, 0.5), (1, 2.0), (2, 0.0), (2, 1.0)]
+    """
+    columns = [0] * len(children)
+    for node, below in enumerate(children):
+        for child in below:
+            columns[child] = columns[node] + 1
+    rows = [0.0] * len(children)
+    leaves = [node for node in depth_first(children) if not children[node]]
+    for row, leaf in enumerate(leaves):
+        rows[leaf] = float(row)
+    for node in reversed(range(len(children))):
+        if children[node]:
+            rows[node] = (rows[children[node][0]] + rows[children[node][-1]]) / 2
+    return [Position(column, row) for column, row in zip(columns, rows, strict=True)]
+
+
+def depth_first(children: Sequence[Sequence[int]]) -> list[int]:
+    """Return the nodes in reading order, from the root. Without recursion: trees may be of any depth."""
+    order: list[int] = []
+    waiting = [0] if children else []
+    while waiting:
+        node = waiting.pop()
+        order.append(node)
+        waiting.extend(reversed(children[node]))
+    return order
+
+
+def _box(row: Row, positions: Sequence[Position], *, best: bool) -> Box:
     node = row["node_id"]
-    x, y = _corner(places[node])
+    parent = None if row["parent_id"] < 0 else row["parent_id"]
+    x, y = _corner(positions[node])
     state = "malformed" if row["action"] == "malformed" else "no answer" if row["spre"] is None else ""
     title = f"{node} {row['action'] or 'question'}"
-    reached = row["stage"] if row["f1"] is None else f"F1 {_value(row['f1'])}"
-    figures = f"{reached} · N {row['visits']} · Q {_value(row['value'])} · SPRE {_value(row['spre'])}"
-    quote = row["content"] if parent is not None else row["question"]
+    stage_or_f1 = row["stage"] if row["f1"] is None else f"F1 {_value(row['f1'])}"
+    metrics = f"{stage_or_f1} · N {row['visits']} · Q {_value(row['value'])} · SPRE {_value(row['spre'])}"
+    quote = row["question"] if parent is None else row["content"]
     return Box(
         id=node,
         parent=parent,
-        level=places[node].column + 1,
+        level=positions[node].column + 1,
         x=x,
         y=y,
-        edge="" if parent is None else _edge(_corner(places[parent]), (x, y)),
+        edge="" if parent is None else _edge(_corner(positions[parent]), (x, y)),
         title=title,
-        figures=figures,
-        quote=shortened(quote, _TEXT_COLUMNS),
+        metrics=metrics,
+        quote=shortened(quote, _QUOTE_COLUMNS),
         state=state,
         best=best,
-        label=f"Node {title}, {figures}: {shortened(quote, 3 * _TEXT_COLUMNS)}",
+        label=f"Node {title}, {metrics}: {shortened(quote, 3 * _QUOTE_COLUMNS)}",
     )
 
 
-def _corner(place: Place) -> tuple[float, float]:
-    return _MARGIN + place.column * _COLUMN, _MARGIN + place.row * _ROW
+def _corner(position: Position) -> tuple[float, float]:
+    return _MARGIN + position.column * _COLUMN_WIDTH, _MARGIN + position.row * _ROW_HEIGHT
 
 
 def _edge(parent: tuple[float, float], child: tuple[float, float]) -> str:
+    """A curve from the middle of the parent's right side to the middle of the child's left side."""
     start, end = parent[0] + _BOX_WIDTH, child[0]
     middle = (start + end) / 2
-    above, below = parent[1] + _BOX_HEIGHT / 2, child[1] + _BOX_HEIGHT / 2
-    return f"M{start:g} {above:g}C{middle:g} {above:g} {middle:g} {below:g} {end:g} {below:g}"
+    parent_y, child_y = parent[1] + _BOX_HEIGHT / 2, child[1] + _BOX_HEIGHT / 2
+    return f"M{start:g} {parent_y:g}C{middle:g} {parent_y:g} {middle:g} {child_y:g} {end:g} {child_y:g}"
 
 
 def _value(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def details(tree: TreeWithPairs) -> dict[str, Any]:
-    """What the panel shows of each node, as JSON; `messages` and `passages` are kept once and named by their place."""
-    messages, passages = Once(), Once()
+def details(tree: QuestionTree) -> dict[str, Any]:
+    """Return what the panel shows of each node, as JSON. Prompts and passages are indices into shared lists."""
+    messages, passages = TextPool(), TextPool()
     pairs = _pairs_by_node(tree)
-    nodes = [
-        {
-            "id": row["node_id"],
-            "facts": _facts(row),
-            "prompt": [messages.place({"role": m["role"], "content": m["content"]}) for m in row["prompt"]],
-            "prefix": row["prefix"],
-            "text": row["text"],
-            "passages": [
-                [passages.place({"id": p["id"], "contents": p["contents"]}), _value(p["score"])]
-                for p in row["passages"]
-            ],
-            "pairs": pairs[row["node_id"]],
-        }
-        for row in tree.nodes
-    ]
+    nodes = [_details(row, pairs[row["node_id"]], messages, passages) for row in tree.nodes]
     return {"nodes": nodes, "messages": messages.items, "passages": passages.items}
+
+
+def _details(row: Row, pairs: list[Row], messages: TextPool, passages: TextPool) -> Row:
+    return {
+        "id": row["node_id"],
+        "facts": _facts(row),
+        "prompt": messages.messages(row["prompt"]),
+        "prefix": row["prefix"],
+        "text": row["text"],
+        "passages": [[passages.passage(passage), _value(passage["score"])] for passage in row["passages"]],
+        "pairs": pairs,
+    }
 
 
 def _facts(row: Row) -> list[tuple[str, str]]:
@@ -141,7 +186,7 @@ def _facts(row: Row) -> list[tuple[str, str]]:
         "step": row["action"] or "the question",
         "next stage": row["stage"],
         "ended": row["stop_reason"],
-        "came from": row["origin"],
+        "origin": row["origin"],
         "visits N": row["visits"],
         "visits with a value": row["valued"],
         "value Q": _value(row["value"]),
@@ -149,25 +194,28 @@ def _facts(row: Row) -> list[tuple[str, str]]:
         "F1 of the answer": None if row["f1"] is None else _value(row["f1"]),
         "exact match": None if row["em"] is None else _value(row["em"]),
         "prompt tokens": row["prompt_tokens"],
-        "written tokens": row["completion_tokens"],
+        "completion tokens": row["completion_tokens"],
         "finish reason": row["finish_reason"],
     }
     return [(name, str(value)) for name, value in facts.items() if value is not None]
 
 
-def _pairs_by_node(tree: TreeWithPairs) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = defaultdict(list)
+def _pairs_by_node(tree: QuestionTree) -> dict[int, list[Row]]:
+    """Every pair twice: at its chosen and at its rejected node."""
+    pairs_by_node: dict[int, list[Row]] = defaultdict(list)
     for pair in tree.pairs:
         for side, other in (("chosen", "rejected"), ("rejected", "chosen")):
-            told = _why(pair, side, other)
-            found[pair[f"{side}_node_id"]].append(
-                {"preferred": side == "chosen", "other": pair[f"{other}_node_id"], "told": told}
-            )
-    return found
+            entry = {
+                "preferred": side == "chosen",
+                "other": pair[f"{other}_node_id"],
+                "reason": _why(pair, side, other),
+            }
+            pairs_by_node[pair[f"{side}_node_id"]].append(entry)
+    return pairs_by_node
 
 
 def _why(pair: Row, side: str, other: str) -> str:
-    """Why one node was preferred: what was compared, which need not be the SPRE of the tree (`pairs --alpha`)."""
+    """Say why one node was preferred: the compared rewards, which may differ from the tree's SPRE (`pairs --alpha`)."""
     rewards = f"reward {_value(pair[f'{side}_reward'])} against {_value(pair[f'{other}_reward'])}"
     whole = "" if "chosen_type" in pair else f", as whole trajectories that share {pair['depth']} steps"
     return f"{rewards}, margin {_value(pair['margin'])} ({pair['split']}){whole}"

@@ -9,10 +9,18 @@ from typing import Any
 from reasonrag.core.errors import RunError
 from reasonrag.report.attempts import FIGURES, Asked, Attempts, attempts_of, cells, details, questions
 from reasonrag.report.metric_tables import pictures, tables
-from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, figures_of, open_site, read_json, with_last
-from reasonrag.report.visible import shortened
+from reasonrag.report.site import (
+    TITLE_COLUMNS,
+    Listing,
+    Site,
+    open_site,
+    read_json,
+    reading,
+    shortened,
+    with_last,
+)
 
-_QUESTION = (("place", "place"), ("id", "text"), ("kind", "text"), ("question", "link"), ("golden answers", "list"))
+_QUESTION = (("number", "index"), ("id", "text"), ("kind", "text"), ("question", "link"), ("golden answers", "list"))
 _ONE = (("answer", "text"), ("EM", "number"), ("F1", "number"))
 _TWO = (
     ("first answer", "text"),
@@ -47,7 +55,7 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
         raise RunError(
             f"{file} is of one policy of an evaluation; give the evaluation's folder, which holds those of its policies"
         )
-    with figures_of(file):
+    with reading(file):
         overview = _overview(figures)
     attempts = attempts_of(evaluation, figures)
     two = len(attempts) > 1

@@ -1,27 +1,28 @@
-"""What the reports of all kinds of folders share: the pages' files, how they are rendered, and lists in parts.
+"""The parts that all reports share: files of a site, inert rendering, lists in parts, texts stored once per page.
 
 OUT/
-├── index.html              what was done, what came out, the list of pages
-├── questions/00000.html    one question, in the folder's order; `groups/` for a training
+├── index.html              settings, metrics, the list of pages
+├── questions/00000.html    one question, in the folder's order; `groups/` for a training run
 ├── data/rows-000.js        rows of the list: a page opened from disk may not fetch JSON, but may load a script
 └── report.css, *.js
 
-Everything that a template prints goes through `visible` and is escaped; the pages' policy (CSP) allows the report's own
-files and nothing else.
+Every value that a template prints goes through `visible` and is escaped. The pages' Content-Security-Policy allows the
+report's own files and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reasonrag.core.errors import RunError
-from reasonrag.core.text import one_line
-from reasonrag.report.visible import shortened, visible
+from reasonrag.core.text import one_line, printable
+from reasonrag.storage.parquet import Row
 from reasonrag.storage.runs import claim_folder, lock, write_text
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ T = TypeVar("T")
 TITLE_COLUMNS = 80  # of a question in a page's title
 _ROWS_PER_FILE = 500
 _CELL_COLUMNS = 300
-_MARKS = ("report.css", "list.js")  # that a folder is a report: somebody's own pages may have one of them
-_ASSETS = (*_MARKS, "page.js")
+_MARKERS = ("report.css", "list.js")  # both mark a folder as a report; a site by hand may have one of them
+_ASSETS = (*_MARKERS, "page.js")
 _FOLDERS = ("questions", "groups")
 
 
@@ -46,24 +47,25 @@ class Site:
         (out / "index.html").unlink(missing_ok=True)
         for name in assets:
             (out / name).write_bytes((Path(__file__).parent / "templates" / name).read_bytes())
-        for old in [*(page for name in _FOLDERS for page in (out / name).glob("[0-9]*.html")), *out.glob("data/*.js")]:
+        old_pages = [page for name in _FOLDERS for page in (out / name).glob("[0-9]*.html")]
+        for old in [*old_pages, *out.glob("data/*.js")]:
             old.unlink()
         for name in (folder, "data"):
             (out / name).mkdir(exist_ok=True)
 
-    def page_name(self, place: int) -> str:
-        """The file of a page by its place, from 0: ids come from outside and make no file names."""
-        return f"{self.folder}/{place:05d}.html"
+    def page_name(self, number: int) -> str:
+        """The file of a page by its number, from 0. Ids come from outside and never become file names."""
+        return f"{self.folder}/{number:05d}.html"
 
-    def write_page(self, place: int, template: str, *, last: bool, **values: Any) -> None:
+    def write_page(self, number: int, template: str, *, last: bool, **values: Any) -> None:
         """Write a page of the folder, with links to its neighbours."""
-        previous = f"{place - 1:05d}.html" if place else None
-        following = None if last else f"{place + 1:05d}.html"
-        text = render(template, root="../", previous=previous, next=following, **values)
-        (self.out / self.page_name(place)).write_text(text, encoding="utf-8")
+        previous_page = f"{number - 1:05d}.html" if number else None
+        next_page = None if last else f"{number + 1:05d}.html"
+        text = render(template, root="../", previous=previous_page, next=next_page, **values)
+        (self.out / self.page_name(number)).write_text(text, encoding="utf-8")
 
     def write_index(self, template: str, **values: Any) -> Path:
-        """Write the first page; returns its path."""
+        """Write the first page; return its path."""
         index = self.out / "index.html"
         write_text(index, render(template, root="", **values))
         return index
@@ -71,30 +73,30 @@ class Site:
 
 @contextlib.contextmanager
 def open_site(out: Path, *, folder: str, scripts: Sequence[str]) -> Iterator[Site]:
-    """The pages of a report, which this process alone writes.
+    """Lock a report's folder and empty it for new pages.
 
-    `index.html` goes first and comes last, so a report that has it is whole. Pages of an earlier report are removed.
+    `index.html` is deleted first and written last, so a report that has it is complete.
 
     Args:
         out: the report's folder.
-        folder: of the pages beside the first, a name of `_FOLDERS`.
-        scripts: of `templates/`, that the pages load beside those of all reports.
+        folder: of the pages beside the first, one of `_FOLDERS`.
+        scripts: files of `templates/` that these pages load beside those of all reports.
 
     Raises:
-        RunError: `out` holds something else, or is being written.
+        RunError: `out` holds other files, or another process writes there.
     """
     assets = (*_ASSETS, *scripts)
-    holds = all((out / name).is_file() for name in _MARKS)
+    holds = all((out / name).is_file() for name in _MARKERS)
     claim_folder(out, "report", holds=holds, besides=assets)
     with lock(out / ".lock"):
         yield Site(out, folder, assets)
 
 
 class Listing:
-    """The rows of a site's list, written in parts as they come.
+    """The rows of a site's list, written in parts of `_ROWS_PER_FILE`.
 
-    A row holds a value for each heading of the list, then its page, then its marks: words that a filter asks for. Long
-    texts are shortened: all rows are in the browser's memory at once.
+    A row holds a value for each heading of the list, then its page, then its marks: the words that a filter looks for.
+    Long texts are shortened, because all rows are in the browser's memory at once.
     """
 
     def __init__(self, site: Site) -> None:
@@ -103,13 +105,13 @@ class Listing:
         self._rows: list[Sequence[Any]] = []
 
     def add(self, cells: Sequence[Any], page: str, marks: Sequence[str] = ()) -> None:
-        """Take one more row."""
-        self._rows.append([*map(_short, cells), page, marks])
+        """Append a row."""
+        self._rows.append([*map(_shortened_cell, cells), page, marks])
         if len(self._rows) == _ROWS_PER_FILE:
             self._flush()
 
     def close(self) -> list[str]:
-        """Write what is left; returns the names of all parts."""
+        """Write the remaining rows; return the names of all parts."""
         if self._rows:
             self._flush()
         return self.scripts
@@ -122,61 +124,85 @@ class Listing:
         self._rows = []
 
 
-def _short(value: Any) -> Any:
-    """The value with every long text in it shortened."""
+def _shortened_cell(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= _CELL_COLUMNS else shortened(value, _CELL_COLUMNS)
-    return [_short(item) for item in value] if isinstance(value, list | tuple) else value
+    return [_shortened_cell(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class TextPool:
+    """Stores each distinct item once, so that a page holds a text that many steps share one time.
+
+    >>> pool = TextPool()
+    >>> [pool.index({"role": role}) for role in ("system", "user", "system")], len(pool.items)
+    ([0, 1, 0], 2)
+    """
+
+    def __init__(self) -> None:
+        self.items: list[Row] = []
+        self._indices: dict[str, int] = {}
+
+    def index(self, item: Row) -> int:
+        """Return the item's index in `items`, after adding it if it is new."""
+        index = self._indices.setdefault(json.dumps(item, sort_keys=True), len(self.items))
+        if index == len(self.items):
+            self.items.append(item)
+        return index
+
+    def messages(self, prompt: Iterable[Row]) -> list[int]:
+        """Return the indices of a prompt's messages."""
+        return [self.index({"role": message["role"], "content": message["content"]}) for message in prompt]
+
+    def passage(self, passage: Row) -> int:
+        """Return the index of a passage, whatever its score."""
+        return self.index({"id": passage["id"], "contents": passage["contents"]})
 
 
 def with_last(items: Iterable[T]) -> Iterator[tuple[int, T, bool]]:
-    """Each thing with its place and whether it is the last.
+    """Yield each item with its number and whether it is the last.
 
     >>> list(with_last("ab"))
     [(0, 'a', False), (1, 'b', True)]
     """
     remaining = iter(items)
-    for held in remaining:  # once, as the inner loop takes the rest
-        place = 0
+    for held in remaining:  # runs once: the inner loop takes the rest
+        number = 0
         for following in remaining:
-            yield place, held, False
-            place, held = place + 1, following
-        yield place, held, True
+            yield number, held, False
+            number, held = number + 1, following
+        yield number, held, True
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """What a folder's JSON file holds.
+    """Return the object in a JSON file.
 
     Raises:
-        RunError: it cannot be read, or is no object.
+        RunError: the file cannot be read, or holds something else.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read; it is damaged, and what wrote it can write it again") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{file} holds a {type(found).__name__}, not the figures that this version of reasonrag writes")
-    return found
+        raise RunError(f"{file} cannot be read; it is damaged, run the command that wrote it again") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{file} holds a {type(content).__name__}, not the object that this version of reasonrag writes")
+    return content
 
 
 @contextlib.contextmanager
-def figures_of(file: Path) -> Iterator[None]:
-    """Around everything that reads the figures of a JSON file.
-
-    Raises:
-        RunError: they are not as this version writes them.
-    """
+def reading(file: Path) -> Iterator[None]:
+    """Turn errors of the enclosed code, which looks up values of `file`, into a RunError that names the file."""
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        told = f"{type(error).__name__}: {one_line(str(error))}"
+        reason = f"{type(error).__name__}: {one_line(str(error))}"
         raise RunError(
-            f"{file} is not as this version of reasonrag writes it ({told}); it is damaged or of another version"
+            f"{file} does not have the layout of this version of reasonrag ({reason}); it is damaged or was written by "
+            "another version"
         ) from error
 
 
 def render(template: str, **values: Any) -> str:
-    """A template's text, every value escaped and visible."""
+    """Render a template, every value escaped and visible."""
     return _environment().get_template(template).render(**values)
 
 
@@ -187,8 +213,8 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("reasonrag.report", "templates"),
         autoescape=True,
-        undefined=ChainableUndefined,  # a run of another version may not have counted everything
-        finalize=_shown,
+        undefined=ChainableUndefined,  # a run of another version may lack some counts
+        finalize=_printed,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -197,8 +223,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _shown(value: Any) -> Any:
-    """What a template prints for a value: a dash where there is none, text made visible."""
+def _printed(value: Any) -> Any:
+    """What a template prints for a value: a dash if it is missing, text made visible."""
     from jinja2 import Undefined
     from markupsafe import Markup
 
@@ -208,7 +234,7 @@ def _shown(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """A number for people: thousands separators from there on, four digits below; anything else as it is.
+    """Format a number for people: thousands separators from 1,000 on, four digits below; other values are unchanged.
 
     >>> number(12345), number(86399.6), number(0.123456), number(None)
     ('12,345', '86,400', '0.1235', None)
@@ -216,3 +242,39 @@ def number(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:,.0f}" if 1_000 <= abs(value) < 1e15 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def visible(value: Any) -> Any:
+    """Replace characters that cannot be seen or turn the reading direction by `�`, in every string of a value.
+
+    >>> visible({"a": ["b\\u202ec", 1]})
+    {'a': ['b�c', 1]}
+    """
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {visible(key): visible(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [visible(item) for item in value]
+    return value
+
+
+def shortened(text: str, columns: int) -> str:
+    """Cut a text to one line of at most `columns` columns; a wide character fills two.
+
+    >>> shortened("Who was\\nthe captain?", 12)
+    'Who was the…'
+    >>> shortened("東京都庁", 6)
+    '東京…'
+    """
+    line = one_line(visible(text[: 4 * columns]))  # more than `columns`, because runs of blanks shrink to one
+    if len(text) <= 4 * columns and _width(line) <= columns:
+        return line
+    line = line[:columns]
+    while _width(line) > columns - 1:
+        line = line[:-1]
+    return line.rstrip() + "…"
+
+
+def _width(line: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line)

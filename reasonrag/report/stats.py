@@ -1,55 +1,134 @@
-"""A run in figures: Table 1 and Figure 3 of arXiv:2505.14069 for one's own data set, and what it took to make it."""
+"""Metrics of a run, counted once for `reasonrag stats` and for its pages: Table 1 and Figure 3 of arXiv:2505.14069."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.report.pairs import pairs
-from reasonrag.report.trees import QuestionTree, trees
+from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.storage.parquet import Row
 from reasonrag.storage.runs import read_run
 
-Node = tuple[str, str, int]  # data set, question, id
-
-_TOKENS = ("prompt_tokens", "completion_tokens")
 _QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
+_TOKENS = ("prompt_tokens", "completion_tokens")
 
 
 def stats(run: Path) -> dict[str, Any]:
-    """The figures of a finished run, all of which JSON can hold.
+    """Return the metrics of a finished run, as JSON can hold them.
 
     Returns:
         `questions`: total, finished, failed by cause, trees by data set; `nodes`: total, by origin, stage and action;
-        `answers`: total, mean F1 and EM, steps and rounds up to one; `tokens` of prompts, completions, and the chosen
-        and rejected completions `in_pairs`, None where the backend reports none; `iterations` of a question's search;
-        `pairs`: total, their questions by data set, `by_type[chosen][rejected]`, depths, margins; `calls`: calls,
-        tokens and cost by kind. What is spread over questions, answers, nodes or pairs is a `distribution`.
+        `answers`: total, mean F1 and EM, steps and rounds up to one; `tokens` of prompts, of completions, of the
+        completions `in_pairs` and of the `chosen` ones, without those of which the backend reports none; `iterations`
+        of a question's search; `pairs`: total, their questions by data set, `by_type[chosen][rejected]`, depths,
+        margins; `calls`: calls, tokens and cost by kind. Spreads over questions, answers, nodes or pairs are each a
+        `distribution`.
 
     Raises:
         RunError: there is no finished run in the folder.
         DataError: its tables are damaged.
     """
     _, summary = read_run(run)
-    preferences = _PairFigures()
-    for pair in pairs(run, summary["pairs"]["level"]):
-        preferences.add(pair)
-    nodes = _NodeFigures(preferences.written)
-    for tree in trees(run):
-        nodes.add(tree)
-    return {
-        "questions": {**summary["questions"], "by_dataset": _counts(nodes.datasets)},
-        **nodes.figures(),
-        "pairs": preferences.figures(),
-        "calls": summary["calls"],
-        "seconds": summary.get("seconds"),
-    }
+    counts = RunCounts()
+    for tree in read_trees(run, summary):
+        counts.add(tree)
+    return counts.metrics(summary)
+
+
+class RunCounts:
+    """Counts over the trees of a run and their pairs, one tree at a time."""
+
+    def __init__(self) -> None:
+        self.nodes = 0
+        self.trees_by_dataset: Counter[str] = Counter()
+        self.nodes_by: dict[str, Counter[str]] = {"origin": Counter(), "stage": Counter(), "action": Counter()}
+        self.questions_with_pairs: Counter[str] = Counter()  # by data set
+        self.pair_types: dict[str, Counter[str]] = {}  # chosen, then rejected; pairs of trajectories have no types
+        self.pair_depths: Counter[int] = Counter()
+        names = ("iterations", "steps", "rounds", "f1", "em", *_TOKENS, "tokens_in_pairs", "chosen_tokens", "margin")
+        self.values: dict[str, list[float]] = {name: [] for name in names}
+
+    def add(self, tree: QuestionTree) -> None:
+        """Count one more tree."""
+        self.trees_by_dataset[tree.root["dataset"]] += 1
+        self.values["iterations"].append(tree.root["visits"])
+        searches = [0] * len(tree.nodes)  # on the path to each node
+        for row in tree.nodes:  # parents come before their children
+            node, parent = row["node_id"], row["parent_id"]
+            if parent >= 0:
+                searches[node] = searches[parent] + (row["action"] == "query")
+            self._add_node(row)
+            if row["f1"] is not None:
+                self.values["steps"].append(row["depth"])
+                self.values["rounds"].append(searches[node] + 1)
+        if tree.pairs:
+            self.questions_with_pairs[tree.root["dataset"]] += 1
+        for pair in tree.pairs:
+            self._add_pair(pair, tree.nodes)
+
+    def _add_node(self, row: Row) -> None:
+        self.nodes += 1
+        for column, counts in self.nodes_by.items():
+            if row[column]:  # the root has no action
+                counts[row[column]] += 1
+        for column in ("f1", "em", *_TOKENS):
+            if row[column] is not None:
+                self.values[column].append(row[column])
+
+    def _add_pair(self, pair: Row, nodes: Sequence[Row]) -> None:
+        if "chosen_type" in pair:
+            self.pair_types.setdefault(pair["chosen_type"], Counter())[pair["rejected_type"]] += 1
+        self.pair_depths[pair["depth"]] += 1
+        self.values["margin"].append(pair["margin"])
+        chosen_tokens = nodes[pair["chosen_node_id"]]["completion_tokens"]
+        rejected_tokens = nodes[pair["rejected_node_id"]]["completion_tokens"]
+        if chosen_tokens is not None:
+            self.values["chosen_tokens"].append(chosen_tokens)
+        self.values["tokens_in_pairs"] += [count for count in (chosen_tokens, rejected_tokens) if count is not None]
+
+    def metrics(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `stats` returns; `summary` is the content of `run.json`, of any version."""
+        spread = {name: distribution(values) for name, values in self.values.items()}
+        f1, em = spread["f1"], spread["em"]
+        return {
+            "questions": {**summary.get("questions", {}), "by_dataset": _sorted(self.trees_by_dataset)},
+            "nodes": {"total": self.nodes} | {f"by_{name}": _sorted(counts) for name, counts in self.nodes_by.items()},
+            "answers": {
+                "total": len(self.values["f1"]),
+                "mean_f1": f1 and f1["mean"],
+                "mean_em": em and em["mean"],
+                "steps": spread["steps"],
+                # Searches and the answer (Algorithm 1). The paper does not define its iterations; they start at 1, too.
+                "rounds": spread["rounds"],
+            },
+            "tokens": {
+                "prompt": spread["prompt_tokens"],
+                "completion": spread["completion_tokens"],
+                "in_pairs": spread["tokens_in_pairs"],
+                "chosen": spread["chosen_tokens"],
+            },
+            "iterations": spread["iterations"],
+            "pairs": {
+                "total": len(self.values["margin"]),
+                "questions": _sorted(self.questions_with_pairs),
+                "by_type": {chosen: _sorted(rejected) for chosen, rejected in sorted(self.pair_types.items())},
+                "by_depth": {str(depth): count for depth, count in sorted(self.pair_depths.items())},
+                "margin": spread["margin"],
+            },
+            "calls": summary.get("calls", {}),
+            "seconds": summary.get("seconds"),
+        }
+
+
+def _sorted(counter: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counter.items()))
 
 
 def distribution(values: Sequence[float]) -> dict[str, float] | None:
-    """Count, mean and quantiles (linear between neighbours); None of nothing.
+    """Return count, mean and quantiles (linear between neighbours); None without values.
 
     >>> distribution([1, 2, 3, 4])["median"]
     2.5
@@ -66,93 +145,32 @@ def distribution(values: Sequence[float]) -> dict[str, float] | None:
     }
 
 
-class _NodeFigures:
-    """Counts over trees, one at a time. `written` says in how many pairs a node is."""
+def margin_histogram(margins: Sequence[float], *, bins: int = 20) -> dict[str, int]:
+    """Count differences of rewards, in [0, 1], in equal bins `[low, high)`; the last bin includes 1.
 
-    def __init__(self, written: Counter[Node]) -> None:
-        self.written = written
-        self.datasets: Counter[str] = Counter()
-        self.by: dict[str, Counter[str]] = {"origin": Counter(), "stage": Counter(), "action": Counter()}
-        self.values: dict[str, list[float]] = {
-            name: [] for name in ("iterations", "steps", "rounds", "f1", "em", *_TOKENS, "pair_tokens")
-        }
-        self.nodes = 0
-
-    def add(self, tree: QuestionTree) -> None:
-        """Count one more tree."""
-        self.datasets[tree.root["dataset"]] += 1
-        self.values["iterations"].append(tree.root["visits"])
-        for row in tree.nodes:
-            self._add_node(row)
-            if row["f1"] is not None:
-                actions = Counter(tree.nodes[node]["action"] for node in tree.path(row["node_id"]))
-                self.values["steps"].append(row["depth"])
-                self.values["rounds"].append(actions["query"] + actions["answer"])
-
-    def _add_node(self, row: Row) -> None:
-        self.nodes += 1
-        for column, counts in self.by.items():
-            if row[column]:  # the root has no action
-                counts[row[column]] += 1
-        for column in ("f1", "em", *_TOKENS):
-            if row[column] is not None:
-                self.values[column].append(row[column])
-        if row["completion_tokens"] is not None:
-            pairs = self.written[row["dataset"], row["question_id"], row["node_id"]]
-            self.values["pair_tokens"] += [row["completion_tokens"]] * pairs
-
-    def figures(self) -> dict[str, Any]:
-        """The part of `stats` that trees tell."""
-        spread = {name: distribution(values) for name, values in self.values.items()}
-        f1, em = spread["f1"], spread["em"]
-        return {
-            "nodes": {"total": self.nodes, **{f"by_{name}": _counts(counts) for name, counts in self.by.items()}},
-            "answers": {
-                "total": len(self.values["f1"]),
-                "mean_f1": f1 and f1["mean"],
-                "mean_em": em and em["mean"],
-                "steps": spread["steps"],
-                # The paper does not say what its iterations are; rounds of reasoning begin at 1, as they do.
-                "rounds": spread["rounds"],
-            },
-            "tokens": {
-                "prompt": spread["prompt_tokens"],
-                "completion": spread["completion_tokens"],
-                "in_pairs": spread["pair_tokens"],
-            },
-            "iterations": spread["iterations"],
-        }
+    >>> margin_histogram([0.2, 0.6, 1.0], bins=2)
+    {'0.00 to 0.50': 1, '0.50 to 1.00': 2}
+    """
+    if not margins:
+        return {}
+    # 1e-9: 0.15 is the third edge of twentieths, and 0.15 / 0.05 falls short of 3 by rounding.
+    counts = Counter(min(int(margin * bins + 1e-9), bins - 1) for margin in margins)
+    return {f"{i / bins:.2f} to {(i + 1) / bins:.2f}": counts[i] for i in range(bins)}
 
 
-class _PairFigures:
-    """Counts over rows of a pair table, one at a time; pairs of whole trajectories have no types."""
+def whole_number_histogram(values: Sequence[float], *, bins: int = 20) -> dict[str, int]:
+    """Count whole numbers: a bin for each, or for several in a row if there would be more than `bins`.
 
-    def __init__(self) -> None:
-        self.written: Counter[Node] = Counter()  # in how many pairs a node is the chosen or the rejected step
-        self.types: dict[str, Counter[str]] = {}
-        self.depths: Counter[int] = Counter()
-        self.margins: list[float] = []
-
-    def add(self, pair: Row) -> None:
-        """Count one more pair."""
-        question = pair["dataset"], pair["question_id"]
-        self.written.update([(*question, pair["chosen_node_id"]), (*question, pair["rejected_node_id"])])
-        if "chosen_type" in pair:
-            self.types.setdefault(pair["chosen_type"], Counter())[pair["rejected_type"]] += 1
-        self.depths[pair["depth"]] += 1
-        self.margins.append(pair["margin"])
-
-    def figures(self) -> dict[str, Any]:
-        """The part of `stats` that pairs tell."""
-        questions = {(dataset, question) for dataset, question, _ in self.written}
-        return {
-            "total": len(self.margins),
-            "questions": _counts(Counter(dataset for dataset, _ in questions)),
-            "by_type": {chosen: _counts(rejected) for chosen, rejected in sorted(self.types.items())},
-            "by_depth": {str(depth): count for depth, count in sorted(self.depths.items())},
-            "margin": distribution(self.margins),
-        }
-
-
-def _counts(counter: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counter.items()))
+    >>> whole_number_histogram([3, 5, 5])
+    {'3': 1, '4': 0, '5': 2}
+    """
+    if not values:
+        return {}
+    low, high = int(min(values)), int(max(values))
+    width = math.ceil((high - low + 1) / bins)
+    counts = Counter((int(value) - low) // width for value in values)
+    histogram = {}
+    for i in range((high - low) // width + 1):
+        start, end = low + i * width, low + (i + 1) * width - 1
+        histogram[str(start) if width == 1 else f"{start} to {end}"] = counts[i]
+    return histogram

@@ -8,14 +8,22 @@ from typing import Any
 
 from reasonrag.report.curves import charts
 from reasonrag.report.rollouts import MEANINGS, Steps, fate, groups, in_loss, least, pieces, steps_shown, weights
-from reasonrag.report.site import TITLE_COLUMNS, Listing, Site, figures_of, open_site, read_json, with_last
-from reasonrag.report.visible import shortened
+from reasonrag.report.site import (
+    TITLE_COLUMNS,
+    Listing,
+    Site,
+    open_site,
+    read_json,
+    reading,
+    shortened,
+    with_last,
+)
 from reasonrag.storage.parquet import Row
 from reasonrag.training.folder import SUMMARY
 from reasonrag.training.outcome import panels
 
 _COLUMNS = (
-    ("place", "place"),
+    ("number", "index"),
     ("step", "number"),
     ("id", "text"),
     ("question", "link"),
@@ -48,7 +56,7 @@ def write_training_pages(training: Path, out: Path) -> Path:
         OSError: the pages cannot be written.
     """
     summary = read_json(training / SUMMARY)
-    with figures_of(training / SUMMARY):
+    with reading(training / SUMMARY):
         overview = _overview(summary)
         reward = _Reward(summary["settings"])
     steps = steps_shown(training / "rollouts")

@@ -1,41 +1,50 @@
-"""The node table of a run, one checked tree a question."""
+"""The trees of a finished run, one question at a time, each checked to be a tree, with the pairs derived from it."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.storage.parquet import Row, read_shards
-from reasonrag.storage.tables import tree_schema
+from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
-_FIGURES = ("value", "spre", "f1", "em")
+_SCORES = ("value", "spre", "f1", "em")
+# Without the pairs' texts: the trees hold them.
+_PAIR_COLUMNS = (
+    *("dataset", "question_id", "depth", "margin", "chosen_reward", "rejected_reward"),
+    *("chosen_node_id", "rejected_node_id", "chosen_type", "rejected_type"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionTree:
-    """What was tried for one question.
+    """The search tree of one question.
 
     Attributes:
         nodes: `[N]` rows of `tables.tree_schema`, by id; the root is the first.
         children: `[N]` ids of each node's children, oldest first.
+        pairs: rows of a pair table without their texts, each with its `split`; empty unless read by `read_trees`.
     """
 
     nodes: tuple[Row, ...]
     children: tuple[tuple[int, ...], ...]
+    pairs: tuple[Row, ...] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Row], *, where: str = "the rows") -> QuestionTree:
-        """From a question's rows, which `check_tree` has to accept."""
+    def of(cls, rows: Sequence[Row], *, pairs: Sequence[Row] = (), where: str = "the rows") -> QuestionTree:
+        """Build the tree from one question's rows; raises what `check_tree` raises."""
         check_tree(rows, where=where)
         children: list[list[int]] = [[] for _ in rows]
         for row in rows[1:]:
             children[row["parent_id"]].append(row["node_id"])
-        return cls(tuple(rows), tuple(map(tuple, children)))
+        return cls(tuple(rows), tuple(map(tuple, children)), tuple(pairs))
 
     @property
     def root(self) -> Row:
@@ -44,12 +53,12 @@ class QuestionTree:
 
     @property
     def best_path(self) -> tuple[int, ...]:
-        """Ids from the root to the answer of the highest SPRE, the oldest of several; empty where no answer has any."""
+        """Ids from the root to the answer of the highest SPRE (the oldest of equals); empty if no answer has any."""
         answers = [row for row in self.nodes if row["f1"] is not None and row["spre"]]
         return self.path(max(answers, key=lambda row: row["spre"])["node_id"]) if answers else ()
 
     def path(self, node_id: int) -> tuple[int, ...]:
-        """Ids from the root to a node, both included."""
+        """Return the ids from the root to a node, both included."""
         path = []
         while node_id >= 0:
             path.append(node_id)
@@ -58,77 +67,100 @@ class QuestionTree:
 
 
 def trees(run: Path) -> Iterator[QuestionTree]:
-    """The trees of a finished run in the order of its questions; no more than one shard of them is held in memory.
+    """Yield the trees of a finished run in the order of its questions, with at most one shard in memory.
 
     Raises:
-        RunError: the tables are not there, or not all of them.
-        DataError: they are damaged, or hold something that is no tree.
+        RunError: tables are missing.
+        DataError: tables are damaged, or hold rows that are not a tree.
     """
     for rows in _questions(run):
         yield QuestionTree.of(rows, where=str(run))
 
 
+def read_trees(run: Path, summary: Mapping[str, Any]) -> Iterator[QuestionTree]:
+    """Yield the trees of a run in their order, with their pairs.
+
+    Args:
+        run: folder of a finished run.
+        summary: the content of its `run.json`.
+
+    Raises:
+        RunError: tables are missing.
+        DataError: tables are damaged, or the pairs name nodes that the trees lack.
+    """
+    pairs_by_question: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for pair in _pairs(run, (summary.get("pairs") or {}).get("level")):
+        pairs_by_question[pair["dataset"], pair["question_id"]].append(pair)
+    for rows in _questions(run):
+        pairs = pairs_by_question.pop((rows[0]["dataset"], rows[0]["question_id"]), [])
+        if any(max(pair["chosen_node_id"], pair["rejected_node_id"]) >= len(rows) for pair in pairs):
+            raise _of_other_trees(rows[0]["question_id"])
+        yield QuestionTree.of(rows, pairs=pairs, where=str(run))
+    for _, question_id in pairs_by_question:
+        raise _of_other_trees(question_id)
+
+
 def tree_of(run: Path, question_id: str, dataset: str | None = None) -> QuestionTree:
-    """The tree of one question.
+    """Return the tree of one question.
 
     Args:
         run: folder of a finished run.
         question_id: as in the data set.
-        dataset: its name; needed where two data sets have a question of that id.
+        dataset: name of the data set; needed if two data sets have a question of that id.
 
     Raises:
-        RunError: the tables are not there, or not all of them.
-        DataError: no such question (with the nearest ids), several of them, or what is there is no tree.
+        RunError: tables are missing.
+        DataError: the question is unknown (the message names the nearest ids) or ambiguous, or its rows are not a tree.
     """
-    found: list[list[Row]] = []
-    ids: dict[str, None] = {}
+    matches: list[list[Row]] = []
+    known_ids: dict[str, None] = {}
     for rows in _questions(run):
         if dataset in (None, rows[0]["dataset"]):
-            ids[rows[0]["question_id"]] = None
+            known_ids[rows[0]["question_id"]] = None
             if rows[0]["question_id"] == question_id:
-                found.append(rows)
-    if not found:
+                matches.append(rows)
+    if not matches:
         of = "" if dataset is None else f" of data set {dataset!r}"
-        nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, ids, n=3, cutoff=0.0)))
+        nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, known_ids, n=3, cutoff=0.0)))
         raise DataError(
             f"{run} has no tree of question {question_id!r}{of}; "
-            + (f"the nearest ids are {nearest}" if nearest else "it has none at all")
+            + (f"the nearest ids are {nearest}" if nearest else "it has no trees at all")
         )
-    if len(found) > 1:
-        names = ", ".join(repr(rows[0]["dataset"]) for rows in found)
+    if len(matches) > 1:
+        names = ", ".join(repr(rows[0]["dataset"]) for rows in matches)
         raise DataError(f"{run} has a question {question_id!r} in several data sets ({names}); name one of them")
-    return QuestionTree.of(found[0], where=str(run))
+    return QuestionTree.of(matches[0], where=str(run))
 
 
 def check_tree(rows: Sequence[Row], *, where: str = "the rows") -> None:
-    """See that a question's rows are one tree: ids count from 0, and each node hangs one step below an earlier one.
+    """Check that a question's rows are one tree: ids count from 0, and each node is one step below an earlier one.
 
-    As every node but the root then has exactly one parent, which is there and older, nothing is apart and no path
-    comes back to where it was. Figures have to be numbers.
+    Every node but the root then has exactly one parent, which exists and is older, so the graph is connected and has
+    no cycle. Scores have to be finite.
 
     Args:
         rows: of `tables.tree_schema`, of one question, by id.
-        where: they come from, for the message.
+        where: the rows' origin, for the message.
 
     Raises:
-        DataError: they are not; it names the question and the node.
+        DataError: they are not a tree; the message names the question and the node.
     """
     if not rows:
         raise DataError(f"{where}: a tree has no node, not even a root")
-    for place, row in enumerate(rows):
-        if wrong := _fault(place, row, rows):
+    for position, row in enumerate(rows):
+        if problem := _problem(position, row, rows):
             raise DataError(
-                f"{where}: question {row['question_id']!r}, node {row['node_id']}: {wrong}, so this is no tree that "
-                "build-tree wrote; the same build-tree command writes the tables anew"
+                f"{where}: question {row['question_id']!r}, node {row['node_id']}: {problem}, so this is not a tree "
+                "that build-tree wrote; run the same build-tree command to write the tables again"
             )
 
 
-def _fault(place: int, row: Row, rows: Sequence[Row]) -> str:
-    """What is wrong with one node, in words; empty where nothing is."""
+def _problem(position: int, row: Row, rows: Sequence[Row]) -> str:
+    """Say what is wrong with one node; an empty string if nothing is."""
     node, parent = row["node_id"], row["parent_id"]
-    if node != place:
-        return f"it comes twice or nodes before it are missing (it is row {place} of the tree)"
-    if place == 0:
+    if node != position:
+        return f"it comes twice or nodes before it are missing (it is row {position} of the tree)"
+    if position == 0:
         if parent != -1:
             return f"it is the first, but has a parent, {parent}"
         return "" if row["depth"] == 0 else f"the root is at depth {row['depth']}, not 0"
@@ -138,11 +170,30 @@ def _fault(place: int, row: Row, rows: Sequence[Row]) -> str:
         return f"its parent, {parent}, does not come before it"
     if row["depth"] != rows[parent]["depth"] + 1:
         return f"it is at depth {row['depth']}, and its parent, {parent}, at {rows[parent]['depth']}"
-    odd = [name for name in _FIGURES if row[name] is not None and not math.isfinite(row[name])]
-    return f"its {odd[0]} is no number" if odd else ""
+    for name in _SCORES:
+        if row[name] is not None and not math.isfinite(row[name]):
+            return f"its {name} is not a finite number"
+    return ""
 
 
 def _questions(run: Path) -> Iterator[list[Row]]:
     nodes = read_shards(run / "trees", "nodes", tree_schema())
     for _, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
         yield list(rows)
+
+
+def _pairs(run: Path, level: str | None) -> Iterator[Row]:
+    """Yield the pairs of `level` ("step" or "trajectory") with their `split`; pairs of trajectories have no types."""
+    schema = trajectory_pair_schema() if level == "trajectory" else pair_schema()
+    columns = [name for name in _PAIR_COLUMNS if name in schema.names]
+    for split in ("train", "test"):
+        if any((run / "pairs").glob(f"{split}-*.parquet")):  # a split without questions has no file
+            for row in read_shards(run / "pairs", split, schema, columns=columns):
+                yield row | {"split": split}
+
+
+def _of_other_trees(question_id: str) -> DataError:
+    return DataError(
+        f"pairs of question {question_id!r} name nodes that no tree of this run has: they are of another run's trees; "
+        "write them again with `reasonrag pairs`"
+    )

@@ -91,7 +91,7 @@ def test_each_pair_is_named_at_both_of_its_nodes(real):
     for row in listed(report):
         for node in Page(report / "questions" / f"{row[0]:05d}.html").details["nodes"]:
             found.update((row[2], node["id"], pair["other"]) for pair in node["pairs"] if pair["preferred"])
-            assert all("(train)" in pair["told"] or "(test)" in pair["told"] for pair in node["pairs"])
+            assert all("(train)" in pair["reason"] or "(test)" in pair["reason"] for pair in node["pairs"])
     assert found == Counter((p["question_id"], p["chosen_node_id"], p["rejected_node_id"]) for p in pairs)
 
 
@@ -206,7 +206,7 @@ def test_a_report_that_was_cut_short_is_begun_anew(tmp_path):
 
 def test_a_folder_of_nothing_that_has_finished_is_named_with_what_it_lacks(tmp_path):
     with pytest.raises(
-        RunError, match=r"has no run\.json or training\.json or metrics\.json: .* or that has not finished"
+        RunError, match=r"has no run\.json or training\.json or metrics\.json: .* or its command has not finished"
     ):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -239,7 +239,7 @@ def test_a_table_that_is_no_tree_is_refused(tmp_path):
     nodes = rows(5)
     nodes[2]["parent_id"] = 4
     run = write_run(tmp_path / "run", [nodes])
-    with pytest.raises(DataError, match="so this is no tree"):
+    with pytest.raises(DataError, match="so this is not a tree"):
         write_report(run)
     assert not (run / "report" / "index.html").exists()
 
@@ -257,7 +257,7 @@ def test_pairs_of_whole_trajectories_are_named_at_their_last_nodes(tmp_path):
         row["f1"] = row["f1"] and 0.0
     report = write_report(write_run(tmp_path / "run", [tree], level="trajectory")).parent
     nodes = Page(report / "questions" / "00000.html").details["nodes"]
-    ((rejected, told),) = [(pair["other"], pair["told"]) for pair in nodes[14]["pairs"] if pair["preferred"]]
+    ((rejected, told),) = [(pair["other"], pair["reason"]) for pair in nodes[14]["pairs"] if pair["preferred"]]
     assert tree[rejected]["f1"] == 0.0
     assert told.startswith("reward 1.000 against 0.000, margin 1.000 (train), as whole trajectories that share ")
     assert [pair["other"] for pair in nodes[rejected]["pairs"]] == [14]

@@ -22,7 +22,7 @@ FAULTS = {
     "a node that is its own parent": ((3, "parent_id", 3), "node 3: its parent, 3, does not come before it"),
     "a parent that comes later": ((1, "parent_id", 3), "node 1: its parent, 3, does not come before it"),
     "a wrong depth": ((3, "depth", 1), "node 3: it is at depth 1, and its parent, 1, at 1"),
-    "a value that is no number": ((3, "value", float("nan")), "node 3: its value is no number"),
+    "a value that is no number": ((3, "value", float("nan")), "node 3: its value is not a finite number"),
 }
 
 
@@ -101,7 +101,7 @@ def test_an_unknown_question_is_told_the_nearest_ids(run):
     assert tree_of(run, "q12").root["question_id"] == "q12"
     with pytest.raises(DataError, match=r"no tree of question 'q122'; the nearest ids are 'q12', 'q2', 'q1"):
         tree_of(run, "q122")
-    with pytest.raises(DataError, match="of data set 'popqa'; it has none at all"):
+    with pytest.raises(DataError, match="of data set 'popqa'; it has no trees at all"):
         tree_of(run, "q12", "popqa")
     with pytest.raises(RunError, match="run build-tree again"):
         tree_of(run / "nothing", "q12")

@@ -4,7 +4,7 @@
 const PAGE_ROWS = 50;
 const list = document.getElementById("list");
 const headings = [...list.querySelectorAll("button[data-kind]")];
-const kinds = headings.map((heading) => heading.dataset.kind); // place, text, list, link or number
+const kinds = headings.map((heading) => heading.dataset.kind); // index, text, list, link or number
 const scripts = JSON.parse(list.dataset.scripts);
 const search = document.getElementById("search");
 const filter = document.getElementById("filter");
@@ -38,7 +38,7 @@ function arrange() {
 
 function lineOf(row) {
   const line = view(row);
-  line.text = line.cells.filter((_, column) => kinds[column] !== "number" && kinds[column] !== "place").flat().join("\n").toLowerCase();
+  line.text = line.cells.filter((_, column) => kinds[column] !== "number" && kinds[column] !== "index").flat().join("\n").toLowerCase();
   return line;
 }
 
@@ -73,7 +73,7 @@ function compare(a, b) {
 const order = new Intl.Collator("en", { numeric: true }).compare;
 
 function isNumber(column) {
-  return kinds[column] === "number" || kinds[column] === "place";
+  return kinds[column] === "number" || kinds[column] === "index";
 }
 
 function pages() {
@@ -108,7 +108,7 @@ function drawn(line) {
 
 function text(value, kind) {
   if (value === null || value === undefined || value === "") return "–";
-  if (kind === "place") return value + 1;
+  if (kind === "index") return value + 1;
   if (kind === "list") return value.join(", ");
   return Number.isInteger(value) || typeof value === "string" ? value : value.toFixed(3);
 }

@@ -68,7 +68,7 @@ function pairs(of) {
     const button = element("button", `node ${pair.other}`);
     button.type = "button";
     button.addEventListener("click", () => choose(byId.get(String(pair.other))));
-    item.append(button, `: ${pair.told}`);
+    item.append(button, `: ${pair.reason}`);
     list.append(item);
   }
   return [element("h3", "Pairs"), list];
