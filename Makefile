@@ -3,9 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := runs/demo
 
-.PHONY: setup demo online test quick slow gpu smoke docs lint type fmt check clean
+.DEFAULT_GOAL := help
+# `make test WORKERS=8` on a larger machine; `make quick TESTS=tests/mcts` for one room.
+WORKERS ?= 2
+TESTS ?=
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-setup: .venv/.complete
+.PHONY: help setup demo online test quick slow gpu smoke coverage docs house lint type fmt check wheel clean
+
+help:  ## print the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: .venv/.complete  ## create .venv with everything that tests need
 
 .venv/.complete: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,7 +24,7 @@ setup: .venv/.complete
 # The whole story in the demo world, on a CPU: a tiny policy, trees over training questions, preference pairs, DPO (and
 # SFT, its rival), and all three on questions about entities that no training question touches. Each line can be
 # repeated on real data: give --dataset, --corpus and --policy (or --model) instead of --preset demo.
-demo: setup
+demo: setup  ## trees, pairs, SFT, DPO and an evaluation in the demo world, on a CPU, in minutes
 	$(BIN)/reasonrag build-tree --preset demo --seed 0 --out $(DEMO)/trees
 	$(BIN)/reasonrag sft train --preset demo --data $(DEMO)/trees --out $(DEMO)/sft
 	$(BIN)/reasonrag dpo train --preset demo --data $(DEMO)/trees --out $(DEMO)/dpo
@@ -23,22 +32,25 @@ demo: setup
 	    --policy base=demo --policy sft=hf:$(DEMO)/sft --policy dpo=hf:$(DEMO)/dpo
 
 # The online stage, in the same world: GRPO on outcomes, then before and after on held-out questions.
-online: setup
+online: setup  ## the online stage in the demo world: GRPO, before and after
 	$(BIN)/reasonrag rl train --preset demo-outcome --out $(DEMO)/online
 	$(BIN)/reasonrag eval --dataset demo --split test --limit 500 --temperature 0,1 --out $(DEMO)/online-eval \
 	    --policy base=demo:search_r1 --policy grpo=hf:$(DEMO)/online --policy best=hf:$(DEMO)/online/best
 
-test: setup  ## everything that needs no GPU
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu"
+test: setup  ## every test that needs no GPU
+	$(PYTEST) -m "not gpu" $(TESTS)
 
-quick: setup  ## what to run on every save
-	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
+quick: setup  ## the tests to run on every save
+	$(PYTEST) -q -m "not slow and not gpu" $(TESTS)
 
-slow: setup
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not gpu"
+slow: setup  ## only the slow tests
+	$(PYTEST) -m "slow and not gpu" $(TESTS)
 
-gpu: setup
+gpu: setup  ## only the tests that need a CUDA device
 	$(BIN)/pytest -m gpu
+
+coverage: setup  ## branch coverage of the whole suite, subprocesses included; the report in build/coverage
+	$(PYTEST) -q -m "not gpu" --cov --cov-report=term --cov-report=html:build/coverage $(TESTS)
 
 smoke: setup  ## every step of the demo, in a minute
 	rm -rf runs/smoke
@@ -50,23 +62,33 @@ smoke: setup  ## every step of the demo, in a minute
 	$(BIN)/reasonrag eval --preset demo --limit 20 --out runs/smoke/online-eval --judge demo-judge \
 	    --policy base=demo:hiprag --policy online=hf:runs/smoke/online
 
-docs: setup  ## the documentation as a site, in build/site; its reference pages are written from the code
+docs: setup  ## write the reference pages from the code, then the site in build/site
 	$(BIN)/python -m docs.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lint: setup
+house: setup  ## measure the structure of the package
+	$(BIN)/python -m tools.house
+
+lint: setup  ## style, format, and that a room uses only what stands above it
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-type: setup
+type: setup  ## mypy --strict
 	$(BIN)/mypy
 
-fmt: setup
+fmt: setup  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check: lint type test
+check: lint type test  ## what CI runs
 
-clean:
-	rm -rf runs/demo runs/smoke build
+wheel: setup  ## build the wheel, install it into a fresh environment without extras, and run it
+	rm -rf build/wheel dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	cd build && wheel/bin/reasonrag --version && wheel/bin/python -c 'import reasonrag; print(reasonrag.__all__)'
+
+clean:  ## delete what these targets wrote
+	rm -rf runs/demo runs/smoke build dist
