@@ -4,8 +4,8 @@ Everything but two rows is read from the source (imports, docstrings, lines), so
 example after `git worktree add ../before 7822de3`: `python -m tools.house --before ../before`.
 
 The way of a question and the way of a pair are lists of files that were followed by hand (`WAYS`); a listed file that
-no longer exists is an error. `--trace` also runs `build-tree` on one question in each checkout and counts the files of the
-package in which a function ran: helpers, errors and metrics included, so it is larger than the way.
+no longer exists is an error. `--trace` also runs `build-tree` on one question in each checkout and counts the files of
+the package in which a function ran: helpers, errors and metrics included, so it is larger than the way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ package = str(Path.cwd() / "reasonrag")
 files = set()
 def note(frame, event, argument):
     code = frame.f_code
-    if event == "call" and code.co_filename.startswith(package) and code.co_name != "<module>":
+    is_function = code.co_flags & 1 and not code.co_name.startswith("<")  # no module, class body, comprehension
+    if event == "call" and is_function and code.co_filename.startswith(package):
         files.add(code.co_filename[len(package) + 1:])
 threading.setprofile(note)
 sys.setprofile(note)
