@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 from rich.console import Console
 from rich.table import Table
 
@@ -205,7 +204,7 @@ def main() -> None:
     table = Table("measure", "before", "now") if before else Table("measure", "now")
     for name, value in now.items():
         table.add_row(name, *([before.get(name, "")] if before else []), value)
-    Console(width=click.get_terminal_size()[0] if sys.stdout.isatty() else 100).print(table)
+    Console(width=None if sys.stdout.isatty() else 100).print(table)
 
 
 if __name__ == "__main__":
