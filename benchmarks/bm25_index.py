@@ -27,9 +27,10 @@ import numpy as np
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.passages import PassageRules, PassageStore, build_passages
-from reasonrag.retrieval.index.postings import BM25Settings, Tokenizer, build_bm25
+from reasonrag.retrieval.index.passages import PassageStore, build_passages
+from reasonrag.retrieval.index.postings import Tokenizer, build_bm25
 from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 
 GIB = 1 << 30
 MAX_BYTES = GIB // 2
@@ -70,9 +71,9 @@ def build(corpus: Path, folder: Path) -> dict[str, float]:
     index = IndexFolder(folder)
     with index.locked():
         started = time.perf_counter()
-        build_passages(index, open_corpus(str(corpus)), PassageRules(), progress=Silent())
+        build_passages(index, open_corpus(str(corpus)), PassagesConfig(), progress=Silent())
         between = time.perf_counter()
-        build_bm25(index, BM25Settings(), max_bytes=MAX_BYTES, progress=Silent())
+        build_bm25(index, BM25Config(), max_bytes=MAX_BYTES, progress=Silent())
     done = time.perf_counter()
     return {"passages_s": between - started, "bm25_s": done - between, "peak": peak()}
 
@@ -103,7 +104,7 @@ def search(folder: Path) -> dict[str, float]:
         ask([query])
     after = resident()
     raw = bm25s.BM25.load(folder / "bm25", mmap=False, show_progress=False)  # at its fastest
-    tokenizer = Tokenizer(BM25Settings())
+    tokenizer = Tokenizer(BM25Config())
 
     def ask_raw(queries: list[str]) -> None:
         raw.retrieve(tokenizer.words(queries), k=TOP_K, show_progress=False, backend_selection="numpy")

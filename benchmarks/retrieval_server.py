@@ -28,7 +28,8 @@ from bm25_index import build, generate, questions
 
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.postings import BM25Settings, Tokenizer
+from reasonrag.retrieval.index.postings import Tokenizer
+from reasonrag.retrieval.index.settings import BM25Config
 
 TOP_K, BATCH, CLIENTS, ROUNDS = 3, 64, 64, 3
 QUERIES = 512  # that differ; at any moment 64 of them are asked
@@ -106,7 +107,7 @@ def measure(folder: Path, requests: int) -> None:
     queries = questions(folder, QUERIES)
     retriever = BM25Retriever(index)
     raw = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
-    tokenizer = Tokenizer(BM25Settings())
+    tokenizer = Tokenizer(BM25Config())
     loop = asyncio.new_event_loop()
 
     def alone(batch: list[str]) -> None:

@@ -14,16 +14,17 @@ from rich.table import Table
 
 from reasonrag.commands.progress import StageLines
 from reasonrag.commands.shell import error_console, log_plainly, table_console
+from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import validate
 from reasonrag.core.text import one_line, printable
 from reasonrag.evaluation.bootstrap import intervals
 from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.doctor import examine
 from reasonrag.retrieval.index.build import build_index
-from reasonrag.retrieval.index.doctor import examine
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.settings import IndexConfig, show_size
-from reasonrag.retrieval.open import OpenSettings, kinds, open_index
+from reasonrag.retrieval.open import kinds, open_index
 from reasonrag.retrieval.recall import recall as measure_recall
 from reasonrag.retrieval.recall import with_gold_ids
 from reasonrag.retrieval.remote import RemoteRetriever
@@ -55,14 +56,15 @@ def serve(folder: Path, given: Mapping[str, Any], **asked: Any) -> int:
     index = IndexFolder(folder)
     passages = index.need("passages").counts["passages"]
     kind = given.get("kind") or kinds(index)[0]
-    return serve_until_stopped(open_index(folder, _settings(given)), settings, about=f"{passages:,} passages, {kind}")
+    return serve_until_stopped(_open(str(folder), given), settings, about=f"{passages:,} passages, {kind}")
 
 
 def doctor(folder: Path, given: Mapping[str, Any], *, sample: int, seed: int, as_json: bool) -> None:
     """Examine, and print a table or JSON."""
     log_plainly()
     with StageLines(error_console()) as progress:
-        report = examine(folder, _settings(given), sample=sample, seed=seed, progress=progress)
+        config, trusted = _settings(folder, given)
+        report = examine(config, trust_remote_code=trusted, sample=sample, seed=seed, progress=progress)
     if as_json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
@@ -102,11 +104,15 @@ def _open(place: str, given: Mapping[str, Any]) -> Retriever:
         if asked := [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]:
             raise ConfigError(f"{', '.join(asked)}: how it searches is the server's to say; leave that out")
         return RemoteRetriever(place)
-    return open_index(Path(place), _settings(given))
+    config, trusted = _settings(Path(place), given)
+    return open_index(config, trust_remote_code=trusted)
 
 
-def _settings(given: Mapping[str, Any]) -> OpenSettings:
-    return OpenSettings(**{name: value for name, value in given.items() if value is not None})
+def _settings(folder: Path, given: Mapping[str, Any]) -> tuple[RetrievalConfig, bool]:
+    """Return how to open the index, and whether code that comes with a model may run."""
+    settings = {name: value for name, value in given.items() if value is not None}
+    trusted = settings.pop("trust_remote_code", False)
+    return validate(RetrievalConfig, {**settings, "index": str(folder)}), trusted
 
 
 def _print_report(report: Mapping[str, Any], console: Console) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import structlog
 
-from reasonrag.core.config import Config, ModelConfig, RetrievalConfig
+from reasonrag.core.config import Config, ModelConfig
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.secrets import redact
@@ -107,23 +107,10 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
         known = ", ".join(RETRIEVERS)
         raise ConfigError(f"retriever {wanted.kind!r} is unknown; known: {known}, python:PACKAGE.MODULE:NAME")
     if wanted.index is not None:
-        return _index(wanted)
+        from reasonrag.retrieval.open import open_index
+
+        return open_index(wanted)
     return RETRIEVERS[wanted.kind or ("remote" if wanted.url else "bm25")](config, questions)
-
-
-def _index(wanted: RetrievalConfig) -> Retriever:
-    """An index folder, in this process."""
-    from reasonrag.retrieval.open import OpenSettings, open_index
-
-    settings = OpenSettings(
-        kind=wanted.kind,
-        encoder=wanted.encoder,
-        reranker=wanted.reranker,
-        rerank_depth=wanted.rerank_depth,
-        device=wanted.device,
-        gpu=wanted.gpu,
-    )
-    return open_index(Path(str(wanted.index)).expanduser(), settings)
 
 
 def _bm25(config: Config, questions: list[Question]) -> Retriever:

@@ -15,15 +15,16 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Plan
-from reasonrag.retrieval.index.passages import PASSAGES, PassageRules, PassageStore, build_passages, passages_plan
-from reasonrag.retrieval.index.postings import BM25Settings, Tokenizer, bm25_plan, build_bm25
+from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_plan
+from reasonrag.retrieval.index.postings import Tokenizer, bm25_plan, build_bm25
 from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_STRICT = PassageRules(strict=True)
+_STRICT = PassagesConfig(strict=True)
 _MOST_WORDS = 1024
 _MAX_BYTES = 1 << 30  # while the scores of an index in the cache are merged
 
@@ -41,8 +42,9 @@ class BM25Retriever:
         import numpy as np
 
         passages, bm25 = index.verify("passages"), index.verify("bm25")
-        settings = {name: bm25.plan.settings[name] for name in BM25Settings.__slots__ if name in bm25.plan.settings}
-        self._tokenizer = Tokenizer(BM25Settings(**settings))
+        # The manifest also holds the pattern of a token, which is no setting; an older one may lack later settings.
+        settings = {name: value for name, value in bm25.plan.settings.items() if name in BM25Config.model_fields}
+        self._tokenizer = Tokenizer(BM25Config(**settings))
         known = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
         self._fingerprint = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
         self._index = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
@@ -52,17 +54,8 @@ class BM25Retriever:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bm25")
 
     @classmethod
-    def open(
-        cls,
-        corpus: Path | Sequence[Passage],
-        *,
-        cache: Path,
-        stemmer: str | None = "english",
-        stopwords: str | None = "english",
-        k1: float = 1.2,
-        b: float = 0.75,
-    ) -> BM25Retriever:
-        """The index of a corpus or of given passages, from `cache` if it is there and whole, else built now.
+    def open(cls, corpus: Path | Sequence[Passage], *, cache: Path, config: BM25Config | None = None) -> BM25Retriever:
+        """Open the index of a corpus or of given passages; build it in `cache` if it is missing or damaged.
 
         Several processes may open the same one at once; a damaged index is built again.
 
@@ -71,15 +64,15 @@ class BM25Retriever:
             DataError: a corpus that cannot be read, has unusable rows or holds no words, or a cache folder that cannot
                 be written.
         """
-        settings = BM25Settings(stemmer, stopwords, k1, b)
-        Tokenizer(settings)
+        config = config or BM25Config()
+        Tokenizer(config)  # raises before the corpus is read
         source = open_corpus(str(corpus)) if isinstance(corpus, Path) else GivenCorpus("passages", corpus)
         plan = passages_plan(source, _STRICT)
-        index = IndexFolder(cache / f"bm25-{_key(plan, settings)}")
-        if not _whole(index, plan, settings):
+        index = IndexFolder(cache / f"bm25-{_key(plan, config)}")
+        if not _whole(index, plan, config):
             try:
                 with index.locked():
-                    _build(index, source, settings)
+                    _build(index, source, config)
             except OSError as error:
                 raise DataError(f"the BM25 index cannot be written to {cache} ({error.strerror or error})") from error
         return cls(index)
@@ -137,23 +130,23 @@ class BM25Retriever:
         return np.float32(np.partition(scores[rows], -top_k)[-top_k])
 
 
-def _key(passages: Plan, settings: BM25Settings) -> str:
+def _key(passages: Plan, config: BM25Config) -> str:
     """16 hex digits over all that decides the index."""
-    plan = bm25_plan(json.dumps(passages.document(), sort_keys=True), settings)
+    plan = bm25_plan(json.dumps(passages.document(), sort_keys=True), config)
     return hashlib.sha256(json.dumps(plan.document(), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _whole(index: IndexFolder, passages: Plan, settings: BM25Settings) -> bool:
+def _whole(index: IndexFolder, passages: Plan, config: BM25Config) -> bool:
     """Whether both parts are there, of these plans, and undamaged."""
     made = index.sound(passages)
-    return made is not None and index.sound(bm25_plan(made.fingerprint, settings)) is not None
+    return made is not None and index.sound(bm25_plan(made.fingerprint, config)) is not None
 
 
-def _build(index: IndexFolder, source: CorpusSource, settings: BM25Settings) -> None:
+def _build(index: IndexFolder, source: CorpusSource, config: BM25Config) -> None:
     """Build what is missing or damaged; a corpus that cannot be used leaves nothing behind."""
     try:
         build_passages(index, source, _STRICT, progress=Silent())
-        build_bm25(index, settings, max_bytes=_MAX_BYTES, progress=Silent())
+        build_bm25(index, config, max_bytes=_MAX_BYTES, progress=Silent())
     except DataError:
         shutil.rmtree(index.path, ignore_errors=True)
         raise

@@ -9,14 +9,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.settings import validate
 from reasonrag.core.text import one_line, valid_unicode
 from reasonrag.core.types import Passage
+from reasonrag.retrieval.encoder_families import POOLINGS
 from reasonrag.retrieval.encoder_files import find_files
 from reasonrag.retrieval.encoders import TextEncoder, differences, open_text_encoder
 from reasonrag.retrieval.index.embeddings import Embeddings, encoder_of
 from reasonrag.retrieval.index.exact import ExactSearch
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore
+from reasonrag.retrieval.index.settings import EncoderConfig
 from reasonrag.retrieval.index.tuning import TOP_K, recall_at_10
 from reasonrag.retrieval.index.vectors import open_vectors
 
@@ -128,19 +131,18 @@ def _open(
     # Before it is loaded: another model may not even have the length or the pooling that this one is opened with.
     if (found := files.checksum()) != identity["checksum"]:
         raise _other(index, identity, {**identity, "name": files.name, "checksum": found})
-    return open_text_encoder(
-        name,
-        family=identity["family"],
-        revision=revision or None,
-        device=device,
-        dtype=identity["dtype"],
-        batch_size=_BATCH,
-        max_tokens=int(identity["max_tokens"]),
-        query_prefix=identity["query_prefix"],
-        passage_prefix=identity["passage_prefix"],
-        pooling=identity["pooling"],
-        trust_remote_code=trust_remote_code,
-    )
+    settings = {
+        **{name: identity[name] for name in ("family", "dtype", "query_prefix", "passage_prefix")},
+        "name": name,
+        "revision": revision or None,
+        "device": device,
+        "batch_size": _BATCH,
+        "max_tokens": int(identity["max_tokens"]),
+        # A model with modules may pool in a way that cannot be asked for; `_check` compares it in any case.
+        "pooling": identity["pooling"] if identity["pooling"] in POOLINGS else None,
+        "trust_remote_code": trust_remote_code,
+    }
+    return open_text_encoder(validate(EncoderConfig, settings))
 
 
 def _check(index: IndexFolder, identity: Mapping[str, str], encoder: TextEncoder, dims: int) -> None:

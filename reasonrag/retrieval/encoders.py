@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +17,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import normalize_answer, one_line
 from reasonrag.retrieval.encoder_families import POOLINGS, Family, find_family
 from reasonrag.retrieval.encoder_files import EncoderFiles, find_files, loading_errors
+from reasonrag.retrieval.index.settings import EncoderConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,103 +64,47 @@ class TextEncoder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderSettings:
-    """How a model reads; None is what the model says itself, then what its family does.
+def open_text_encoder(config: EncoderConfig) -> SentenceTransformerEncoder:
+    """Open a sentence-transformers model, or plain transformers weights with their family's pooling.
+
+    All vectors are scaled to length 1, as the families here are trained for. A model trained for inner products of
+    vectors of any length (Contriever, DPR, `*-dot-*`) therefore finds less than it could. Encoding on several devices
+    uses sentence-transformers' process pool; no test covers it.
 
     Args:
-        family: a key of `encoder_families.FAMILIES`; `auto` goes by the model's name, `own` by its files alone.
-        dtype: float32, bfloat16 or float16, of weights and sums; vectors are float32 in any case.
-        max_tokens: what goes beyond is cut.
-        query_prefix: in front of a query.
-        passage_prefix: in front of a passage.
-        pooling: mean, cls or lasttoken. A model that says itself how it pools is only taken with this very pooling.
-    """
-
-    family: str = "auto"
-    dtype: str = "float32"
-    max_tokens: int | None = None
-    query_prefix: str | None = None
-    passage_prefix: str | None = None
-    pooling: str | None = None
-
-
-def open_text_encoder(
-    name_or_path: str,
-    *,
-    family: str = "auto",
-    revision: str | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    batch_size: int = 32,
-    max_tokens: int | None = None,
-    query_prefix: str | None = None,
-    passage_prefix: str | None = None,
-    pooling: str | None = None,
-    trust_remote_code: bool = False,
-) -> SentenceTransformerEncoder:
-    """A sentence-transformers model, or plain transformers weights with their family's pooling.
-
-    All vectors are brought to length 1, as the families here are trained for; a model that was trained for products of
-    vectors of any length (Contriever, DPR, `*-dot-*`) finds less than it could. Encoding on several devices runs
-    through sentence-transformers' own pool of processes and is not part of our tests.
-
-    Args:
-        name_or_path: Hub id or folder.
-        family: see EncoderSettings, as the others that are not here.
-        revision: branch, tag or commit on the Hub.
-        device: of torch, such as cuda:0; several (cuda:0,cuda:1) share out the passages; None takes the best one.
-        dtype: None is float32.
-        batch_size: texts that the model reads at once.
-        max_tokens: see EncoderSettings.
-        query_prefix: see EncoderSettings.
-        passage_prefix: see EncoderSettings.
-        pooling: see EncoderSettings.
-        trust_remote_code: run Python code that comes with the model.
+        config: the model (`name` is required) and how it reads. `dtype` None is float32, `device` None the best device.
 
     Raises:
-        ConfigError: sentence-transformers is missing, there is no such model, or nothing says how it pools.
+        ConfigError: sentence-transformers is missing, the model cannot be found, or nothing says how it pools.
     """
-    settings = EncoderSettings(family, dtype or "float32", max_tokens, query_prefix, passage_prefix, pooling)
     if find_spec("sentence_transformers") is None:
         raise ConfigError(
-            f"encoder {name_or_path!r} needs sentence-transformers, which is not installed; "
+            f"encoder {config.name!r} needs sentence-transformers, which is not installed; "
             "pip install 'reasonrag[dense]', or take the encoder lexical"
         )
-    if settings.dtype not in _DTYPES:
-        raise ConfigError(f"encoder dtype {settings.dtype!r} is none of {', '.join(_DTYPES)}")
-    files = find_files(name_or_path, revision=revision)
-    devices = device.split(",") if device else [None]
-    family, known = find_family(family, files.name, str(files.document("config.json").get("_name_or_path", "")))
-    model = _load(files, settings, known, devices[0], trust_remote_code)
-    return SentenceTransformerEncoder(model, files, settings, family, devices=devices, batch_size=batch_size)
+    if config.dtype not in (None, *_DTYPES):
+        raise ConfigError(f"encoder dtype {config.dtype!r} is none of {', '.join(_DTYPES)}")
+    files = find_files(str(config.name), revision=config.revision)
+    family, known = find_family(config.family, files.name, str(files.document("config.json").get("_name_or_path", "")))
+    return SentenceTransformerEncoder(_load(files, config, known), files, config, family)
 
 
 class SentenceTransformerEncoder:
     """A `TextEncoder` on sentence-transformers; `open_text_encoder` opens one."""
 
-    def __init__(
-        self,
-        model: Any,
-        files: EncoderFiles,
-        settings: EncoderSettings,
-        family: str,
-        *,
-        devices: Sequence[str | None],
-        batch_size: int,
-    ) -> None:
-        """Decide on prefixes and length, and read the files once more for their checksum."""
+    def __init__(self, model: Any, files: EncoderFiles, config: EncoderConfig, family: str) -> None:
+        """Decide on prefixes and length, and checksum the model's files."""
         _, known = find_family(family)
         self._model = model
-        self._batch_size = batch_size
-        self._devices = devices
+        self._batch_size = config.batch_size
+        self._devices = _devices(config)
         self._pool: Any = None
         own = _own_prompts(model)
         self._prefixes = {
-            "query": _first(settings.query_prefix, own.get("query"), known.query_prefix if known else ""),
-            "passage": _first(settings.passage_prefix, own.get("passage"), known.passage_prefix if known else ""),
+            "query": _first(config.query_prefix, own.get("query"), known.query_prefix if known else ""),
+            "passage": _first(config.passage_prefix, own.get("passage"), known.passage_prefix if known else ""),
         }
-        self._max_tokens = _limit(model, files, settings.max_tokens, known)
+        self._max_tokens = _limit(model, files, config.max_tokens, known)
         self.name = files.name
         self.location = files.name if files.revision else str(files.folder.resolve())
         self.dims = int(model.get_embedding_dimension())
@@ -173,7 +117,7 @@ class SentenceTransformerEncoder:
             "query_prefix": self._prefixes["query"],
             "passage_prefix": self._prefixes["passage"],
             "max_tokens": str(self._max_tokens),
-            "dtype": settings.dtype,
+            "dtype": _dtype(config),
         }
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
@@ -284,28 +228,37 @@ def open_encoder(spec: str) -> LexicalEncoder | SentenceEncoder:
     Raises:
         ConfigError: it cannot be opened.
     """
-    return LexicalEncoder() if spec == "lexical" else SentenceEncoder(open_text_encoder(spec))
+    return (
+        LexicalEncoder()
+        if spec == "lexical"
+        else SentenceEncoder(open_text_encoder(EncoderConfig(name=spec, batch_size=32)))
+    )
 
 
-def _load(
-    files: EncoderFiles, settings: EncoderSettings, family: Family | None, device: str | None, trust_remote_code: bool
-) -> Any:
-    """The model with its modules: its own, or those of its family around plain weights."""
+def _devices(config: EncoderConfig) -> list[str] | list[None]:
+    return config.device.split(",") if config.device else [None]
+
+
+def _dtype(config: EncoderConfig) -> str:
+    return config.dtype or "float32"
+
+
+def _load(files: EncoderFiles, config: EncoderConfig, family: Family | None) -> Any:
+    """Return the model with its own modules, or plain weights with the modules of their family."""
     library = import_module("sentence_transformers")
-    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    weights = {**options, "dtype": settings.dtype}
+    device = _devices(config)[0]
+    options = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+    weights = {"dtype": _dtype(config)}
     try:
         with _no_bars():
             if files.has_modules():
-                model = library.SentenceTransformer(
-                    str(files.folder), device=device, model_kwargs={"dtype": settings.dtype}, **options
-                )
-                _check_pooling(files, model, settings.pooling)
+                model = library.SentenceTransformer(str(files.folder), device=device, model_kwargs=weights, **options)
+                _check_pooling(files, model, config.pooling)
                 return model
-            pooling = _family_pooling(files, settings.pooling, family)
+            pooling = _family_pooling(files, config.pooling, family)
             modules = import_module("sentence_transformers.sentence_transformer.modules")
             body = modules.Transformer(
-                str(files.folder), model_kwargs=weights, config_kwargs=options, processor_kwargs=options
+                str(files.folder), model_kwargs=options | weights, config_kwargs=options, processor_kwargs=options
             )
             pool = modules.Pooling(body.get_embedding_dimension(), pooling)
             return library.SentenceTransformer(modules=[body, pool, modules.Normalize()], device=device)

@@ -1,103 +1,78 @@
-"""An index folder to a retriever: by words, by vectors, by both, and reordered by a cross-encoder if asked for."""
+"""Open an index folder as a retriever: BM25, dense or hybrid, reordered by a cross-encoder if one is named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSettings:
-    """How an index is searched; nothing here is needed for one that was built here.
+def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> Retriever:
+    """Open the index in the folder `config.index`, checked and ready.
 
     Args:
-        kind: bm25, dense or hybrid; the best that the index has if None.
-        encoder: where the model that built a dense index lies now.
-        reranker: a cross-encoder that reorders what was found; None leaves the order.
-        rerank_depth: how many passages it reads a query.
-        device: of encoder and reranker.
-        gpu: search vectors on all GPUs.
-        trust_remote_code: run code that comes with an encoder or reranker.
-    """
-
-    kind: str | None = None
-    encoder: str | None = None
-    reranker: str | None = None
-    rerank_depth: int = 20
-    device: str | None = None
-    gpu: bool = False
-    trust_remote_code: bool = False
-
-
-def open_index(path: Path, settings: OpenSettings | None = None) -> Retriever:
-    """The index in a folder, checked and ready.
+        config: `kind` None is the best that the index has; `encoder`, `reranker`, `rerank_depth`, `device` and `gpu`
+            say how it is searched. None of them is needed for an index that was built on this machine.
+        trust_remote_code: run Python code that comes with an encoder or reranker.
 
     Raises:
-        DataError: it is not there, or a file of it is missing or damaged.
-        ConfigError: it has no such kind, or what it needs is not installed.
+        DataError: the index is missing, or one of its files is missing or damaged.
+        ConfigError: the index has no such kind, or a library that it needs is not installed.
     """
-    settings = settings or OpenSettings()
-    index = IndexFolder(path)
+    index = IndexFolder(Path(str(config.index)).expanduser())
     index.need("passages")
-    retriever = KINDS[_kind(index, settings.kind)](index, settings)
-    if settings.reranker is None:
+    retriever = KINDS[_kind(index, config.kind)](index, config, trust_remote_code)
+    if config.reranker is None:
         return retriever
     from reasonrag.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
 
-    reranker = CrossEncoderReranker(
-        settings.reranker, device=settings.device, trust_remote_code=settings.trust_remote_code
-    )
-    return RerankedRetriever(retriever, reranker, depth=settings.rerank_depth)
+    reranker = CrossEncoderReranker(config.reranker, device=config.device, trust_remote_code=trust_remote_code)
+    return RerankedRetriever(retriever, reranker, depth=config.rerank_depth)
 
 
 def kinds(index: IndexFolder) -> list[str]:
-    """What an index can be searched by, the best first."""
+    """Return the kinds of search that an index has the parts for, the best first."""
     parts = index.parts()
     dense, bm25 = "embeddings" in parts or "vectors" in parts, "bm25" in parts
     return ["hybrid"] * (dense and bm25) + ["dense"] * dense + ["bm25"] * bm25
 
 
 def _kind(index: IndexFolder, wanted: str | None) -> str:
-    there = kinds(index)
-    if not there:
+    available = kinds(index)
+    if not available:
         raise ConfigError(f"{index.path} has passages and nothing to search them by; run index build with a --kind")
     if wanted is None:
-        return there[0]
-    if wanted not in there:
-        raise ConfigError(f"{index.path} cannot be searched by {wanted!r}; it has {', '.join(there)}")
+        return available[0]
+    if wanted not in available:
+        raise ConfigError(f"{index.path} cannot be searched by {wanted!r}; it has {', '.join(available)}")
     return wanted
 
 
-def _bm25(index: IndexFolder, settings: OpenSettings) -> Retriever:
+def _bm25(index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool) -> Retriever:
     from reasonrag.retrieval.bm25 import BM25Retriever
 
     return BM25Retriever(index)
 
 
-def _dense(index: IndexFolder, settings: OpenSettings) -> Retriever:
+def _dense(index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool) -> Retriever:
     from reasonrag.retrieval.dense import DenseRetriever
 
     return DenseRetriever(
-        index,
-        settings.encoder,
-        gpu=settings.gpu,
-        device=settings.device,
-        trust_remote_code=settings.trust_remote_code,
+        index, config.encoder, gpu=config.gpu, device=config.device, trust_remote_code=trust_remote_code
     )
 
 
-def _hybrid(index: IndexFolder, settings: OpenSettings) -> Retriever:
+def _hybrid(index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool) -> Retriever:
     from reasonrag.retrieval.hybrid import HybridRetriever
 
-    return HybridRetriever([_bm25(index, settings), _dense(index, settings)])
+    return HybridRetriever([_bm25(index, config, trust_remote_code), _dense(index, config, trust_remote_code)])
 
 
-KINDS: dict[str, Callable[[IndexFolder, OpenSettings], Retriever]] = {
+KINDS: dict[str, Callable[[IndexFolder, RetrievalConfig, bool], Retriever]] = {
     "bm25": _bm25,
     "dense": _dense,
     "hybrid": _hybrid,

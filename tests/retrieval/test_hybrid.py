@@ -9,6 +9,7 @@ from reasonrag.core.errors import RetrievalError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.hybrid import HybridRetriever, reciprocal_rank_fusion
+from reasonrag.retrieval.index.settings import BM25Config
 
 A, B, C, D = (Passage(name, f"text of {name}", 7.0) for name in "abcd")
 FILMS = [
@@ -157,7 +158,7 @@ def test_a_hybrid_of_nothing_is_refused():
 
 def test_real_indexes_are_fused(tmp_path):
     stemmed = BM25Retriever.open(FILMS, cache=tmp_path)
-    plain = BM25Retriever.open(FILMS, cache=tmp_path, stemmer=None, k1=0.9, b=0.4)
+    plain = BM25Retriever.open(FILMS, cache=tmp_path, config=BM25Config(stemmer=None, k1=0.9, b=0.4))
     hybrid = HybridRetriever([stemmed, plain])
     queries = ["director of Jaws", "film about a monster", "", "nothing here"]
 

@@ -12,7 +12,6 @@ from reasonrag.retrieval.encoders import TextEncoder
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Part
 from reasonrag.retrieval.index.passages import (
     PASSAGES,
-    PassageRules,
     PassageStore,
     build_passages,
     passages_memory,
@@ -20,7 +19,7 @@ from reasonrag.retrieval.index.passages import (
 )
 from reasonrag.retrieval.index.progress import BuildProgress
 from reasonrag.retrieval.index.sample import self_queries
-from reasonrag.retrieval.index.settings import IndexConfig, show_size
+from reasonrag.retrieval.index.settings import IndexConfig, PassagesConfig, show_size
 from reasonrag.retrieval.index.vector_settings import choose, memory_of
 
 TUNING_QUERIES = 200
@@ -46,9 +45,9 @@ def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: Bui
     if not config.kind:
         raise ConfigError("nothing is asked for; add --kind bm25, --kind dense, or both")
     if "bm25" in config.kind:
-        from reasonrag.retrieval.index.postings import BM25Settings, Tokenizer
+        from reasonrag.retrieval.index.postings import Tokenizer
 
-        Tokenizer(BM25Settings(**config.bm25.model_dump()))  # an unknown language is told now, not behind the passages
+        Tokenizer(config.bm25)  # an unknown language is told now, not behind the passages
     index = IndexFolder(path)
     _claim(index)
     _apart(index, config.corpus)
@@ -89,18 +88,16 @@ def _passages(index: IndexFolder, config: IndexConfig, replace: bool, progress: 
     source = open_corpus(config.corpus)
     known = "" if source.total is None else f", {show_size(sum(passages_memory(source.total).values()))} in all"
     progress.note(f"passages: at most {show_size(sum(passages_memory(0).values()))} and 24 bytes a passage{known}")
-    wanted = config.passages
-    rules = PassageRules(strict=wanted.strict, max_words=wanted.max_words, chunk_words=wanted.chunk_words)
     if there is not None and not replace:
-        _same_corpus(index, there, source, rules)
-    made = build_passages(index, source, rules, progress=progress)
+        _same_corpus(index, there, source, config.passages)
+    made = build_passages(index, source, config.passages, progress=progress)
     # By what they were made of, not by what lay there before: a killed build may have replaced the passages alone.
     for part in index.parts() if replace else []:
         if index.stale(part, made):
             index.remove(part)
 
 
-def _same_corpus(index: IndexFolder, there: Manifest, source: CorpusSource, rules: PassageRules) -> None:
+def _same_corpus(index: IndexFolder, there: Manifest, source: CorpusSource, rules: PassagesConfig) -> None:
     if index.holds(passages_plan(source, rules)):
         return
     raise DataError(
@@ -110,7 +107,7 @@ def _same_corpus(index: IndexFolder, there: Manifest, source: CorpusSource, rule
 
 
 def _bm25(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:
-    from reasonrag.retrieval.index.postings import CHUNK, BM25Settings, bm25_memory, build_bm25
+    from reasonrag.retrieval.index.postings import CHUNK, bm25_memory, build_bm25
 
     passages = index.need("passages")
     count, words = passages.counts["passages"], passages.files[PASSAGES][0] // _BYTES_A_WORD
@@ -126,8 +123,7 @@ def _bm25(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> N
         )
     merging = min(least["merge"] + spare, _MOST_MERGED)
     progress.note(f"bm25: at most {_shown(bm25_memory(count, words, max_bytes=merging, chunk=chunk))}")
-    settings = BM25Settings(**config.bm25.model_dump())
-    build_bm25(index, settings, max_bytes=merging, progress=progress, chunk=chunk)
+    build_bm25(index, config.bm25, max_bytes=merging, progress=progress, chunk=chunk)
 
 
 def _shown(memory: Mapping[str, int]) -> str:
@@ -140,8 +136,7 @@ def _dense(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> 
     from reasonrag.retrieval.encoders import open_text_encoder
     from reasonrag.retrieval.index.adopt import adopt_vectors
 
-    given = config.encoder.model_dump(exclude={"name"})
-    with closing(open_text_encoder(str(config.encoder.name), **given)) as encoder:
+    with closing(open_text_encoder(config.encoder)) as encoder:
         if config.vectors.adopt is None:
             _vectors(index, config, encoder, progress)
         else:

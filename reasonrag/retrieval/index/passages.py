@@ -9,7 +9,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import CorpusSource, passage_contents
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.progress import BuildProgress
+from reasonrag.retrieval.index.settings import PassagesConfig
 from reasonrag.storage.questions import RowProblems, text_id
 from reasonrag.storage.records import Row
 
@@ -38,25 +38,6 @@ _WORD = re.compile(r"\S{1,100}")
 _TITLE_WORDS = 30
 _BATCH, _BATCH_CHARS = 1000, 4 << 20  # rows whose ids are looked up together, and characters of them
 _as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each line
-
-
-@dataclass(frozen=True, slots=True)
-class PassageRules:
-    """What happens to rows that are no passage, and to passages that are too long.
-
-    Rows that are not JSON or have no id or no contents are set aside, and so is every passage whose id came before. A
-    passage that is too long is split between words: the first piece keeps the id, the others are `ID#2`, `ID#3`, ...;
-    each begins with the title, which is the first line where there are more, of at most 30 words.
-
-    Args:
-        strict: refuse a corpus with rows that would be set aside, and split nothing.
-        max_words: of a passage. Longer ones are split and reported.
-        chunk_words: split all passages into pieces of so many words, which is nothing to report; None splits none.
-    """
-
-    strict: bool = False
-    max_words: int = 1000
-    chunk_words: int | None = None
 
 
 class PassageStore:
@@ -104,9 +85,9 @@ class PassageStore:
         self._lines.close()
 
 
-def passages_plan(source: CorpusSource, rules: PassageRules) -> Plan:
+def passages_plan(source: CorpusSource, rules: PassagesConfig) -> Plan:
     """What decides the passages: name and checksum of the corpus, and the rules."""
-    return Plan("passages", {"corpus": source.name, "checksum": source.checksum()}, asdict(rules))
+    return Plan("passages", {"corpus": source.name, "checksum": source.checksum()}, rules.model_dump())
 
 
 def passages_memory(passages: int) -> dict[str, int]:
@@ -117,7 +98,7 @@ def passages_memory(passages: int) -> dict[str, int]:
 def build_passages(
     index: IndexFolder,
     source: CorpusSource,
-    rules: PassageRules,
+    rules: PassagesConfig,
     *,
     progress: BuildProgress,
     checkpoint_rows: int = 50_000,
@@ -155,7 +136,7 @@ def build_passages(
 
 
 def _report(
-    draft: Draft, source: CorpusSource, rules: PassageRules, counts: Mapping[str, int], progress: BuildProgress
+    draft: Draft, source: CorpusSource, rules: PassagesConfig, counts: Mapping[str, int], progress: BuildProgress
 ) -> None:
     """Say what was set aside, or refuse the corpus for it."""
     if rules.strict:
@@ -176,7 +157,7 @@ def _report(
 class _Writer:
     """The files of the part while they grow, cut back to the last checkpoint when a build goes on."""
 
-    def __init__(self, draft: Draft, rules: PassageRules) -> None:
+    def __init__(self, draft: Draft, rules: PassagesConfig) -> None:
         kept = draft.scratch / _CHECKPOINT
         self._draft = draft
         self._rules = rules

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
 from reasonrag.retrieval.index.progress import BuildProgress
+from reasonrag.retrieval.index.settings import BM25Config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,29 +33,10 @@ CHUNK = 65_536  # passages
 _BYTES_A_POSTING = 80  # while scores are merged
 
 
-@dataclass(frozen=True, slots=True)
-class BM25Settings:
-    """How words are cut and weighed.
-
-    Args:
-        stemmer: a Snowball language of PyStemmer, or None to leave words as they are.
-        stopwords: a list that bm25s knows by name, or None to keep all words.
-        k1: how slowly repeated words saturate.
-        b: in [0, 1], how much long passages are held back.
-        title_weight: how often a word of the title counts, which is the first of several lines.
-    """
-
-    stemmer: str | None = "english"
-    stopwords: str | None = "english"
-    k1: float = 1.2
-    b: float = 0.75
-    title_weight: int = 1
-
-
 class Tokenizer:
     """Cuts passages and queries into words in the same way: without case, accents, stop-words and endings."""
 
-    def __init__(self, settings: BM25Settings) -> None:
+    def __init__(self, settings: BM25Config) -> None:
         """Find stemmer and stop-words.
 
         Raises:
@@ -103,15 +84,15 @@ def _titled(contents: str, weight: int) -> str:
     return (title + newline) * (weight - 1) + contents if newline else contents
 
 
-def bm25_plan(passages: str, settings: BM25Settings) -> Plan:
+def bm25_plan(passages: str, settings: BM25Config) -> Plan:
     """What decides the BM25 part: the fingerprint of the passages, the settings, and the libraries that cut words."""
     versions = {name: version(name) for name in ("bm25s", "PyStemmer")}
-    return Plan("bm25", {"passages": passages}, {**asdict(settings), "token": _TOKEN}, versions)
+    return Plan("bm25", {"passages": passages}, {**settings.model_dump(), "token": _TOKEN}, versions)
 
 
 def build_bm25(
     index: IndexFolder,
-    settings: BM25Settings,
+    settings: BM25Config,
     *,
     max_bytes: int,
     progress: BuildProgress,
@@ -247,7 +228,7 @@ class _Merge:
     """The scores of all chunks in the order of the vocabulary, and within a word in that of the passages."""
 
     def __init__(
-        self, draft: Draft, chunks: Sequence[_Chunk], frequencies: NDArray[np.int64], settings: BM25Settings
+        self, draft: Draft, chunks: Sequence[_Chunk], frequencies: NDArray[np.int64], settings: BM25Config
     ) -> None:
         import numpy as np
 
@@ -312,7 +293,7 @@ def _save(file: IO[bytes], values: NDArray[Any]) -> None:
     file.write(values.data)
 
 
-def _write_parameters(draft: Draft, settings: BM25Settings, passages: int) -> None:
+def _write_parameters(draft: Draft, settings: BM25Config, passages: int) -> None:
     """What bm25s has to know. It takes numba where it finds it, unless told which backend to take."""
     known = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
     with draft.writing(_PARAMETERS) as file:

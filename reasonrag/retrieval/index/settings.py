@@ -17,18 +17,25 @@ _LEAST = 256 << 20
 
 
 class PassagesConfig(Section):
-    """Which rows become passages."""
+    """Which rows become passages.
 
+    Rows that are not JSON, or have no id or no contents, are set aside, and so are passages whose id came before. A
+    passage that is too long is split between words: the first piece keeps the id, the others are `ID#2`, `ID#3`, ...
+    Each piece begins with the title, which is the first of several lines and has at most 30 words.
+    """
+
+    # The order of these fields is their order in the manifest of an index.
+    strict: Annotated[bool, Field(description="refuse a corpus with rows that would be set aside")] = False
     max_words: Annotated[int, Field(ge=10, description="words of a passage; longer ones are split")] = 1000
     chunk_words: Annotated[int | None, Field(ge=10, description="split all texts into passages of so many words")] = (
         None
     )
-    strict: Annotated[bool, Field(description="refuse a corpus with rows that would be set aside")] = False
 
 
 class BM25Config(Section):
-    """How words are cut and weighed."""
+    """How BM25 cuts texts into words and weighs them. A title is the first of several lines."""
 
+    # The order of these fields is their order in the manifest of an index.
     stemmer: Annotated[str | None, Field(description="stems words: a Snowball language, or none")] = "english"
     stopwords: Annotated[str | None, Field(description="words left out: a list that bm25s knows, or none")] = "english"
     k1: Annotated[float, Field(ge=0, description="how slowly repeated words saturate")] = 1.2
@@ -42,7 +49,11 @@ class BM25Config(Section):
 
 
 class EncoderConfig(Section):
-    """Which model reads passages and queries; what is not given is that of the model's family."""
+    """Which model encodes passages and queries. A field that is not given comes from the model, then from its family.
+
+    Stored vectors are float32, whatever the dtype of the weights. A model that says how it pools is only opened with
+    that pooling.
+    """
 
     name: Annotated[str | None, Field(description="a sentence-transformers model: a Hub id or a folder")] = None
     family: Annotated[

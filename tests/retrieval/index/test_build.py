@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.index.build import build_index
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan
-from reasonrag.retrieval.index.passages import PassageRules, build_passages
+from reasonrag.retrieval.index.passages import build_passages
 from reasonrag.retrieval.index.progress import Silent
-from reasonrag.retrieval.index.settings import IndexConfig, parse_size
+from reasonrag.retrieval.index.settings import IndexConfig, PassagesConfig, parse_size
 from reasonrag.retrieval.open import kinds, open_index
 
 
@@ -57,10 +58,10 @@ def test_a_replacement_that_was_killed_behind_the_passages_leaves_no_part_over_t
     with index.locked():  # as far as the killed process came
         made_of = {"passages": index.need("passages").fingerprint}
         Draft(index, Plan("embeddings", made_of)).finish({})  # another kind, which the command does not build
-        build_passages(index, open_corpus(str(path)), PassageRules(), progress=Silent())
+        build_passages(index, open_corpus(str(path)), PassagesConfig(), progress=Silent())
     build_index(out, config(path), replace=True, progress=Silent())
     assert kinds(index) == ["bm25"]
-    open_index(out)
+    open_index(RetrievalConfig(index=str(out)))
 
 
 @pytest.mark.parametrize("size", ["9" * 400 + "T", "nan", "-1G", "1e9G", ""])

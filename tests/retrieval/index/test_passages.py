@@ -19,10 +19,11 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import GivenCorpus, open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest
-from reasonrag.retrieval.index.passages import PassageRules, PassageStore, build_passages, split
+from reasonrag.retrieval.index.passages import PassageStore, build_passages, split
 from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.settings import PassagesConfig
 
-STRICT = PassageRules(strict=True)
+STRICT = PassagesConfig(strict=True)
 BAD = [
     {"id": "1", "contents": "x"},
     {"id": "2", "contents": " "},
@@ -49,7 +50,7 @@ def write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def build(folder: Path, corpus: Path, rules: PassageRules = PassageRules(), **options: Any) -> Manifest:  # noqa: B008
+def build(folder: Path, corpus: Path, rules: PassagesConfig = PassagesConfig(), **options: Any) -> Manifest:  # noqa: B008
     index = IndexFolder(folder)
     with index.locked():
         return build_passages(index, open_corpus(str(corpus)), rules, **{"progress": Silent(), **options})
@@ -108,7 +109,7 @@ def test_a_corpus_without_passages_is_refused(tmp_path: Path, rows: list[Any]) -
 def test_long_passages_are_split_between_words_and_reported(tmp_path: Path) -> None:
     text = "Title of it\n" + "  ".join(f"w{i}" for i in range(25))
     corpus = write(tmp_path / "c.jsonl", [{"id": "a", "contents": text}, {"id": "a#2", "contents": "x"}])
-    build(tmp_path / "i", corpus, PassageRules(max_words=10))
+    build(tmp_path / "i", corpus, PassagesConfig(max_words=10))
     store = PassageStore(tmp_path / "i/passages")
     found = [store.passage(row) for row in range(len(store))]
     assert [passage.id for passage in found] == ["a", "a#2", "a#3"]
@@ -123,7 +124,7 @@ def test_no_piece_of_a_passage_whose_id_came_before_is_taken(tmp_path: Path) -> 
         "Title\n" + " ".join(f"{letter}{i}" for i in range(count)) for letter, count in (("a", 12), ("b", 45))
     )
     corpus = write(tmp_path / "c.jsonl", [{"id": "x", "contents": first}, {"id": "x", "contents": second}])
-    manifest = build(tmp_path / "i", corpus, PassageRules(max_words=10))
+    manifest = build(tmp_path / "i", corpus, PassagesConfig(max_words=10))
     store = PassageStore(tmp_path / "i/passages")
     assert [store.passage(row).id for row in range(len(store))] == ["x", "x#2"]
     assert "b0" not in " ".join(store.contents(0, len(store)))
@@ -146,7 +147,7 @@ def test_rows_that_are_whole_books_are_not_gathered_in_memory(tmp_path: Path) ->
     most: list[int] = []
     index = IndexFolder(tmp_path)
     with index.locked():
-        build_passages(index, Books("books", []), PassageRules(max_words=300_000), progress=Silent())
+        build_passages(index, Books("books", []), PassagesConfig(max_words=300_000), progress=Silent())
     assert max(most) < 15
 
 
@@ -164,8 +165,8 @@ def test_ranges_of_passages_are_of_few_rows_and_few_bytes(tmp_path: Path) -> Non
 
 def test_chunks_that_were_asked_for_are_no_problem_and_strict_rules_split_nothing(tmp_path: Path) -> None:
     corpus = write(tmp_path / "c.jsonl", [{"id": "a", "contents": "w " * 25}])
-    assert build(tmp_path / "i", corpus, PassageRules(chunk_words=10)).counts == {"rows": 1, "passages": 3}
-    assert build(tmp_path / "j", corpus, PassageRules(strict=True, max_words=10)).counts == {"rows": 1, "passages": 1}
+    assert build(tmp_path / "i", corpus, PassagesConfig(chunk_words=10)).counts == {"rows": 1, "passages": 3}
+    assert build(tmp_path / "j", corpus, PassagesConfig(strict=True, max_words=10)).counts == {"rows": 1, "passages": 1}
 
 
 def test_splitting_loses_no_character_of_a_word_and_bounds_texts_without_blanks() -> None:
@@ -179,7 +180,7 @@ def test_duplicates_are_found_however_far_apart(tmp_path: Path) -> None:
     draw = random.Random(0)
     passages = [Passage(str(draw.randrange(20_000)), f"text {i}") for i in range(30_000)]
     index = IndexFolder(tmp_path)
-    manifest = build_passages(index, GivenCorpus("given", passages), PassageRules(), progress=Silent())
+    manifest = build_passages(index, GivenCorpus("given", passages), PassagesConfig(), progress=Silent())
     first = {passage.id: passage for passage in reversed(passages)}
     assert manifest.counts == {"rows": 30_000, "passages": len(first), "duplicate id": 30_000 - len(first)}
     store = PassageStore(tmp_path / "passages")
@@ -192,7 +193,7 @@ def test_a_finished_part_is_not_built_again_and_other_rules_or_corpora_build_ane
     at = (tmp_path / "i/passages").stat().st_ino
     assert build(tmp_path / "i", corpus) == first
     assert (tmp_path / "i/passages").stat().st_ino == at
-    assert build(tmp_path / "i", corpus, PassageRules(max_words=9)).fingerprint != first.fingerprint
+    assert build(tmp_path / "i", corpus, PassagesConfig(max_words=11)).fingerprint != first.fingerprint
     write(corpus, BAD[:1])
     assert build(tmp_path / "i", corpus).counts == {"rows": 1, "passages": 1}
 
@@ -211,8 +212,9 @@ import os, signal, sys
 from pathlib import Path
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.passages import PassageRules, build_passages
+from reasonrag.retrieval.index.passages import build_passages
 from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.settings import PassagesConfig
 
 class Source:
     def __init__(self, inner): self.inner = inner
@@ -225,7 +227,7 @@ class Source:
 
 index = IndexFolder(Path(sys.argv[2]))
 with index.locked():
-    build_passages(index, Source(open_corpus(sys.argv[1])), PassageRules(max_words=20), progress=Silent(),
+    build_passages(index, Source(open_corpus(sys.argv[1])), PassagesConfig(max_words=20), progress=Silent(),
                    checkpoint_rows=1000)
 """
 
@@ -234,7 +236,7 @@ def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> No
     draw = random.Random(1)
     rows: list[Any] = [{"id": draw.randrange(9000), "contents": "word " * draw.randrange(60)} for _ in range(9000)]
     corpus = write(tmp_path / "c.jsonl", rows)
-    build(tmp_path / "whole", corpus, PassageRules(max_words=20))
+    build(tmp_path / "whole", corpus, PassagesConfig(max_words=20))
     for stop in ("500", "3500", "8999", ""):
         command = [sys.executable, "-c", KILLED, str(corpus), str(tmp_path / "killed"), *stop.split()]
         done = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)

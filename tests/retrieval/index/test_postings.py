@@ -21,23 +21,24 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import GivenCorpus
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest
-from reasonrag.retrieval.index.passages import PassageRules, build_passages
-from reasonrag.retrieval.index.postings import BM25Settings, Tokenizer, bm25_memory, build_bm25
+from reasonrag.retrieval.index.passages import build_passages
+from reasonrag.retrieval.index.postings import Tokenizer, bm25_memory, build_bm25
 from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 
 WORDS = st.sampled_from(["film", "films", "Spielberg", "directed", "Pál", "pal", "X", "of", "the", "2001", "東京", "_"])
 TEXTS = st.lists(st.lists(WORDS, min_size=1, max_size=12).map(" ".join), min_size=1, max_size=30)
 
 
-def build(folder: Path, texts: list[str], chosen: BM25Settings = BM25Settings(), **options: Any) -> Manifest:  # noqa: B008
+def build(folder: Path, texts: list[str], chosen: BM25Config = BM25Config(), **options: Any) -> Manifest:  # noqa: B008
     index = IndexFolder(folder)
     passages = [Passage(str(row), text) for row, text in enumerate(texts)]
     with index.locked():
-        build_passages(index, GivenCorpus("given", passages), PassageRules(), progress=Silent())
+        build_passages(index, GivenCorpus("given", passages), PassagesConfig(), progress=Silent())
         return build_bm25(index, chosen, **{"max_bytes": 1 << 20, "progress": Silent(), **options})
 
 
-def expected(texts: list[str], chosen: BM25Settings) -> bm25s.BM25:
+def expected(texts: list[str], chosen: BM25Config) -> bm25s.BM25:
     whole = bm25s.BM25(k1=chosen.k1, b=chosen.b, method="lucene", backend="numpy")
     whole.index(Tokenizer(chosen).ids(texts), show_progress=False)
     return whole
@@ -48,7 +49,7 @@ def expected(texts: list[str], chosen: BM25Settings) -> bm25s.BM25:
 def test_every_score_is_the_one_that_bm25s_computes(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], chunk: int, max_bytes: int, stemmer: str | None
 ) -> None:
-    chosen = BM25Settings(stemmer=stemmer, k1=0.9, b=0.4)
+    chosen = BM25Config(stemmer=stemmer, k1=0.9, b=0.4)
     if not any(Tokenizer(chosen).words(texts)):
         return
     folder = tmp_path_factory.mktemp("index")
@@ -75,11 +76,11 @@ def test_a_full_disk_says_what_it_is(tmp_path: Path) -> None:
     index = IndexFolder(tmp_path)
     with index.locked():
         passages = [Passage(str(row), "one") for row in range(5000)]
-        build_passages(index, GivenCorpus("given", passages), PassageRules(), progress=Silent())
+        build_passages(index, GivenCorpus("given", passages), PassagesConfig(), progress=Silent())
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # less than the array of a chunk
         try:
             with pytest.raises(OSError) as caught:
-                build_bm25(index, BM25Settings(), max_bytes=1 << 20, progress=Silent())
+                build_bm25(index, BM25Config(), max_bytes=1 << 20, progress=Silent())
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert caught.value.errno == errno.EFBIG
@@ -89,7 +90,7 @@ def test_a_full_disk_says_what_it_is(tmp_path: Path) -> None:
 def test_bm25s_alone_finds_what_it_should(tmp_path: Path) -> None:
     build(tmp_path, ["a film of Spielberg", "Ed Wood directed films", "nothing"])
     found = bm25s.BM25.load(tmp_path / "bm25", mmap=True, show_progress=False)
-    rows, _ = found.retrieve(Tokenizer(BM25Settings()).words(["spielberg", "WOOD"]), k=1, show_progress=False)
+    rows, _ = found.retrieve(Tokenizer(BM25Config()).words(["spielberg", "WOOD"]), k=1, show_progress=False)
     assert rows.tolist() == [[0], [1]]
 
 
@@ -97,13 +98,13 @@ def test_no_words_and_unknown_languages_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no passage of the corpus holds a word"):
         build(tmp_path / "i", ["the ?", "of"])
     with pytest.raises(ConfigError, match="klingon"):
-        build(tmp_path / "j", ["x"], BM25Settings(stemmer="klingon"))
+        build(tmp_path / "j", ["x"], BM25Config(stemmer="klingon"))
 
 
 def test_other_settings_or_passages_build_anew(tmp_path: Path) -> None:
     first = build(tmp_path, ["x y", "y"])
     assert build(tmp_path, ["x y", "y"]) == first
-    prints = {build(tmp_path, ["x y", "y"], BM25Settings(k1=k1)).fingerprint for k1 in (1.2, 0.9)}
+    prints = {build(tmp_path, ["x y", "y"], BM25Config(k1=k1)).fingerprint for k1 in (1.2, 0.9)}
     prints.add(build(tmp_path, ["x y", "z"]).fingerprint)
     assert len(prints) == 3
 
@@ -119,8 +120,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.postings import BM25Settings, build_bm25
+from reasonrag.retrieval.index.postings import build_bm25
 from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 
 class Deadly(Silent):
     left = float(sys.argv[2])
@@ -131,7 +133,7 @@ class Deadly(Silent):
 
 index = IndexFolder(Path(sys.argv[1]))
 with index.locked():
-    build_bm25(index, BM25Settings(), max_bytes=4000, progress=Deadly(), chunk=16)
+    build_bm25(index, BM25Config(), max_bytes=4000, progress=Deadly(), chunk=16)
 """
 
 
@@ -140,7 +142,7 @@ def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> No
     whole = build(tmp_path / "whole", texts)
     index = IndexFolder(tmp_path / "killed")
     given = GivenCorpus("given", [Passage(str(row), text) for row, text in enumerate(texts)])
-    build_passages(index, given, PassageRules(), progress=Silent())
+    build_passages(index, given, PassagesConfig(), progress=Silent())
     for after in ("2", "4", "4", "-1"):  # while words are cut, at the end of that, while scores are merged
         command = [sys.executable, "-c", KILLED, str(index.path), after]
         done = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)

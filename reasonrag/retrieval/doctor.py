@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.config import RetrievalConfig
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.passages import PassageStore
 from reasonrag.retrieval.index.progress import BuildProgress
 from reasonrag.retrieval.index.sample import self_queries
-from reasonrag.retrieval.open import OpenSettings, open_index
+from reasonrag.retrieval.open import open_index
 
 TOP_K = 10
 _BATCH = 64
@@ -21,12 +22,14 @@ _BATCH = 64
 Report = dict[str, Any]
 
 
-def examine(path: Path, settings: OpenSettings, *, sample: int, seed: int, progress: BuildProgress) -> Report:
+def examine(
+    config: RetrievalConfig, *, trust_remote_code: bool = False, sample: int, seed: int, progress: BuildProgress
+) -> Report:
     """Read every byte, then search for pieces of the index's own passages.
 
     Args:
-        path: the index folder.
-        settings: how it shall be searched.
+        config: the index folder, and how it is searched.
+        trust_remote_code: run Python code that comes with a model.
         sample: how many passages are searched for.
         seed: of the sample.
         progress: told what is looked at.
@@ -39,19 +42,19 @@ def examine(path: Path, settings: OpenSettings, *, sample: int, seed: int, progr
     Raises:
         DataError: a file is missing, cut or changed.
     """
-    index = IndexFolder(path)
+    index = IndexFolder(Path(str(config.index)).expanduser())
     report: Report = {"parts": _read_all(index, progress)}
     before = resident()
     started = time.perf_counter()
-    retriever = open_index(path, settings)
+    retriever = open_index(config, trust_remote_code=trust_remote_code)
     report["open_s"] = time.perf_counter() - started
     store = PassageStore(index.part("passages"))
     asked = [(store.passage(row).id, piece) for row, piece in self_queries(store, sample, seed=seed)]
     store.close()
     progress.start("self-queries", total=len(asked), unit="queries")
     report |= asyncio.run(_search_for(retriever, asked))
-    if settings.kind != "bm25" and {"vectors", "embeddings"} <= set(index.parts()):
-        report["recall_at_10"] = asyncio.run(_recall(index, settings, [piece for _, piece in asked]))
+    if config.kind != "bm25" and {"vectors", "embeddings"} <= set(index.parts()):
+        report["recall_at_10"] = asyncio.run(_recall(index, config, trust_remote_code, [piece for _, piece in asked]))
     progress.advance(len(asked))
     after = resident()
     report["resident_bytes"] = None if after is None or before is None else max(after - before, 0)
@@ -101,12 +104,10 @@ async def _search_for(retriever: Retriever, asked: list[tuple[str, str]]) -> Rep
     }
 
 
-async def _recall(index: IndexFolder, settings: OpenSettings, queries: list[str]) -> float:
+async def _recall(index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool, queries: list[str]) -> float:
     from reasonrag.retrieval.dense import DenseRetriever
 
-    retriever = DenseRetriever(
-        index, settings.encoder, device=settings.device, trust_remote_code=settings.trust_remote_code
-    )
+    retriever = DenseRetriever(index, config.encoder, device=config.device, trust_remote_code=trust_remote_code)
     try:
         return await retriever.recall_at_10(queries)
     finally:
