@@ -1,7 +1,7 @@
-"""Curves and bars as SVG and PNG: the same numbers give the same bytes, with no display and no user style.
+"""Curves and bars as SVG and PNG files, and as SVG elements for pages. Equal numbers give equal bytes.
 
-Matplotlib's `Figure` is used without `pyplot`, so nothing global is touched. Labels are text, never mathematics: a `$`
-in a name stays a `$`.
+Matplotlib's `Figure` is used without `pyplot`, so no display is needed, nothing global is touched and no user style
+applies. Labels are text, never mathematics: a `$` in a name stays a `$`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,29 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 from reasonrag.core.text import one_line, printable
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart by colour-blind readers too.
+# The palette of Okabe and Ito, which colour-blind readers can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _MARKERS = "osD^vPX*"
-_MARKED = 24  # more points than this are drawn without markers
+_DASHES = ("-", "--", ":", "-.")
+_MOST_MARKERS = 24  # a line with more points is drawn without markers
 _LONGEST_LABEL = 48
+_INK = "#333333"
 _STYLE = {
     "svg.hashsalt": "reasonrag",  # ids in an SVG are random otherwise
     "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
@@ -37,6 +43,12 @@ _STYLE = {
     "grid.alpha": 0.3,
     "legend.frameon": False,
 }
+# A page has its own colours, for light and dark: the custom properties --c0, --c1, ... and the colour of its text.
+_PAGE_COLOURS: Mapping[str, str] = MappingProxyType(
+    {colour.lower(): f"var(--c{number})" for number, colour in enumerate(_COLOURS)}
+    | {"#000000": "currentColor", _INK: "currentColor"}
+)
+_NOT_XML = re.compile("[\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar from 0 to `mean` with its interval; bars of one `label` share a colour, bars of one `group` a place."""
+    """A bar from 0 to `mean` with its interval. Bars of one `label` share a colour, bars of one `group` a tick."""
 
     label: str
     group: str
@@ -78,18 +90,12 @@ class Bar:
 
 
 def save_panels(stem: Path, panels: Sequence[Panel]) -> list[Path]:
-    """Write panels side by side as `stem.svg` and `stem.png`; returns both paths.
+    """Write panels side by side as `stem.svg` and `stem.png`; return both paths.
 
     Raises:
         ValueError: there is no panel.
     """
-    if not panels:
-        raise ValueError("no panel to draw")
-    columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    with _figure(4.2 * columns, 3.2 * rows) as figure:
-        for number, panel in enumerate(panels, 1):
-            _draw_panel(figure.add_subplot(rows, columns, number), panel)
+    with _panels_figure(panels) as figure:
         return _save(figure, stem)
 
 
@@ -99,57 +105,106 @@ def save_bars(stem: Path, bars: Sequence[Bar], *, title: str, x_label: str) -> l
     Raises:
         ValueError: there is no bar.
     """
+    with _bars_figure(bars, title, x_label) as figure:
+        return _save(figure, stem)
+
+
+def panel_svg(panel: Panel, *, name: str, description: str) -> str:
+    """Draw a panel as an `<svg>` element for a page.
+
+    The element has no style attributes and no script, so it obeys any Content-Security-Policy. The page's style sheet
+    colours it: its lines are `var(--c0)`, `var(--c1)`, ..., its text is `currentColor`.
+
+    Args:
+        panel: what to draw.
+        name: prefix of all ids in the element, unique within the page.
+        description: what a screen reader says after the title.
+    """
+    with _panels_figure([panel]) as figure:
+        return _element(figure, name, f"{panel.title} by {panel.x_label}", description)
+
+
+def bars_svg(bars: Sequence[Bar], *, title: str, x_label: str, name: str, description: str) -> str:
+    """Draw horizontal bars as an `<svg>` element for a page, see `panel_svg`.
+
+    Raises:
+        ValueError: there is no bar.
+    """
+    with _bars_figure(bars, title, x_label) as figure:
+        return _element(figure, name, title, description)
+
+
+@contextmanager
+def _panels_figure(panels: Sequence[Panel]) -> Iterator[Figure]:
+    if not panels:
+        raise ValueError("no panel to draw")
+    columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    with _figure(4.2 * columns, 3.2 * rows) as figure:
+        for number, panel in enumerate(panels, 1):
+            _draw_panel(figure.add_subplot(rows, columns, number), panel)
+        yield figure
+
+
+@contextmanager
+def _bars_figure(bars: Sequence[Bar], title: str, x_label: str) -> Iterator[Figure]:
     if not bars:
         raise ValueError("no bar to draw")
     groups = list(dict.fromkeys(bar.group for bar in bars))
     labels = list(dict.fromkeys(bar.label for bar in bars))
     with _figure(7.0, 1.2 + len(groups) * (0.14 + 0.2 * len(labels))) as figure:
-        axes = figure.add_subplot(1, 1, 1)
-        height = 0.8 / len(labels)
-        for bar in bars:
-            place = labels.index(bar.label)
-            y = groups.index(bar.group) + (place - (len(labels) - 1) / 2) * height
-            axes.barh(y, bar.mean, height=0.9 * height, color=_COLOURS[place % len(_COLOURS)])
-            if bar.low is not None and bar.high is not None:
-                axes.plot([bar.low, bar.high], [y, y], color="#333333", linewidth=1.2)
-        axes.set_yticks(range(len(groups)), [_text(group) for group in groups], parse_math=False)
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
-        axes.set_title(_text(title), parse_math=False)
-        axes.set_xlabel(_text(x_label), parse_math=False)
-        if len(labels) > 1:
-            _legend(axes, labels, [_COLOURS[i % len(_COLOURS)] for i in range(len(labels))], beside=True)
-        return _save(figure, stem)
+        _draw_bars(figure.add_subplot(1, 1, 1), bars, groups, labels)
+        _name_axes(figure.axes[0], title, x_label)
+        yield figure
+
+
+def _draw_bars(axes: Axes, bars: Sequence[Bar], groups: list[str], labels: list[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    height = 0.8 / len(labels)
+    for bar in bars:
+        position = labels.index(bar.label)
+        y = groups.index(bar.group) + (position - (len(labels) - 1) / 2) * height
+        axes.barh(y, bar.mean, height=0.9 * height, color=_COLOURS[position % len(_COLOURS)])
+        if bar.low is not None and bar.high is not None:
+            axes.plot([bar.low, bar.high], [y, y], color=_INK, linewidth=1.2)
+    axes.set_yticks(range(len(groups)), [_text(group) for group in groups], parse_math=False)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    if len(labels) > 1:
+        handles = [Line2D([], [], color=_COLOURS[i % len(_COLOURS)], linewidth=3) for i in range(len(labels))]
+        _draw_legend(axes, handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5))  # bars may fill the axes
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    colours = [_COLOURS[i % len(_COLOURS)] for i in range(len(panel.lines))]
-    for number, (line, colour) in enumerate(zip(panel.lines, colours, strict=True)):
-        marker = _MARKERS[number % len(_MARKERS)] if len(line.x) <= _MARKED else ""
-        axes.plot(line.x, line.y, color=colour, marker=marker, markersize=4, linewidth=1.4)
+    handles = []
+    for number, line in enumerate(panel.lines):
+        colour = _COLOURS[number % len(_COLOURS)]
+        marker = _MARKERS[number % len(_MARKERS)] if len(line.x) <= _MOST_MARKERS else ""
+        dashes = _DASHES[number % len(_DASHES)]
+        handles += axes.plot(line.x, line.y, color=colour, linestyle=dashes, marker=marker, markersize=4, linewidth=1.4)
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
     if all(float(x).is_integer() for line in panel.lines for x in line.x if math.isfinite(x)):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if not any(len(line.x) for line in panel.lines):
         axes.text(0.5, 0.5, "no data", ha="center", va="center", transform=axes.transAxes)
-    axes.set_title(_text(panel.title), parse_math=False)
-    axes.set_xlabel(_text(panel.x_label), parse_math=False)
+    _name_axes(axes, panel.title, panel.x_label)
     axes.set_ylabel(_text(panel.y_label), parse_math=False)
     if len(panel.lines) > 1:
-        _legend(axes, [line.label for line in panel.lines], colours)
+        _draw_legend(axes, handles, [line.label for line in panel.lines])
 
 
-def _legend(axes: Axes, labels: Sequence[str], colours: Sequence[str], *, beside: bool = False) -> None:
-    """Where it hides least; `beside` the axes where bars may fill them."""
-    from matplotlib.lines import Line2D
+def _name_axes(axes: Axes, title: str, x_label: str) -> None:
+    axes.set_title(_text(title), parse_math=False)
+    axes.set_xlabel(_text(x_label), parse_math=False)
 
-    handles = [Line2D([], [], color=colour, linewidth=3) for colour in colours]
+
+def _draw_legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], **options: Any) -> None:
     # Matplotlib leaves out labels that start with "_", so the texts are set afterwards.
-    place = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if beside else {}
-    legend = axes.legend(handles, [f"line {i}" for i in range(len(labels))], fontsize="small", **place)
+    legend = axes.legend(handles, [f"line {i}" for i in range(len(labels))], fontsize="small", **options)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)
         text.set_text(_text(label))
@@ -157,7 +212,7 @@ def _legend(axes: Axes, labels: Sequence[str], colours: Sequence[str], *, beside
 
 @contextmanager
 def _figure(width: float, height: float) -> Iterator[Figure]:
-    """An empty figure of so many inches under our style alone, whatever a user's matplotlibrc says."""
+    """Yield an empty figure, in inches, under our style alone, whatever a user's matplotlibrc says."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
@@ -166,24 +221,79 @@ def _figure(width: float, height: float) -> Iterator[Figure]:
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    # Once, by hand: a figure that knows of a layout is laid out and drawn anew, twice for every format.
-    ConstrainedLayoutEngine().execute(figure)
+    _lay_out(figure)
     stem.parent.mkdir(parents=True, exist_ok=True)
-    metadata: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     paths = []
-    for kind, words in metadata.items():
-        image = io.BytesIO()
-        figure.savefig(image, format=kind, metadata=words)
+    for kind in ("svg", "png"):
         paths.append(stem.with_name(f"{stem.name}.{kind}"))
         temporary = stem.with_name(f".{stem.name}.{kind}.{os.getpid()}.tmp")
-        temporary.write_bytes(image.getvalue())
+        temporary.write_bytes(_image(figure, kind))
         temporary.replace(paths[-1])
     return paths
 
 
+def _lay_out(figure: Figure) -> None:
+    """Arrange axes and labels once. A figure with a layout engine would do it again for every format."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    ConstrainedLayoutEngine().execute(figure)
+
+
+def _image(figure: Figure, kind: str, **options: Any) -> bytes:
+    # Without dates and versions: the same numbers have to give the same bytes.
+    metadata: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
+    image = io.BytesIO()
+    figure.savefig(image, format=kind, metadata=metadata, **options)
+    return image.getvalue()
+
+
+def _element(figure: Figure, name: str, title: str, description: str) -> str:
+    """Turn a figure into an `<svg>` element without styles, whose ids start with `name`."""
+    _lay_out(figure)
+    root = ElementTree.fromstring(_image(figure, "svg", transparent=True))
+    metadata, style_sheet = root[:2]  # the style sheet only sets `stroke-linejoin`, which the root gets below
+    root.remove(metadata)
+    root.remove(style_sheet)
+    for element in root.iter():
+        _make_attributes_only(element, name)
+    root.attrib = {
+        "viewBox": root.attrib["viewBox"],
+        "class": "plot",
+        "role": "img",
+        "aria-labelledby": f"{name}-title",
+        "aria-describedby": f"{name}-description",
+        "stroke-linejoin": "round",
+    }
+    for position, (tag, text) in enumerate((("title", title), ("desc", description))):
+        words = ElementTree.Element(tag, id=f"{name}-{'description' if position else tag}")
+        words.text = _printable(text)
+        root.insert(position, words)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _make_attributes_only(element: ElementTree.Element, name: str) -> None:
+    """Replace an element's style by attributes, its colours by the page's, and prefix its ids with `name`."""
+    element.tag = element.tag.rpartition("}")[2]  # HTML needs no namespaces
+    attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+    for declaration in attributes.pop("style", "").split(";"):
+        key, _, value = declaration.partition(":")
+        if value:
+            attributes[key.strip()] = _PAGE_COLOURS.get(value.strip().lower(), value.strip())
+    if element.tag == "g":
+        attributes.pop("id", None)  # matplotlib counts groups anew in every figure
+    for key, value in attributes.items():
+        if key == "id":
+            attributes[key] = f"{name}-{value}"
+        elif key in ("href", "clip-path"):
+            attributes[key] = value.replace("#", f"#{name}-")
+    element.attrib = attributes
+
+
 def _text(text: str) -> str:
-    """A label: one line, nothing hidden in it, not too long."""
-    line = printable(one_line(text))
+    """Return a label on one line, without hidden characters and not too long."""
+    line = _printable(one_line(text))
     return line if len(line) <= _LONGEST_LABEL else f"{line[: _LONGEST_LABEL - 1]}…"
+
+
+def _printable(text: str) -> str:
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(text))

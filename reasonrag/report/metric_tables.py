@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reasonrag.evaluation.report import FEW, NAMES, WHOLE_NUMBERS
-from reasonrag.report.curves import Whisker, whiskers
+from reasonrag.report.charts import Chart, interval_chart
 
 Figures = Mapping[str, Any]
 
@@ -59,7 +59,7 @@ def tables(figures: Figures) -> dict[str, Table]:
     }
 
 
-def pictures(figures: Figures) -> list[tuple[str, list[Whisker]]]:
+def pictures(figures: Figures) -> list[Chart]:
     """The metrics in [0, 1] that say how good policies are, each at all settings."""
     drawn = []
     for metric, title in _DRAWN.items():
@@ -69,7 +69,7 @@ def pictures(figures: Figures) -> list[tuple[str, list[Whisker]]]:
             if of.get(metric)
         ]
         if found:
-            drawn.append((title, whiskers(found)))
+            drawn.append(interval_chart(title, f"interval-{metric}", found))
     return drawn
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.report.curves import charts
+from reasonrag.report.charts import charts
 from reasonrag.report.rollouts import MEANINGS, Steps, fate, groups, in_loss, least, pieces, steps_shown, weights
 from reasonrag.report.site import (
     TITLE_COLUMNS,

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from reasonrag.core.plots import Bar, Line, Panel, save_bars, save_panels
+from reasonrag.core.plots import Bar, Line, Panel, bars_svg, panel_svg, save_bars, save_panels
 
 RISING = Line("policy", (1, 2, 3), (0.1, 0.2, 0.3), (0.0, 0.1, 0.2), (0.2, 0.3, 0.4))
 BARS = [Bar("base", "all", 0.2, 0.1, 0.3), Bar("tuned", "all", 0.4, 0.3, 0.5), Bar("tuned", "bridge", 0.3)]
@@ -60,6 +61,38 @@ def test_any_label_can_be_drawn_and_stays_text(label, tmp_path):
     assert words(svg).count(shown) == 2  # title and legend
     svg, _ = save_bars(tmp_path / "b", [Bar(label, label, 1.0), Bar("o", label, 0.5)], title=label, x_label=label)
     assert words(svg).count(shown) == 4
+
+
+def elements(name, label="policy"):
+    lines = (Line(label, (1, 2, 3), (0.1, 0.2, 0.3), (0.0, 0.1, 0.2), (0.2, 0.3, 0.4)), Line("other", (1, 2), (2, 1)))
+    described = {"name": name, "description": f"{label} rises"}
+    yield panel_svg(panel(*lines, title=label), **described)
+    yield bars_svg([Bar(label, label, 1.0, 0.9, 1.1), Bar("o", label, 0.5)], title=label, x_label="EM", **described)
+
+
+def test_an_element_for_a_page_has_no_style_and_ids_of_its_own():
+    for first, second in zip(elements("one"), elements("two"), strict=True):
+        assert first == second.replace("two-", "one-") != second
+        root = ElementTree.fromstring(first)
+        assert not list(root.iter("style")) and not list(root.iter("script"))
+        ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
+        assert len(set(ids)) == len(ids) and all(id.startswith("one-") for id in ids)
+        assert {root.attrib["aria-labelledby"], root.attrib["aria-describedby"]} <= set(ids)
+        references = [value for element in root.iter() for value in element.attrib.values() if "#one-" in value]
+        assert references and all(re.search("#([^)]+)", value)[1] in ids for value in references)
+        for element in root.iter():
+            assert "style" not in element.attrib
+            colours = {element.attrib.get("fill"), element.attrib.get("stroke")}
+            assert colours <= {None, "none", "#b0b0b0", "currentColor", "var(--c0)", "var(--c1)"}
+
+
+@pytest.mark.parametrize("label", ["<script>alert(1)</script>", "a\x1b[31m\u202e", "\ufffe\uffff", "'\"&lt;"])
+def test_a_label_in_an_element_for_a_page_is_text(label):
+    for element in elements("a", label):
+        root = ElementTree.fromstring(element)
+        shown = re.sub("[\x1b\u202e\ufffe\uffff]", "\ufffd", label)
+        assert shown in [text.text for text in root.iter("text")]
+        assert root.find("desc").text == f"{shown} rises"
 
 
 def test_every_panel_and_line_is_named(tmp_path):
