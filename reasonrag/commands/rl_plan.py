@@ -14,11 +14,11 @@ from reasonrag.commands.progress import shown
 from reasonrag.commands.shell import Stop, error_console, log_plainly, table_console
 from reasonrag.core.config import Config
 from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.evaluation.progress import Progress
 from reasonrag.formats import PromptSet
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import open_llm
 from reasonrag.pipeline.parts import Checkable, judge_service, open_questions
+from reasonrag.pipeline.progress import Progress
 from reasonrag.rewards.reference_plans import Correct, Made, make_plans
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.runs import lock
@@ -50,7 +50,7 @@ def plan(config: Config, out: Path, *, k: int, correct: Correct = "em", show_ans
         show_answer=show_answer,
         max_failed=config.run.max_failed,
     )
-    progress = Progress(len(questions), at="reference plans")
+    progress = Progress(len(questions), label="reference plans")
     with lock(out.with_name(f".{out.name}.lock")), contextlib.closing(Journal(journal_path)) as journal:
         try:
             made = asyncio.run(_make(make, config, journal, progress, stop))

@@ -17,9 +17,8 @@ from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import dump
 from reasonrag.core.types import Question
 from reasonrag.pipeline.build import Build
-from reasonrag.pipeline.export import export_pairs
+from reasonrag.pipeline.export import export_pairs, tree_rows
 from reasonrag.pipeline.parts import check, open_format, open_parts, open_questions, open_retriever
-from reasonrag.pipeline.rows import tree_rows
 from reasonrag.report.terminal import drawing
 from reasonrag.report.trees import QuestionTree
 from reasonrag.storage.runs import RunFolder, claim_folder, read_run, write_text

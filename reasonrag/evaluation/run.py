@@ -31,7 +31,6 @@ from reasonrag.core.text import Rules
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.judged import JUDGED, NOT_JUDGED, Examiner, Judging, Verdicts
 from reasonrag.evaluation.metrics import Scores, scores, trajectory_row
-from reasonrag.evaluation.progress import Progress
 from reasonrag.evaluation.report import write_results
 from reasonrag.evaluation.sweep import Setting, check_alike, check_names, sweep, varying
 from reasonrag.formats import PromptSet
@@ -49,6 +48,7 @@ from reasonrag.pipeline.parts import (
     sampling,
     set_aside,
 )
+from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.journaled import JournalStore
@@ -242,7 +242,7 @@ class Evaluation:
             folder.bind()
             outcomes = []
             for setting, config in self.points[name]:
-                self.progress.at = f"{name} {setting.name}"
+                self.progress.label = f"{name} {setting.name}"
                 engine = Engine(
                     journaled,
                     retriever,

@@ -1,97 +1,49 @@
-"""Questions to trees: the body of `build-tree`.
+"""Questions to trees to tables: the body of `build-tree`.
 
-Questions are admitted through a window and replaced as they finish, never in lockstep. A question that a backend lets
-down is set aside with its cause and tried again by the next run; everything that it paid for is in the journal.
+Up to `run.concurrency` questions are worked on at a time, and each is replaced as soon as it finishes, never in
+lockstep. A question whose backend fails is set aside with its cause and retried by the next run; every call that was
+paid for is in the journal.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import structlog
-
-from reasonrag.core.config import Config, ModelConfig
+from reasonrag.core.config import Config
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.types import Question
+from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, SearchSettings, TreeSearch
-from reasonrag.pipeline.export import export_run, pairs_of
+from reasonrag.pipeline.export import count_calls, export_pairs, export_trees, pairs_of, tree_rows
 from reasonrag.pipeline.parts import Parts, open_judge, sampling, set_aside
-from reasonrag.pipeline.rows import tree_rows
+from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.journaled import JournalStore
 from reasonrag.rollout import Engine, gather_all
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator
 from reasonrag.storage.parquet import Row
-from reasonrag.storage.runs import RunFolder
-
-log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class Progress:
-    """What is happening, for whoever shows it: counts of this process, and `done` of the whole run."""
-
-    total: int
-    models: tuple[JournaledLLM, ...] = ()
-    prices: Mapping[str, ModelConfig] = field(default_factory=dict)
-    done: int = 0
-    failed: int = 0
-    nodes: int = 0
-    pairs: int = 0
-    done_before: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def calls(self) -> int:
-        """Requests sent by this process."""
-        return sum(model.sent for model in self.models)
-
-    @property
-    def cost(self) -> float | None:
-        """What this process has spent; None where a price is unknown."""
-        costs = [self.prices[m.kind].cost(m.prompt_tokens, m.completion_tokens) for m in self.models]
-        return None if None in costs else sum(cost for cost in costs if cost is not None)
-
-    def line(self) -> str:
-        """Counts, rate, tokens and cost, in one line."""
-        tokens = sum(model.prompt_tokens + model.completion_tokens for model in self.models)
-        parts = [
-            f"{self.done}/{self.total} questions",
-            f"{self.failed} failed",
-            f"{self.nodes} nodes",
-            f"{self.pairs} pairs",
-            f"{self.calls} calls ({self.calls / max(self.seconds, 1e-9):.0f}/s)",
-            f"{tokens} tokens",
-        ]
-        return ", ".join(parts if self.cost is None else [*parts, f"cost {self.cost:.2f}"])
-
-    @property
-    def seconds(self) -> float:
-        """Since this process started."""
-        return time.monotonic() - self.started
-
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds left at the pace so far; None before the first question is done."""
-        paced = self.done + self.failed - self.done_before
-        return self.seconds / paced * (self.total - self.done - self.failed) if paced else None
+from reasonrag.storage.runs import RunFolder, versions
 
 
 class Build:
-    """One run of `build-tree`."""
+    """One run of `build-tree`: `trees` calls the models, `export` writes what the journal holds."""
 
     def __init__(self, config: Config, parts: Parts, run: RunFolder) -> None:
         self.config = config
         self.parts = parts
         self.run_folder = run
-        self.policy = JournaledLLM(parts.policy, run.journal, kind="policy")
-        self.judge = JournaledLLM(parts.judge, run.journal, kind="judge") if parts.judge else None
-        self.progress = Progress(len(parts.questions), tuple(m for m in (self.policy, self.judge) if m), config.prices)
+        self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0, pairs=0))
+        self.policy = self._journaled(parts.policy, "policy")
+        self.judge = self._journaled(parts.judge, "judge") if parts.judge else None
         self.search = self._make_search()
+
+    def _journaled(self, llm: LLM, kind: str) -> JournaledLLM:
+        journaled = JournaledLLM(llm, self.run_folder.journal, kind=kind)
+        self.progress.open(journaled, self.config.prices[kind])
+        return journaled
 
     def _make_search(self) -> TreeSearch:
         """Introduce engine, evaluator and search to each other."""
@@ -112,31 +64,33 @@ class Build:
         return TreeSearch(engine, evaluator, SearchSettings(**config.search.model_dump()), seed=config.seed)
 
     def drain(self) -> None:
-        """Let calls in flight end and begin no other; `trees` then returns."""
+        """Finish the calls in flight and begin no others; `trees` then returns."""
         self.run_folder.journal.draining = True
 
     async def trees(self) -> None:
-        """Build every tree that the journal has not got yet; give up once more than `run.max_failed` have failed.
+        """Build every tree that is not in the journal yet; stop once more than `run.max_failed` questions failed.
 
         Raises:
             RunError: the journal cannot be written.
         """
         journal = self.run_folder.journal
-        finished = journal.finished()
-        todo = [q for q in self.parts.questions if (q.dataset, q.id) not in finished]
-        self._count_finished(finished)
-        waiting = iter(todo)
-        workers = min(self.config.run.concurrency, len(todo))
+        finished_questions = journal.finished()
+        unfinished = [q for q in self.parts.questions if (q.dataset, q.id) not in finished_questions]
+        self.progress.done = self.progress.done_before = len(self.parts.questions) - len(unfinished)
+        waiting = iter(unfinished)
+        workers = min(self.config.run.concurrency, len(unfinished))
         self.run_folder.bind()
-        before = journal.meta("seconds") or 0.0
+        seconds_before = journal.meta("seconds") or 0.0
         try:
+            # The workers share one iterator: each takes the next question as soon as it has finished its last.
             await gather_all(self._work(waiting) for _ in range(workers))
         finally:
-            journal.put_meta("seconds", before + self.progress.seconds)
+            journal.put_meta("seconds", seconds_before + self.progress.seconds)
 
     async def _work(self, waiting: Iterator[Question]) -> None:
         for question in waiting:
-            if self.run_folder.journal.draining or self._too_many_failed():
+            too_many_failed = self.progress.failed > self.config.run.max_failed * self.progress.total
+            if self.run_folder.journal.draining or too_many_failed:
                 return
             await self._build(question)
 
@@ -155,22 +109,41 @@ class Build:
             self.progress.failed += 1
             return
         self.progress.done += 1
-        self.progress.nodes += len(rows)
-        self.progress.pairs += sum(1 for _ in self._pairs(rows))
+        self.progress.written["nodes"] += len(rows)
+        self.progress.written["pairs"] += self._count_pairs(rows)
 
-    def _count_finished(self, finished: set[tuple[str, str]]) -> None:
-        for question in self.parts.questions:
-            if (question.dataset, question.id) in finished:
-                self.progress.done += 1
-        self.progress.done_before = self.progress.done
-
-    def _too_many_failed(self) -> bool:
-        return self.progress.failed > self.config.run.max_failed * self.progress.total
-
-    def _pairs(self, rows: Sequence[Row]) -> Iterator[Row]:
-        return pairs_of(rows, self.config, policy=self.policy.name, config_hash=self.run_folder.config_hash)
+    def _count_pairs(self, rows: Sequence[Row]) -> int:
+        pairs = pairs_of(rows, self.config, policy=self.policy.name, config_hash=self.run_folder.config_hash)
+        return sum(1 for _ in pairs)
 
     def export(self) -> dict[str, Any]:
-        """Write trees, pairs and `run.json` from the journal alone; returns what `run.json` holds."""
-        seconds = self.run_folder.journal.meta("seconds") or 0.0
-        return export_run(self.run_folder, self.config, self.parts, seconds=seconds)
+        """Write `trees/`, `pairs/` and `run.json` from the journal alone, so that it can be repeated at any time.
+
+        Returns:
+            The content of `run.json`.
+        """
+        run, config, parts = self.run_folder, self.config, self.parts
+        wanted = {(question.dataset, question.id) for question in parts.questions}
+        causes: Counter[str] = Counter()
+        for dataset, question_id, cause, _ in run.journal.failures():
+            if (dataset, question_id) in wanted:
+                causes[cause] += 1
+        summary = {
+            "questions": {
+                "total": len(wanted),
+                "finished": len(run.journal.finished() & wanted),
+                "failed": dict(sorted(causes.items())),
+            },
+            "trees": export_trees(run, parts.questions),
+            "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),
+            "calls": count_calls(run.journal, config),
+            "seconds": round(run.journal.meta("seconds") or 0.0, 3),
+            "seed": config.seed,
+            "config_hash": run.config_hash,
+            "content": parts.content,
+            "policy": parts.policy.name,
+            "judge": parts.judge.name if parts.judge else None,
+            "versions": versions(),
+        }
+        run.write_summary(summary)
+        return summary

@@ -1,4 +1,4 @@
-"""What is installed, which backends would work here, and why the others would not."""
+"""What is installed, which backends work on this machine, and what the others need."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _PACKAGES = {
 
 
 def report() -> str:
-    """A page of plain text."""
+    """Return the versions and the verdict on each backend, as plain text."""
     lines = [
         f"reasonrag {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
         "",
     ]
     for extra, packages in _PACKAGES.items():
-        found = [f"{name} {_version(name) or 'missing'}" for name in packages]
-        lines.append(f"{extra:<6} {', '.join(found)}")
+        versions = ", ".join(f"{name} {_version(name)}" for name in packages)
+        lines.append(f"{extra:<6} {versions}")
     lines += ["", "backends"]
     lines += [f"  {name:<12} {verdict}" for name, verdict in backends()]
     return "\n".join(lines)
 
 
 def backends() -> Iterator[tuple[str, str]]:
-    """(name, "works" or why not) for each."""
+    """Yield the name of each backend with "works" or what it needs."""
+    # find_spec imports nothing, so the answer comes at once even if torch is installed.
     local = "works" if find_spec("torch") and find_spec("transformers") else "needs pip install 'reasonrag[train]'"
     yield "extractive", "works: no neural network, for trying a corpus and questions"
     yield "demo", local
@@ -59,15 +60,15 @@ def _vllm() -> str:
 
 
 def _gpu() -> bool:
-    """False where torch is installed but broken: the doctor reports, it does not fall ill."""
+    # A broken torch installation may raise anything on import, and a diagnosis has to survive it.
     try:
         return has_gpu()
     except Exception:
         return False
 
 
-def _version(name: str) -> str | None:
+def _version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return None
+        return "missing"

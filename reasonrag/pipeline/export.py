@@ -1,58 +1,118 @@
-"""Journal to Parquet and `run.json`: a pure function of what was paid for, so it can be done again at any time."""
+"""Trees to the rows of `tables.tree_schema`, and a run's journal to Parquet.
+
+Nothing here calls a model: tables are a pure function of what the journal holds, and pairs of the node tables.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from reasonrag.core.config import Config
-from reasonrag.core.types import Question
+from reasonrag.core.text import exact_match, token_f1
+from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search
 from reasonrag.dpo.pairs import derive_pairs, in_test_split
 from reasonrag.dpo.trajectories import derive_trajectory_pairs
-from reasonrag.pipeline.parts import Parts
-from reasonrag.pipeline.rows import revalued
-from reasonrag.spre.estimate import Weighting
+from reasonrag.formats.base import Format
+from reasonrag.mcts.tree import Node, Tree
+from reasonrag.spre.estimate import Weighting, means_below, node_rewards
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, read_shards
-from reasonrag.storage.runs import RunFolder, versions
+from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _TREE_SHARD_ROWS = 20_000
 _PAIR_SHARD_ROWS = 50_000
 
 
-def export_run(run: RunFolder, config: Config, parts: Parts, *, seconds: float) -> dict[str, Any]:
-    """Write `trees/`, `pairs/` and `run.json`; returns what `run.json` holds."""
-    trees = export_trees(run, parts.questions)
-    asked = {(question.dataset, question.id) for question in parts.questions}
-    failed = Counter(cause for dataset, id, cause, _ in run.journal.failures() if (dataset, id) in asked)
-    summary = {
-        "questions": {
-            "total": len(asked),
-            "finished": len(run.journal.finished() & asked),
-            "failed": dict(sorted(failed.items())),
-        },
-        "trees": trees,
-        "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),
-        "calls": count_calls(run.journal, config),
-        "seconds": round(seconds, 3),
-        "seed": config.seed,
-        "config_hash": run.config_hash,
-        "content": parts.content,
-        "policy": parts.policy.name,
-        "judge": parts.judge.name if parts.judge else None,
-        "versions": versions(),
+def tree_rows(tree: Tree, format: Format, *, alpha: float, weighting: Weighting = "trajectories") -> list[Row]:
+    """Return `[len(tree.nodes)]` rows of `tables.tree_schema` by node id, with each node's SPRE."""
+    rewards = node_rewards(tree, alpha=alpha, weighting=weighting)
+    return [_node_row(tree, node, rewards[node.id], format) for node in tree.nodes]
+
+
+def revalued(tree: Sequence[Row], *, alpha: float, weighting: Weighting = "trajectories") -> list[Row]:
+    """Return the rows of one tree with SPRE at another alpha, which needs no new search.
+
+    Args:
+        tree: rows of `tables.tree_schema` of one question, in the order of their ids.
+        alpha: decay per step, in (0, 1].
+        weighting: how trajectories through a node are averaged.
+    """
+    parents = [None if row["parent_id"] < 0 else row["parent_id"] for row in tree]
+    scores = [None if row["f1"] is None else row["f1"] * alpha ** row["depth"] for row in tree]
+    weights = [row["visits"] for row in tree] if weighting == "visits" else None
+    rewards = means_below(parents, scores, weights)
+    return [{**row, "spre": reward} for row, reward in zip(tree, rewards, strict=True)]
+
+
+def _node_row(tree: Tree, node: Node, reward: float | None, format: Format) -> Row:
+    question = tree.question
+    trajectory = node.trajectory
+    answer = trajectory.answer
+    return {
+        "dataset": question.dataset,
+        "question_id": question.id,
+        "question": question.question,
+        "golden_answers": list(question.golden_answers),
+        "node_id": node.id,
+        "parent_id": -1 if node.parent is None else node.parent,
+        "depth": node.depth,
+        "origin": node.origin.value,
+        "stage": format.stage(trajectory.steps).value,
+        "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
+        **_step_columns(node),
+        "visits": node.visits,
+        "valued": node.valued,
+        "value": node.value,
+        "spre": reward,
+        "f1": None if answer is None else token_f1(answer, question.golden_answers),
+        "em": None if answer is None else exact_match(answer, question.golden_answers),
     }
-    run.write_summary(summary)
-    return summary
+
+
+def _step_columns(node: Node) -> Row:
+    """Return the columns that describe the step that led to a node."""
+    if node.step is None:
+        return {"action": "", "content": "", "prompt": [], "prefix": "", "stop": [], "text": "", "passages": []}
+    completion = node.step.completion
+    action, content = label(node.step.action)
+    return {
+        "action": action,
+        "content": content,
+        "prompt": [asdict(message) for message in node.step.prompt.messages],
+        "prefix": node.step.prompt.prefix,
+        "stop": list(node.step.prompt.stop),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason.value,
+        "token_ids": completion.token_ids and list(completion.token_ids),
+        "logprobs": completion.logprobs and list(completion.logprobs),
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "passages": [asdict(passage) for passage in node.step.passages],
+    }
+
+
+def label(action: Action) -> tuple[str, str]:
+    """Return the name of an action in tables and reports, and the text inside its tag."""
+    match action:
+        case Search(query):
+            return "query", query
+        case Note(evidence):
+            return "evidence", evidence or "None"
+        case Answer(answer):
+            return "answer", answer
+        case Malformed(reason):
+            return "malformed", reason
 
 
 def export_trees(run: RunFolder, questions: Sequence[Question]) -> dict[str, Any]:
-    """Write the node table, questions in their given order; returns counts over it."""
+    """Write the node table, questions in their given order; return counts over its rows."""
     writer = ShardWriter(run.path / "trees", "nodes", tree_schema(), shard_rows=_TREE_SHARD_ROWS, keep_empty=True)
     count = _NodeCount()
     for question in questions:
@@ -66,10 +126,10 @@ def export_trees(run: RunFolder, questions: Sequence[Question]) -> dict[str, Any
 def export_pairs(
     run: Path, config: Config, *, policy: str, config_hash: str, out: Path | None = None
 ) -> dict[str, Any]:
-    """Derive pairs from a run's tree tables and write both splits to `out` (the run's `pairs/`); no model is called.
+    """Derive pairs from a run's node table and write both splits to `out` (default: the run's `pairs/`).
 
     Returns:
-        Counts: total, by split, by type of chosen and rejected (of steps), by depth; the median margin.
+        Counts: total, by split, by type of chosen and rejected (only for pairs of steps), by depth; the median margin.
 
     Raises:
         RunError, DataError: the tree tables are missing or damaged.
@@ -110,7 +170,14 @@ def export_pairs(
 
 
 def pairs_of(nodes: Iterable[Row], config: Config, *, policy: str, config_hash: str) -> Iterator[Row]:
-    """The pairs that the configuration asks for, from rows of `tables.tree_schema`, a question's together and by id."""
+    """Yield the pairs that the configuration asks for.
+
+    Args:
+        nodes: rows of `tables.tree_schema`, the nodes of a question together and in the order of their ids.
+        config: the run's configuration; `pairs` and `value` are used.
+        policy: the policy's name, a column of every pair.
+        config_hash: of the run that made the trees.
+    """
     settings, value = config.pairs, config.value
     if settings.level == "trajectory":
         return derive_trajectory_pairs(nodes, policy=policy, config_hash=config_hash, min_margin=settings.min_margin)
@@ -127,7 +194,7 @@ def _revalued(nodes: Iterable[Row], alpha: float, weighting: Weighting) -> Itera
 
 
 def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
-    """Calls, tokens and cost by kind, over all the processes that worked on the run."""
+    """Return calls, tokens and cost by kind of call, over all processes that worked on the run."""
     prices = config.prices
     calls: dict[str, Any] = {}
     for kind, used in journal.usage().items():

@@ -50,3 +50,12 @@ def test_a_folder_without_nodes_is_refused(tmp_path):
     code, output = run(str(tmp_path / "a"), str(tmp_path / "a"))
     assert code == 1
     assert "not a finished run" in output
+
+
+def test_a_column_can_be_ignored_by_name(tmp_path):
+    first = write_run(tmp_path / "a", nodes=[{"node_id": 0, "logprobs": [0.1]}])
+    second = write_run(tmp_path / "b", nodes=[{"node_id": 0, "logprobs": [0.2]}])
+    assert run(first, second)[0] == 1
+    code, output = run(first, second, "--ignore", "logprobs")
+    assert code == 0
+    assert "ignored columns: config_hash, pair_id, logprobs" in output

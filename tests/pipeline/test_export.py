@@ -7,7 +7,7 @@ import pytest
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.mcts import SearchSettings, TreeSearch
-from reasonrag.pipeline.rows import revalued, tree_rows
+from reasonrag.pipeline.export import revalued, tree_rows
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator
 from tests.mcts.test_search import random_policy
