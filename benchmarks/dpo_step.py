@@ -80,7 +80,7 @@ def main() -> None:
     from transformers.utils import logging
     from trl import DPOTrainer
 
-    from reasonrag.dpo.trainer import StepCollator, step_dpo_trainer
+    from reasonrag.dpo.trainer import StepCollator, StepDPOTrainer
     from reasonrag.training.model import model_path
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,17 +92,17 @@ def main() -> None:
     disable_progress_bars()
     torch.set_num_threads(1)
     model, data = model_path(options.model), Dataset.from_list(rows(options.batch))
-    ours = step_dpo_trainer()
     with tempfile.TemporaryDirectory() as folder:
         plain = trainer(DPOTrainer, model, folder, data)
         ids = plain.train_dataset.select_columns(["prompt_ids", "chosen_ids", "rejected_ids"])
-        weighted = trainer(ours, model, folder, ids, data_collator=StepCollator(plain.processing_class.pad_token_id))
+        collator = StepCollator(plain.processing_class.pad_token_id)
+        weighted = trainer(StepDPOTrainer, model, folder, ids, data_collator=collator)
         entries: list[tuple[str, Any, dict[str, float]]] = [
             ("TRL, conversational rows", plain, {}),
-            ("ours, conversational rows", trainer(ours, model, folder, data), {}),
-            ("ours, token rows", trainer(ours, model, folder, ids), {}),
+            ("ours, conversational rows", trainer(StepDPOTrainer, model, folder, data), {}),
+            ("ours, token rows", trainer(StepDPOTrainer, model, folder, ids), {}),
             ("ours, weights and margins", weighted, {"pair_weight": 1.0, "pair_margin": 0.1}),
-            ("ours, with an SFT term", trainer(ours, model, folder, ids, sft_weight=0.1), {}),
+            ("ours, with an SFT term", trainer(StepDPOTrainer, model, folder, ids, sft_weight=0.1), {}),
         ]
         times: list[list[float]] = [[] for _ in entries]
         for turn in range(WARM_UP + options.steps):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.storage.questions import quoted
 from reasonrag.training.settings import PairSettings
 
-__all__ = ["ExampleRows", "Examples", "Pair", "Segment", "open_examples", "sft_segments"]
+__all__ = ["Examples", "Pair", "Segment", "open_examples", "sft_segments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,60 +34,37 @@ class Examples:
     Attributes:
         train: to learn from.
         test: held-out questions; empty where the source holds none out.
-        content: 16 hex digits that change with any row of the source, a sample or not.
-        card: of a known run, how its policy was asked .
-        source: as it was given.
-        report: of lengths, and of what was left out.
+        checksum: 16 hex digits that change with any row of the source, whether it is in a sample or not.
+        card: how the policy was prompted, if the data comes from a known run.
+        source: the data, as it was named.
+        report: lengths, and what was left out.
     """
 
     train: list[Pair]
     test: list[Pair]
-    content: str
+    checksum: str
     card: PolicyCard | None
     source: str
     report: LengthReport
 
-
-@dataclass(frozen=True, slots=True)
-class ExampleRows:
-    """Examples as one kind of training takes them."""
-
-    examples: Examples
-    make: Callable[[Examples], dict[str, list[dict[str, Any]]]]
-
-    @property
-    def content(self) -> str:
-        """That of the source."""
-        return self.examples.content
-
-    @property
-    def card(self) -> PolicyCard | None:
-        """That of the data's run."""
-        return self.examples.card
-
     def facts(self) -> dict[str, Any]:
-        """Source, checksum, counts and lengths."""
-        examples = self.examples
-        named = Path(examples.source)
+        """Return source, checksum, counts and lengths for `training.json`."""
+        path = Path(self.source)
         return {
-            "source": named.resolve().name if named.exists() else examples.source,
-            "checksum": examples.content,
-            "train": _count(examples.train),
-            "held_out": _count(examples.test),
-            "lengths": examples.report.summary(),
+            "source": path.resolve().name if path.exists() else self.source,
+            "checksum": self.checksum,
+            "train": _count(self.train),
+            "held_out": _count(self.test),
+            "lengths": self.report.summary(),
         }
 
-    def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """By split."""
-        return self.make(self.examples)
 
-
-def _count(pairs: Sequence[Pair]) -> dict[str, int]:
+def _count(pairs: list[Pair]) -> dict[str, int]:
     return {"pairs": len(pairs), "questions": len({pair.group for pair in pairs})}
 
 
 def open_examples(
-    settings: PairSettings, chat: ChatTemplate, *, context: int | None, say: Callable[[str], None] | None = None
+    settings: PairSettings, chat: ChatTemplate, *, context: int | None, log: Callable[[str], None] | None = None
 ) -> Examples:
     """Read, check and tokenise `settings.data`; leave out, whole, what is too long.
 
@@ -98,7 +75,7 @@ def open_examples(
         settings: of the training.
         chat: tokenizer and chat template of the policy.
         context: of the policy, in tokens; None where it is unknown.
-        say: is told counts and lengths, before anything is refused.
+        log: receives counts and lengths, before anything is refused.
 
     Raises:
         ConfigError: no data was named, or the tokenizer cannot end a turn.
@@ -111,8 +88,8 @@ def open_examples(
     source = read_source(settings.data)
     shared_prompts = _check_splits(settings.data, source)
     train = _sample(source.train, settings.limit, settings.seed)
-    if say is not None:
-        say(f"{len(train)} pairs to train on, {len(source.test)} held out")
+    if log is not None:
+        log(f"{len(train)} pairs to train on, {len(source.test)} held out")
     pairs, shifted = encode([*train, *source.test], chat, turn_end=settings.turn_end)
     kept, report = fit(
         {"train": pairs[: len(train)], "test": pairs[len(train) :]},
@@ -122,7 +99,7 @@ def open_examples(
         max_dropped=settings.max_dropped,
         shifted=shifted,
         shared_prompts=shared_prompts,
-        say=say,
+        say=log,
     )
     return Examples(kept["train"], kept["test"], _fingerprint(source), source.card, settings.data, report)
 

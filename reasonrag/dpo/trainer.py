@@ -2,65 +2,67 @@
 
 A row of a step pair has `prompt_ids`, `chosen_ids`, `rejected_ids`. A row of a trajectory pair has `chosen_prompts`,
 `chosen_completions`, `rejected_prompts`, `rejected_completions`, each a list of segments: every step is scored in its
-own prompt, and a side is worth the sum. Either may have a `pair_weight` and a `pair_margin`.
+own prompt, and the log-probability of a side is the sum. Either may have a `pair_weight` and a `pair_margin`.
+
+Imports TRL, so it is itself imported only once a training run starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
+import torch
+from torch.nn.functional import logsigmoid
+from trl import DPOTrainer, SFTTrainer
+
 from reasonrag.core.errors import ConfigError
+from reasonrag.training.callbacks import GuardedTrainer
 
 STEP_COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")
 SEGMENT_COLUMNS = ("chosen_prompts", "chosen_completions", "rejected_prompts", "rejected_completions")
-_OWN = ("pair_weight", "pair_margin", "row_index")
-_REFERENCE = ("ref_chosen_logps", "ref_rejected_logps")
+_OUR_COLUMNS = ("pair_weight", "pair_margin", "row_index")
+_REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
-Row = Mapping[str, Any]
+TokenRow = Mapping[str, Any]
+Sequences = list[tuple[list[int], list[int]]]  # prompt and completion ids
 
 
 class StepCollator:
-    """Rows to a batch: token rows padded on the right, those of the chosen sides first.
+    """Collate rows to a batch: sequences padded on the right, those of the chosen sides first.
 
     `input_ids`, `attention_mask` and `completion_mask` are `[R, T]`, with R = 2 x pairs for step pairs, as in TRL. With
-    several segments a side, `row_index` `[R]` says which sum a token row belongs to: the pair's number on the chosen
+    several segments a side, `row_index` `[R]` says which sum a sequence belongs to: the pair's number on the chosen
     side, that plus the number of pairs on the rejected one. `pair_weight`, `pair_margin` and the log-probabilities of
-    the reference are `[pairs]`, and there where the rows have them.
+    the reference are `[pairs]`, and present if the rows have them.
     """
 
     def __init__(self, pad_token_id: int, *, pad_to_multiple_of: int | None = None) -> None:
         self.pad_token_id = pad_token_id
         self.pad_to_multiple_of = pad_to_multiple_of
 
-    def __call__(self, examples: Sequence[Row]) -> dict[str, Any]:
-        """One batch."""
-        import torch
-
+    def __call__(self, examples: Sequence[TokenRow]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         if SEGMENT_COLUMNS[0] in examples[0]:
             # First, because the evaluation loop weighs a batch by the length of its first tensor.
             batch["pair_weight"] = torch.tensor([float(e.get("pair_weight", 1.0)) for e in examples])
-            owners, rows = _segments(examples)
+            owners, sequences = _segments(examples)
             batch["row_index"] = torch.tensor(owners)
         else:
-            rows = [(e["prompt_ids"], e[side]) for side in ("chosen_ids", "rejected_ids") for e in examples]
-        batch |= self._pad(rows)
-        for name in ("pair_weight", "pair_margin", *_REFERENCE):
+            sequences = [(e["prompt_ids"], e[side]) for side in ("chosen_ids", "rejected_ids") for e in examples]
+        batch |= self._pad(sequences)
+        for name in ("pair_weight", "pair_margin", *_REFERENCE_COLUMNS):
             if name in examples[0]:
                 batch[name] = torch.tensor([float(e[name]) for e in examples])
         return batch
 
-    def _pad(self, rows: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]:
-        import torch
-
-        length = max(len(prompt) + len(completion) for prompt, completion in rows)
+    def _pad(self, sequences: Sequences) -> dict[str, Any]:
+        length = max(len(prompt) + len(completion) for prompt, completion in sequences)
         length += -length % (self.pad_to_multiple_of or 1)
-        input_ids = torch.full((len(rows), length), self.pad_token_id)
+        input_ids = torch.full((len(sequences), length), self.pad_token_id)
         attention_mask = torch.zeros_like(input_ids)
         completion_mask = torch.zeros_like(input_ids)
-        for index, (prompt, completion) in enumerate(rows):
+        for index, (prompt, completion) in enumerate(sequences):
             start, end = len(prompt), len(prompt) + len(completion)
             input_ids[index, :end] = torch.tensor(prompt + completion)
             attention_mask[index, :end] = 1
@@ -68,50 +70,37 @@ class StepCollator:
         return {"input_ids": input_ids, "attention_mask": attention_mask, "completion_mask": completion_mask}
 
 
-def _segments(examples: Sequence[Row]) -> tuple[list[int], list[tuple[list[int], list[int]]]]:
+def _segments(examples: Sequence[TokenRow]) -> tuple[list[int], Sequences]:
     owners: list[int] = []
-    rows: list[tuple[list[int], list[int]]] = []
+    sequences: Sequences = []
     for offset, side in ((0, "chosen"), (len(examples), "rejected")):
         for number, example in enumerate(examples):
             segments = list(zip(example[f"{side}_prompts"], example[f"{side}_completions"], strict=True))
             owners += [offset + number] * len(segments)
-            rows += segments
-    return owners, rows
+            sequences += segments
+    return owners, sequences
 
 
-class StepDPO:
-    """What is laid over TRL's trainer.
+class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
+    """TRL's DPOTrainer on rows of token ids; rows of text are prepared by TRL.
 
-    Rows without token ids are prepared by TRL. Where no weight, margin, SFT term or trajectory is in play the loss is
-    TRL's own, of any type. Otherwise it is, for pairs with weight w, margin m and chosen step of n tokens,
+    Without weights, margins, an SFT term or trajectories the loss is TRL's own, of any type. Otherwise it is, for pairs
+    with weight w, margin m and a chosen step of n tokens,
     `mean(w * (-log sigmoid(beta * (log-ratio of chosen - of rejected) - m) - sft_weight * logp(chosen) / n))`:
     arXiv:2305.18290 eq. 7, the margin of arXiv:2307.09288 eq. 2, the SFT term of arXiv:2404.19733 eq. 1.
 
     Args:
-        sft_weight: of the mean negative log-likelihood per token of the chosen side.
+        sft_weight: weight of the mean negative log-likelihood per token of the chosen side.
 
     Raises:
-        ConfigError: an option of TRL that our own loss has not got.
+        ConfigError: a TRL option that this loss does not support.
     """
-
-    accelerator: Any
-    args: Any
-    model: Any
-    ref_model: Any
-    beta: float
-    precompute_ref_logps: bool
-    aux_loss_enabled: bool
-    router_aux_loss_coef: float
-    sft_weight: float
-    _metrics: Any
-    _total_train_tokens: int
-    _signature_columns: Any
 
     def __init__(self, *, args: Any, processing_class: Any, train_dataset: Any, sft_weight: float = 0.0, **more: Any):
         self.sft_weight = sft_weight
         columns = set(train_dataset.column_names or ())
-        if sft_weight or columns & {*_OWN, SEGMENT_COLUMNS[0]}:
-            _refuse_what_only_trl_has(args)
+        if sft_weight or columns & {*_OUR_COLUMNS, SEGMENT_COLUMNS[0]}:
+            _reject_unsupported_options(args)
         if processing_class.pad_token is None:
             processing_class.pad_token = processing_class.eos_token
         if columns & {STEP_COLUMNS[0], SEGMENT_COLUMNS[0]}:
@@ -119,42 +108,37 @@ class StepDPO:
             more.setdefault("data_collator", StepCollator(processing_class.pad_token_id, pad_to_multiple_of=pad))
             if args.max_length is not None:
                 raise ConfigError("rows of token ids are never cut; set max_length of the trainer to None")
-        parent: Any = super()
-        parent.__init__(args=args, processing_class=processing_class, train_dataset=train_dataset, **more)
+        super().__init__(args=args, processing_class=processing_class, train_dataset=train_dataset, **more)
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         if {STEP_COLUMNS[0], SEGMENT_COLUMNS[0]} & set(dataset.column_names or ()):
             return dataset
-        parent: Any = super()
-        return parent._prepare_dataset(dataset, *args, **kwargs)
+        return super()._prepare_dataset(dataset, *args, **kwargs)
 
     def _set_signature_columns_if_needed(self) -> None:
-        parent: Any = super()
-        parent._set_signature_columns_if_needed()
-        self._signature_columns = list({*self._signature_columns, *SEGMENT_COLUMNS, "pair_weight", "pair_margin"})
+        super()._set_signature_columns_if_needed()
+        self._signature_columns: list[str] = list(
+            {*self._signature_columns, *SEGMENT_COLUMNS, "pair_weight", "pair_margin"}
+        )
 
     def compute_ref_log_probs(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """`[pairs]` log-probabilities of both sides under the reference; also what precomputing calls."""
-        import torch
-
-        parent: Any = super()
-        batch = {name: value for name, value in inputs.items() if name not in _OWN}
-        return _by_pair(torch.cat(parent.compute_ref_log_probs(model, batch)), inputs)
+        """Return `[pairs]` log-probabilities of both sides under the reference; TRL's precomputing calls it too."""
+        batch = {name: value for name, value in inputs.items() if name not in _OUR_COLUMNS}
+        return _by_pair(torch.cat(super().compute_ref_log_probs(model, batch)), inputs)
 
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any], return_outputs: bool) -> Any:
-        if not self.sft_weight and not any(name in inputs for name in _OWN):
-            parent: Any = super()
-            return parent._compute_loss(model, inputs, return_outputs)
+        if not self.sft_weight and not any(name in inputs for name in _OUR_COLUMNS):
+            return super()._compute_loss(model, inputs, return_outputs)
         if return_outputs:
             raise ConfigError("compute_metrics needs logits, which this loss does not build; leave it out")
         outputs = self._forward(model, inputs)
         chosen, rejected = _by_pair(outputs.log_probs.sum(dim=1), inputs)
         if self.precompute_ref_logps:
-            ref_chosen, ref_rejected = (inputs[name] for name in _REFERENCE)
+            ref_chosen, ref_rejected = (inputs[name] for name in _REFERENCE_COLUMNS)
         else:
             ref_chosen, ref_rejected = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
-        losses, seen = self._losses(inputs, chosen, rejected, ref_chosen, ref_rejected)
-        self._remember(inputs, seen)
+        losses, metrics = self._losses(inputs, chosen, rejected, ref_chosen, ref_rejected)
+        self._log_metrics(inputs, metrics)
         loss = losses.mean()
         return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
 
@@ -172,13 +156,11 @@ class StepDPO:
     def _losses(
         self, inputs: Mapping[str, Any], chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """`[pairs]` losses, and what is reported of them, under TRL's names."""
-        from torch.nn.functional import logsigmoid
-
+        """Return `[pairs]` losses, and `[pairs]` metrics under TRL's names."""
         chosen_rewards = self.beta * (chosen - ref_chosen)
         rejected_rewards = self.beta * (rejected - ref_rejected)
         margins = chosen_rewards - rejected_rewards
-        seen = {
+        metrics = {
             "rewards/chosen": chosen_rewards,
             "rewards/rejected": rejected_rewards,
             "rewards/margins": margins,
@@ -189,18 +171,16 @@ class StepDPO:
         losses = -logsigmoid(margins - inputs["pair_margin"] if "pair_margin" in inputs else margins)
         if self.sft_weight:
             tokens, _ = _by_pair(inputs["completion_mask"].sum(dim=1).to(chosen), inputs)
-            seen["nll/chosen"] = -chosen / tokens.clamp(min=1)
-            losses = losses + self.sft_weight * seen["nll/chosen"]
-        return (losses * inputs["pair_weight"] if "pair_weight" in inputs else losses), seen
+            metrics["nll/chosen"] = -chosen / tokens.clamp(min=1)
+            losses = losses + self.sft_weight * metrics["nll/chosen"]
+        return (losses * inputs["pair_weight"] if "pair_weight" in inputs else losses), metrics
 
-    def _remember(self, inputs: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
-        """Means over the pairs of all processes: one gathering for all of them."""
-        import torch
-
+    def _log_metrics(self, inputs: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         mode = "train" if self.model.training else "eval"
-        table = torch.stack([value.detach().float() for value in seen.values()], dim=1)
+        # One table, so that all metrics take one round of communication between the processes.
+        table = torch.stack([value.detach().float() for value in metrics.values()], dim=1)
         means = self.accelerator.gather(table).mean(dim=0).tolist()
-        for name, mean in zip(seen, means, strict=True):
+        for name, mean in zip(metrics, means, strict=True):
             self._metrics[mode][name].append(mean)
         if mode == "train":
             self._total_train_tokens += int(self.accelerator.gather(inputs["attention_mask"].sum()).sum())
@@ -208,7 +188,7 @@ class StepDPO:
 
 
 def _by_pair(rows: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """`[R]` numbers of token rows, summed to `[pairs]` of the chosen and `[pairs]` of the rejected sides."""
+    """Sum the `[R]` values of sequences to `[pairs]` of the chosen and `[pairs]` of the rejected sides."""
     if "row_index" in inputs:
         sums = rows.new_zeros(2 * len(inputs["pair_weight"]))
         rows = sums.index_add(0, inputs["row_index"], rows)
@@ -216,30 +196,20 @@ def _by_pair(rows: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
     return chosen, rejected
 
 
-def _refuse_what_only_trl_has(args: Any) -> None:
-    used = {
+def _reject_unsupported_options(args: Any) -> None:
+    is_set = {
         "loss_type": args.loss_type != ["sigmoid"],
         "loss_weights": args.loss_weights is not None,
         "ld_alpha": args.ld_alpha is not None,
         "use_weighting": args.use_weighting,
         "f_divergence_type": args.f_divergence_type != "reverse_kl",
     }
-    if asked := [name for name, value in used.items() if value]:
+    if unsupported := [name for name, value in is_set.items() if value]:
         raise ConfigError(
             f"pair weights, reward margins, an SFT term and pairs of trajectories have the plain sigmoid loss, which "
-            f"does not know {', '.join(asked)}; leave that out, or train on step pairs without those"
+            f"does not support {', '.join(unsupported)}; leave that out, or train on step pairs without those"
         )
 
 
-@cache
-def step_dpo_trainer() -> Any:
-    """The class `StepDPOTrainer`. It is made on first use, as importing TRL takes seconds."""
-    from trl import DPOTrainer
-
-    return type("StepDPOTrainer", (StepDPO, DPOTrainer), {"__doc__": StepDPO.__doc__, "__module__": __name__})
-
-
-def __getattr__(name: str) -> Any:
-    if name == "StepDPOTrainer":
-        return step_dpo_trainer()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+class StepSFTTrainer(GuardedTrainer, SFTTrainer):  # type: ignore[misc]
+    """TRL's SFTTrainer with the checks of `GuardedTrainer`; its rows have `input_ids` and `labels`."""

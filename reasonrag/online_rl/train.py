@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
 from reasonrag.llm.local import TransformersLLM
@@ -24,59 +24,43 @@ from reasonrag.online_rl.collector import Collector, Plan
 from reasonrag.online_rl.rollout_log import figures, record
 from reasonrag.online_rl.samples import Batch
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.online_rl.trainer import Rollouts, agentic_grpo_trainer
 from reasonrag.online_rl.validation import Guards, Validation, Watch, callbacks, validation_engine
 from reasonrag.rewards import Reward
 from reasonrag.rollout import Engine, derive_seed
-from reasonrag.training.model import ModelSource, lora_config
-from reasonrag.training.run import Ready, Stage, run, save_policy
+from reasonrag.training.run import TrainingData, TrainingRun, save_policy
 
 BEST = "best"
 
 
-def train(settings: RLSettings, out: Path, *, log: Callable[[str], None] = print) -> dict[str, Any]:
-    """Train a policy on questions, or go on with it where a checkpoint is in `out`.
+class OnlineRLRun(TrainingRun[RLSettings]):
+    """GRPO on the engine's rollouts. The last policy is in `out`, the best one by validation in `out/best`."""
 
-    Args:
-        settings: `data` and `model` have to be there.
-        out: a new folder, or one that holds this training. The last policy is in it, the best by validation in `best`.
-        log: gets lines for people, on the first process only.
+    stage = "rl"
 
-    Returns:
-        What `training.json` holds; `{}` on other processes than the first.
-
-    Raises:
-        InputError: settings, data, model or folder that cannot work.
-        RunError: `out` holds another training, rewards are missing, or the training collapses; the state is kept.
-        Interrupted: a signal ended it, with a checkpoint; the same call goes on.
-    """
-    task = parts.open_task(settings)
-    training = _Training(settings, task, out)
-    try:
-        own = training.arguments(int(os.environ.get("WORLD_SIZE", "1")))
-        stage = Stage("rl", _config, own, training.data, agentic_grpo_trainer, training.make, training.outcome)
-        return run(stage, settings, out, log=log)
-    finally:
-        training.close()
-
-
-class _Training:
-    """Holds what has to be closed, and makes the trainer."""
-
-    def __init__(self, settings: RLSettings, task: parts.Task, out: Path) -> None:
-        self.settings = settings
-        self.task = task
-        self.out = out
+    def __init__(self, settings: RLSettings, out: Path, *, log: Callable[[str], None] = print) -> None:
+        super().__init__(settings, out, log=log)
+        self.task = parts.open_task(settings)
         self.runner = asyncio.Runner()
         self.closing: list[Any] = []
         self.syncs: list[VLLMServerSync] = []
         self.watch: Watch | None = None
 
-    def data(self, source: ModelSource, say: Callable[[str], None]) -> parts.Task:
-        say(self.task.told())
-        return self.task
+    def run(self) -> dict[str, Any]:
+        try:
+            return super().run()
+        finally:
+            self.close()
 
-    def arguments(self, processes: int) -> dict[str, Any]:
+    def open_data(self) -> TrainingData:
+        self.log(self.task.told())
+        return TrainingData(self.task.content, self.task.card, self.task.facts(), self.task.rows)
+
+    def trl_config(self) -> tuple[Any, dict[str, Any]]:
+        from trl import GRPOConfig
+
+        return GRPOConfig, self._own_arguments(int(os.environ.get("WORLD_SIZE", "1")))
+
+    def _own_arguments(self, processes: int) -> dict[str, Any]:
         settings, rollout = self.settings, self.settings.rollout
         try:
             accumulation = settings.accumulation(processes)
@@ -113,10 +97,12 @@ class _Training:
             return "token_truncate" if self.settings.rollout.url else None
         return None if chosen == "off" else chosen
 
-    def make(self, ready: Ready) -> Any:
-        settings, arguments = self.settings, ready.arguments
-        chat, process = ready.source.chat(), ready.arguments.process_index
-        local, weights, llm = self._policy(chat, ready)
+    def build_trainer(self, **common: Any) -> Any:
+        from reasonrag.online_rl.trainer import AgenticGRPOTrainer, Rollouts
+
+        settings = self.settings
+        chat, process = self.source.chat(), self.arguments.process_index
+        local, weights, llm = self._policy(chat, common["model"])
         reward, closing = parts.open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
         self.closing += closing
         engine = self._engine(llm)
@@ -126,21 +112,24 @@ class _Training:
         def seen(batch: Batch, step: int) -> None:
             self._see(trainer, batch, step)
 
-        collector = self._collector(engine, reward, chat, arguments)
-        new_adapter = settings.method == "lora" and not ready.source.is_adapter
-        trainer = ready.trainer(
-            model=ready.model,
-            args=arguments,
-            train_dataset=ready.train,
-            processing_class=ready.tokenizer,
-            peft_config=lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
+        collector = self._collector(engine, reward, chat, self.arguments)
+        trainer = AgenticGRPOTrainer(
             rollouts=Rollouts(collector, local, weights, self.runner, seen, settings.rollout.minibatches),
             watch=self.watch,
             importance=self._importance is not None,
+            **common,
         )
         for callback in callbacks(self.watch, trainer, partial(_save_best, trainer, self.out, self.task.card)):
             trainer.add_callback(callback)
         return trainer
+
+    def check_trained(self, trainer: Any) -> None:
+        if self.watch is not None and self.watch.collapse:
+            raise RunError(
+                f"stopped after step {trainer.state.global_step} of {trainer.state.max_steps}: {self.watch.collapse}. "
+                "Its state and the best policy so far are kept; try a lower learning rate or a KL penalty, or relax "
+                "the guard"
+            )
 
     def _engine(self, llm: LLM) -> Engine:
         settings, rollout = self.settings, self.settings.rollout
@@ -200,12 +189,12 @@ class _Training:
             spread=spread,
         )
 
-    def _policy(self, chat: Any, ready: Ready) -> tuple[BorrowingLLM | None, Any, LLM]:
+    def _policy(self, chat: Any, model: Any) -> tuple[BorrowingLLM | None, Any, LLM]:
         """The engine's LLM: on the trainer's weights, or on a server that is sent them."""
-        rollout, source = self.settings.rollout, ready.source
+        rollout, source = self.settings.rollout, self.source
         if rollout.url is None:
-            _check_whole(ready.arguments)
-            kind = ContinuousLLM if self._continuous(ready) else TransformersLLM
+            _check_whole(self.arguments)
+            kind = ContinuousLLM if self._continuous(model) else TransformersLLM
             local: BorrowingLLM = kind.borrowing(chat, name=source.name, batch_size=rollout.batch_size)
             self.closing.append(local)
             return local, None, local
@@ -224,17 +213,16 @@ class _Training:
         self.syncs.append(sync)
         return None, sync, server
 
-    def _continuous(self, ready: Ready) -> bool:
+    def _continuous(self, model: Any) -> bool:
         """Whether rollouts are made by continuous batching; chosen by itself only where it pays and is sure to run."""
-        engine, reason = self.settings.rollout.engine, unsupported(ready.model)
+        engine, reason = self.settings.rollout.engine, unsupported(model)
         if engine == "continuous" and reason is not None:
             raise ConfigError(f"rollout.engine continuous cannot work: {reason}; take generate, or a vllm-server")
         # Weights in float32 run in the trainer's mixed precision with `generate`, and without it here.
-        pays = ready.arguments.device.type == "cuda" and ready.model.dtype.itemsize == 2
+        pays = self.arguments.device.type == "cuda" and model.dtype.itemsize == 2
         return engine == "continuous" or (engine == "auto" and reason is None and pays)
 
-    def outcome(self, trainer: Any) -> dict[str, Any]:
-        """For `training.json`."""
+    def extra_summary(self, trainer: Any) -> dict[str, Any]:
         validation = self.watch.validation if self.watch else None
         unscored: Counter[str] = Counter()
         for entry in trainer.state.log_history:
@@ -285,9 +273,3 @@ def _save_best(trainer: Any, out: Path, card: Any) -> None:
             (out / BEST).replace(old)
         new.replace(out / BEST)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _config() -> Any:
-    from trl import GRPOConfig
-
-    return GRPOConfig

@@ -167,6 +167,7 @@ class Watch:
     reward: Reward
     every: int  # steps between two validations
     figures: dict[str, float] = field(default_factory=dict)  # of the last batch
+    collapse: str = ""  # why the guards have stopped the run
 
     def save(self, folder: Path) -> None:
         """Into a checkpoint."""
@@ -210,8 +211,8 @@ def callbacks(watch: Watch, trainer: Any, save_best: Callable[[], None]) -> list
             step = state.global_step
             if step % trainer.rollouts.batch_steps == 0:
                 entropies = trainer._metrics["train"].get("entropy")
-                trainer.collapse = watch.guards.look(watch.figures, entropies[-1] if entropies else None)
-            if trainer.collapse:
+                watch.collapse = watch.guards.look(watch.figures, entropies[-1] if entropies else None)
+            if watch.collapse:
                 control.should_training_stop = control.should_save = True
             if watch.every and (step % watch.every == 0 or step >= state.max_steps):
                 due = control.should_log  # of the step itself: what is logged meanwhile takes it back

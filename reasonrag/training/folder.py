@@ -74,7 +74,9 @@ def check_same(out: Path, described: Mapping[str, Any]) -> None:
     if before is None or (last_checkpoint(out) is None and not (out / SUMMARY).exists()):
         return
     if changes := differences(before, described):
-        raise RunError(f"{out} holds another training ({changes}); go back to that, or choose a new folder for --out")
+        raise RunError(
+            f"{out} holds a different training run ({changes}); go back to that, or choose a new folder for --out"
+        )
 
 
 def bind(out: Path, settings: TrainSettings, described: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from reasonrag.training.folder import SUMMARY, digest, without_places
 from reasonrag.training.model import ModelSource
 from reasonrag.training.settings import TrainSettings
 
-__all__ = ["MERGED", "Outcome", "finish", "last_checkpoint", "merge_adapter", "panels"]
+__all__ = ["MERGED", "TrainingOutcome", "finish", "last_checkpoint", "merge_adapter", "panels"]
 
 MERGED = "merged"
 _NAMES = ("peft", "accelerate")
@@ -45,7 +45,7 @@ _ROLLOUT_CURVES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingOutcome:
     """A training that has come to its end.
 
     Attributes:
@@ -72,7 +72,7 @@ class Outcome:
     more: Mapping[str, Any]
 
 
-def finish(out: Path, outcome: Outcome) -> dict[str, Any]:
+def finish(out: Path, outcome: TrainingOutcome) -> dict[str, Any]:
     """Write everything but the model itself, `training.json` last; returns what that holds."""
     for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card: both with this machine's paths
         (out / name).unlink(missing_ok=True)
@@ -85,7 +85,7 @@ def finish(out: Path, outcome: Outcome) -> dict[str, Any]:
     return summary
 
 
-def summarise(outcome: Outcome) -> dict[str, Any]:
+def summarise(outcome: TrainingOutcome) -> dict[str, Any]:
     """What `training.json` holds: no path of this machine, no secret, nothing that JSON cannot say."""
     state = outcome.state
     history = [_finite(entry) for entry in state.log_history]

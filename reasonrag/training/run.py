@@ -1,12 +1,13 @@
-"""What every kind of training goes through: data, folder, model, trainer, checkpoints, and how it ends.
+"""The harness of every training run: data, folder, model, trainer, checkpoints, and what is written at the end.
 
-Several processes (`accelerate launch`, `torchrun`) run this side by side: the first one reads the data, writes it as
-token ids next to the checkpoints, and tells the others what to do; it alone prints and writes.
+Several processes (`accelerate launch`, `torchrun`) run this side by side. The first one reads the data, writes it as
+token ids next to the checkpoints and broadcasts the plan; it alone prints and writes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
@@ -14,15 +15,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, TypeVar
 
-from reasonrag.core.errors import ConfigError, InputError, Interrupted, RunError
+from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.secrets import redact
+from reasonrag.core.settings import nearest
 from reasonrag.core.text import one_line
 from reasonrag.training import folder as folders
-from reasonrag.training.arguments import model_init, on_gpu, trainer_arguments
-from reasonrag.training.callbacks import Clock, callbacks, guarded, stopping
 from reasonrag.training.checkpoints import (
     checkpoint_facts,
     checkpoints_folder,
@@ -30,267 +30,272 @@ from reasonrag.training.checkpoints import (
     remove_old,
     room_on_disk,
 )
-from reasonrag.training.model import ModelSource, load_weights, open_source, weight_dtype
-from reasonrag.training.outcome import MERGED, Outcome, finish, merge_adapter
+from reasonrag.training.model import load_weights, lora_config, open_source, weight_dtype
+from reasonrag.training.outcome import MERGED, TrainingOutcome, finish, merge_adapter
 from reasonrag.training.settings import TrainSettings
 
-Log = Callable[[str], None]
-Row = dict[str, Any]
+S = TypeVar("S", bound=TrainSettings)
+TokenRows = list[dict[str, Any]]
 
-
-class Data(Protocol):
-    """What is trained on, as the first process reads it."""
-
-    @property
-    def content(self) -> str:
-        """A checksum that changes with anything in it."""
-        ...
-
-    @property
-    def card(self) -> PolicyCard | None:
-        """How the policy is to be asked, where the data tells."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """What `training.json` is to say of it: no place on this machine."""
-        ...
-
-    def rows(self) -> dict[str, list[Row]]:
-        """Rows by split (`train`, `test`), as the trainer takes them."""
-        ...
-
-
-# Models below this gain nothing from a second thread on a CPU, and beside other work lose most of their speed to it.
-_SMALL = 20_000_000
+# Models below this size gain nothing from a second CPU thread, and lose most of their speed to it on a busy machine.
+_SMALL_MODEL = 20_000_000
+_MODEL_INIT = "model_init_kwargs"
+# TRL arguments that are fixed here, with the reason.
+_FIXED_ARGUMENTS = {
+    "output_dir": "--out sets it",
+    "max_length": "set max_length outside of trainer; longer examples are left out, never cut",
+    "save_total_limit": "set it outside of trainer",
+    "warmup_steps": "set warmup_ratio outside of trainer",
+    "warmup_ratio": "set it outside of trainer",
+    "use_cpu": "set device to cpu",
+    "resume_from_checkpoint": "the same command resumes from the last checkpoint by itself",
+    "push_to_hub": "upload the finished folder instead",
+    "hub_token": "settings are written to disk; log in to the Hub instead",
+    "padding_free": "TRL's DPO does not support it, and steps are kept apart",
+    "packing": "steps are kept apart",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """All that a trainer is made of.
+class TrainingData:
+    """What is trained on, as the first process reads it.
 
     Attributes:
-        trainer: TRL's class, or ours of it, to be made through this name: it has been laid over with `watch.Guard`.
-        arguments: its configuration.
-        model: loaded; not yet wrapped with a new adapter.
-        load: loads the weights that the training begins with once more, for a reference.
-        train, test: `datasets.Dataset`s; no test where nothing is held out.
+        checksum: changes with any row of the data.
+        card: how the policy is prompted, if the data says so.
+        facts: the data's entry in `training.json`; it names no path of this machine.
+        make_rows: returns the trainer's rows by split (`train`, `test`); called only if they are not on disk yet.
     """
 
-    trainer: Any
-    settings: Any
-    source: ModelSource
-    arguments: Any
-    model: Any
-    load: Callable[[], Any]
-    tokenizer: Any
-    train: Any
-    test: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A kind of training.
-
-    Attributes:
-        name: dpo, sft or rl.
-        config: gives TRL's configuration class.
-        own: arguments for it that only this kind has.
-        data: opens what is trained on; asked on the first process only.
-        trainer_class: gives the trainer's class.
-        make: the trainer.
-        more: what the end of this kind of training adds to `training.json`.
-    """
-
-    name: str
-    config: Callable[[], Any]
-    own: Mapping[str, Any]
-    data: Callable[[ModelSource, Log], Data]
-    trainer_class: Callable[[], Any]
-    make: Callable[[Ready], Any]
-    more: Callable[[Any], dict[str, Any]] = lambda trainer: {}
+    checksum: str
+    card: PolicyCard | None
+    facts: Mapping[str, Any]
+    make_rows: Callable[[], Mapping[str, TokenRows]]
 
 
 @dataclass(slots=True)
-class _Plan:
-    """What the first process tells the others."""
+class _ResumePlan:
+    """What the first process tells the others: where the rows and the checkpoint are, or that nothing is left to do."""
 
-    data: str
+    rows: str
     checkpoint: str | None
     finished: dict[str, Any] | None
 
 
-def run(stage: Stage, settings: TrainSettings, out: Path, *, log: Log) -> dict[str, Any]:
-    """Train, or go on with it; returns what `training.json` holds (on the first process; `{}` on the others).
+class TrainingRun(Generic[S]):
+    """A training run from its settings to a finished folder. DPO, SFT and online RL override the first five methods.
 
-    Raises:
-        InputError: settings, data, model or folder that cannot work.
-        RunError: the folder holds another training, or the loss is no number any more.
-        Interrupted: Ctrl-C or SIGTERM ended it, with a checkpoint; the same call goes on.
+    Args:
+        settings: `model` and `data` have to be set.
+        out: a new folder, or one that holds this training run, which is then resumed.
+        log: receives lines for people, on the first process only.
+
+    Attributes:
+        source: the model to start from; set by `prepare`.
+        arguments: TRL's configuration; set by `prepare`.
     """
-    quiet()
-    source = open_source(settings)
-    arguments = trainer_arguments(stage.config(), settings, out, own=stage.own)
-    training = _Training(stage, settings, out, source, arguments, log if arguments.process_index == 0 else None)
-    with contextlib.ExitStack() as held, warnings.catch_warnings():
-        # Names that transformers is about to drop; TRL 1.16 uses them for the sake of older versions.
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
-        plan = training.agree(held)
-        if plan.finished is not None:
-            return plan.finished
-        with room_on_disk(out):
-            return training.train(plan)
 
+    stage: ClassVar[str]  # dpo, sft or rl; part of the run's identity
 
-class _Training:
-    def __init__(
-        self, stage: Stage, settings: TrainSettings, out: Path, source: ModelSource, arguments: Any, log: Log | None
-    ) -> None:
-        self.stage = stage
+    def __init__(self, settings: S, out: Path, *, log: Callable[[str], None] = print) -> None:
         self.settings = settings
         self.out = out
-        self.source = source
-        self.arguments = arguments
-        self.first = log is not None
-        self.log: Log = log or (lambda line: None)
-        self.described: dict[str, Any] = {}
-        self.data: dict[str, Any] = {}
-        self.card: PolicyCard | None = None
+        self.log = log
+        self._data_facts: dict[str, Any] = {}
+        self._card: PolicyCard | None = None
+        self._identity: dict[str, Any] = {}
 
-    def agree(self, held: contextlib.ExitStack) -> _Plan:
-        """What is to be done, or why nothing can be, the same on every process. The first one holds the folder."""
+    # What a kind of training run overrides.
+
+    def trl_config(self) -> tuple[Any, dict[str, Any]]:
+        """Return TRL's configuration class, and the arguments for it that only this kind of run has."""
+        raise NotImplementedError
+
+    def open_data(self) -> TrainingData:
+        """Read and check what is trained on; called on the first process only."""
+        raise NotImplementedError
+
+    def build_trainer(self, **common: Any) -> Any:
+        """Return a `GuardedTrainer`; `common` are the arguments that all trainers take."""
+        raise NotImplementedError
+
+    def check_trained(self, trainer: Any) -> None:
+        """Raise if the run has to count as failed although TRL has returned."""
+
+    def extra_summary(self, trainer: Any) -> dict[str, Any]:
+        """Return what this kind of run adds to `training.json`."""
+        return {}
+
+    # What all kinds of training runs do.
+
+    def run(self) -> dict[str, Any]:
+        """Train, or resume from the last checkpoint in `out`.
+
+        Returns:
+            What `training.json` holds; `{}` on other processes than the first.
+
+        Raises:
+            InputError: settings, data, model or folder that cannot work.
+            RunError: `out` holds a different training run, the loss became NaN or infinite, or the run collapsed.
+            Interrupted: Ctrl-C or SIGTERM ended it, with a checkpoint; the same call resumes.
+        """
+        self.prepare()
+        with contextlib.ExitStack() as held, warnings.catch_warnings():
+            # Names that transformers is about to drop; TRL 1.16 uses them to support older versions.
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
+            plan = self._agree(held)
+            if plan.finished is not None:
+                return plan.finished
+            with room_on_disk(self.out):
+                return self._train(plan)
+
+    def prepare(self) -> None:
+        """Find the model and make TRL's configuration, which joins the process group of a multi-process launch."""
+        silence_libraries()
+        self.source = open_source(self.settings)
+        config, own = self.trl_config()
+        self.arguments = trl_arguments(config, self.settings, self.out, own=own)
+        self.is_first = self.arguments.process_index == 0
+        if not self.is_first:
+            self.log = lambda line: None
+
+    def load_model(self) -> Any:
+        """Return the weights that the run starts from, in the dtype of the settings."""
+        dtype = weight_dtype(self.settings, gpu=_on_gpu(self.settings))
+        return load_weights(self.source, dtype=dtype, init=self.settings.trainer.get(_MODEL_INIT))
+
+    def make_trainer(self, train: Any, test: Any, *, seconds_before: float = 0.0) -> Any:
+        """Return the trainer, its model loaded.
+
+        Args:
+            train: a `datasets.Dataset` of token rows.
+            test: the held-out rows; None if there are none.
+            seconds_before: seconds of this run in earlier processes.
+        """
+        from transformers import PrinterCallback
+
+        settings, arguments = self.settings, self.arguments
+        if test is None:
+            if arguments.load_best_model_at_end:
+                raise ConfigError("load_best_model_at_end needs held-out questions, and the data has none")
+            arguments.eval_strategy = type(arguments.eval_strategy)("no")
+        new_adapter = settings.method == "lora" and not self.source.is_adapter
+        common = {
+            "model": self.load_model(),
+            "args": arguments,
+            "train_dataset": train,
+            "eval_dataset": test,
+            "processing_class": self.source.chat().tokenizer,
+            "peft_config": lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
+            "seconds_before": seconds_before,
+            "checkpoints_kept": settings.save_total_limit,
+        }
+        try:
+            trainer = self.build_trainer(**common)
+        except (ValueError, NotImplementedError) as error:  # such as adapter modules that the model does not have
+            raise ConfigError(f"TRL or peft refuses these settings: {one_line(redact(str(error)))[:300]}") from error
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+    def _agree(self, held: contextlib.ExitStack) -> _ResumePlan:
+        """Return the same plan, or raise the same error, on every process. The first one locks the folder."""
         from accelerate.utils import broadcast_object_list
 
-        found: list[Any] = [None]
-        if self.first:
+        message: list[Any] = [None]
+        if self.is_first:
             try:
-                data = self.stage.data(self.source, self.log)
+                data = self.open_data()
                 held.enter_context(folders.training_folder(self.out))
-                found = [self._plan(data)]
-            except InputError as error:  # told to all, or the others would wait for it
-                found = [error]
-        broadcast_object_list(found, from_process=0)
-        if isinstance(found[0], InputError):
-            raise found[0]
-        plan: _Plan = found[0]
+                message = [self._plan(data)]
+            except InputError as error:  # broadcast too, or the other processes would wait for ever
+                message = [error]
+        broadcast_object_list(message, from_process=0)
+        if isinstance(message[0], InputError):
+            raise message[0]
+        plan: _ResumePlan = message[0]
         return plan
 
-    def _plan(self, data: Data) -> _Plan:
-        settings, source = self.settings, self.source
-        self.described = folders.describe(self.stage.name, settings, content=data.content, model=source.checksum)
-        folders.check_same(self.out, self.described)
-        self.card, self.data = data.card, data.facts()
+    def _plan(self, data: TrainingData) -> _ResumePlan:
+        settings = self.settings
+        self._identity = folders.describe(self.stage, settings, content=data.checksum, model=self.source.checksum)
+        folders.check_same(self.out, self._identity)
+        self._card, self._data_facts = data.card, dict(data.facts)
         if (summary := folders.finished(self.out)) is not None:
-            self._say_finished()
-            return _Plan("", None, summary)
+            self.log("this training run is already finished")
+            if settings.merge and settings.method == "lora" and not (self.out / MERGED).exists():
+                merge_adapter(self.out, self.out / MERGED, trust_remote_code=settings.trust_remote_code)
+            return _ResumePlan("", None, summary)
         remove_old(self.out, keep=settings.save_total_limit)
         checkpoint = last_checkpoint(self.out)
         if checkpoint is not None:
-            self.log(f"going on from {checkpoint.name}")
-        return _Plan(str(self._write_rows(data)), str(checkpoint) if checkpoint else None, None)
+            self.log(f"resuming from {checkpoint.name}")
+        return _ResumePlan(str(self._write_rows(data)), str(checkpoint) if checkpoint else None, None)
 
-    def _say_finished(self) -> None:
-        self.log("this training is finished already")
-        if self.settings.merge and self.settings.method == "lora" and not (self.out / MERGED).exists():
-            merge_adapter(self.out, self.out / MERGED, trust_remote_code=self.settings.trust_remote_code)
-
-    def _write_rows(self, data: Data) -> Path:
-        """Token rows as files: processes share them, and TRL keeps what it computes of them beside them."""
+    def _write_rows(self, data: TrainingData) -> Path:
+        """Write the token rows as files: processes share them, and TRL caches what it computes next to them."""
         from datasets import Dataset
 
-        path = checkpoints_folder(self.out) / f"rows-{folders.digest(self.described)}"
+        path = checkpoints_folder(self.out) / f"rows-{folders.digest(self._identity)}"
         for old in checkpoints_folder(self.out).glob("rows-*"):
             if old != path:
                 shutil.rmtree(old)
         if not path.exists():
             unfinished = path.with_name(f"{path.name}.tmp")
-            for split, rows in data.rows().items():
+            for split, rows in data.make_rows().items():
                 if rows:
                     Dataset.from_list(rows).save_to_disk(str(unfinished / split))
             unfinished.replace(path)
         return path
 
-    def train(self, plan: _Plan) -> dict[str, Any]:
-        """From the agreed plan to the finished folder."""
-        before = checkpoint_facts(Path(plan.checkpoint))["seconds"] if plan.checkpoint else 0.0
-        trainer = self._trainer(Path(plan.data))
-        trainer.keep = self.settings.save_total_limit
-        trainer.clock = Clock(before)
-        if self.first:
-            folders.bind(self.out, self.settings, self.described)
-        with _threads(trainer.model, self.arguments), stopping(self.log) as stop:
-            for callback in callbacks(stop, trainer.clock, self.log if self.first else None):
-                trainer.add_callback(callback)
-            trainer.train(resume_from_checkpoint=plan.checkpoint)
-            steps, planned = trainer.state.global_step, trainer.state.max_steps
-            if trainer.collapse:
-                raise RunError(
-                    f"stopped after step {steps} of {planned}: {trainer.collapse}. Its state and the best policy so "
-                    "far are kept; try a lower learning rate or a KL penalty, or relax the guard"
-                )
-            if steps < planned:
-                raise Interrupted(f"stopped after step {steps} of {planned}; a checkpoint is kept", number=stop.number)
-            self._look_once_more(trainer)
-        return self._end(trainer)
-
-    def _trainer(self, rows: Path) -> Any:
+    def _train(self, plan: _ResumePlan) -> dict[str, Any]:
         from datasets import load_from_disk
-        from transformers import PrinterCallback
 
-        settings, arguments, source = self.settings, self.arguments, self.source
+        from reasonrag.training.callbacks import PrintProgress, StopOnSignal, handle_signals
+
+        rows = Path(plan.rows)
         train = load_from_disk(str(rows / "train"))
         test = load_from_disk(str(rows / "test")) if (rows / "test").exists() else None
-        self.data["rows"] = {"train": len(train), "held_out": 0 if test is None else len(test)}
-        if test is None:
-            if arguments.load_best_model_at_end:
-                raise ConfigError("load_best_model_at_end needs held-out questions, and the data has none")
-            arguments.eval_strategy = type(arguments.eval_strategy)("no")
-        dtype = weight_dtype(settings, gpu=on_gpu(settings))
+        self._data_facts["rows"] = {"train": len(train), "held_out": 0 if test is None else len(test)}
+        seconds_before = checkpoint_facts(Path(plan.checkpoint))["seconds"] if plan.checkpoint else 0.0
+        trainer = self.make_trainer(train, test, seconds_before=seconds_before)
+        if self.is_first:
+            folders.bind(self.out, self.settings, self._identity)
+        with _cpu_threads(trainer.model, self.arguments), handle_signals(self.log) as request:
+            trainer.add_callback(StopOnSignal(request))
+            if self.is_first:
+                trainer.add_callback(PrintProgress(self.log))
+            trainer.train(resume_from_checkpoint=plan.checkpoint)
+            self.check_trained(trainer)
+            steps, planned = trainer.state.global_step, trainer.state.max_steps
+            if steps < planned:
+                message = f"stopped after step {steps} of {planned}; a checkpoint is kept"
+                raise Interrupted(message, number=request.number)
+            self._final_evaluation(trainer)
+        return self._finish(trainer)
 
-        def load() -> Any:
-            return load_weights(source, dtype=dtype, init=model_init(settings))
-
-        ready = Ready(
-            trainer=guarded(self.stage.trainer_class()),
-            settings=settings,
-            source=source,
-            arguments=arguments,
-            model=load(),
-            load=load,
-            tokenizer=source.chat().tokenizer,
-            train=train,
-            test=test,
-        )
-        try:
-            trainer = self.stage.make(ready)
-        except (ValueError, NotImplementedError) as error:  # such as modules for the adapter that are not there
-            raise ConfigError(f"TRL or peft refuses these settings: {one_line(redact(str(error)))[:300]}") from error
-        trainer.remove_callback(PrinterCallback)
-        return trainer
-
-    def _look_once_more(self, trainer: Any) -> None:
-        """The held-out figures of what is kept, unless the last step was looked at anyway."""
+    def _final_evaluation(self, trainer: Any) -> None:
+        """Compute the held-out metrics of the weights that are kept, unless the last step was evaluated anyway."""
         history = trainer.state.log_history
-        seen = any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history)
-        if trainer.eval_dataset is not None and (not seen or self.arguments.load_best_model_at_end):
+        evaluated = any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history)
+        if trainer.eval_dataset is not None and (not evaluated or self.arguments.load_best_model_at_end):
             trainer.evaluate()
 
-    def _end(self, trainer: Any) -> dict[str, Any]:
-        """Save the model from all processes; the rest is the first one's."""
-        save_policy(trainer, self.out)
+    def _finish(self, trainer: Any) -> dict[str, Any]:
+        save_policy(trainer, self.out)  # all processes hold parts of the weights; the rest is written by the first one
         summary: dict[str, Any] = {}
-        if self.first:
-            outcome = Outcome(
-                stage=self.stage.name,
+        if self.is_first:
+            outcome = TrainingOutcome(
+                stage=self.stage,
                 settings=self.settings,
                 source=self.source,
-                data=self.data,
-                card=self.card,
-                described=self.described,
+                data=self._data_facts,
+                card=self._card,
+                described=self._identity,
                 state=trainer.state,
-                seconds=trainer.clock.seconds,
-                device=_device(self.arguments),
+                seconds=trainer.seconds,
+                device=_device_name(self.arguments),
                 processes=self.arguments.world_size,
-                more=self.stage.more(trainer),
+                more=self.extra_summary(trainer),
             )
             summary = finish(self.out, outcome)
             for rows in checkpoints_folder(self.out).glob("rows-*"):
@@ -300,18 +305,83 @@ class _Training:
         return summary
 
 
+def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mapping[str, Any]) -> Any:
+    """Return TRL's configuration for our settings.
+
+    Args:
+        config: `DPOConfig`, `SFTConfig` or `GRPOConfig`.
+        settings: ours; `settings.trainer` overrides what follows from the others.
+        out: the training run's folder.
+        own: arguments that only this kind of run has.
+
+    Raises:
+        ConfigError: an unknown argument (with the nearest name), one that has a setting here, or a value that TRL
+            refuses.
+    """
+    known = {field.name for field in dataclasses.fields(config) if field.init}
+    arguments = {name: value for name, value in _shared_arguments(settings, out).items() if name in known} | dict(own)
+    for name, value in settings.trainer.items():
+        if name in _FIXED_ARGUMENTS:
+            raise ConfigError(f"trainer.{name} cannot be set: {_FIXED_ARGUMENTS[name]}")
+        if name in own or name in type(settings).model_fields:
+            raise ConfigError(f"trainer.{name} has its own setting; set {name} outside of trainer")
+        if name not in known:
+            hint = nearest(name, sorted(known))
+            hint = hint if "did you mean" in hint else "; see TRL's documentation for its arguments"
+            raise ConfigError(f"trainer.{name} is unknown to {config.__name__}{hint}")
+        if name != _MODEL_INIT:
+            arguments[name] = value
+    try:
+        with warnings.catch_warnings():  # deprecated names that the older supported versions still need
+            warnings.simplefilter("ignore", FutureWarning)
+            return config(**arguments)
+    except (ValueError, TypeError, KeyError, ImportError) as error:
+        raise ConfigError(f"TRL refuses these settings: {one_line(redact(str(error)))[:300]}") from error
+
+
+def _shared_arguments(settings: TrainSettings, out: Path) -> dict[str, Any]:
+    gpu = _on_gpu(settings)
+    checkpointing = settings.gradient_checkpointing
+    same_name = [
+        *("seed", "lr_scheduler_type", "learning_rate", "num_train_epochs", "max_steps", "weight_decay"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "trust_remote_code"),
+        *("logging_steps", "save_steps", "eval_steps"),
+    ]
+    evaluates = "eval_steps" in type(settings).model_fields
+    return {
+        **{name: getattr(settings, name) for name in same_name if name in type(settings).model_fields},
+        "output_dir": str(out / "checkpoints"),
+        # transformers 5 has no warmup_ratio: a number of steps below 1 is the share.
+        "warmup_steps": settings.warmup_ratio,
+        "per_device_eval_batch_size": settings.per_device_train_batch_size,
+        "eval_strategy": "steps" if evaluates else "no",
+        "save_strategy": "steps",
+        "save_total_limit": None,  # `GuardedTrainer` removes older checkpoints, and only after the new one is complete
+        "max_length": None,
+        "bf16": gpu,
+        "use_cpu": not gpu,
+        "gradient_checkpointing": gpu if checkpointing is None else checkpointing,
+        "dataloader_pin_memory": gpu,
+        "report_to": list(settings.report_to) or "none",
+        "disable_tqdm": True,
+        "log_level_replica": "error",
+        "logging_nan_inf_filter": False,  # it would replace a NaN loss by an average
+        "include_num_input_tokens_seen": "non_padding",
+    }
+
+
 def save_policy(trainer: Any, out: Path) -> None:
-    """The trained model, or its adapter, into the folder itself. The trainer can go on."""
+    """Save the trained model, or its adapter, into a folder. Training can continue afterwards."""
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.is_fsdp_enabled and plugin is not None:
-        plugin.set_state_dict_type("FULL_STATE_DICT")  # a sharded one is for going on, not for loading
+        plugin.set_state_dict_type("FULL_STATE_DICT")  # a sharded one can be resumed, but not loaded as a model
     trainer.save_model(str(out))
-    if trainer.accelerator.is_main_process:  # TRL's copy of the adapter that the training began with
+    if trainer.accelerator.is_main_process:  # TRL's copy of the adapter that the run started from
         shutil.rmtree(out / "ref", ignore_errors=True)
 
 
-def quiet() -> None:
-    """No telemetry, no hints of libraries, and bars on a terminal only."""
+def silence_libraries() -> None:
+    """Turn off telemetry and library hints, and progress bars if there is no terminal."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -319,7 +389,7 @@ def quiet() -> None:
     from huggingface_hub import constants
     from transformers.utils import logging
 
-    constants.HF_HUB_DISABLE_TELEMETRY = True  # it was read from the environment when the library was imported
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # the library read the environment when it was imported
     logging.set_verbosity_error()
     if not sys.stderr.isatty():
         os.environ["TQDM_DISABLE"] = "1"
@@ -327,21 +397,27 @@ def quiet() -> None:
         datasets.disable_progress_bars()
 
 
+def _on_gpu(settings: TrainSettings) -> bool:
+    import torch
+
+    return settings.device != "cpu" and bool(torch.cuda.is_available())
+
+
 @contextlib.contextmanager
-def _threads(model: Any, arguments: Any) -> Iterator[None]:
-    """One thread for a small model on a CPU."""
+def _cpu_threads(model: Any, arguments: Any) -> Iterator[None]:
+    """Use one thread for a small model on a CPU."""
     import torch
 
     before = torch.get_num_threads()
-    small = arguments.use_cpu and sum(p.numel() for p in model.parameters()) < _SMALL
-    torch.set_num_threads(1 if small else before)
+    if arguments.use_cpu and sum(parameter.numel() for parameter in model.parameters()) < _SMALL_MODEL:
+        torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def _device(arguments: Any) -> str:
+def _device_name(arguments: Any) -> str:
     import torch
 
     return "cpu" if arguments.use_cpu else str(torch.cuda.get_device_name(arguments.device))

@@ -113,7 +113,12 @@ def test_a_run_brings_its_split_and_how_its_policy_was_asked(run, chat):
 
 def test_the_pairs_folder_of_a_run_is_the_run(run, chat):
     found, whole = opened(run / "pairs", chat), opened(run, chat)
-    assert (found.train, found.test, found.card, found.content) == (whole.train, whole.test, whole.card, whole.content)
+    assert (found.train, found.test, found.card, found.checksum) == (
+        whole.train,
+        whole.test,
+        whole.card,
+        whole.checksum,
+    )
 
 
 def test_a_folder_of_pairs_is_read_with_its_configuration(tmp_path, chat):
@@ -224,7 +229,7 @@ def test_a_limit_samples_questions_of_the_training_split(run, chat):
     assert len(set(questions(some.train))) == 10
     assert set(questions(some.train)) < set(questions(whole.train))
     assert some.test == whole.test
-    assert some.content == whole.content
+    assert some.checksum == whole.checksum
     assert opened(run, chat, limit=10, seed=3).train == some.train
     assert opened(run, chat, limit=10, seed=4).train != some.train
 
@@ -239,9 +244,9 @@ def test_rows_of_a_sampled_question_stay_together(tmp_path, chat):
     "change", [{"chosen": says("kelda")}, {"margin": 0.6}, {"rejected_end": "stop"}, {"question_id": "2"}]
 )
 def test_the_content_changes_with_a_row_and_not_with_the_files_name(change, tmp_path, chat):
-    first = opened(jsonl(tmp_path / "a.jsonl", step()), chat).content
-    assert opened(jsonl(tmp_path / "b.jsonl", step(note="x")), chat).content == first
-    assert opened(jsonl(tmp_path / "c.jsonl", step(**change)), chat).content != first
+    first = opened(jsonl(tmp_path / "a.jsonl", step()), chat).checksum
+    assert opened(jsonl(tmp_path / "b.jsonl", step(note="x")), chat).checksum == first
+    assert opened(jsonl(tmp_path / "c.jsonl", step(**change)), chat).checksum != first
 
 
 def test_sft_learns_every_chosen_step_once_in_order(tmp_path, chat):
@@ -331,7 +336,7 @@ def test_a_flipped_bit_is_never_read_as_data(tmp_path, chat):
     for place in range(4, len(whole) - 8, 37):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
-            assert opened(tmp_path, chat).content == expected.content  # such as a statistic that nobody reads
+            assert opened(tmp_path, chat).checksum == expected.checksum  # such as a statistic that nobody reads
         except DataError as error:
             refusals += 1
             assert "\n" not in str(error)

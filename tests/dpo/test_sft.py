@@ -9,11 +9,11 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.dpo.examples import open_examples
-from reasonrag.dpo.sft import step_rows, train
+from reasonrag.dpo.train import step_rows
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.outcome import last_checkpoint
 from tests.llm.tiny import save_tiny_model
-from tests.training.toys import dpo_settings, pair_row, sft_settings, write_pairs
+from tests.training.toys import dpo_settings, pair_row, sft_settings, train, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +94,7 @@ def test_it_goes_on_after_a_signal(policy, data, tmp_path):
 
 
 def test_a_folder_with_dpo_is_refused(policy, data, tmp_path):
-    from reasonrag.dpo import train as dpo
-
-    dpo.train(dpo_settings(data, policy, max_steps=1), tmp_path / "out", log=lambda line: None)
+    train(dpo_settings(data, policy, max_steps=1), tmp_path / "out", log=lambda line: None)
     with pytest.raises(RunError, match="stage: 'dpo' there, 'sft' now"):
         quietly(sft_settings(data, policy, max_steps=1), tmp_path / "out")
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import ConfigError, DataError, Interrupted, RunError
-from reasonrag.dpo.train import train
 from reasonrag.storage.runs import lock
 from reasonrag.training.outcome import last_checkpoint
 from tests import warmed
 from tests.llm.tiny import save_tiny_model
-from tests.training.toys import dpo_settings, write_pairs
+from tests.training.toys import dpo_settings, train, write_pairs
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +57,7 @@ def same(one, other, tolerance):
 CHILD = """
 import json, os, signal, sys
 from pathlib import Path
-from reasonrag.dpo.train import train
+from reasonrag.dpo.train import DPORun
 from reasonrag.training.settings import DPOSettings, load_settings
 
 tree, out, at = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -68,7 +67,7 @@ def log(line):
     if line.startswith(f"step {at}/"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-train(load_settings(DPOSettings, {}, overrides=tree), out, log=log)
+DPORun(load_settings(DPOSettings, {}, overrides=tree), out, log=log).run()
 """
 
 
@@ -133,7 +132,7 @@ def test_a_killed_training_goes_on_and_ends_where_it_would_have(whole, policy, d
     assert last_checkpoint(tmp_path / "dpo").name == "checkpoint-10"
     lines = []
     summary = train(settings, tmp_path / "dpo", log=lines.append)
-    assert "going on from checkpoint-10" in lines
+    assert "resuming from checkpoint-10" in lines
     assert next(line for line in lines if line.startswith("step ")).startswith("step 11/20")
     out, expected, _ = whole
     assert summary["final"]["train"]["loss"] == pytest.approx(expected["final"]["train"]["loss"], abs=1e-4)
@@ -226,7 +225,7 @@ def test_a_checkpoint_that_was_cut_off_is_ignored_and_written_anew(policy, data,
     assert last_checkpoint(out).name == "checkpoint-2"
     lines = []
     second = train(settings, out, log=lines.append)
-    assert "going on from checkpoint-2" in lines
+    assert "resuming from checkpoint-2" in lines
     assert second["final"]["train"]["loss"] == pytest.approx(first["final"]["train"]["loss"], abs=1e-6)
     assert last_checkpoint(out).name == "checkpoint-6"
 
@@ -236,7 +235,7 @@ def test_a_finished_training_is_not_done_again(policy, data, tmp_path):
     first, lines = quietly(settings, tmp_path / "dpo"), []
     stamp = (tmp_path / "dpo" / "model.safetensors").stat().st_mtime_ns
     assert train(settings, tmp_path / "dpo", log=lines.append) == first
-    assert lines[-1] == "this training is finished already"
+    assert lines[-1] == "this training run is already finished"
     assert (tmp_path / "dpo" / "model.safetensors").stat().st_mtime_ns == stamp
 
 
@@ -295,11 +294,11 @@ def test_a_step_is_scored_in_the_prompt_that_inference_shows(policy, data, tmp_p
             {"trainer": {"weight_dekay": 0.1}},
             "trainer.weight_dekay is unknown to DPOConfig; did you mean 'weight_decay'",
         ),
-        ({"trainer": {"learning_rate": 0.1}}, "trainer.learning_rate has a setting of its own"),
-        ({"trainer": {"output_dir": "/tmp"}}, "trainer.output_dir cannot be set: it is given by --out"),
+        ({"trainer": {"learning_rate": 0.1}}, "trainer.learning_rate has its own setting"),
+        ({"trainer": {"output_dir": "/tmp"}}, "trainer.output_dir cannot be set: --out sets it"),
         ({"trainer": {"optim": "no_such"}}, "TRL refuses these settings"),
         ({"loss_type": "sigmiod"}, "did you mean 'sigmoid'"),
-        ({"label_smoothing": 0.1}, "knows no label_smoothing"),
+        ({"label_smoothing": 0.1}, "has no label_smoothing"),
         ({"loss_type": "exo_pair"}, "needs label_smoothing above 0"),
         ({"dtype": "int8"}, "'int8' is no dtype of weights"),
         ({"method": "lora", "lora.target_modules": ["no_such"]}, "TRL or peft refuses these settings: Target modules"),

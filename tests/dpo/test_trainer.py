@@ -9,7 +9,7 @@ import pytest
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.dpo.examples import Examples
 from reasonrag.dpo.train import LOSS_TYPES, pair_rows
-from reasonrag.dpo.trainer import StepCollator, step_dpo_trainer
+from reasonrag.dpo.trainer import StepCollator, StepDPOTrainer
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import DPOSettings, LoraSettings
 from tests.training.toys import pair_row, save_calm_model, step_pairs, trajectory_pairs
@@ -81,7 +81,7 @@ def make(rows, folder, tmp_path, *, kind=None, moved=0.0, own_reference=True, mo
         }
         | settings
     )
-    trainer = (kind or step_dpo_trainer())(
+    trainer = (kind or StepDPOTrainer)(
         model=load(folder, moved=moved),
         ref_model=load(folder) if own_reference else None,
         args=arguments,
@@ -288,9 +288,9 @@ def test_the_three_references_give_the_same_losses(made, folder, chat, tmp_path)
 
 def test_own_losses_refuse_what_only_trl_has(folder, chat, tmp_path):
     rows = rows_of(trajectory_pairs(chat, 4))
-    with pytest.raises(ConfigError, match="does not know loss_type"):
+    with pytest.raises(ConfigError, match="does not support loss_type"):
         make(rows, folder, tmp_path, loss_type=["ipo"])
-    with pytest.raises(ConfigError, match="does not know ld_alpha"):
+    with pytest.raises(ConfigError, match="does not support ld_alpha"):
         make(rows_of(step_pairs(chat, 4), weight="margin"), folder, tmp_path, ld_alpha=0.5)
 
 

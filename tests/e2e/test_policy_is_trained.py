@@ -63,7 +63,7 @@ def test_training_says_what_it_reads_and_leaves_a_policy_with_its_curves(trees: 
 def test_the_same_command_finds_the_training_finished(trees: Path, trained: Path) -> None:
     before = (trained / "model.safetensors").read_bytes()
     done = run("dpo", "train", "--preset", "demo", "--data", trees, *SHORT, "--out", trained)
-    assert done.returncode == 0 and "finished already" in done.stderr
+    assert done.returncode == 0 and "already finished" in done.stderr
     assert (trained / "model.safetensors").read_bytes() == before
 
 
@@ -135,7 +135,7 @@ def test_a_training_that_is_stopped_goes_on_by_the_printed_command(trees: Path, 
     line = next(line.strip() for line in stderr.splitlines() if line.strip().startswith("reasonrag dpo train"))
     again = product.start(*shlex.split(line)[1:])
     _, stderr = again.communicate(timeout=120)
-    assert again.returncode == 0 and "going on from checkpoint-" in stderr
+    assert again.returncode == 0 and "resuming from checkpoint-" in stderr
     assert read(out / "training.json")["steps"] == 100
 
 

@@ -11,8 +11,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.online_rl import task as parts
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
-from reasonrag.online_rl.train import _config, _Training
-from reasonrag.training.arguments import trainer_arguments
+from reasonrag.online_rl.train import OnlineRLRun
 from tests.online_rl.toys import settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -102,10 +101,8 @@ def test_a_batch_that_cannot_be_divided_is_refused(wrong, processes, told):
 @pytest.mark.parametrize("name", ["num_iterations", "num_generations", "steps_per_generation", "use_vllm", "epsilon"])
 def test_what_has_a_meaning_here_cannot_be_set_behind_its_back(name, tmp_path):
     wanted = settings(trainer={name: 2})
-    training = _Training(wanted, parts.open_task(wanted), tmp_path)
-    with pytest.raises(ConfigError, match=f"trainer.{name} has a setting of its own"):
-        trainer_arguments(_config(), wanted, tmp_path, own=training.arguments(1))
-    training.close()
+    with pytest.raises(ConfigError, match=f"trainer.{name} has its own setting"):
+        OnlineRLRun(wanted, tmp_path).run()
 
 
 def test_the_policy_brings_its_format_and_prompts_and_flags_win():

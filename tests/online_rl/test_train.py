@@ -87,7 +87,7 @@ def test_a_training_that_was_killed_makes_the_same_rollouts_and_the_same_policy(
     assert not (out / "rollouts" / "step-000007.parquet").exists()
     lines = []
     summary = toys.train(wanted, out, log=lines.append)
-    assert "going on from checkpoint-5" in lines
+    assert "resuming from checkpoint-5" in lines
     for step in range(6, 11):
         once, again = rollouts(whole[0], step), rollouts(out, step)
         assert [row["turn"] for row in again] == [row["turn"] for row in once]
@@ -103,8 +103,8 @@ def test_a_finished_training_is_not_begun_again(whole):
     out, summary, _ = whole
     lines = []
     assert toys.train(settings(**LONG), out, log=lines.append) == summary
-    assert "this training is finished already" in lines
-    with pytest.raises(RunError, match="holds another training"):
+    assert "this training run is already finished" in lines
+    with pytest.raises(RunError, match="holds a different training run"):
         quietly(settings(**LONG | {"rollout__temperature": 0.5}), out)
 
 
@@ -253,7 +253,7 @@ def test_a_judge_that_is_gone_ends_the_training_with_code_2_and_it_goes_on_when_
     lines = []
     named = {name.replace(".", "__"): value for name, value in wanted.items()}
     summary = toys.train(settings("demo-hiprag", **named), out, log=lines.append)
-    assert f"going on from checkpoint-{reached}" in lines
+    assert f"resuming from checkpoint-{reached}" in lines
     assert summary["steps"] == 3
 
 

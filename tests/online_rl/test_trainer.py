@@ -13,10 +13,10 @@ import pytest
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.advantages import advantage_scale, group_advantages
 from reasonrag.online_rl.samples import Sample
-from reasonrag.online_rl.trainer import REWARD, agentic_grpo_trainer, rows
+from reasonrag.online_rl.trainer import REWARD, AgenticGRPOTrainer, rows
 from reasonrag.online_rl.transcript import Transcript
 from reasonrag.rewards import Score
-from reasonrag.training.callbacks import Guard, guarded
+from reasonrag.training.callbacks import GuardedTrainer
 from reasonrag.training.model import model_path
 from tests.online_rl.toys import made, settings
 from tests.toys import QUESTION
@@ -242,7 +242,7 @@ def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path)
 
 
 def test_nobody_is_told_that_a_training_runs():
-    assert guarded(agentic_grpo_trainer())._send_telemetry is Guard._send_telemetry
+    assert AgenticGRPOTrainer._send_telemetry is GuardedTrainer._send_telemetry
 
 
 def sample(transcript: Transcript, value: float | None = 1.0) -> Sample:

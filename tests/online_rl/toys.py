@@ -32,19 +32,13 @@ from reasonrag.core.types import (
 from reasonrag.formats.base import Reading, Stage
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.faulty import FaultyLLM
-from reasonrag.online_rl import task as parts
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
-from reasonrag.online_rl.train import _config, _Training, train
-from reasonrag.online_rl.trainer import agentic_grpo_trainer
+from reasonrag.online_rl.train import OnlineRLRun
 from reasonrag.pipeline.models import open_llm
 from reasonrag.rewards import RewardParts, RewardSettings, Score
 from reasonrag.rewards.hiprag import HiPRAGReward
 from reasonrag.rewards.judge import JudgeService
-from reasonrag.training.arguments import trainer_arguments
-from reasonrag.training.callbacks import Clock, guarded
-from reasonrag.training.model import load_weights, open_source
-from reasonrag.training.run import Ready, quiet
 from tests import warmed
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +64,11 @@ def settings(preset: str = "demo-outcome", **overrides: Any) -> RLSettings:
     return load_rl_settings(RL_PRESETS, preset=preset, overrides=QUICK | named)
 
 
+def train(wanted: RLSettings, out: Path, *, log: Callable[[str], None]) -> dict[str, Any]:
+    """The training, its lines to `log`."""
+    return OnlineRLRun(wanted, out, log=log).run()
+
+
 def quietly(wanted: RLSettings, out: Path) -> dict[str, Any]:
     """The training, without its lines."""
     return train(wanted, out, log=lambda line: None)
@@ -80,30 +79,15 @@ def made(wanted: RLSettings, out: Path) -> Iterator[Any]:
     """The real trainer of some settings, ready to make rollouts; nothing is trained yet."""
     from datasets import Dataset
 
-    quiet()
-    training = _Training(wanted, parts.open_task(wanted), out)
-    arguments = trainer_arguments(_config(), wanted, out, own=training.arguments(1))
-    arguments.eval_strategy = type(arguments.eval_strategy)("no")
-    source = open_source(wanted)
+    run = OnlineRLRun(wanted, out, log=lambda line: None)
+    run.prepare()
     out.mkdir(parents=True, exist_ok=True)
-    ready = Ready(
-        trainer=guarded(agentic_grpo_trainer()),
-        settings=wanted,
-        source=source,
-        arguments=arguments,
-        model=load_weights(source, dtype="float32"),
-        load=lambda: load_weights(source, dtype="float32"),
-        tokenizer=source.chat().tokenizer,
-        train=Dataset.from_list(training.task.rows()["train"]),
-        test=None,
-    )
-    trainer = training.make(ready)
-    trainer.clock, trainer.keep = Clock(), 2
-    trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps
+    trainer = run.make_trainer(Dataset.from_list(run.task.rows()["train"]), None)
+    trainer.current_gradient_accumulation_steps = run.arguments.gradient_accumulation_steps
     try:
         yield trainer
     finally:
-        training.close()
+        run.close()
 
 
 def rollouts(out: Path, step: int, process: int = 0) -> list[dict[str, Any]]:
@@ -137,8 +121,7 @@ CHILD = """
 import json, os, signal, sys
 from pathlib import Path
 from reasonrag.online_rl.settings import load_rl_settings
-from reasonrag.online_rl.train import _config, _Training, train
-from reasonrag.online_rl.trainer import agentic_grpo_trainer
+from reasonrag.online_rl.train import OnlineRLRun
 
 tree, out, at = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
@@ -146,7 +129,7 @@ if at:  # while the rewards of that step are worked out
     import tests.online_rl.toys as toys
     toys.KILL_AT = at
 
-train(load_rl_settings({}, overrides=tree), out, log=lambda line: print(line, flush=True))
+OnlineRLRun(load_rl_settings({}, overrides=tree), out, log=lambda line: print(line, flush=True)).run()
 """
 
 

@@ -26,8 +26,7 @@ from reasonrag.storage.parquet import ShardWriter
 from reasonrag.storage.runs import write_text
 from reasonrag.storage.tables import trajectory_schema
 from reasonrag.training.model import ModelSource
-from reasonrag.training.outcome import Outcome as Trained
-from reasonrag.training.outcome import summarise
+from reasonrag.training.outcome import TrainingOutcome, summarise
 from tests.report.hostile import HOSTILE
 
 SETTING = Setting(0.0, 8, 3)
@@ -124,7 +123,7 @@ def _write_summary(
     data = {"source": text(1), "checksum": "0", "train": {"pairs": 7}, "lengths": lengths}
     source = ModelSource(text(1), text(1), None, False, text(1), "0")
     identity = {"beta": 0.3, "content.model": text(1)}
-    done = Trained(stage, settings, source, data, None, identity, state, 1.0, "a machine", 1, more)
+    done = TrainingOutcome(stage, settings, source, data, None, identity, state, 1.0, "a machine", 1, more)
     write_text(folder / "training.json", json.dumps(summarise(done)))
 
 

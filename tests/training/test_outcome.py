@@ -11,15 +11,14 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.types import Message, Prompt
-from reasonrag.dpo.train import train
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.checkpoints import last_checkpoint, mark_complete, remove_old
 from reasonrag.training.folder import describe
 from reasonrag.training.model import ModelSource
-from reasonrag.training.outcome import Outcome, merge_adapter, panels, summarise
-from tests.training.toys import dpo_settings, save_calm_model, write_pairs
+from reasonrag.training.outcome import TrainingOutcome, merge_adapter, panels, summarise
+from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
 
 CARD = "format: {name: reasonrag, prompts: brief}\nretrieval: {top_k: 2}\n"
 LORA = {"method": "lora", "lora.r": 4, "lora.alpha": 8, "max_steps": 8, "learning_rate": 5e-3, "merge": True}
@@ -196,7 +195,7 @@ def test_training_json_names_no_place(tmp_path):
     state = type("State", (), {"log_history": [], "global_step": 1, "epoch": 1.0, "num_input_tokens_seen": 0})()
     source = ModelSource(here, here, None, False, "mine", "mine@1")
     described = describe("rl", settings, content="c", model="m")
-    summary = summarise(Outcome("rl", settings, source, {}, None, described, state, 1.0, "cpu", 1, {}))
+    summary = summarise(TrainingOutcome("rl", settings, source, {}, None, described, state, 1.0, "cpu", 1, {}))
     text = json.dumps(summary, ensure_ascii=False)
     for place in (str(tmp_path), str(Path.home()), "/gone", "10.1.2.3", "localhost", "Corpus.Example", "~"):
         assert place not in text

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.types import Message, Prompt
 from reasonrag.dpo.token_rows import Pair, Segment
+from reasonrag.dpo.train import DPORun, SFTRun
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, SFTSettings, load_settings
 from tests.llm.tiny import save_tiny_model
@@ -84,6 +86,13 @@ def dpo_settings(data: Path, model: Path | str, **overrides: Any) -> DPOSettings
 
 def sft_settings(data: Path, model: Path | str, **overrides: Any) -> SFTSettings:
     return load_settings(SFTSettings, SFT_PRESETS, overrides=_quick(data, model) | overrides)
+
+
+def train(settings: DPOSettings | SFTSettings, out: Path, *, log: Callable[[str], None] = print) -> dict[str, Any]:
+    """Run the kind of training that the settings are of."""
+    if isinstance(settings, SFTSettings):
+        return SFTRun(settings, out, log=log).run()
+    return DPORun(settings, out, log=log).run()
 
 
 def _quick(data: Path, model: Path | str) -> dict[str, Any]:

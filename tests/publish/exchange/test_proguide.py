@@ -159,8 +159,7 @@ def test_an_import_that_was_killed_is_made_again_with_equal_bytes(tmp_path):
 
 @pytest.mark.slow
 def test_a_policy_is_trained_on_imported_pairs(tmp_path):
-    from reasonrag.dpo.train import train
-    from tests.training.toys import dpo_settings
+    from tests.training.toys import dpo_settings, train
 
     source = write_list(tmp_path / "RAG_ProGuide.json", [proguide_row(n) for n in range(8)])
     import_pairs(source, tmp_path / "pairs")
