@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.evaluation.tables import Table, differences_table, results_table
 from reasonrag.storage.questions import quoted
 
-NAMES = {
-    "em": "EM",
-    "f1": "F1",
-    "acc": "ACC",
-    "retrievals": "retrievals",
-    "steps": "steps",
-    "format_rate": "format rate",
-    "lasj": "LasJ",
-    "osr": "OSR",
-    "usr": "USR",
-}
+_SHOWN = ("em", "f1", "acc", "retrievals", "steps", "format_rate", "lasj", "osr", "usr")
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A policy's part of a report.
+    """A policy's part of an evaluation.
 
     Attributes:
-        figures: what `metrics.json` holds.
+        figures: the contents of `metrics.json`.
         policy: its name there.
-        verified: whether the report measured these very weights; else it was named by a person.
+        verified: whether these very weights were evaluated; if not, a person named the policy.
     """
 
     figures: Row
@@ -40,24 +31,23 @@ class Measured:
     verified: bool
 
     @property
-    def metrics(self) -> list[str]:
-        """Those that there are figures of, in the order of `NAMES`."""
-        return [name for name in NAMES if any(of.get(name) for _, _, of in self.rows())]
+    def results(self) -> Table:
+        """Means of the baseline, which is the first policy of the report, and of this policy."""
+        return results_table(self.figures, self._metrics, self._policies)
 
-    def rows(self) -> Iterator[tuple[str, str, Row]]:
-        """Policy, setting and figures: of the report's baseline, its first policy, and of this one."""
-        policies = self.figures["policies"]
-        for name in dict.fromkeys((next(iter(policies)), self.policy)):
-            for setting, of in policies[name].items():
-                yield name, setting, of
+    @property
+    def differences(self) -> Table:
+        """Paired differences of this policy from the baseline."""
+        return differences_table(self.figures, self._metrics, (self.policy,))
 
-    def differences(self) -> Iterator[tuple[str, str, dict[str, Row]]]:
-        """Baseline, setting and this policy's paired differences by metric."""
-        found: dict[tuple[str, str], dict[str, Row]] = {}
-        for row in self.figures.get("differences") or ():
-            if row["policy"] == self.policy and row["metric"] in NAMES:
-                found.setdefault((row["baseline"], row["setting"]), {})[row["metric"]] = row
-        yield from ((*key, of) for key, of in found.items())
+    @property
+    def _policies(self) -> tuple[str, str]:
+        return next(iter(self.figures["policies"])), self.policy
+
+    @property
+    def _metrics(self) -> list[str]:
+        settings = [setting for name in self._policies for setting in self.figures["policies"][name].values()]
+        return [metric for metric in _SHOWN if any(setting.get(metric) for setting in settings)]
 
 
 def read_measured(report: Path, policy: Path, checksums: Sequence[str], named: str | None) -> Measured:
@@ -110,16 +100,6 @@ def _weights(figures: Row, name: str) -> str | None:
 
 
 def _check(measured: Measured) -> None:
-    """Touch everything that the card will, so that a damaged report is refused here."""
-    for _, _, of in measured.rows():
-        for found in (of[name] for name in NAMES if of.get(name)):
-            _ = [float(found[part]) for part in ("mean", "low", "high")]
-        int(of["questions"]["scored"])
-    for _, _, differing in measured.differences():
-        _ = [
-            float(row[part])
-            for row in differing.values()
-            if row["mean"] is not None
-            for part in ("mean", "low", "high")
-        ]
+    """Build everything that the card shows, so that a damaged report is refused here."""
+    _ = measured.results, measured.differences
     _ = [str(name) for name in measured.figures["dataset"]]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
 from reasonrag.core.text import one_line, printable
 from reasonrag.dpo.sources import HUB_NAME
-from reasonrag.publish.cards import Yaml, fenced, mapping, number, render
+from reasonrag.evaluation.tables import NAMES, Table
+from reasonrag.publish.cards import Yaml, escaped, fenced, mapping, number, render
 from reasonrag.publish.licences import UNKNOWN, source_of
-from reasonrag.publish.measured import NAMES, Measured
+from reasonrag.publish.measured import Measured
 from reasonrag.publish.policy import StagedPolicy
 from reasonrag.publish.staging import settings_text
 from reasonrag.storage.questions import HUB_REPOSITORY
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _TAGS = ["agentic-rag", "process-reward", "trl", "reasonrag"]
 _STAGES = {
@@ -84,9 +88,8 @@ def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measur
         history=history,
         versions=[f"{name} {version}" for name, version in mapping(training, "versions").items()],
         measured=measured,
-        metric_names=[NAMES[name] for name in measured.metrics] if measured else [],
-        results=list(_results(measured)) if measured else [],
-        differences=list(_differences(measured)) if measured else [],
+        results=_markdown(measured.results) if measured else "",
+        differences=_markdown(measured.differences) if measured and measured.differences.rows else "",
         licence=licence or staged.base_licence,
         given=licence,
         version=__version__,
@@ -109,7 +112,7 @@ def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
 
     figures = measured.figures
     names = ", ".join(printable(one_line(str(name))) for name in figures["dataset"])[:80] or UNKNOWN
-    of = next(of for policy, _, of in measured.rows() if policy == measured.policy)
+    of = next(iter(figures["policies"][measured.policy].values()))
     known = source_of(names).hub == HUB_REPOSITORY
     split = figures.get("split")
     results = [
@@ -130,21 +133,11 @@ def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
     return index
 
 
-def _results(measured: Measured) -> Iterator[list[Any]]:
-    for policy, setting, of in measured.rows():
-        yield [policy, setting, of["questions"]["scored"], *(_interval(of.get(name)) for name in measured.metrics)]
+def _markdown(table: Table) -> Markup:
+    """Return a table with its cells escaped, so that the template does not escape it again."""
+    from markupsafe import Markup
 
-
-def _differences(measured: Measured) -> Iterator[list[Any]]:
-    for baseline, setting, of in measured.differences():
-        yield [baseline, setting, *(_interval(of.get(name), sign=True) for name in measured.metrics)]
-
-
-def _interval(found: Mapping[str, Any] | None, *, sign: bool = False) -> str:
-    if found is None or found["mean"] is None:
-        return UNKNOWN
-    mean, low, high = (f"{found[part]:{'+' if sign else ''}.3f}" for part in ("mean", "low", "high"))
-    return f"{mean} ({low} to {high})"
+    return Markup("\n".join(table.markdown(escaped)))
 
 
 def _history(training: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

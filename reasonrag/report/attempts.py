@@ -11,7 +11,6 @@ from typing import Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import normalize_answer
-from reasonrag.report.metric_tables import label
 from reasonrag.report.site import TextPool, number, read_json, reading
 from reasonrag.storage.parquet import Row, read_shards
 from reasonrag.storage.tables import trajectory_schema
@@ -92,9 +91,14 @@ def attempts_of(folder: Path, figures: Mapping[str, Any]) -> list[Attempts]:
                 question = failed["dataset"], failed["question_id"]
                 failures.setdefault(failed["setting"], {})[question] = failed["cause"]
             for setting in settings:
-                name = label(figures, policy, setting)
-                found.append(Attempts(name, setting, folder / policy, failures[setting]))
+                label = attempts_label(figures, policy, setting)
+                found.append(Attempts(label, setting, folder / policy, failures[setting]))
     return found
+
+
+def attempts_label(metrics: Mapping[str, Any], policy: str, setting: str) -> str:
+    """Return the short name of a policy at a setting: the setting is left out if it is the only one."""
+    return policy if len(metrics["policies"][policy]) == 1 else f"{policy} {setting}"
 
 
 def questions(attempts: Sequence[Attempts]) -> Iterator[Asked]:

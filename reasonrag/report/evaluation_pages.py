@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import RunError
-from reasonrag.report.attempts import FIGURES, Asked, Attempts, attempts_of, cells, details, questions
-from reasonrag.report.metric_tables import pictures, tables
+from reasonrag.evaluation.tables import evaluation_tables, points
+from reasonrag.report.attempts import FIGURES, Asked, Attempts, attempts_label, attempts_of, cells, details, questions
+from reasonrag.report.charts import Chart, interval_chart
 from reasonrag.report.site import (
     TITLE_COLUMNS,
     Listing,
@@ -31,6 +32,7 @@ _TWO = (
     ("second F1", "number"),
     ("F1 second − first", "number"),
 )
+_CHARTS = {"em": "Exact match", "f1": "Token F1", "lasj": "Answers right in meaning (LasJ)"}
 _FILTERS_OF_ONE = (("right", "right answers (EM)"), ("wrong", "wrong answers (EM)"), ("failed", "set aside"))
 _FILTERS_OF_TWO = (
     ("em", "where they differ in EM"),
@@ -80,12 +82,25 @@ def _overview(figures: Mapping[str, Any]) -> dict[str, Any]:
     """What the first page tells, but for the questions."""
     return {
         "policies": list(figures["policies"]),
-        "tables": tables(figures),
-        "pictures": pictures(figures),
+        "tables": evaluation_tables(figures),
+        "pictures": list(_charts(figures)),
         "asked_differently": list(figures["asked_differently"]),
         "run": _what_was_run(figures),
         "versions": list(figures["versions"].items()),
     }
+
+
+def _charts(metrics: Mapping[str, Any]) -> Iterator[Chart]:
+    """Yield a chart of all policies and settings for each metric in [0, 1] that says how good a policy is."""
+    for metric, title in _CHARTS.items():
+        intervals = []
+        for policy, setting, at_setting in points(metrics):
+            interval = at_setting.get(metric)
+            if interval:
+                label = attempts_label(metrics, policy, setting)
+                intervals.append((label, interval["low"], interval["mean"], interval["high"]))
+        if intervals:
+            yield interval_chart(title, f"interval-{metric}", intervals)
 
 
 def _what_was_run(figures: Mapping[str, Any]) -> list[tuple[str, Any]]:

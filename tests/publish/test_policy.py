@@ -80,8 +80,8 @@ def test_figures_of_these_very_weights_are_metadata_with_their_intervals_in_the_
     found = card_of(staged(path, report=report(tmp_path / "eval", policies)))
     (result,) = found.data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_name) == ("em", 0.75, "demo")
-    assert "| x | t0\\_s8\\_k1 | 20 | 0.750 (0.650 to 0.850) |" in found.text
-    assert "| base | t0\\_s8\\_k1 | +0.050 (-0.050 to +0.150) |" in found.text
+    assert "| x | t0\\_s8\\_k1 | 20 | 0.750 \\[0.650, 0.850\\] |" in found.text
+    assert "| x | t0\\_s8\\_k1 | base | 20 | +0.050 \\[-0.050, +0.150\\] |" in found.text
 
 
 def test_figures_of_a_served_policy_are_shown_but_are_no_metadata(tmp_path):

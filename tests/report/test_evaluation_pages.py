@@ -89,7 +89,7 @@ def test_the_first_page_tells_the_figures_with_their_intervals(evaluation):
         assert f"{em['mean']:.3f} [{em['low']:.3f}, {em['high']:.3f}]" in text
     for row in figures["differences"]:
         if row["metric"] == "em":
-            assert f"{row['mean']:+.3f} [{row['low']:.3f}, {row['high']:.3f}]" in text
+            assert f"{row['mean']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]" in text
     assert "Questions set aside, by cause" in text
 
 

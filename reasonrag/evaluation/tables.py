@@ -1,0 +1,232 @@
+"""The tables of an evaluation, built once from `metrics.json`: Markdown, terminal and HTML pages only render them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reasonrag.core.markdown import inert_markdown, table_lines
+
+Metrics = Mapping[str, Any]
+
+NAMES = {
+    "em": "EM",
+    "f1": "F1",
+    "acc": "ACC",
+    "retrievals": "searches",
+    "steps": "steps",
+    "forced": "forced answers",
+    "format_rate": "format rate",
+    "prompt_tokens": "prompt tokens",
+    "completion_tokens": "written tokens",
+    "lasj": "LasJ",
+    "osr": "OSR",
+    "usr": "USR",
+}
+FEW = 10  # an interval over fewer questions than this says little
+_WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
+_CELL_CHARS = 200  # of a name or a list of causes from outside
+
+
+class Certain(str):
+    """The cell of a difference whose interval excludes 0; renderers show it in bold."""
+
+    certain = True
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as plain text: renderers escape them. The first `heads` cells of a row name it."""
+
+    caption: str
+    headings: list[str]
+    rows: list[list[str]]
+    heads: int
+
+    def markdown(self, escape: Callable[[str], str] = inert_markdown) -> Iterator[str]:
+        """Yield the lines of the table in Markdown; `escape` takes the markup out of a cell."""
+        rows = []
+        for row in self.rows:
+            cells = []
+            for cell in row:
+                text = escape(cell[:_CELL_CHARS])
+                cells.append(f"**{text}**" if isinstance(cell, Certain) else text)
+            rows.append(cells)
+        return table_lines([escape(heading) for heading in self.headings], rows)
+
+
+def interval_text(interval: Metrics | None, *, digits: int = 3, scale: float = 1.0, signed: bool = False) -> str:
+    """Return a mean with its bootstrap interval, or "unknown".
+
+    Args:
+        interval: `mean`, `low` and `high`; None, or a mean of None, if nothing was measured.
+        digits: digits after the point.
+        scale: factor of all three numbers, such as 100 for percentage points.
+        signed: show the sign of positive numbers too, as differences have it.
+
+    >>> interval_text({"mean": 0.5, "low": 0.25, "high": 0.75})
+    '0.500 [0.250, 0.750]'
+    >>> interval_text({"mean": 0.05, "low": -0.01, "high": 0.11}, digits=1, scale=100, signed=True)
+    '+5.0 [-1.0, +11.0]'
+    """
+    if interval is None or interval["mean"] is None:
+        return "unknown"
+    sign = "+" if signed else ""
+    # Adding 0.0 turns a negative zero into a positive one.
+    mean, low, high = (f"{scale * interval[name] + 0.0:{sign},.{digits}f}" for name in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def excludes_zero(interval: Metrics | None) -> bool:
+    """Return whether a difference has a sign: its interval lies on one side of 0."""
+    return interval is not None and interval["mean"] is not None and (interval["low"] > 0 or interval["high"] < 0)
+
+
+def points(metrics: Metrics) -> Iterator[tuple[str, str, Metrics]]:
+    """Yield every policy with each of its settings and the metrics there."""
+    for policy, settings in metrics["policies"].items():
+        for setting, at_setting in settings.items():
+            yield policy, setting, at_setting
+
+
+def measured(metrics: Metrics) -> list[str]:
+    """Return the metrics that were computed, in the order of tables."""
+    known = {metric for _, _, at_setting in points(metrics) for metric in at_setting}
+    return [metric for metric in NAMES if metric in known]
+
+
+def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
+    """Return all tables of an evaluation; one without rows has nothing to say.
+
+    Args:
+        metrics: the contents of `metrics.json`.
+
+    Returns:
+        `results`, `differences`, `kinds`, `judge`, `policies`, `out_of_form` and `failures`.
+    """
+    return {
+        "results": results_table(metrics, measured(metrics)),
+        "differences": differences_table(metrics, measured(metrics)),
+        "kinds": _kinds_table(metrics),
+        "judge": _judge_table(metrics),
+        "policies": _policies_table(metrics),
+        "out_of_form": _out_of_form_table(metrics),
+        "failures": _failures_table(metrics),
+    }
+
+
+def results_table(metrics: Metrics, shown: Sequence[str], policies: Collection[str] | None = None) -> Table:
+    """Return the means of each policy at each setting.
+
+    Args:
+        metrics: the contents of `metrics.json`.
+        shown: metrics of the columns, names of `NAMES`.
+        policies: rows are limited to these policies.
+    """
+    rows = []
+    for policy, setting, at_setting in points(metrics):
+        if policies is None or policy in policies:
+            means = [_mean(metric, at_setting.get(metric)) for metric in shown]
+            rows.append([policy, setting, str(at_setting["questions"]["scored"]), *means])
+    caption = "Means over the questions, with their 95 % bootstrap intervals"
+    return Table(caption, ["policy", "setting", "n", *(NAMES[metric] for metric in shown)], rows, heads=2)
+
+
+def differences_table(metrics: Metrics, shown: Sequence[str], policies: Collection[str] | None = None) -> Table:
+    """Return the paired differences from the baseline; arguments are those of `results_table`."""
+    by_point: dict[tuple[str, str, str], dict[str, Metrics]] = {}
+    for difference in metrics["differences"]:
+        policy, setting, baseline = difference["policy"], difference["setting"], difference["baseline"]
+        # A policy with a top-k of its own has other settings than the baseline.
+        baseline_setting = difference.get("baseline_setting", setting)
+        if baseline_setting != setting:
+            baseline += f" at {baseline_setting}"
+        if policies is None or policy in policies:
+            by_point.setdefault((policy, setting, baseline), {})[difference["metric"]] = difference
+    rows = []
+    for point, by_metric in by_point.items():
+        differences = [_difference(metric, by_metric.get(metric)) for metric in shown]
+        rows.append([*point, str(by_metric["em"]["n"]), *differences])
+    headings = ["policy", "setting", "baseline", "n", *(NAMES[metric] for metric in shown)]
+    return Table("Policy minus baseline, paired by question", headings, rows, heads=3)
+
+
+def _kinds_table(metrics: Metrics) -> Table:
+    shown = measured(metrics)
+    rows = []
+    for policy, setting, at_setting in points(metrics):
+        for kind, of_kind in at_setting["by_kind"].items():
+            count = of_kind["em"]["n"] if of_kind["em"] else 0
+            hops = "" if of_kind["hops"] is None else f"{of_kind['hops']:g}"
+            means = [_mean(metric, of_kind.get(metric)) for metric in shown]
+            rows.append([kind, policy, setting, str(count), hops, *means])
+    rows.sort(key=lambda row: row[0])  # brings the policies of a kind together
+    headings = ["kind", "policy", "setting", "n", "hops", *(NAMES[metric] for metric in shown)]
+    return Table("By kind of question", headings, rows, heads=3)
+
+
+def _judge_table(metrics: Metrics) -> Table:
+    rows = []
+    for policy, setting, at_setting in points(metrics):
+        for metric in metrics["judge"]["metrics"] if metrics["judge"] else ():
+            verdicts = at_setting["judged"][metric]
+            failed = ", ".join(f"{cause} {count}" for cause, count in verdicts["failed"].items()) or "none"
+            name = NAMES.get(metric, metric)
+            rows.append([policy, setting, name, f"{verdicts['known']:,}", f"{verdicts['unknown']:,}", failed])
+    headings = ["policy", "setting", "metric", "verdicts", "unknown", "failed, by cause"]
+    return Table("Verdicts of the judge; a failed one is unknown, and is not a score", headings, rows, heads=3)
+
+
+def _policies_table(metrics: Metrics) -> Table:
+    """Return a column per policy: how it was asked, and which calls that took."""
+    policies = metrics["content"]["policies"]
+    calls = [metrics["calls"][policy] for policy in policies]
+    rows = []
+    for name in dict.fromkeys(name for asked in policies.values() for name in asked):
+        values = [str(asked.get(name, "–")) for asked in policies.values()]
+        rows.append([name.replace("_", " "), *values])
+    for kind in dict.fromkeys(kind for of_policy in calls for kind in of_policy):
+        values = [_calls_text(of_policy.get(kind, {})) for of_policy in calls]
+        rows.append([f"calls: {kind}", *values])
+    return Table("Policies", ["", *policies], rows, heads=1)
+
+
+def _calls_text(calls: Metrics) -> str:
+    """Return calls, tokens and cost of one kind of call, as far as they are known."""
+    words = [f"{calls.get('calls', 0):,}"]
+    if calls.get("prompt_tokens") is not None:
+        words.append(f"tokens read {calls['prompt_tokens']:,}, written {calls['completion_tokens']:,}")
+    if calls.get("cost") is not None:
+        words.append(f"cost {calls['cost']:.2f}")
+    return "; ".join(words)
+
+
+def _out_of_form_table(metrics: Metrics) -> Table:
+    rows = []
+    for policy, setting, at_setting in points(metrics):
+        for reason, count in at_setting["out_of_form"].items():
+            rows.append([policy, setting, reason, f"{count:,}"])
+    caption = "Attempts that are not well-formed, by the gravest reason"
+    return Table(caption, ["policy", "setting", "reason", "attempts"], rows, heads=3)
+
+
+def _failures_table(metrics: Metrics) -> Table:
+    rows = []
+    for policy, setting, at_setting in points(metrics):
+        causes = dict(at_setting["failed"])
+        if at_setting["questions"]["not_tried"]:
+            causes["not tried: too many had failed"] = at_setting["questions"]["not_tried"]
+        for cause, count in causes.items():
+            rows.append([policy, setting, cause, f"{count:,}"])
+    return Table("Questions set aside, by cause", ["policy", "setting", "cause", "questions"], rows, heads=3)
+
+
+def _mean(metric: str, interval: Metrics | None) -> str:
+    return interval_text(interval, digits=0 if metric in _WHOLE_NUMBERS else 3)
+
+
+def _difference(metric: str, interval: Metrics | None) -> str:
+    text = interval_text(interval, digits=0 if metric in _WHOLE_NUMBERS else 3, signed=True)
+    certain = interval is not None and interval["n"] >= FEW and excludes_zero(interval)
+    return Certain(text) if certain else text
