@@ -23,7 +23,7 @@ from reasonrag.online_rl.advantages import has_variance
 from reasonrag.online_rl.samples import Batch, Group, Sample
 from reasonrag.online_rl.settings import OutageSettings, SamplingSettings
 from reasonrag.online_rl.transcript import Transcript, transcript
-from reasonrag.rewards.base import Reward, Score
+from reasonrag.rewards.base import NO_REWARD, Reward, Score
 from reasonrag.rewards.batch import finite
 from reasonrag.rollout import Engine, derive_seed, gather_all
 
@@ -143,7 +143,7 @@ class Collector:
     async def _refill(self, batch: Batch, number: int, step: int) -> None:
         """Other questions in the place of those whose attempts all earned the same; what cannot be told stays."""
         for attempt in range(1, self.sampling.max_rounds + 1):
-            flat = [slot for slot, group in enumerate(batch.groups) if _teaches_nothing(group)]
+            flat = [slot for slot, group in enumerate(batch.groups) if _has_no_signal(group)]
             if not flat:
                 return
             batch.rounds = attempt
@@ -224,7 +224,7 @@ class Collector:
                 "prompts, passages (retrieval.max_passage_chars, top_k) or turns, or take a model with a larger context"
             )
         for attempt in range(self.outage.retries + 1):
-            missing = [s for s in batch.samples if s.score.value is None and s.trajectory is not None]
+            missing = [sample for sample in batch.samples if _awaits_a_reward(sample)]
             if len(missing) <= allowed:
                 return
             causes = dict(Counter(sample.score.cause for sample in missing))
@@ -264,6 +264,11 @@ async def roll_out(engine: Engine, question: Question, seed: int) -> tuple[Traje
     return trajectory, ""
 
 
-def _teaches_nothing(group: Group) -> bool:
-    """All rewards are there and equal. Where one is missing the group may still come to differ."""
-    return None not in group.rewards and not has_variance(group.rewards)
+def _awaits_a_reward(sample: Sample) -> bool:
+    return sample.trajectory is not None and sample.score.value is None and sample.score.cause != NO_REWARD
+
+
+def _has_no_signal(group: Group) -> bool:
+    """Return whether all rewards are known and equal. A missing one may still come to differ; no reward never does."""
+    pending = any(sample.score.value is None and sample.score.cause != NO_REWARD for sample in group.samples)
+    return not pending and not has_variance(group.rewards)

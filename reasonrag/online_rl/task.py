@@ -157,8 +157,8 @@ def reward_uses(settings: RLSettings, format: Format) -> Uses:
         ConfigError: there is no such reward, or it needs a judge or plans and has none, or has plans and needs none.
     """
     wanted, named = settings.reward, settings.judge.spec is not None
-    if ":" in wanted.name:
-        import_plugin(wanted.name.removeprefix("python:"))  # to make it may take long
+    if ":" in wanted.name and isinstance(import_plugin(wanted.name.removeprefix("python:")), type):
+        # The class may take long to make, and nothing says what it uses.
         return Uses(judge=named, encoder=True, plans=settings.plans is not None)
     nobody = ScriptedLLM(())
     parts, judged = RewardParts(format, policy=nobody, encoder=LexicalEncoder()), False

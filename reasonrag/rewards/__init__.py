@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import nearest
 from reasonrag.rewards.base import Encoder, Reward, RewardParts, Score
+from reasonrag.rewards.functions import FunctionReward
 from reasonrag.rewards.hiprag import HiPRAGReward
 from reasonrag.rewards.outcome import OutcomeReward
 from reasonrag.rewards.search_p1 import SearchP1Reward
@@ -26,14 +28,20 @@ __all__ = ["REWARDS", "Encoder", "Reward", "RewardParts", "RewardSettings", "Sco
 
 
 def open_reward(settings: RewardSettings, parts: RewardParts) -> Reward:
-    """The reward that is named: one of `REWARDS`, or a class of yours as `PACKAGE.MODULE:CLASS`.
+    """Open the named reward: one of `REWARDS`, or your own class or function as `python:PACKAGE.MODULE:NAME`.
 
     Raises:
-        ConfigError: there is none of that name, or it needs a part that is not there.
+        ConfigError: there is no reward of that name, it needs a part that is missing, or a function has no known form.
     """
     if ":" in settings.name:
-        reward: Reward = import_plugin(settings.name.removeprefix("python:"))(settings, parts)
+        path = settings.name.removeprefix("python:")
+        plugin = import_plugin(path)
+        if not isinstance(plugin, type):
+            return FunctionReward(plugin, path, parts)
+        reward: Reward = cast(Any, plugin)(settings, parts)
         return reward
     if settings.name not in REWARDS:
-        raise ConfigError(f"reward {settings.name!r} is unknown{nearest(settings.name, REWARDS)}, PACKAGE.MODULE:CLASS")
+        raise ConfigError(
+            f"reward {settings.name!r} is unknown{nearest(settings.name, REWARDS)}, python:PACKAGE.MODULE:NAME"
+        )
     return REWARDS[settings.name](settings, parts)

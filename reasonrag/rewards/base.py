@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from reasonrag.rewards.verdicts import ReferencePlan
 
 
+# The cause of a score that a reward function leaves out on purpose: it is no outage, and asking again changes nothing.
+NO_REWARD = "no_reward"
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """What a trajectory earns.

@@ -1,4 +1,4 @@
-"""What all rewards share: the parts that every score has, failures that are no scores, and when a schedule moves on."""
+"""`BatchReward`, the base class of the shipped rewards: common components, failures that are no scores, schedules."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Parts = dict[str, float | None]
 
 
 def common_parts(trajectory: Trajectory, reading: Reading) -> Parts:
-    """What every score tells: `em`, `f1`, `cem` in [0, 1], `rc` (retrievals), `well_formed` 0 or 1.
+    """Return the components of every score: `em`, `f1`, `cem` in [0, 1], `rc` (retrievals), `well_formed` 0 or 1.
 
-    A trajectory without an answer has em, f1 and cem 0: it has ended, so that is known.
+    Without an answer em, f1 and cem are 0 and not unknown: the trajectory has ended.
     """
     golden = trajectory.question.golden_answers
     return {
@@ -39,26 +39,36 @@ def common_parts(trajectory: Trajectory, reading: Reading) -> Parts:
 
 
 def queries(trajectory: Trajectory) -> tuple[str, ...]:
-    """What the retriever was asked for, in order."""
+    """Return the queries that the retriever was sent, in order."""
     return tuple(step.action.query for step in trajectory.steps if isinstance(step.action, Search))
 
 
+def trajectory_text(trajectory: Trajectory) -> str:
+    """Return the whole trajectory as text, with what searches found: its growing turn, or the texts of its steps."""
+    if not trajectory.steps:
+        return ""
+    last = trajectory.steps[-1]
+    if last.prompt.prefix or len(trajectory.steps) == 1:
+        return last.prompt.prefix + last.completion.text
+    return "\n".join(step.completion.text for step in trajectory.steps)
+
+
 def finite(score: Score) -> Score:
-    """The score itself, or none at all where a number in it is not one.
+    """Return the score, or one without a value if a number in it is NaN or infinite.
 
     >>> finite(Score(float("nan"), {"em": 1.0}))
     Score(value=None, parts={'em': 1.0}, cause='not_finite')
     """
-    whole = {name: None if part is None or not math.isfinite(part) else part for name, part in score.parts.items()}
-    broken = any(part is not None and whole[name] is None for name, part in score.parts.items())
-    if broken or (score.value is not None and not math.isfinite(score.value)):
-        return Score(None, whole, "not_finite")
-    return score
+    numbers = [score.value, *score.parts.values()]
+    if all(number is None or math.isfinite(number) for number in numbers):
+        return score
+    parts = {name: part if part is not None and math.isfinite(part) else None for name, part in score.parts.items()}
+    return Score(None, parts, "not_finite")
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A trajectory that has ended, as its format reads it; whoever scores it writes down what it finds in `parts`."""
+    """A finished trajectory as its format reads it; a reward adds its components to `parts`."""
 
     trajectory: Trajectory
     reading: Reading
@@ -66,10 +76,10 @@ class Read:
 
 
 class BatchReward:
-    """A reward without memory. A subclass says what one trajectory is worth, or a whole batch.
+    """A stateless reward. A subclass implements `_value` for one trajectory, or `_values` for a batch.
 
     Attributes:
-        counts: scores without a value by cause, over the reward's life.
+        counts: scores without a value by cause, since the reward was made.
     """
 
     def __init__(self, parts: RewardParts) -> None:
@@ -77,40 +87,39 @@ class BatchReward:
         self.counts: Counter[str] = Counter()
 
     async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
-        """`[B]` scores, in order. What fails (a backend, a bug, a number that is none) is a score without a value.
+        """Return `[B]` scores, in order. A backend or a reward that fails gives a score without a value.
 
         Raises:
-            Interrupted: the run is draining, and something would have to be paid for.
-            InputError: no trajectory can be scored: a prompt text is missing, the journal's disk is full.
+            Interrupted: the run is shutting down, and a new call would be needed.
+            InputError: no trajectory can be scored, for example without a prompt text or with a full disk.
         """
-        read = [self._read(trajectory) for trajectory in trajectories]
-        batch = [r for r in read if isinstance(r, Read)]
+        read_or_failed = [self._read(trajectory) for trajectory in trajectories]
+        batch = [read for read in read_or_failed if isinstance(read, Read)]
         try:
             values = iter(await self._values(batch, step))
         except (Interrupted, InputError):
             raise
         except Exception as error:
-            values = iter([Score(None, r.parts, cause_of(error)) for r in batch])
-        scores = [finite(next(values) if isinstance(r, Read) else r) for r in read]
+            values = iter([Score(None, read.parts, cause_of(error)) for read in batch])
+        scores = [finite(next(values) if isinstance(read, Read) else read) for read in read_or_failed]
         self.counts.update(score.cause for score in scores if score.value is None)
         return scores
 
     def observe(self, scores: Sequence[Score], *, step: int) -> None:
-        """Nothing to learn."""
+        pass
 
     def state(self) -> dict[str, Any]:
-        """No memory."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """No memory."""
+        pass
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        """Scores of a batch, concurrently; one that fails does not touch the others."""
+        """Score a batch concurrently; a trajectory that fails does not affect the others."""
         return await gather_all(self._settled(read, self._value(read, step)) for read in batch)
 
-    async def _value(self, read: Read, step: int) -> float:
-        """What one trajectory is worth; its components go into `read.parts`."""
+    async def _value(self, read: Read, step: int) -> float | Score:
+        """Score one trajectory and put its components into `read.parts`."""
         raise NotImplementedError
 
     def _read(self, trajectory: Trajectory) -> Read | Score:
@@ -122,17 +131,18 @@ class BatchReward:
         except Exception as error:
             return Score(None, {}, cause_of(error))
 
-    async def _settled(self, read: Read, value: Coroutine[Any, Any, float]) -> Score:
+    async def _settled(self, read: Read, scoring: Coroutine[Any, Any, float | Score]) -> Score:
         try:
-            return Score(await value, read.parts)
+            scored = await scoring
         except (Interrupted, InputError):
             raise
         except Exception as error:
             return Score(None, read.parts, cause_of(error))
+        return scored if isinstance(scored, Score) else Score(scored, read.parts)
 
 
 def cause_of(error: Exception) -> str:
-    """The short name under which a failure is counted; a bug is logged too, as nobody would see it otherwise."""
+    """Return the short name under which a failure is counted. A bug is logged as well: nothing else would show it."""
     if isinstance(error, BackendError):
         return error.cause
     log.warning("a reward failed", error=redact(f"{type(error).__name__}: {error}")[:300])
@@ -140,11 +150,11 @@ def cause_of(error: Exception) -> str:
 
 
 class RiseWatch:
-    """Notices when a number that is told once a training step has stopped rising, and does not forget it.
+    """Detects when a number that is reported once per training step stops rising.
 
     It has stopped at the first step after which the mean of the last `window` numbers is at most `min_rise` above the
-    mean of the `window` before them; with fewer than two windows of numbers it may still rise. Numbers of steps that
-    were told before are ignored, so that steps done again after a restart count once.
+    mean of the `window` before them. Steps that were reported before are ignored, so that a step repeated after a
+    restart counts once.
 
     >>> watch = RiseWatch(window=2, min_rise=0.1)
     >>> for step, rc in enumerate([0.0, 0.5, 1.0, 1.5, 1.5, 1.5, 1.5]):
@@ -157,25 +167,24 @@ class RiseWatch:
         self.window = window
         self.min_rise = min_rise
         self.stopped_at: int | None = None
-        self._last: int | None = None
+        self._last_step: int | None = None
         self._numbers: list[float] = []
 
     def add(self, number: float, step: int) -> None:
         """Take the number of a step into account."""
-        if self.stopped_at is not None or (self._last is not None and step <= self._last):
+        if self.stopped_at is not None or (self._last_step is not None and step <= self._last_step):
             return
-        self._last = step
+        self._last_step = step
         self._numbers = [*self._numbers, number][-2 * self.window :]
         before, recent = self._numbers[: self.window], self._numbers[self.window :]
         if len(recent) == self.window and math.fsum(recent) - math.fsum(before) <= self.min_rise * self.window:
             self.stopped_at = step
 
     def state(self) -> dict[str, Any]:
-        """What `restore` goes on from, as JSON can hold it."""
-        return {"stopped_at": self.stopped_at, "last": self._last, "numbers": list(self._numbers)}
+        return {"stopped_at": self.stopped_at, "last": self._last_step, "numbers": list(self._numbers)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; `{}` begins anew."""
+        """Resume from `state()`; `{}` starts anew."""
         self.stopped_at = state.get("stopped_at")
-        self._last = state.get("last")
+        self._last_step = state.get("last")
         self._numbers = list(state.get("numbers", ()))

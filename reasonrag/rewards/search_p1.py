@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.types import Trajectory
 from reasonrag.rewards.base import RewardParts
-from reasonrag.rewards.batch import BatchReward, Read
+from reasonrag.rewards.batch import BatchReward, Read, trajectory_text
 from reasonrag.rewards.settings import SearchP1Settings
 from reasonrag.rewards.verdicts import PathScores, ReferencePlan, path_scores
 
@@ -176,7 +175,7 @@ class SearchP1Reward(BatchReward):
         if tracks or (settings.outcome == "soft" and not correct):
             assert self._judge is not None
             question = read.trajectory.question
-            scores = await path_scores(self._judge, question, plan or _NO_PLAN, as_text(read.trajectory))
+            scores = await path_scores(self._judge, question, plan or _NO_PLAN, trajectory_text(read.trajectory))
             parts.update(_told(scores))
         self._combine(read, plan, actions, correct)
         return search_p1_reward(
@@ -231,13 +230,3 @@ def _told(scores: PathScores) -> dict[str, float]:
         "accuracy": scores.outcome_accuracy_score,
         "reasoning": scores.outcome_reasoning_score,
     }
-
-
-def as_text(trajectory: Trajectory) -> str:
-    """The whole trajectory as text, with what searches found: its growing turn, or every step's text on end."""
-    if not trajectory.steps:
-        return ""
-    last = trajectory.steps[-1]
-    if last.prompt.prefix or len(trajectory.steps) == 1:
-        return last.prompt.prefix + last.completion.text
-    return "\n".join(step.completion.text for step in trajectory.steps)

@@ -153,7 +153,10 @@ class RewardSettings(Section):
 
     name: Annotated[
         str,
-        Field(description="which reward: outcome, hiprag, search-p1, when-to-search, or PACKAGE.MODULE:CLASS of yours"),
+        Field(
+            description="reward function: outcome, hiprag, search-p1, when-to-search, or your own class or function as "
+            "python:PACKAGE.MODULE:NAME"
+        ),
     ] = "outcome"
     outcome: OutcomeSettings = OutcomeSettings()
     hiprag: HiPRAGSettings = HiPRAGSettings()

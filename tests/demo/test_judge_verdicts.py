@@ -17,8 +17,8 @@ from reasonrag.demo.judge import DemoJudge
 from reasonrag.demo.knowledge import knowledge_of
 from reasonrag.demo.verdicts import stream_format
 from reasonrag.formats import PromptSet
+from reasonrag.rewards.batch import trajectory_text
 from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.search_p1 import as_text
 from reasonrag.rewards.verdicts import (
     PathScores,
     PlanCandidate,
@@ -151,7 +151,7 @@ def demonstrations(name: str) -> list[tuple[Question, Attempt, str]]:
         pages = WORLD.famous if question.metadata["known"] else WORLD.parts["train"]
         improviser, twin = (Improviser(question, pages, Random(number), STREAM_HABITS) for _ in range(2))
         attempt = twin.attempt(budget=STREAM_STEPS - 1, own_count=name == "hiprag")
-        made.append((question, attempt, as_text(demonstrate(improviser, name))))
+        made.append((question, attempt, trajectory_text(demonstrate(improviser, name))))
     return made
 
 

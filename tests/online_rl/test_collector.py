@@ -189,6 +189,20 @@ def test_missing_rewards_are_counted_by_cause_and_made_up_by_nobody():
     assert made.retried == 0
 
 
+def test_an_attempt_that_gets_no_reward_on_purpose_is_neither_an_outage_nor_asked_for_again():
+    def tell(question, said, call):
+        return Score(None, cause="no_reward") if question % 2 else differs(question, said, call)
+
+    made = collector(tell, outage={"max_unscored": 0.0})
+    done = batch(made)
+    odd = sum(int(name) % 2 for name in ids(done))
+    assert 0 < odd < 4
+    assert done.unscored == {"no_reward": 4 * odd} and done.retried == 0
+    assert set(made.reward.calls.values()) == {1}
+    refilled = batch(collector(tell, dynamic=True, rounds=8))
+    assert all(int(name) % 2 == 0 for name in ids(refilled)), "a group without any reward teaches nothing"
+
+
 def test_a_judge_that_comes_back_is_asked_again_for_what_is_missing_alone():
     toys = collector(lambda q, said, call: Score(None, cause="timeout") if call == 1 and hash_of(said) % 2 else 1.0)
     made = batch(toys)

@@ -63,6 +63,23 @@ def test_a_judge_that_a_reward_does_not_ask_is_no_part_of_the_training(plans):
     assert content(reward__name=f"{TOYS}:OwnReward")["judge"] == "demo-judge:0:0", "it may ask it"
 
 
+def brevity(trajectory):
+    return 1 / len(trajectory.steps)
+
+
+def with_solution(completions, solution):
+    return []
+
+
+def test_a_function_as_reward_asks_for_nothing(plans):
+    named = {"reward__name": f"python:{__name__}:brevity"}
+    assert content(**named).keys() == {"questions", "corpus", "prompts"}
+    with pytest.raises(ConfigError, match="makes no use of them"):
+        parts.open_task(settings(**named, plans=plans))
+    with pytest.raises(ConfigError, match="requires solution, which reasonrag cannot give it"):
+        parts.open_task(settings(reward__name=f"python:{__name__}:with_solution"))
+
+
 def test_the_encoder_is_named_where_queries_are_compared():
     assert content("demo-when-to-search")["encoder"] == "lexical"
     assert "encoder" not in content("demo-when-to-search", reward__when_to_search__no_r_s=True)

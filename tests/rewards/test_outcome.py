@@ -65,6 +65,9 @@ def test_a_trajectory_that_has_not_ended_is_not_scored():
 class Broken(BatchReward):
     """Fails in the way that the answer names."""
 
+    def __init__(self, settings, given):
+        super().__init__(given)
+
     async def _value(self, read, step):
         match read.trajectory.answer:
             case "nan" | "inf" as name:
@@ -80,12 +83,8 @@ class Broken(BatchReward):
         return 1.0
 
 
-def broken(settings, given):
-    return Broken(given)
-
-
 def test_failures_are_scores_without_a_value_and_touch_no_other():
-    ours = open_reward(RewardSettings(name=f"{__name__}:broken"), parts("search_r1"))
+    ours = open_reward(RewardSettings(name=f"{__name__}:Broken"), parts("search_r1"))
     names = ["fine", "nan", "inf", "part", "judge", "bug"]
     found = score(ours, *(said(name) for name in names))
     assert [s.value for s in found] == [1.0, None, None, None, None, None]
@@ -96,7 +95,7 @@ def test_failures_are_scores_without_a_value_and_touch_no_other():
 
 
 def test_what_the_user_has_to_mend_is_raised():
-    ours = open_reward(RewardSettings(name=f"{__name__}:broken"), parts("search_r1"))
+    ours = open_reward(RewardSettings(name=f"{__name__}:Broken"), parts("search_r1"))
     with pytest.raises(RunError, match="full"):
         score(ours, said("disk"))
 

@@ -1,0 +1,183 @@
+"""Plain functions as rewards."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reasonrag.core.errors import ConfigError
+from reasonrag.rewards import RewardParts, RewardSettings, Score, open_reward
+from reasonrag.rewards.base import Reward
+from reasonrag.rewards.functions import COLUMNS
+from tests.rewards.toys import RIGHT, parts, score, trajectory, values
+
+HERE = "python:tests.rewards.test_functions"
+SEEN: dict[str, object] = {}
+
+
+def said(answer: str):
+    return trajectory("search_r1", f"<think>hm</think><answer>{answer}</answer>")
+
+
+def matches(completions, golden_answers, **kwargs):
+    SEEN.clear()
+    SEEN.update(kwargs, completions=completions, golden_answers=golden_answers)
+    texts = [completion[0]["content"] for completion in completions]
+    return [float(gold[0] in text) for text, gold in zip(texts, golden_answers, strict=True)]
+
+
+async def matches_later(prompts, completions, answer):
+    await asyncio.sleep(0)
+    return [int(gold in completion[-1]["content"]) for completion, gold in zip(completions, answer, strict=True)]
+
+
+def brevity(trajectory):
+    return 1 / len(trajectory.answer)
+
+
+async def brevity_later(trajectory):
+    await asyncio.sleep(0)
+    return brevity(trajectory)
+
+
+def with_holes(completions):
+    return [1.0, None, float("nan"), "high", float("inf")]
+
+
+def single_with_holes(trajectory):
+    match trajectory.answer:
+        case "none":
+            return None
+        case "raise":
+            raise ValueError("no idea")
+    return float(trajectory.answer)
+
+
+def raises(completions, **kwargs):
+    raise KeyError("solution")
+
+
+def one_for_all(completions):
+    return [1.0]
+
+
+def no_list(completions):
+    return 0.5
+
+
+def with_solution(completions, solution):
+    return [0.0 for _ in solution]
+
+
+def of_two(trajectory, other):
+    return 0.0
+
+
+class NoFunction:
+    """A class that does the same."""
+
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
+        pass
+
+    async def score(self, trajectories, *, step):
+        return [Score(0.25) for _ in trajectories]
+
+    def observe(self, scores, *, step):
+        pass
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+def opened(name: str) -> Reward:
+    return open_reward(RewardSettings(name=f"{HERE}:{name}"), parts("search_r1"))
+
+
+@pytest.mark.parametrize("name", ["matches", "matches_later"])
+def test_a_function_of_trls_convention_scores_a_batch(name):
+    found = score(opened(name), said(RIGHT), said("Kubrick"))
+    assert values(found) == [1.0, 0.0]
+    assert found[0].parts["em"] == 1.0, "the common components explain it"
+
+
+def test_a_function_that_takes_anything_is_given_every_column():
+    score(opened("matches"), said(RIGHT), said("Kubrick"), step=7)
+    assert sorted(SEEN) == sorted(COLUMNS)
+    (message,) = SEEN["completions"][1]
+    assert message == {"role": "assistant", "content": "<think>hm</think><answer>Kubrick</answer>"}
+    assert [m["role"] for m in SEEN["prompts"][0]] == ["system", "user"]
+    assert SEEN["answer"] == [RIGHT, RIGHT], "the first golden answer, not the policy's"
+    assert [t.answer for t in SEEN["trajectories"]] == [RIGHT, "Kubrick"]
+    assert SEEN["step"] == 7
+
+
+def test_what_a_search_found_is_in_the_completion():
+    searched = trajectory("search_r1", "<think>hm</think><search>Jaws</search>", f"<answer>{RIGHT}</answer>")
+    score(opened("matches"), searched)
+    assert "<information>" in SEEN["completions"][0][0]["content"]
+
+
+@pytest.mark.parametrize("name", ["brevity", "brevity_later"])
+def test_a_function_of_one_trajectory_scores_each(name):
+    assert values(score(opened(name), said("four"), said("eighteen"))) == [0.25, 0.125]
+
+
+def test_what_is_no_number_is_no_score_and_counted():
+    reward = opened("with_holes")
+    found = score(reward, *[said("x")] * 5)
+    assert [(s.value, s.cause) for s in found] == [
+        (1.0, ""),
+        (None, "no_reward"),
+        (None, "not_finite"),
+        (None, "not_a_number"),
+        (None, "not_finite"),
+    ]
+    assert reward.counts == {"no_reward": 1, "not_finite": 2, "not_a_number": 1}
+
+
+def test_a_function_of_one_trajectory_fails_alone():
+    found = score(opened("single_with_holes"), said("0.5"), said("none"), said("raise"), said("nan"))
+    assert [s.value for s in found] == [0.5, None, None, None]
+    assert [s.cause for s in found] == ["", "no_reward", "bug:ValueError", "not_finite"]
+
+
+def test_a_function_that_raises_sets_its_batch_aside():
+    reward = opened("raises")
+    assert [s.cause for s in score(reward, said("a"), said("b"))] == ["bug:KeyError"] * 2
+    assert reward.counts == {"bug:KeyError": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("one_for_all", "returned 1 rewards for 2 completions"), ("no_list", "returned float")]
+)
+def test_a_function_that_does_not_return_one_reward_each_ends_the_run(name, message):
+    with pytest.raises(ConfigError, match=message):
+        score(opened(name), said("a"), said("b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("with_solution", "requires solution, .* with these keyword arguments: prompts, completions, question"),
+        ("of_two", r"takes \(trajectory, other\); write a function `\(completions, \*\*kwargs\)"),
+        ("RIGHT", "is no function that can be called"),
+    ],
+)
+def test_a_function_of_another_form_is_refused_before_anything_is_loaded(name, message):
+    with pytest.raises(ConfigError, match=message):
+        opened(name)
+
+
+def test_a_class_is_made_with_settings_and_parts():
+    assert values(score(opened("NoFunction"), said("a"))) == [0.25]
+
+
+def test_functions_of_trl_work_as_they_are():
+    pytest.importorskip("trl")
+    reward = open_reward(RewardSettings(name="python:trl.rewards:think_format_reward"), parts("search_r1"))
+    good = trajectory("search_r1", "<think>hm</think>\n<answer>a</answer>")
+    assert values(score(reward, good, trajectory("search_r1", "<answer>a</answer>"))) == [1.0, 0.0]
