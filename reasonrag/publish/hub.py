@@ -1,7 +1,7 @@
-"""A folder and its card to the HF Hub: private first, one commit, verified there, then tagged.
+"""Publish a folder and its card on the HF Hub: private first, in one commit, verified there, then tagged.
 
-Every step looks at what is there before it acts, so it may be repeated after any failure: a lost answer, a commit of
-somebody else in between, a process that was killed. What is there already is neither sent nor committed again.
+Every step looks at the repository before it acts, so it may be repeated after any failure: a lost answer, a commit of
+somebody else in between, a process that was killed. Content that is already there is neither sent nor committed again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from reasonrag.core.errors import ConfigError, HubError
-from reasonrag.publish.hub_calls import Calls, Unavailable, quiet_client, quoted
+from reasonrag.core.http import Unavailable
+from reasonrag.publish.hub_client import HubCalls, quiet_client, quoted
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
+
+    Operation = CommitOperationAdd | CommitOperationDelete
 
 CARD = "README.md"
 _NEVER_DELETED = (CARD, ".gitattributes")
@@ -29,20 +32,20 @@ _VERSION = re.compile(r"v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What goes up, where, and what may be deleted there.
+    """What to upload, where to, and what may be deleted there.
 
     Args:
         repo_id: `OWNER/NAME`.
         repo_type: a data set or a model.
-        folder: everything in it goes up, byte for byte, but a `README.md` at its top, which `card` writes.
-        card: the card there now (None: none) -> the card that goes up. It may be called again, and must not change a
-            card that it made itself.
-        owned: what is ours there: folders (`trees`) and patterns (`pairs/*.parquet`; `*` matches `/` too). A file of
-            ours that `folder` lacks is deleted in the same commit, or old shards would be read with new ones.
+        folder: all its files are uploaded byte for byte, except for a `README.md` at its top, which `card` writes.
+        card: maps the card that is there now (None: none) to the new card. It may be called again, and must not change
+            a card that it made itself.
+        owned: our files there: folders (`trees`) and patterns (`pairs/*.parquet`; `*` matches `/` too). A file of ours
+            that `folder` lacks is deleted in the same commit, or old shards would be read together with new ones.
         message: title of the commit.
         tag: `vX.Y.Z`. None: the next minor version after the highest there, v1.0.0 at first.
-        public: a new repository is made public, and an existing public one may be written to. An existing one stays as
-            private or public as it is.
+        public: make a new repository public, and allow writing to an existing public one. An existing repository keeps
+            its visibility.
     """
 
     repo_id: str
@@ -57,7 +60,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is on the Hub now; `changed` is False when the same content was there before and no commit was made."""
+    """The published repository; `changed` is False if it held the same content before and no commit was made."""
 
     url: str
     commit: str
@@ -67,22 +70,22 @@ class Published:
 
 
 def push(upload: Upload, *, say: Callable[[str], None], api: HfApi | None = None) -> Published:
-    """Bring `upload` to the Hub in at most one commit, compare what is there with what is here, then tag it.
+    """Upload a folder in at most one commit, compare the repository with the folder, then tag the commit.
 
     Args:
         upload: what and where.
-        say: told of each step in one line.
-        api: the client; by default that of huggingface_hub's own configuration (HF_ENDPOINT; HF_TOKEN or a login).
+        say: prints one line about each step.
+        api: the client; by default with huggingface_hub's own configuration (HF_ENDPOINT; HF_TOKEN or a login).
 
     Raises:
-        ConfigError: nothing was sent: an id, a tag or a login that cannot work; a public repository without `public`.
+        ConfigError: nothing was sent: an id, a tag or a login cannot work, or the repository is public.
         HubError: the Hub refuses, does not answer, or holds something else than what was sent.
     """
     from huggingface_hub import HfApi, constants, get_token
 
     check_target(upload.repo_id, upload.tag)
     files = _files(upload.folder)
-    if not files:  # all that is ours there would be deleted
+    if not files:  # the commit would delete all that is ours there
         raise ConfigError(
             f"there is nothing to publish to {upload.repo_id}: the folder that was prepared holds no data"
         )
@@ -96,10 +99,10 @@ def push(upload: Upload, *, say: Callable[[str], None], api: HfApi | None = None
 
 
 def check_target(repo_id: str, tag: str | None) -> None:
-    """See that a repository and a tag may be called so.
+    """Check the names of a repository and a tag.
 
     Raises:
-        ConfigError: they may not.
+        ConfigError: one of them is not valid.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, but not marked so
@@ -111,13 +114,14 @@ def check_target(repo_id: str, tag: str | None) -> None:
     if "/" not in repo_id:
         raise ConfigError(f"{quoted(repo_id)} names no owner: give OWNER/NAME")
     if tag is not None and not _VERSION.fullmatch(tag):
-        raise ConfigError(f"{quoted(tag)} is no version: a tag is vX.Y.Z, such as v1.0.0")
+        raise ConfigError(f"{quoted(tag)} is not a version: a tag is vX.Y.Z, such as v1.0.0")
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """What goes up besides the card, by its name there."""
+    """Map the name of each file in the repository, except for the card, to its path here."""
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: path for name, path in paths.items() if name != CARD}
+    paths.pop(CARD, None)
+    return paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,32 +135,32 @@ class _Remote:
 
 
 class _Push:
-    """One upload on its way."""
+    """One upload in progress."""
 
     def __init__(self, upload: Upload, files: dict[str, Path], api: HfApi, say: Callable[[str], None]) -> None:
         from huggingface_hub import CommitOperationAdd
 
         self.upload, self.api, self.say = upload, api, say
-        self.calls = Calls(upload.repo_id, say)
-        self.here = {name: CommitOperationAdd(name, path) for name, path in files.items()}
-        self.seen: _Remote | None = None  # what our last try to commit was made against
+        self.calls = HubCalls(upload.repo_id, say)
+        self.additions = {name: CommitOperationAdd(name, path) for name, path in files.items()}
+        self.base: _Remote | None = None  # the repository on which our last try to commit was based
 
     def run(self) -> Published:
-        repo, kind = self.upload.repo_id, self.upload.repo_type
+        upload = self.upload
         self.calls("creating the repository", self.create)
-        there = self.calls("committing", self.commit)
-        tag = self.calls("tagging", lambda: self.tag(there.commit))
-        url = f"{self.api.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo}"
-        return Published(url, there.commit, tag, there.private, changed=self.seen is not None)
+        remote = self.calls("committing", self.commit)
+        tag = self.calls("tagging", lambda: self.tag(remote.commit))
+        url = f"{self.api.endpoint}/{'datasets/' if upload.repo_type == 'dataset' else ''}{upload.repo_id}"
+        return Published(url, remote.commit, tag, remote.private, changed=self.base is not None)
 
     def create(self) -> None:
         upload = self.upload
         self.api.create_repo(upload.repo_id, repo_type=upload.repo_type, private=not upload.public, exist_ok=True)
 
-    # -- what is there ------------------------------------------------------------------------------------------------
+    # -- what the repository holds ------------------------------------------------------------------------------------
 
     def read(self, revision: str | None = None) -> _Remote:
-        """The repository at `revision` (None: now)."""
+        """Return the repository at `revision` (None: now)."""
         from huggingface_hub import RepoFile
 
         repo, kind = self.upload.repo_id, self.upload.repo_type
@@ -182,82 +186,85 @@ class _Push:
         hf_raise_for_status(response)
         return response.content.decode()
 
-    def missing(self, there: _Remote) -> list[CommitOperationAdd | CommitOperationDelete]:
-        """What a commit on top of `there` has to do for it to hold what is here; empty if it does."""
+    def changes(self, remote: _Remote) -> list[Operation]:
+        """Return the operations that a commit on top of `remote` needs; empty if the content is the same."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        card = self.upload.card(there.card)
-        if self.upload.card(card) != card:  # each run would make another commit, and each retry
+        card = self.upload.card(remote.card)
+        if self.upload.card(card) != card:  # each run, and each retry, would make another commit
             raise HubError(f"{self.upload.repo_id}: the card changes again when it is merged with itself")
-        # Copies, as a commit marks its operations as used; the sha256 they share is computed once.
-        missing: list[CommitOperationAdd | CommitOperationDelete] = [
-            copy.copy(add) for name, add in self.here.items() if not _same(add, there.files.get(name))
-        ]
-        if card != there.card:
-            missing.append(CommitOperationAdd(CARD, card.encode()))
-        stale = there.files.keys() - self.here.keys() - set(_NEVER_DELETED)
-        missing += [CommitOperationDelete(name, is_folder=False) for name in sorted(stale) if self.is_ours(name)]
-        return missing
+        operations: list[Operation] = []
+        for name, addition in self.additions.items():
+            if not _is_same(addition, remote.files.get(name)):
+                # A copy, as a commit marks its operations as used. The sha256, which copies share, is computed once.
+                operations.append(copy.copy(addition))
+        if card != remote.card:
+            operations.append(CommitOperationAdd(CARD, card.encode()))
+        stale = remote.files.keys() - self.additions.keys() - set(_NEVER_DELETED)
+        operations += [CommitOperationDelete(name, is_folder=False) for name in sorted(stale) if self.is_ours(name)]
+        return operations
 
     def is_ours(self, name: str) -> bool:
-        owned = self.upload.owned
-        return name in self.here or any(
-            fnmatchcase(name, pattern) or name.startswith(pattern.rstrip("/") + "/") for pattern in owned
+        return name in self.additions or any(
+            fnmatchcase(name, pattern) or name.startswith(pattern.rstrip("/") + "/") for pattern in self.upload.owned
         )
 
     # -- one commit ---------------------------------------------------------------------------------------------------
 
     def commit(self) -> _Remote:
-        """The repository with everything in it. Made again after a failure, it first looks whether the commit is in."""
-        there = self.read()
-        self.refuse_public(there)
-        missing = self.missing(there)
-        if not missing:
-            self.say(f"{self.upload.repo_id} holds this content at {there.commit[:8]}")
-            return there
-        self.refuse_moved(there)
-        self.refuse_used_tag()
-        self.send(missing, there)
-        self.seen = there
-        commit = self.create_commit(missing, there.commit)
+        """Commit all changes and return the repository. After a failure it first looks whether the commit arrived."""
+        remote = self.read()
+        self.check_visibility(remote)
+        changes = self.changes(remote)
+        if not changes:
+            self.say(f"{self.upload.repo_id} holds this content at {remote.commit[:8]}")
+            return remote
+        self.check_others(remote)
+        self.check_tag_is_free()
+        self.send(changes, remote)
+        self.base = remote
+        commit = self.create_commit(changes, remote.commit)
         self.say(f"committed {commit[:8]}")
         return self.verified(commit)
 
-    def refuse_public(self, there: _Remote) -> None:
+    def check_visibility(self, remote: _Remote) -> None:
         repo = self.upload.repo_id
-        if not there.private and not self.upload.public:
+        if not remote.private and not self.upload.public:
             raise ConfigError(
                 f"{repo} is public, so nothing was sent: publish with --public, or to another repository, or make it "
                 f"private in its settings"
             )
-        if there.private and self.upload.public:
+        if remote.private and self.upload.public:
             self.say(f"{repo} is private and stays so; its settings on the Hub make it public")
 
-    def refuse_moved(self, there: _Remote) -> None:
-        """Others may commit while this upload goes on, but not to its files: nobody would know which of them count."""
-        if self.seen is None or self.seen.commit == there.commit:
+    def check_others(self, remote: _Remote) -> None:
+        """Raise if others changed our files since our last try: nobody would know which version counts.
+
+        Others may commit to their own files while this upload is in progress.
+        """
+        if self.base is None or self.base.commit == remote.commit:
             return
-        before, now, repo = self.seen.files, there.files, self.upload.repo_id
+        before, now, repo = self.base, remote, self.upload.repo_id
         moved = [
             name
-            for name in sorted(before.keys() | now.keys())
-            if name != CARD and self.is_ours(name) and _blob(before.get(name)) != _blob(now.get(name))
+            for name in sorted(before.files.keys() | now.files.keys())
+            if name != CARD and self.is_ours(name) and _blob_id(before, name) != _blob_id(now, name)
         ]
         if not moved:
             return
         log = self.calls(
             "reading its history",
-            lambda: self.api.list_repo_commits(repo, repo_type=self.upload.repo_type, revision=there.commit),
+            lambda: self.api.list_repo_commits(repo, repo_type=self.upload.repo_type, revision=now.commit),
         )
-        new = list(takewhile(lambda entry: self.seen is not None and entry.commit_id != self.seen.commit, log))
+        new = list(takewhile(lambda entry: entry.commit_id != before.commit, log))
         authors = sorted({author for entry in new for author in entry.authors})
         raise HubError(
-            f"{repo} moved to {there.commit[:8]} while it was written to: {quoted(', '.join(authors))} changed "
+            f"{repo} moved to {now.commit[:8]} while it was written to: {quoted(', '.join(authors))} changed "
             f"{len(moved)} of the files that are to be published, first {quoted(moved[0])} "
             f"({quoted(new[0].title) if new else 'history was rewritten'}). Look at it, then publish again"
         )
 
-    def refuse_used_tag(self) -> None:
+    def check_tag_is_free(self) -> None:
         tag = self.upload.tag
         if tag is not None and tag in self.calls("reading its tags", self.tags):
             raise ConfigError(
@@ -265,14 +272,14 @@ class _Push:
                 f"higher version, or give none for the next"
             )
 
-    def send(self, missing: list[CommitOperationAdd | CommitOperationDelete], there: _Remote) -> None:
-        """The files' bytes; none is visible before the commit."""
+    def send(self, changes: list[Operation], remote: _Remote) -> None:
+        """Send the files' bytes; they become visible with the commit."""
         from huggingface_hub import CommitOperationAdd
 
         upload = self.upload
-        additions = [operation for operation in missing if isinstance(operation, CommitOperationAdd)]
-        megabytes = sum(add.upload_info.size for add in additions) / 1e6
-        visibility = "private" if there.private else "public"
+        additions = [operation for operation in changes if isinstance(operation, CommitOperationAdd)]
+        megabytes = sum(addition.upload_info.size for addition in additions) / 1e6
+        visibility = "private" if remote.private else "public"
         self.say(f"sending {len(additions)} files, {megabytes:.1f} MB, to {upload.repo_id} ({visibility})")
         self.calls(
             "sending files",
@@ -281,14 +288,14 @@ class _Push:
             ),
         )
 
-    def create_commit(self, missing: list[CommitOperationAdd | CommitOperationDelete], parent: str) -> str:
+    def create_commit(self, changes: list[Operation], parent: str) -> str:
         from huggingface_hub.errors import HfHubHTTPError
 
         upload = self.upload
         try:
             info = self.api.create_commit(
                 upload.repo_id,
-                missing,
+                changes,
                 commit_message=upload.message,
                 repo_type=upload.repo_type,
                 parent_commit=parent,
@@ -300,19 +307,20 @@ class _Push:
         return info.oid
 
     def verified(self, commit: str) -> _Remote:
-        there = self.read(commit)
-        wrong = [operation.path_in_repo for operation in self.missing(there)]
+        """Return the repository at our commit; raise if it differs from the folder."""
+        remote = self.read(commit)
+        wrong = [operation.path_in_repo for operation in self.changes(remote)]
         if wrong:
             raise HubError(
                 f"{self.upload.repo_id}: after commit {commit[:8]} the Hub lists {len(wrong)} files otherwise than "
-                f"they are here, first {quoted(wrong[0])}. No tag was made; look at that commit before anybody uses it"
+                f"they are here, first {quoted(wrong[0])}. No tag was made; look at that commit before it is used"
             )
-        return there
+        return remote
 
     # -- its tag ------------------------------------------------------------------------------------------------------
 
     def tag(self, commit: str) -> str:
-        """A tag on `commit`: the one asked for, the highest version if it stands there, else the next version."""
+        """Tag `commit` with the version asked for, else with the highest version if it is there, else with the next."""
         upload, names = self.upload, self.tags()
         tag = upload.tag or self.version(names, commit)
         if tag not in names:
@@ -344,16 +352,16 @@ class _Push:
         return highest if self.tagged(highest) == commit else f"v{major}.{minor + 1}.0"
 
 
-def _same(add: CommitOperationAdd, there: RepoFile | None) -> bool:
-    """Whether the Hub lists the local file's size and sha256, or git's hash of a file that is not in LFS."""
-    if there is None or there.size != add.upload_info.size:
+def _is_same(addition: CommitOperationAdd, remote: RepoFile | None) -> bool:
+    """Compare size and sha256, or git's hash of a file that is not in LFS."""
+    if remote is None or remote.size != addition.upload_info.size:
         return False
-    if there.lfs is not None:
-        return there.lfs.sha256 == add.upload_info.sha256.hex()
-    with add.as_file() as file:
+    if remote.lfs is not None:
+        return remote.lfs.sha256 == addition.upload_info.sha256.hex()
+    with addition.as_file() as file:
         data = file.read()
-    return there.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    return remote.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
-def _blob(file: RepoFile | None) -> str | None:
-    return None if file is None else file.blob_id
+def _blob_id(remote: _Remote, name: str) -> str | None:
+    return remote.files[name].blob_id if name in remote.files else None

@@ -305,8 +305,8 @@ def test_a_card_that_never_settles_is_refused(hub, go, upload):
         ({"repo_id": "pairs"}, "names no owner"),
         ({"repo_id": "a/b/c"}, "OWNER/NAME"),
         ({"repo_id": "../pairs"}, "OWNER/NAME"),
-        ({"tag": "1.0"}, "is no version"),
-        ({"tag": "v1.0.0\n"}, "is no version"),
+        ({"tag": "1.0"}, "is not a version"),
+        ({"tag": "v1.0.0\n"}, "is not a version"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_request(hub, go, upload, wrong, message):
