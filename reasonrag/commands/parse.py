@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import Rules, exact_match, printable, token_f1
 from reasonrag.formats import FORMATS, Format
-from reasonrag.storage.questions import RowProblems, json_lines, read_rows
+from reasonrag.storage.records import RowProblems, json_lines, read_rows
 
 _ADVICE = "Each row is a JSON object with the trajectory as `text` and, to score it, `golden_answers`, a list of texts."
 

@@ -20,8 +20,8 @@ from reasonrag.pipeline.models import open_llm
 from reasonrag.pipeline.parts import Checkable, judge_service, open_questions
 from reasonrag.pipeline.progress import Progress
 from reasonrag.rewards.reference_plans import Correct, Made, make_plans
+from reasonrag.storage.files import lock
 from reasonrag.storage.journal import Journal
-from reasonrag.storage.runs import lock
 
 
 def plan(config: Config, out: Path, *, k: int, correct: Correct = "em", show_answer: bool = False) -> int:

@@ -21,7 +21,8 @@ from reasonrag.pipeline.export import export_pairs, tree_rows
 from reasonrag.pipeline.parts import check, open_format, open_parts, open_questions, open_retriever
 from reasonrag.report.terminal import drawing
 from reasonrag.report.trees import QuestionTree
-from reasonrag.storage.runs import RunFolder, claim_folder, read_run, write_text
+from reasonrag.storage.files import claim_folder, write_json, write_text
+from reasonrag.storage.runs import RunFolder, read_run
 
 
 def build_tree(config: Config, out: Path | None) -> int:
@@ -72,12 +73,12 @@ def derive(run: Path, out: Path | None, overrides: dict[str, Any]) -> None:
     else:
         if out.resolve().is_relative_to(run.resolve()):
             raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or leave --out away")
-        claim_folder(out, "set of pairs", holds=(out / "pairs.json").exists())
+        claim_folder(out, "set of pairs", already_ours=(out / "pairs.json").exists())
         summary["pairs"] = export_pairs(
             run, config, policy=summary["policy"], config_hash=summary["config_hash"], out=out
         )
         write_text(out / "config.yaml", dump(config))
-        write_text(out / "pairs.json", json.dumps(summary["pairs"], indent=2) + "\n")
+        write_json(out / "pairs.json", summary["pairs"])
     Console().print(summary_table(summary))
     print(f"data set: {out or run / 'pairs'}")
 
@@ -87,7 +88,7 @@ def write_world(out: Path, world_seed: int) -> None:
     from reasonrag.demo import demo_corpus, demo_questions
     from reasonrag.demo.world import DEMO_SPLITS
 
-    claim_folder(out, "demo world", holds=(out / "corpus.jsonl").exists())
+    claim_folder(out, "demo world", already_ours=(out / "corpus.jsonl").exists())
     for split in DEMO_SPLITS:
         questions = demo_questions(split, seed=world_seed)
         rows = [

@@ -114,6 +114,16 @@ def identity(settings: Section) -> dict[str, Any]:
     return dict(_semantic(settings, ""))
 
 
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe which settings differ, for an error message; "" if none does.
+
+    >>> differences({"a": 1, "b": 2}, {"a": 1, "b": 3})
+    'b: 2 there, 3 now'
+    """
+    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    return ", ".join(f"{name}: {before.get(name)!r} there, {now.get(name)!r} now" for name in names)
+
+
 def dump(settings: Section) -> str:
     """The resolved settings as YAML that `gather` reads back."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

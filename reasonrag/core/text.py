@@ -113,6 +113,12 @@ def valid_unicode(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def quoted(value: object) -> str:
+    """A value from outside, fit for a message of one line: at most 60 characters, nothing that breaks the line."""
+    text = repr(one_line(valid_unicode(str(value))))
+    return text if len(text) <= 60 else f"{text[:56]}...'"
+
+
 def printable(text: str) -> str:
     """The text for a terminal: no control or format character (ANSI, OSC 8, U+202E) survives, lines do.
 

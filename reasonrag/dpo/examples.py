@@ -16,12 +16,12 @@ from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.text import quoted
 from reasonrag.dpo.lengths import LengthReport, fit
 from reasonrag.dpo.row_layouts import BY_PROMPT, as_fields
 from reasonrag.dpo.sources import Source, read_source
 from reasonrag.dpo.token_rows import Pair, Row, Segment, encode
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.storage.questions import quoted
 from reasonrag.training.settings import PairSettings
 
 __all__ = ["Examples", "Pair", "Segment", "open_examples", "sft_segments"]

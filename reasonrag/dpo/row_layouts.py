@@ -12,7 +12,7 @@ from typing import Any
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.dpo.token_rows import ChatSides, Messages, Row, StepSides, StepText, TextSides
-from reasonrag.storage.questions import RowProblems, text_id
+from reasonrag.storage.records import RowProblems, text_id
 
 LAYOUTS = (("prompt", "chosen", "rejected"), ("chosen_steps", "rejected_steps"))
 FURTHER = [

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.policy_card import POLICY_CARD, PolicyCard
-from reasonrag.core.text import one_line
+from reasonrag.core.text import one_line, quoted
 from reasonrag.dpo.row_layouts import FURTHER, LAYOUTS, NEEDED, OWN, Raw, checked_rows
 from reasonrag.dpo.token_rows import Row
-from reasonrag.storage.questions import RowProblems, quoted, read_rows
+from reasonrag.storage.records import RowProblems, read_rows
 from reasonrag.storage.runs import read_run
 
 if TYPE_CHECKING:

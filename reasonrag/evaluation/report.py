@@ -5,7 +5,6 @@ Names of kinds and data sets come from outside: they are shown on one line, with
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from reasonrag.core.text import Rules, one_line, printable
 from reasonrag.core.types import Question
 from reasonrag.evaluation.summary import failures, summarize
 from reasonrag.evaluation.tables import FEW, NAMES, Metrics, evaluation_tables, results_table
-from reasonrag.storage.runs import write_text
+from reasonrag.storage.files import write_json, write_text
 
 if TYPE_CHECKING:
     import rich.table
@@ -53,14 +52,10 @@ def write_results(
             "calls": result.calls,
             "versions": metrics["versions"],
         }
-        _write_json(out / result.name / "metrics.json", of_policy)
+        write_json(out / result.name / "metrics.json", of_policy)
     write_report(metrics, out)
-    _write_json(out / "metrics.json", metrics)  # last: if it is there, everything else is there too
+    write_json(out / "metrics.json", metrics)  # last: if it is there, everything else is there too
     return metrics
-
-
-def _write_json(path: Path, metrics: Metrics) -> None:
-    write_text(path, json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_report(metrics: Metrics, out: Path) -> list[Path]:

@@ -54,9 +54,10 @@ from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.journaled import JournalStore
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed, gather_all
+from reasonrag.storage.files import claim_folder, lock
 from reasonrag.storage.parquet import Row, ShardWriter
 from reasonrag.storage.questions import questions_fingerprint
-from reasonrag.storage.runs import RunFolder, claim_folder, lock
+from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import trajectory_schema
 
 _SHARD_ROWS = 2_000
@@ -372,7 +373,7 @@ def _prepare(out: Path) -> None:
     """Create the folder, or raise if it holds something other than an evaluation."""
     if (out / _JOURNAL).exists():
         raise RunError(f"{out} is a run of build-tree; choose another folder for --out, such as {out / 'eval'}")
-    claim_folder(out, "evaluation", holds=(out / ".lock").exists())
+    claim_folder(out, "evaluation", already_ours=(out / ".lock").exists())
 
 
 def _release_memory() -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.storage.questions import HUB_REPOSITORY, quoted
+from reasonrag.core.text import quoted
+from reasonrag.storage.questions import HUB_REPOSITORY
 
 UNKNOWN = "unknown"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.text import quoted
 from reasonrag.evaluation.tables import Table, differences_table, results_table
-from reasonrag.storage.questions import quoted
 
 _SHOWN = ("em", "f1", "acc", "retrievals", "steps", "format_rate", "lasj", "osr", "usr")
 Row = dict[str, Any]

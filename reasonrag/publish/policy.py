@@ -19,7 +19,7 @@ from reasonrag.llm.model_folder import model_checksum
 from reasonrag.publish.cards import mapping
 from reasonrag.publish.licences import UNKNOWN
 from reasonrag.publish.staging import place, place_json
-from reasonrag.storage.runs import write_text
+from reasonrag.storage.files import write_json
 from reasonrag.training.folder import SUMMARY, finished, without_places
 from reasonrag.training.outcome import MERGED
 
@@ -118,7 +118,7 @@ def _place_model_file(source: Path, target: Path) -> None:
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise DataError(f"{source} cannot be read ({type(error).__name__}); train again, or mend it") from error
         if any(held[key] != value for key, value in named.items()):
-            write_text(target, json.dumps(held | named, indent=2, ensure_ascii=False) + "\n")
+            write_json(target, held | named)
             return
     place(source, target)
 

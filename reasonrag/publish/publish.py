@@ -18,7 +18,7 @@ from reasonrag.publish.licences import UNKNOWN, check_licence
 from reasonrag.publish.measured import read_measured
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
 from reasonrag.publish.staging import files_of
-from reasonrag.storage.runs import lock, write_text
+from reasonrag.storage.files import lock, write_text
 from reasonrag.training.folder import SUMMARY
 
 ALLOWED = (EMAIL, PATH)  # secrets never are

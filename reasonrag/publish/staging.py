@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line
-from reasonrag.storage.runs import write_text
+from reasonrag.storage.files import write_json, write_text
 from reasonrag.training.folder import without_places
 
 
@@ -32,8 +31,7 @@ def place_json(value: Mapping[str, Any], target: Path) -> None:
         DataError: it holds what is neither JSON nor text, such as NaN or half a character.
     """
     try:
-        text = json.dumps(without_places(value), indent=2, ensure_ascii=False, allow_nan=False)
-        write_text(target, text + "\n")
+        write_json(target, without_places(value))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{target.name} holds what JSON cannot say ({one_line(str(error))[:80]}); mend it") from error
 

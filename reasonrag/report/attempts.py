@@ -11,7 +11,8 @@ from typing import Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import normalize_answer
-from reasonrag.report.site import TextPool, number, read_json, reading
+from reasonrag.report.site import TextPool, number, reading
+from reasonrag.storage.files import require_json
 from reasonrag.storage.parquet import Row, read_shards
 from reasonrag.storage.tables import trajectory_schema
 
@@ -82,7 +83,7 @@ def attempts_of(folder: Path, figures: Mapping[str, Any]) -> list[Attempts]:
     found = []
     for policy, settings in figures["policies"].items():
         file = folder / policy / FIGURES
-        own = read_json(file)
+        own = require_json(file)
         with reading(file):
             if Path(policy).name != policy:
                 raise ValueError(f"policy {policy!r} is no name of a folder")

@@ -15,11 +15,11 @@ from reasonrag.report.site import (
     Listing,
     Site,
     open_site,
-    read_json,
     reading,
     shortened,
     with_last,
 )
+from reasonrag.storage.files import require_json
 
 _QUESTION = (("number", "index"), ("id", "text"), ("kind", "text"), ("question", "link"), ("golden answers", "list"))
 _ONE = (("answer", "text"), ("EM", "number"), ("F1", "number"))
@@ -52,7 +52,7 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
         OSError: the pages cannot be written.
     """
     file = evaluation / FIGURES
-    figures = read_json(file)
+    figures = require_json(file)
     if "policies" not in figures:
         raise RunError(
             f"{file} is of one policy of an evaluation; give the evaluation's folder, which holds those of its policies"

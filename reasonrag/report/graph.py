@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.report.trees import QuestionTree, tree_of, trees
+from reasonrag.storage.files import claim_folder, write_text, writing
 from reasonrag.storage.parquet import Row
-from reasonrag.storage.runs import claim_folder, write_text
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -79,7 +78,7 @@ def write_graphml(run: Path, out: Path, question_ids: Collection[str] = ()) -> i
         RunError: `out` holds other files, or the run has no tables.
         DataError: no such question, or what is there is no tree.
     """
-    claim_folder(out, "set of graphs", holds=any(out.glob("*.graphml")))
+    claim_folder(out, "set of graphs", already_ours=any(out.glob("*.graphml")))
     files = 0
     for tree in _chosen(run, question_ids):
         write_text(out / file_name(tree.root), graphml(to_networkx(tree)))
@@ -99,19 +98,15 @@ def write_node_link(run: Path, out: Path, question_ids: Collection[str] = ()) ->
     """
     import networkx as nx
 
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     lines = 0
     try:
-        with temporary.open("w", encoding="ascii") as file:
+        with writing(out) as file:
             for tree in _chosen(run, question_ids):
                 data = nx.node_link_data(to_networkx(tree), edges="edges")
-                file.write(json.dumps(data, allow_nan=False) + "\n")
+                file.write(json.dumps(data, allow_nan=False).encode() + b"\n")
                 lines += 1
-        temporary.replace(out)
     except OSError as error:
         raise DataError(f"{out} cannot be written ({error.strerror}); choose another file for --out") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return lines
 
 

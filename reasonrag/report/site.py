@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line, printable
+from reasonrag.storage.files import claim_folder, lock, write_text
 from reasonrag.storage.parquet import Row
-from reasonrag.storage.runs import claim_folder, lock, write_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -87,7 +87,7 @@ def open_site(out: Path, *, folder: str, scripts: Sequence[str]) -> Iterator[Sit
     """
     assets = (*_ASSETS, *scripts)
     holds = all((out / name).is_file() for name in _MARKERS)
-    claim_folder(out, "report", holds=holds, besides=assets)
+    claim_folder(out, "report", already_ours=holds, ignore=assets)
     with lock(out / ".lock"):
         yield Site(out, folder, assets)
 
@@ -171,21 +171,6 @@ def with_last(items: Iterable[T]) -> Iterator[tuple[int, T, bool]]:
             yield number, held, False
             number, held = number + 1, following
         yield number, held, True
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        RunError: the file cannot be read, or holds something else.
-    """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read; it is damaged, run the command that wrote it again") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{file} holds a {type(content).__name__}, not the object that this version of reasonrag writes")
-    return content
 
 
 @contextlib.contextmanager

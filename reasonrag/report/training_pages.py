@@ -13,11 +13,11 @@ from reasonrag.report.site import (
     Listing,
     Site,
     open_site,
-    read_json,
     reading,
     shortened,
     with_last,
 )
+from reasonrag.storage.files import require_json
 from reasonrag.storage.parquet import Row
 from reasonrag.training.folder import SUMMARY
 from reasonrag.training.outcome import panels
@@ -55,7 +55,7 @@ def write_training_pages(training: Path, out: Path) -> Path:
         DataError: its rollouts are damaged.
         OSError: the pages cannot be written.
     """
-    summary = read_json(training / SUMMARY)
+    summary = require_json(training / SUMMARY)
     with reading(training / SUMMARY):
         overview = _overview(summary)
         reward = _Reward(summary["settings"])

@@ -9,9 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from reasonrag.reproduce.ablation import AblationScale, Paper, Table, evaluation_of, stages
-from reasonrag.reproduce.figures import Figures, read_json
+from reasonrag.reproduce.figures import Figures
 from reasonrag.reproduce.measures import Seeds, described, difference, read_seeds, verdict
 from reasonrag.reproduce.stages import Plan
+from reasonrag.storage.files import require_json
 from reasonrag.storage.runs import versions
 
 # What an evaluation's files begin with at each temperature; the policy's own card gives the rest of the name.
@@ -40,7 +41,7 @@ def summarise(paper: Paper, plan: Plan, out: Path, scale: AblationScale) -> Figu
         for setting, files in SETTINGS.items()
     }
     trained = {
-        variant.name: [read_json(folders[seed] / variant.name / "training.json") for seed in there[variant.name]]
+        variant.name: [require_json(folders[seed] / variant.name / "training.json") for seed in there[variant.name]]
         for variant in paper.variants
         if there[variant.name]
     }

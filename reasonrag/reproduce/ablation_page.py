@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from reasonrag.reproduce.ablation import BASE, Paper
 from reasonrag.reproduce.figures import Figures
 from reasonrag.reproduce.markdown import bold, interval_text, points_text, table
 from reasonrag.reproduce.measures import METRICS, sign
-from reasonrag.storage.runs import write_text
+from reasonrag.storage.files import write_json, write_text
 
 _BY_KIND = ("em", "acc", "osr", "usr", "retrievals")
 
@@ -21,7 +20,7 @@ def write(paper: Paper, figures: Figures, results: Path) -> Path:
     """Write `PAPER.md`, `.json`, `.svg` and `.png` into a folder; returns the page."""
     results.mkdir(parents=True, exist_ok=True)
     save_panels(results / paper.name, list(_panels(paper, figures)))
-    write_text(results / f"{paper.name}.json", json.dumps(figures, indent=1, allow_nan=False) + "\n")
+    write_json(results / f"{paper.name}.json", figures, indent=1)
     write_text(results / f"{paper.name}.md", "\n".join(page(paper, figures)) + "\n")
     return results / f"{paper.name}.md"
 

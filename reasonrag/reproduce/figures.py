@@ -6,7 +6,6 @@ other questions of this kind, with these seeds. Each seed's own figure stands be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -125,16 +124,3 @@ def compare(
             for first, second in pairs
         },
     }
-
-
-def read_json(path: Path) -> Figures:
-    """A summary that a stage has left.
-
-    Raises:
-        RunError: it is not there.
-    """
-    try:
-        found: Figures = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}); run the same command again") from error
-    return found

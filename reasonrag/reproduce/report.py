@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -10,10 +9,11 @@ from statistics import fmean
 
 from reasonrag.core.plots import Bar, save_bars
 from reasonrag.evaluation.sweep import Setting
-from reasonrag.reproduce.figures import Figures, compare, read_attempts, read_json
+from reasonrag.reproduce.figures import Figures, compare, read_attempts
 from reasonrag.reproduce.markdown import interval_text, points_text, table
 from reasonrag.reproduce.reasonrag import BASE, COMPARISONS, MAIN, TABLE_3, VARIANTS, Scale
-from reasonrag.storage.runs import versions, write_text
+from reasonrag.storage.files import require_json, write_json, write_text
+from reasonrag.storage.runs import versions
 
 # The demo policy reads one passage a search and takes at most eight steps.
 SETTINGS = {"greedy": Setting(0.0, 8, 1).name, "sampled (T = 1)": Setting(1.0, 8, 1).name}
@@ -38,12 +38,12 @@ def summarise(out: Path, scale: Scale) -> Figures:
         "command": _command(scale),
         "versions": versions(),
         "budget": {
-            name: [_budget(read_json(folder / name / "run.json")) for folder in folders]
+            name: [_budget(require_json(folder / name / "run.json")) for folder in folders]
             for name in ("trees-rollout", "trees-judge")
             if all((folder / name).exists() for folder in folders)
         },
         "training": {
-            name: [_training(read_json(folder / name / "training.json")) for folder in folders]
+            name: [_training(require_json(folder / name / "training.json")) for folder in folders]
             for name in variants
             if name != BASE
         },
@@ -61,7 +61,7 @@ def write(figures: Figures, results: Path) -> Path:
         if (em := found["variants"][variant]["all"]["em"])
     ]
     save_bars(results / "reasonrag", bars, title="Exact match in the demo world, 95 % intervals", x_label="EM")
-    write_text(results / "reasonrag.json", json.dumps(figures, indent=1, allow_nan=False) + "\n")
+    write_json(results / "reasonrag.json", figures, indent=1)
     write_text(results / "reasonrag.md", "\n".join(_page(figures)) + "\n")
     return results / "reasonrag.md"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reasonrag.core.errors import RunError
-from reasonrag.storage.runs import claim_folder, lock, write_text
+from reasonrag.storage.files import claim_folder, lock, write_json
 
 _LOOK_S = 0.05  # between two looks at the children
 
@@ -60,7 +60,7 @@ class Plan:
         self.stages = stages
         self._out = out
         self._file = out / "plan.json"
-        claim_folder(out, "plan", holds=self._file.exists())
+        claim_folder(out, "plan", already_ours=self._file.exists())
         before = self._read()
         lines = [stage.line for stage in stages]
         if before is not None and before["plan"] != lines and not (grows and set(before["plan"]) <= set(lines)):
@@ -123,7 +123,7 @@ class Plan:
     def _write(self) -> None:
         lines = [stage.line for stage in self.stages]
         known = {"plan": lines, "done": [line for line in lines if line in self._done]}
-        write_text(self._file, json.dumps(known, indent=1) + "\n")
+        write_json(self._file, known, indent=1)
 
 
 class _Work:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.text import one_line, quoted, valid_unicode
 from reasonrag.core.types import Passage
-from reasonrag.storage.questions import load_questions, paragraph_corpus, quoted
+from reasonrag.storage.questions import load_questions, paragraph_corpus
 from reasonrag.storage.records import SUFFIXES, Row, raw_rows
 
 # Corpora by name: where they are, and how many passages they have. wiki18 is English Wikipedia of December 2018 in

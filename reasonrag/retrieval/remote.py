@@ -25,10 +25,11 @@ from reasonrag.core.http import (
     parse_retry_after,
 )
 from reasonrag.core.secrets import redact
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.text import quoted, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import passage_contents
-from reasonrag.storage.questions import passage_id, quoted, text_id
+from reasonrag.storage.questions import passage_id
+from reasonrag.storage.records import text_id
 
 if TYPE_CHECKING:
     import aiohttp

@@ -5,13 +5,13 @@ Without page checksums most single-bit flips read back as other data.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.text import one_line
+from reasonrag.storage.files import fsync_folder, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,21 +22,13 @@ _BATCH_ROWS = 128
 
 
 def write_parquet(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
-    """Write rows so that the file is there whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+    """Write a Parquet file, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            table = pa.Table.from_pylist(list(rows), schema=schema)
-            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    table = pa.Table.from_pylist(list(rows), schema=schema)
+    with writing(path) as file:
+        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
 
 
 def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
@@ -171,12 +163,3 @@ def read_batches(path: Path, schema: pa.Schema, *, columns: Sequence[str] | None
                 raise ValueError(f"its footer and its rows differ by {abs(left)} rows")
     except (OSError, ValueError, pa.ArrowException) as error:
         raise _unreadable(path, error) from error
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.text import one_line, quoted, valid_unicode
 from reasonrag.core.types import Passage, Question
-from reasonrag.storage.records import SUFFIXES, Row, parsed, raw_rows
+from reasonrag.storage.records import SUFFIXES, Row, RowProblems, read_rows, text_id
 
 HUB_REPOSITORY = "RUC-NLPIR/FlashRAG_datasets"
 
@@ -37,63 +37,7 @@ KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 _ANSWERS = ("golden_answers", "answers", "answer")
 _BODIES = ("sentences", "content", "paragraph_text", "text", "contents")
-_SHOWN = 5
 _HUB_TIMEOUT_S = 10.0
-
-
-class RowProblems:
-    """Rows that cannot be used, by kind of problem; `check` raises one error that names them all."""
-
-    def __init__(self, source: str) -> None:
-        """Collect for `source`, the file or data set named in the message."""
-        self._source = source
-        self._rows: dict[str, list[str]] = {}
-
-    def add(self, kind: str, row: int, value: object = None) -> None:
-        """Note that 1-based `row` has the problem `kind`; `value` is what stands there, if that helps."""
-        shown = "" if value is None else f" {quoted(value)}"
-        self._rows.setdefault(kind, []).append(f"{row}{shown}")
-
-    def check(self, advice: str) -> None:
-        """Raise DataError, with `advice` at its end, if anything was noted."""
-        if not self._rows:
-            return
-        found = "; ".join(
-            f"{kind} in {len(rows)} row{'s' * (len(rows) > 1)} "
-            f"({', '.join(rows[:_SHOWN])}{', ...' if len(rows) > _SHOWN else ''})"
-            for kind, rows in self._rows.items()
-        )
-        raise DataError(f"{self._source}: {found}. {advice}")
-
-
-def quoted(value: object) -> str:
-    """A value from outside, fit for a message of one line: at most 60 characters, nothing that breaks the line."""
-    text = repr(one_line(valid_unicode(str(value))))
-    return text if len(text) <= 60 else f"{text[:56]}...'"
-
-
-def read_rows(path: Path, problems: RowProblems) -> Iterator[Row]:
-    """1-based row number and parsed row of a .jsonl, .jsonl.gz, .jsonl.zst, .json or .parquet file.
-
-    Lines that are not JSON objects go to `problems`. A line ends at "\\n" alone: U+2028 inside a string is text.
-
-    Raises:
-        DataError: no such file, an unknown kind of file, or one that is damaged as a whole.
-    """
-    return _objects(raw_rows(path), problems)
-
-
-def json_lines(lines: Iterable[bytes], problems: RowProblems) -> Iterator[Row]:
-    """Numbered objects, one a line; blank lines are skipped, and what is no object is noted."""
-    return _objects(((number, parsed(line)) for number, line in enumerate(lines, 1) if line.strip()), problems)
-
-
-def _objects(rows: Iterable[Row], problems: RowProblems) -> Iterator[Row]:
-    for number, row in rows:
-        if isinstance(row, dict):
-            yield number, row
-        else:
-            problems.add("not a JSON object", number)
 
 
 def load_questions(
@@ -194,13 +138,6 @@ def _parse(rows: Iterable[Row], dataset: str, problems: RowProblems) -> list[Que
     if not questions:
         raise DataError(f"{dataset}: no questions in it")
     return questions
-
-
-def text_id(value: object) -> str | None:
-    """An id as text, or None where it is missing, empty, or neither text nor a whole number."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    return valid_unicode(str(value)).strip() or None
 
 
 def _answers(value: object) -> tuple[str, ...]:

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import one_line
+from reasonrag.core.text import one_line, quoted, valid_unicode
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
 
 Row = tuple[int, Any]
 
+_NAMED_ROWS = 5  # of one kind of problem, in a message
 _PARQUET_ROWS = 256  # at a time: they may hold whole books
 
 
@@ -144,3 +145,59 @@ def parsed(line: bytes) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
+
+
+def read_rows(path: Path, problems: RowProblems) -> Iterator[Row]:
+    """1-based row number and parsed row of a .jsonl, .jsonl.gz, .jsonl.zst, .json or .parquet file.
+
+    Lines that are not JSON objects go to `problems`. A line ends at "\\n" alone: U+2028 inside a string is text.
+
+    Raises:
+        DataError: no such file, an unknown kind of file, or one that is damaged as a whole.
+    """
+    return _objects(raw_rows(path), problems)
+
+
+def json_lines(lines: Iterable[bytes], problems: RowProblems) -> Iterator[Row]:
+    """Numbered objects, one a line; blank lines are skipped, and what is no object is noted."""
+    return _objects(((number, parsed(line)) for number, line in enumerate(lines, 1) if line.strip()), problems)
+
+
+def _objects(rows: Iterable[Row], problems: RowProblems) -> Iterator[Row]:
+    for number, row in rows:
+        if isinstance(row, dict):
+            yield number, row
+        else:
+            problems.add("not a JSON object", number)
+
+
+class RowProblems:
+    """Rows that cannot be used, by kind of problem; `check` raises one error that names them all."""
+
+    def __init__(self, source: str) -> None:
+        """Collect for `source`, the file or data set named in the message."""
+        self._source = source
+        self._rows: dict[str, list[str]] = {}
+
+    def add(self, kind: str, row: int, value: object = None) -> None:
+        """Note that 1-based `row` has the problem `kind`; `value` is what stands there, if that helps."""
+        shown = "" if value is None else f" {quoted(value)}"
+        self._rows.setdefault(kind, []).append(f"{row}{shown}")
+
+    def check(self, advice: str) -> None:
+        """Raise DataError, with `advice` at its end, if anything was noted."""
+        if not self._rows:
+            return
+        found = "; ".join(
+            f"{kind} in {len(rows)} row{'s' * (len(rows) > 1)} "
+            f"({', '.join(rows[:_NAMED_ROWS])}{', ...' if len(rows) > _NAMED_ROWS else ''})"
+            for kind, rows in self._rows.items()
+        )
+        raise DataError(f"{self._source}: {found}. {advice}")
+
+
+def text_id(value: object) -> str | None:
+    """An id as text, or None where it is missing, empty, or neither text nor a whole number."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    return valid_unicode(str(value)).strip() or None

@@ -11,11 +11,8 @@ RUN/
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
-import socket
 from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -23,9 +20,9 @@ from typing import Any
 
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import dump, identity
+from reasonrag.core.settings import differences, dump, identity
+from reasonrag.storage.files import claim_folder, lock, read_json, write_json, write_text
 from reasonrag.storage.journal import Journal
-from reasonrag.storage.parquet import fsync_folder
 
 _JOURNAL = "journal.sqlite"
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
@@ -57,7 +54,7 @@ class RunFolder:
         """
         described = {name: value for name, value in identity(config).items() if name not in varying}
         described |= {f"content.{name}": value for name, value in sorted(content.items())}
-        claim_folder(path, "run", holds=(path / _JOURNAL).exists())
+        claim_folder(path, "run", already_ours=(path / _JOURNAL).exists())
         with lock(path / ".lock"), contextlib.closing(Journal(path / _JOURNAL)) as journal:
             before = journal.meta("identity")
             changes = "" if before is None else differences(before, described)
@@ -76,8 +73,8 @@ class RunFolder:
         self.journal.put_meta("bound", True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `run.json`, whole or not at all."""
-        write_text(self.path / "run.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        """Write `run.json`."""
+        write_json(self.path / "run.json", summary)
 
 
 def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
@@ -86,24 +83,12 @@ def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
     Raises:
         RunError: there is no finished run in the folder.
     """
-    try:
-        summary = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    summary = read_json(path / "run.json")
+    if summary is None:
         raise RunError(
-            f"{path} has no readable run.json: it is no run's folder, or build-tree has not finished"
-        ) from error
+            f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished"
+        )
     return load_config(file=path / "config.yaml"), summary
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync_folder(path.parent)
 
 
 def versions() -> dict[str, str]:
@@ -113,49 +98,3 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def claim_folder(path: Path, what: str, *, holds: bool, besides: Collection[str] = ()) -> None:
-    """Create a folder, or see that `what` may be written into it.
-
-    Args:
-        path: of the folder.
-        what: a run, a training, ...
-        holds: whether `what` is in there already.
-        besides: files that a beginning of `what` may have left.
-
-    Raises:
-        RunError: it holds other files, or cannot be written.
-    """
-    try:
-        if path.exists() and not holds and any(p.name not in (".lock", *besides) for p in path.iterdir()):
-            raise RunError(f"{path} holds other files and no {what}; choose a new folder for --out")
-        path.mkdir(parents=True, exist_ok=True)
-        (path / ".lock").touch()
-    except OSError as error:
-        raise RunError(f"{path} cannot hold a {what} ({error.strerror}); choose another one for --out") from error
-
-
-@contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Hold the folder. The kernel lets go when the process ends, however it ends: there is no stale lock."""
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            owner = file.read().strip() or "unknown"
-            raise RunError(f"{path.parent} is in use by another process ({owner}); wait for it or stop it") from error
-        file.truncate(0)
-        file.write(f"pid {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)  # the folder may be handed on: it is not to name this machine
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Which settings differ, in words; empty where none does."""
-    names = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
-    return ", ".join(f"{n}: {before.get(n)!r} there, {now.get(n)!r} now" for n in names)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import RunError
-from reasonrag.storage.runs import write_text
+from reasonrag.storage.files import write_json
 
 _MARKER = "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -63,7 +63,7 @@ def mark_complete(checkpoint: Path, **facts: Any) -> None:
         facts: what else to keep there, see `checkpoint_facts`.
     """
     files = {str(path.relative_to(checkpoint)): path.stat().st_size for path in _files(checkpoint)}
-    write_text(checkpoint / _MARKER, json.dumps({**facts, "files": files}, indent=1) + "\n")
+    write_json(checkpoint / _MARKER, {**facts, "files": files}, indent=1)
 
 
 def checkpoint_facts(checkpoint: Path) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import dump, identity
-from reasonrag.storage.runs import claim_folder, differences, lock, write_text
+from reasonrag.core.settings import differences, dump, identity
+from reasonrag.storage.files import claim_folder, lock, read_json, write_json, write_text
 from reasonrag.training.checkpoints import checkpoints_folder, last_checkpoint
 from reasonrag.training.settings import TrainSettings
 
@@ -39,7 +39,7 @@ def training_folder(out: Path) -> Iterator[None]:
     Raises:
         RunError: another process writes there, or it holds something else.
     """
-    claim_folder(out, "training", holds=held_identity(out) is not None, besides=("checkpoints",))
+    claim_folder(out, "training", already_ours=held_identity(out) is not None, ignore=("checkpoints",))
     with lock(out / ".lock"):
         checkpoints_folder(out).mkdir(exist_ok=True)
         yield
@@ -81,25 +81,21 @@ def check_same(out: Path, described: Mapping[str, Any]) -> None:
 
 def bind(out: Path, settings: TrainSettings, described: Mapping[str, Any]) -> None:
     """From now on the folder is this training's."""
-    write_text(checkpoints_folder(out) / _IDENTITY, json.dumps(dict(described), indent=1, sort_keys=True) + "\n")
+    write_json(checkpoints_folder(out) / _IDENTITY, dict(sorted(described.items())), indent=1)
     write_text(out / "config.yaml", dump(settings))
 
 
 def finished(out: Path) -> dict[str, Any] | None:
     """`training.json` of a finished training; None where there is none."""
-    try:
-        summary = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if isinstance(summary, dict) and isinstance(summary.get("identity"), dict) else None
+    summary = read_json(out / SUMMARY)
+    return summary if summary and isinstance(summary.get("identity"), dict) else None
 
 
 def held_identity(out: Path) -> dict[str, Any] | None:
     """Which training the folder holds; None where it holds none."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads((checkpoints_folder(out) / _IDENTITY).read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
+    held = read_json(checkpoints_folder(out) / _IDENTITY)
+    if held is not None:
+        return held
     summary = finished(out)
     return summary["identity"] if summary else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from reasonrag.core.plots import Line, Panel, save_panels
 from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.model_folder import adapter_base
-from reasonrag.storage.runs import versions, write_text
+from reasonrag.storage.files import write_json
+from reasonrag.storage.runs import versions
 from reasonrag.training.checkpoints import last_checkpoint
 from reasonrag.training.folder import SUMMARY, digest, without_places
 from reasonrag.training.model import ModelSource
@@ -81,7 +81,7 @@ def finish(out: Path, outcome: TrainingOutcome) -> dict[str, Any]:
     if outcome.settings.merge and outcome.settings.method == "lora":
         merge_adapter(out, out / MERGED, trust_remote_code=outcome.settings.trust_remote_code)
     summary = summarise(outcome)
-    write_text(out / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_json(out / SUMMARY, summary)
     return summary
 
 

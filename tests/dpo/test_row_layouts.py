@@ -9,7 +9,7 @@ from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.dpo.row_layouts import checked_rows
 from reasonrag.dpo.token_rows import ChatSides, encode
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.storage.questions import RowProblems
+from reasonrag.storage.records import RowProblems
 from tests.llm.tiny import save_tiny_model
 
 ASKED = [{"role": "user", "content": "Who directed Jaws?"}]

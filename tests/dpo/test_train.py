@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import ConfigError, DataError, Interrupted, RunError
-from reasonrag.storage.runs import lock
+from reasonrag.storage.files import lock
 from reasonrag.training.outcome import last_checkpoint
 from tests import warmed
 from tests.llm.tiny import save_tiny_model

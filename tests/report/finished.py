@@ -22,8 +22,8 @@ from reasonrag.online_rl.samples import Batch, Group, Sample
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.transcript import Transcript
 from reasonrag.rewards.base import Score
+from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import ShardWriter
-from reasonrag.storage.runs import write_text
 from reasonrag.storage.tables import trajectory_schema
 from reasonrag.training.model import ModelSource
 from reasonrag.training.outcome import TrainingOutcome, summarise

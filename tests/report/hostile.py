@@ -11,8 +11,8 @@ from reasonrag.core.config import load_config
 from reasonrag.core.settings import dump
 from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.dpo.trajectories import derive_trajectory_pairs
+from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import write_parquet
-from reasonrag.storage.runs import write_text
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 SCRIPT = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"&lt;"

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import write_parquet
-from reasonrag.storage.runs import write_text
 from reasonrag.storage.tables import tree_schema
 from tests.e2e import product
 from tests.e2e.world import write_jsonl

@@ -8,7 +8,7 @@ import pytest
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.report import write_report
-from reasonrag.storage.runs import lock
+from reasonrag.storage.files import lock
 from tests.e2e import product
 from tests.e2e.world import World
 from tests.report.finished import write_evaluation, write_pair_training, write_training

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.text import valid_unicode
-from reasonrag.storage.parquet import Row, ShardWriter, fsync_folder, read_shards
-from reasonrag.storage.questions import RowProblems
-from reasonrag.storage.records import raw_rows
-from reasonrag.storage.runs import claim_folder, lock, read_run, write_text
+from reasonrag.storage.files import claim_folder, lock, write_json, writing
+from reasonrag.storage.parquet import Row, ShardWriter, read_shards
+from reasonrag.storage.records import RowProblems, raw_rows
+from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import pair_schema
 
 SPLITS = ("train", "test")
@@ -64,15 +64,15 @@ def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
         RunError: other files are in the folder, it is in use, or it cannot be written.
     """
     begun = [path.name for path in out.glob(f".{marker}.*")]
-    claim_folder(out, marker, holds=(out / marker).exists(), besides=begun)
+    claim_folder(out, marker, already_ours=(out / marker).exists(), ignore=begun)
     with lock(out / ".lock"):
-        write_text(out / marker, "{}\n")
+        write_json(out / marker, {})
         for pattern in (f".{marker}.*", *names, *(f".{name}*" for name in names)):
             for old in out.glob(pattern):
                 old.unlink()
         counts: dict[str, int] = {}
         yield counts
-        write_text(out / marker, json.dumps(counts, indent=2) + "\n")
+        write_json(out / marker, counts)
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -80,20 +80,16 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
 
     What JSON does not know (a date of a foreign table) is written as text.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    remaining = iter(rows)
+    first = next(remaining, None)
+    if first is None:
+        return 0
     count = 0
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            for row in rows:
-                count += 1
-                file.write(valid_unicode(json.dumps(row, ensure_ascii=False, default=str)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        if count:
-            temporary.replace(path)
-            fsync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path) as file:
+        for row in chain([first], remaining):
+            count += 1
+            line = json.dumps(row, ensure_ascii=False, default=str)
+            file.write(valid_unicode(line).encode() + b"\n")
     return count
 
 

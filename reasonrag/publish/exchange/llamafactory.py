@@ -8,15 +8,14 @@ that matters, train with `reasonrag dpo train`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from reasonrag.publish.exchange.base import Unusable, output, read_pairs, write_json_lines
+from reasonrag.storage.files import write_json
 from reasonrag.storage.parquet import Row
-from reasonrag.storage.questions import RowProblems
-from reasonrag.storage.runs import write_text
+from reasonrag.storage.records import RowProblems
 
 INFO = "dataset_info.json"
 
@@ -49,7 +48,7 @@ def export(run: Path, out: Path) -> dict[str, int]:
             file = f"{split}.jsonl"
             counts[split] = write_json_lines(out / file, _sharegpt_rows(rows, f"{run}, {split} pairs"))
             described[f"reasonrag_{split}"] = description(file)
-        write_text(out / INFO, json.dumps(described, indent=2) + "\n")
+        write_json(out / INFO, described)
     return counts
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from reasonrag.core.text import valid_unicode
 from reasonrag.publish.exchange.base import Unusable, import_rows, text_pair
 from reasonrag.storage.parquet import Row
-from reasonrag.storage.questions import text_id
+from reasonrag.storage.records import text_id
 from reasonrag.storage.tables import pair_schema
 
 _LAYOUT = ("prompt", "chosen", "rejected")

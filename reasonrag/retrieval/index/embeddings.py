@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
 from reasonrag.retrieval.index.progress import BuildProgress
-from reasonrag.storage.runs import write_text
+from reasonrag.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,18 +118,15 @@ def encoder_of(index: IndexFolder) -> tuple[Mapping[str, str], str]:
     """
     made = index.manifest("vectors") or index.need("embeddings")
     identity: Mapping[str, str] = made.plan.settings["encoder"]
-    try:
-        kept: Any = json.loads((index.path / _LOCATION).read_bytes())
-        location = str(kept["location"]) if kept["encoder"] == identity_checksum(identity) else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        location = ""
-    return identity, location
+    kept = read_json(index.path / _LOCATION) or {}
+    is_same_encoder = kept.get("encoder") == identity_checksum(identity)
+    return identity, str(kept.get("location", "")) if is_same_encoder else ""
 
 
 def remember_location(index: IndexFolder, encoder: TextEncoder) -> None:
     """Keep where the encoder lies beside the parts: a part says nothing about this machine."""
     document = {"encoder": identity_checksum(encoder.identity), "location": encoder.location}
-    write_text(index.path / _LOCATION, json.dumps(document))
+    write_json(index.path / _LOCATION, document, indent=None)
 
 
 def _build(

@@ -17,7 +17,6 @@ part says when, where or how fast it was built, so the same input gives the same
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -29,8 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from reasonrag.core.errors import DataError
-from reasonrag.storage.parquet import fsync_folder
-from reasonrag.storage.runs import write_text
+from reasonrag.storage.files import fsync_folder, lock, read_json, write_json, writing
 
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -99,10 +97,10 @@ class Draft:
         self._index = index
         self._plan = plan
         kept = self.folder / _SCRATCH / _PLAN
-        if _read_json(kept) != plan.document():
+        if read_json(kept) != plan.document():
             shutil.rmtree(self.folder, ignore_errors=True)
             self.scratch.mkdir(parents=True)
-            write_text(kept, json.dumps(plan.document()))
+            write_json(kept, plan.document(), indent=None)
 
     @property
     def scratch(self) -> Path:
@@ -114,13 +112,8 @@ class Draft:
         """A file that is there whole or not at all, and on disk when the body is left."""
         target = (self.scratch if scratch else self.folder) / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f"{target.name}.tmp")
-        with temporary.open("wb") as file:
+        with writing(target) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-        fsync_folder(target.parent)
 
     def holds(self, name: str, *, scratch: bool = False) -> bool:
         """Whether that file was written, now or by a process that was killed."""
@@ -134,7 +127,7 @@ class Draft:
         files = {str(path.relative_to(self.folder)): _facts(path) for path in paths}
         manifest = Manifest(self._plan, dict(counts), files)
         document = {**manifest.document(), "fingerprint": manifest.fingerprint}
-        write_text(self.folder / _MANIFEST, json.dumps(document, indent=1) + "\n")
+        write_json(self.folder / _MANIFEST, document, indent=1)
         self._index.settle()
         return manifest
 
@@ -162,15 +155,10 @@ class IndexFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("a+b")
+            (self.path / ".lock").touch()
         except OSError as error:
             raise DataError(f"{self.path} cannot hold an index ({error.strerror}); choose another folder") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with lock(self.path / ".lock", waiting=waiting):
             self.settle()
             yield
 
@@ -183,7 +171,7 @@ class IndexFolder:
         path = self.part(part) / _MANIFEST
         if not path.exists():
             return None
-        document = _read_json(path)
+        document = read_json(path) or {}
         try:
             if document["layout"] != _LAYOUT:
                 raise DataError(
@@ -301,8 +289,7 @@ class IndexFolder:
 
     def _known(self, part: Part, manifest: Manifest) -> dict[str, list[int]]:
         """Size, time and inode of the files that were read to the end before, where they were of this very manifest."""
-        kept = _read_json(self.path / _VERIFIED)
-        entry = kept.get(part) if isinstance(kept, dict) else None
+        entry = (read_json(self.path / _VERIFIED) or {}).get(part)
         if not isinstance(entry, dict) or entry.get("fingerprint") != manifest.fingerprint:
             return {}
         files = entry.get("files")
@@ -312,11 +299,10 @@ class IndexFolder:
         files = {name: _times(self.part(part) / name) for name in manifest.files}
         if self._known(part, manifest) == files:
             return
-        kept = _read_json(self.path / _VERIFIED)
-        kept = kept if isinstance(kept, dict) else {}
+        kept = read_json(self.path / _VERIFIED) or {}
         kept[part] = {"fingerprint": manifest.fingerprint, "files": files}
         with contextlib.suppress(OSError):  # a folder that cannot be written is read to the end at every opening
-            write_text(self.path / _VERIFIED, json.dumps(kept))
+            write_json(self.path / _VERIFIED, kept, indent=None)
 
     def _drafts(self) -> list[Path]:
         return list(self.path.glob(".building-*"))
@@ -338,11 +324,3 @@ def _times(path: Path) -> list[int]:
 def _facts(path: Path) -> tuple[int, str]:
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_json(path: Path) -> Any:
-    """What a JSON file holds; None where it cannot be read."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None

@@ -20,8 +20,7 @@ from reasonrag.retrieval.corpus import CorpusSource, passage_contents
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.progress import BuildProgress
 from reasonrag.retrieval.index.settings import PassagesConfig
-from reasonrag.storage.questions import RowProblems, text_id
-from reasonrag.storage.records import Row
+from reasonrag.storage.records import Row, RowProblems, text_id
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,132 @@
+"""Files and folders on disk: written whole or not at all, by one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from reasonrag.core.errors import RunError
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that gets its name when the block ends, with all its bytes on disk; if the block raises, never."""
+    temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        fsync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with writing(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    """Write a JSON file, whole or not at all.
+
+    Raises:
+        ValueError: the value holds NaN or an infinity, which JSON has no word for.
+    """
+    write_text(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file, or None if the file is missing, damaged, or holds anything but an object."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def require_json(path: Path, advice: str = "the command that wrote it can write it again") -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        RunError: the file is missing, damaged, or holds anything but an object. The message ends with `advice`.
+    """
+    document = read_json(path)
+    if document is None:
+        raise RunError(f"{path} cannot be read: it is missing or damaged; {advice}")
+    return document
+
+
+def claim_folder(path: Path, what: str, *, already_ours: bool, ignore: Collection[str] = ()) -> None:
+    """Create a folder, or check that `what` may be written into it.
+
+    Args:
+        path: the folder.
+        what: what will be written, for the error message: a run, a report, ...
+        already_ours: whether the folder holds `what` already, so that its other files do not matter.
+        ignore: names of files that an interrupted start of `what` may have left.
+
+    Raises:
+        RunError: the folder holds other files, or cannot be written.
+    """
+    try:
+        if path.exists() and not already_ours:
+            strangers = [entry for entry in path.iterdir() if entry.name not in (".lock", *ignore)]
+            if strangers:
+                raise RunError(f"{path} holds other files and no {what}; choose a new folder for --out")
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ".lock").touch()
+    except OSError as error:
+        raise RunError(f"{path} cannot hold a {what} ({error.strerror}); choose another one for --out") from error
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
+    """Hold a lock file while the block runs.
+
+    The lock belongs to the open file and not to its name, so the kernel releases it however the process ends: no lock
+    is ever stale. The file names its owner, for the error message of others.
+
+    Args:
+        path: the lock file, created if it is missing.
+        waiting: called before waiting for another process; if None, do not wait.
+
+    Raises:
+        RunError: another process holds the lock, and `waiting` is None.
+    """
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if waiting is None:
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                raise RunError(
+                    f"{path.parent} is in use by another process ({owner}); wait for it or stop it"
+                ) from error
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)  # the folder may be given to others, and should not name this machine
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

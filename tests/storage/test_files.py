@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reasonrag.core.errors import RunError
+from reasonrag.storage.files import claim_folder, lock, read_json, require_json, write_json, write_text, writing
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    write_text(path, "before\n")
+    with pytest.raises(ZeroDivisionError), writing(path) as file:
+        file.write(b"half of")
+        raise ZeroDivisionError
+    assert path.read_text() == "before\n" and [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_json_comes_back_as_it_was_and_holds_no_nan(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, {"name": "Bücher\u2028", "counts": [1, None]})
+    assert read_json(path) == {"name": "Bücher\u2028", "counts": [1, None]}
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"mean": float("nan")})
+    assert read_json(path) is not None
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"null", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_object_is_none_or_an_error_with_advice(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "run.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert read_json(path) is None
+    with pytest.raises(RunError, match=r"run\.json cannot be read.*; build it again"):
+        require_json(path, "build it again")
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").touch()
+    with pytest.raises(RunError, match="holds other files and no run; choose a new folder"):
+        claim_folder(tmp_path, "run", already_ours=False)
+    claim_folder(tmp_path, "run", already_ours=False, ignore=("cat.png",))
+    claim_folder(tmp_path, "run", already_ours=True)
+    with pytest.raises(RunError, match="cannot hold a run"):
+        claim_folder(tmp_path / "cat.png" / "run", "run", already_ours=False)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from reasonrag.storage.files import lock
+with lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_names_its_owner_and_dies_with_it(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE)
+    assert holder.stdout and holder.stdout.readline() == b"held\n"
+    with pytest.raises(RunError, match=rf"in use by another process \(pid {holder.pid} on .*\); wait for it"):
+        lock(path).__enter__()
+    waited: list[int] = []
+
+    def kill() -> None:
+        waited.append(holder.pid)
+        os.kill(holder.pid, signal.SIGKILL)
+
+    with lock(path, waiting=kill):
+        assert f"pid {os.getpid()} on" in path.read_text()
+    assert waited == [holder.pid] and path.read_text() == ""
+    holder.wait()
