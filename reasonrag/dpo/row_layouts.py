@@ -30,8 +30,8 @@ _ENDS = ("stop", "turn", "length")
 Raw = tuple[int, Mapping[str, Any]]
 
 
-class _Unusable(Exception):
-    """A row; the message says what kind of problem it has."""
+class Unusable(Exception):
+    """A row cannot be used; the message says why, without the row's number, so that equal problems can be counted."""
 
 
 def checked_rows(name: str, raw: Iterable[Raw], problems: RowProblems) -> list[Row]:
@@ -43,27 +43,36 @@ def checked_rows(name: str, raw: Iterable[Raw], problems: RowProblems) -> list[R
     rows = []
     for number, row in raw:
         try:
-            rows.append(_row(f"{name} row {number}", row))
-        except _Unusable as problem:
+            rows.append(read_row(f"{name} row {number}", row))
+        except Unusable as problem:
             problems.add(str(problem), number)
     problems.check(NEEDED)
     return rows
 
 
-def _row(place: str, raw: Mapping[str, Any]) -> Row:
+def read_row(place: str, raw: Mapping[str, Any]) -> Row:
+    """Check one row of any layout.
+
+    Args:
+        place: file and number of the row, for later messages.
+        raw: the row's columns; further ones are ignored.
+
+    Raises:
+        Unusable: the row holds no preference that can be trained on.
+    """
     sides = _sides(raw)
     margin, depth, dataset = raw.get("margin"), raw.get("depth"), raw.get("dataset")
     if margin is not None and not (isinstance(margin, int | float) and math.isfinite(margin)):
-        raise _Unusable("margin is no finite number")
+        raise Unusable("margin is no finite number")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
-        raise _Unusable("depth is no count of steps")
+        raise Unusable("depth is no count of steps")
     if raw.get("question_id") is None:
         prompt = sides.chosen[0].prompt if isinstance(sides, StepSides) else sides.prompt
         question = BY_PROMPT + hashlib.sha256(json.dumps(prompt, default=as_fields).encode()).hexdigest()[:16]
     else:
         question = text_id(raw["question_id"]) or ""
         if not question:
-            raise _Unusable("question_id is empty, or neither a text nor a whole number")
+            raise Unusable("question_id is empty, or neither a text nor a whole number")
     group = (valid_unicode(dataset) if isinstance(dataset, str) else "", question)
     return Row(place, sides, None if margin is None else float(margin), depth or 0, group)
 
@@ -72,27 +81,27 @@ def _sides(raw: Mapping[str, Any]) -> StepSides | ChatSides | TextSides:
     trajectory = any(raw.get(name) is not None for name in LAYOUTS[1])
     for name in LAYOUTS[trajectory]:
         if raw.get(name) is None:
-            raise _Unusable(f"{name} missing")
+            raise Unusable(f"{name} missing")
     if trajectory:
         return StepSides(_steps(raw, "chosen_steps"), _steps(raw, "rejected_steps"))
     values = {name: raw[name] for name in LAYOUTS[0]}
     ends = {name: raw.get(f"{name}_end") for name in ("chosen", "rejected")}
     if all(isinstance(value, str) for value in values.values()):
         if any(ends.values()):
-            raise _Unusable("chosen_end and rejected_end go with lists of messages, not with texts")
+            raise Unusable("chosen_end and rejected_end go with lists of messages, not with texts")
         for name, value in values.items():
             if not value.strip():
-                raise _Unusable(f"{name} is empty")
+                raise Unusable(f"{name} is empty")
         return _proguide(raw, values) or TextSides(**values)
     if not all(isinstance(value, list) for value in values.values()):
-        raise _Unusable("prompt, chosen and rejected are neither all texts nor all lists of messages")
-    chats = {name: _messages(name, value) for name, value in values.items()}
+        raise Unusable("prompt, chosen and rejected are neither all texts nor all lists of messages")
+    chats = {name: messages(name, value) for name, value in values.items()}
     if any(value is not None for value in ends.values()):
         prompt = _open_turn(chats["prompt"])
         return StepSides(*((_step(prompt, name, chats[name], end),) for name, end in ends.items()))
     for name in ("chosen", "rejected"):
         if not any(message["content"].strip() for message in chats[name]):
-            raise _Unusable(f"{name} is empty")
+            raise Unusable(f"{name} is empty")
     return ChatSides(**chats, template=_template(raw))
 
 
@@ -108,12 +117,17 @@ def _proguide(raw: Mapping[str, Any], values: Mapping[str, str]) -> ChatSides | 
     return ChatSides(asked, **sides, template={"tools": None})
 
 
-def _messages(name: str, value: list[Any]) -> Messages:
+def messages(name: str, value: list[Any]) -> Messages:
+    """Return `value` if it is a list of messages; `name` is its column, for the error.
+
+    Raises:
+        Unusable: it is empty, or an item has no role and content of text.
+    """
     if not value:
-        raise _Unusable(f"{name} is empty")
+        raise Unusable(f"{name} is empty")
     for message in value:
         if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise _Unusable(f"{name} holds something else than messages with a role and a content of text")
+            raise Unusable(f"{name} holds something else than messages with a role and a content of text")
     return value
 
 
@@ -128,35 +142,35 @@ def _open_turn(messages: Messages) -> Prompt:
     if last["role"] != "assistant":
         return _prompt(messages)
     if not before:
-        raise _Unusable("prompt is an open turn and nothing else")
+        raise Unusable("prompt is an open turn and nothing else")
     return _prompt(before, last["content"])
 
 
 def _step(prompt: Prompt, name: str, messages: Messages, end: object) -> StepText:
     if len(messages) != 1 or messages[0]["role"] != "assistant":
-        raise _Unusable(f"{name} is not one message of the assistant, as its end says")
+        raise Unusable(f"{name} is not one message of the assistant, as its end says")
     return StepText(prompt, messages[0]["content"], _end(f"{name}_end", end))
 
 
 def _steps(raw: Mapping[str, Any], name: str) -> tuple[StepText, ...]:
     value = raw[name]
     if not isinstance(value, list) or not value:
-        raise _Unusable(f"{name} is empty, or no list of steps")
+        raise Unusable(f"{name} is empty, or no list of steps")
     steps = []
     for step in value:
         if not isinstance(step, dict) or not isinstance(step.get("text"), str):
-            raise _Unusable(f"{name} holds something else than steps with a prompt, a text and an end")
+            raise Unusable(f"{name} holds something else than steps with a prompt, a text and an end")
         prompt, prefix = step.get("prompt"), step.get("prefix") or ""
         if not isinstance(prompt, list) or not isinstance(prefix, str):
-            raise _Unusable(f"{name} has a step whose prompt is no list of messages")
-        asked = _prompt(_messages(f"a prompt of {name}", prompt), prefix)
+            raise Unusable(f"{name} has a step whose prompt is no list of messages")
+        asked = _prompt(messages(f"a prompt of {name}", prompt), prefix)
         steps.append(StepText(asked, step["text"], _end(f"an end of {name}", step.get("end"))))
     return tuple(steps)
 
 
 def _end(name: str, value: object) -> str:
     if value not in _ENDS:
-        raise _Unusable(f"{name} is none of {', '.join(_ENDS)}")
+        raise Unusable(f"{name} is none of {', '.join(_ENDS)}")
     return str(value)
 
 
@@ -166,9 +180,9 @@ def _template(raw: Mapping[str, Any]) -> dict[str, Any]:
     try:
         tools = json.loads(tools) if isinstance(tools, str) else tools
     except ValueError:
-        raise _Unusable("tools is not JSON") from None
+        raise Unusable("tools is not JSON") from None
     if not isinstance(further, dict):
-        raise _Unusable("chat_template_kwargs is no mapping")
+        raise Unusable("chat_template_kwargs is no mapping")
     return {"tools": tools, **further}
 
 

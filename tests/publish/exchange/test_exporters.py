@@ -9,9 +9,10 @@ import pytest
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.types import Question
 from reasonrag.dpo.pairs import in_test_split
+from reasonrag.dpo.row_layouts import Unusable
 from reasonrag.formats import FORMATS
-from reasonrag.publish.exchange import EXPORTERS, jsonl, llamafactory, verl
-from reasonrag.publish.exchange.base import Unusable
+from reasonrag.publish.exchange import EXPORTERS, llamafactory, verl
+from reasonrag.publish.exchange.base import export_json_lines
 from reasonrag.publish.exchange.llamafactory import description, sharegpt
 from reasonrag.storage.parquet import read_parquet, read_shards
 from reasonrag.storage.tables import pair_schema
@@ -102,7 +103,7 @@ def test_turns_that_llamafactory_would_pass_over_are_refused(roles):
 
 
 def test_json_lines_hold_the_tables_rows(finished, tmp_path):
-    counts = jsonl.export(finished, tmp_path / "out")
+    counts = export_json_lines(finished, tmp_path / "out")
     for split in ("train", "test"):
         assert lines(tmp_path / f"out/{split}.jsonl") == pairs(finished, split)
     assert json.loads((tmp_path / "out/jsonl-export.json").read_text()) == counts
@@ -160,7 +161,7 @@ def test_an_export_is_repeated_with_equal_bytes_and_never_into_anothers_folder(n
 )
 def test_a_run_without_pairs_that_messages_can_hold_is_refused(overrides, reason, tmp_path):
     run(tmp_path / "run", overrides=overrides, questions=QUESTIONS[:3])
-    for export in (jsonl.export, llamafactory.export):
+    for export in (export_json_lines, llamafactory.export):
         with pytest.raises(DataError, match=reason):
             export(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()

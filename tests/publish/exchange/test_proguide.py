@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
+from reasonrag.dpo.row_layouts import Unusable
 from reasonrag.dpo.sources import read_source
-from reasonrag.publish.exchange.base import Unusable
-from reasonrag.publish.exchange.proguide import from_proguide, import_pairs, to_proguide
+from reasonrag.publish.exchange.importers import from_proguide, import_proguide, to_proguide
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema
 from tests.llm.tiny import save_tiny_model
@@ -58,7 +58,7 @@ def test_a_row_becomes_a_pair_of_which_only_the_published_is_known():
 
 
 def test_official_rows_come_back_exactly_through_the_files(tmp_path):
-    counts = import_pairs(write_list(tmp_path / "RAG_ProGuide.json", ROWS), tmp_path / "out")
+    counts = import_proguide(write_list(tmp_path / "RAG_ProGuide.json", ROWS), tmp_path / "out")
     assert counts == {"train": 4, "set_aside": 0, "not_restored": 0}
     assert [json.dumps(to_proguide(pair)) for pair in pairs(tmp_path / "out")] == [json.dumps(row) for row in ROWS]
     assert not (tmp_path / "out/set_aside.jsonl").exists()
@@ -86,7 +86,7 @@ def test_a_row_that_cannot_be_used_says_why(changes, reason):
 def test_unusable_rows_are_set_aside_whole_with_number_and_reason(tmp_path):
     bad = proguide_row(1, chosen="")
     source = write_list(tmp_path / "list.json", [ROWS[0], bad, "text", proguide_row(2, chosen_content="?")])
-    counts = import_pairs(source, tmp_path / "out")
+    counts = import_proguide(source, tmp_path / "out")
     assert counts == {"train": 2, "set_aside": 2, "not_restored": 1}
     aside = [json.loads(line) for line in (tmp_path / "out/set_aside.jsonl").read_text().splitlines()]
     assert aside == [
@@ -99,20 +99,20 @@ def test_unusable_rows_are_set_aside_whole_with_number_and_reason(tmp_path):
 def test_a_file_of_another_layout_is_refused_by_what_is_wrong_with_it(tmp_path):
     source = write_list(tmp_path / "list.json", [{"question": "Who?"}] * 7)
     with pytest.raises(DataError, match=r"instruction missing or empty in 7 rows \(1, 2, 3, 4, 5, \.\.\.\)"):
-        import_pairs(source, tmp_path / "out")
+        import_proguide(source, tmp_path / "out")
     with pytest.raises(DataError, match="no rows in it"):
-        import_pairs(write_list(tmp_path / "empty.json", []), tmp_path / "out")
+        import_proguide(write_list(tmp_path / "empty.json", []), tmp_path / "out")
 
 
 def test_a_held_out_file_becomes_the_test_split_that_training_reads(tmp_path):
     source = write_list(tmp_path / "a.json", [proguide_row(n) for n in range(5)])
     test = write_list(tmp_path / "b.json", [proguide_row(n) for n in range(5, 7)])
-    assert import_pairs(source, tmp_path / "out", test=test)["test"] == 2
+    assert import_proguide(source, tmp_path / "out", test=test)["test"] == 2
     read = read_source(str(tmp_path / "out"))
     assert (len(read.train), len(read.test)) == (5, 2)
     assert {row.margin for row in read.train} == {None}
     assert [row.depth for row in read.train] == [0, 1, 2, 3, 0]
-    import_pairs(source, tmp_path / "out")  # again without: the old test split is gone
+    import_proguide(source, tmp_path / "out")  # again without: the old test split is gone
     assert read_source(str(tmp_path / "out")).test == []
 
 
@@ -122,13 +122,13 @@ def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path):
     out.mkdir()
     (out / "train-00000-of-00001.parquet").write_bytes(b"mine")
     with pytest.raises(RunError, match=r"holds other files and no pairs\.json"):
-        import_pairs(source, out)
+        import_proguide(source, out)
     assert (out / "train-00000-of-00001.parquet").read_bytes() == b"mine"
     with pytest.raises(RunError, match="the folder to be written"):
-        import_pairs(source, tmp_path)
+        import_proguide(source, tmp_path)
 
 
-IMPORT = "import sys; from pathlib import Path; from reasonrag.publish.exchange.proguide import import_pairs as go; "
+IMPORT = "import sys; from pathlib import Path; from reasonrag.publish.exchange.importers import import_proguide; "
 
 
 def test_an_import_that_was_killed_is_made_again_with_equal_bytes(tmp_path):
@@ -137,7 +137,7 @@ def test_an_import_that_was_killed_is_made_again_with_equal_bytes(tmp_path):
     fifo = tmp_path / "slow.jsonl"
     os.mkfifo(fifo)
     out, clean = tmp_path / "out", tmp_path / "clean"
-    script = f"{IMPORT} go(Path(sys.argv[1]), Path(sys.argv[2]))"
+    script = f"{IMPORT} import_proguide(Path(sys.argv[1]), Path(sys.argv[2]))"
     child = subprocess.Popen([sys.executable, "-c", script, str(fifo), str(out)], cwd=ROOT)
     half = os.open(fifo, os.O_RDWR)  # opens at once, also where the child has died
     os.write(half, json.dumps(ROWS[0]).encode() + b"\n")
@@ -150,8 +150,8 @@ def test_an_import_that_was_killed_is_made_again_with_equal_bytes(tmp_path):
     # What a kill leaves while a shard is being written.
     for name in (".train-00000.parquet", ".train-00000.parquet.7.tmp", ".pairs.json.7.tmp", ".set_aside.jsonl.tmp"):
         (out / name).touch()
-    import_pairs(source, out)
-    import_pairs(source, clean)
+    import_proguide(source, out)
+    import_proguide(source, clean)
     assert {p.name for p in out.iterdir()} == {".lock", "pairs.json", "train-00000-of-00001.parquet"}
     for name in ("pairs.json", "train-00000-of-00001.parquet"):
         assert (out / name).read_bytes() == (clean / name).read_bytes()
@@ -162,7 +162,7 @@ def test_a_policy_is_trained_on_imported_pairs(tmp_path):
     from tests.training.toys import dpo_settings, train
 
     source = write_list(tmp_path / "RAG_ProGuide.json", [proguide_row(n) for n in range(8)])
-    import_pairs(source, tmp_path / "pairs")
+    import_proguide(source, tmp_path / "pairs")
     settings = dpo_settings(tmp_path / "pairs", save_tiny_model(tmp_path / "tiny"), max_steps=3,
                             per_device_train_batch_size=4)  # fmt: skip
     summary = train(settings, tmp_path / "dpo", log=lambda line: None)

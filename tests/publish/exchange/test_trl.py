@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.dpo.row_layouts import Unusable
 from reasonrag.dpo.sources import read_source
-from reasonrag.publish.exchange import jsonl
-from reasonrag.publish.exchange.base import Unusable
+from reasonrag.publish.exchange.base import export_json_lines
+from reasonrag.publish.exchange.importers import from_trl, import_trl
 from reasonrag.publish.exchange.llamafactory import sharegpt
-from reasonrag.publish.exchange.trl import from_trl, import_pairs
 from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import pair_schema
 from tests.pipeline.test_build import run
@@ -81,7 +81,7 @@ def test_provenance_is_kept_and_an_id_becomes_a_text():
         ({"depth": -1}, "depth is no count"),
         ({"chosen_visits": 2**31}, "chosen_visits is no number"),
         ({"dataset": 3}, "dataset is no text"),
-        ({"chosen_end": "stop"}, "not both one of"),
+        ({"chosen_end": "stop"}, "rejected_end is none of stop, turn, length"),
         ({"chosen": [GOOD, GOOD], "chosen_end": "stop", "rejected_end": "turn"}, "chosen is not one message"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_turn_that_was_ended_with_nothing_in_it_is_a_step():
 def test_a_parquet_file_is_read_as_json_lines_are(tmp_path):
     rows = [from_trl(CONVERSATION | {"question_id": n}) for n in range(3)]
     write_parquet(tmp_path / "rows.parquet", rows, pair_schema())
-    assert import_pairs(tmp_path / "rows.parquet", tmp_path / "out") == {"train": 3, "set_aside": 0}
+    assert import_trl(tmp_path / "rows.parquet", tmp_path / "out") == {"train": 3, "set_aside": 0}
     assert list(read_shards(tmp_path / "out", "train", pair_schema())) == rows
     assert [row.group for row in read_source(str(tmp_path / "out")).train] == [("", "0"), ("", "1"), ("", "2")]
 
@@ -106,9 +106,9 @@ def test_a_parquet_file_is_read_as_json_lines_are(tmp_path):
 def test_a_runs_pairs_come_back_from_json_lines_as_they_were(tmp_path):
     _, summary = run(tmp_path / "run", overrides={"pairs.test_share": 0.3})
     counted = {split: summary["pairs"][split] for split in ("train", "test")}
-    assert jsonl.export(tmp_path / "run", tmp_path / "lines") == counted
+    assert export_json_lines(tmp_path / "run", tmp_path / "lines") == counted
     lines = {split: tmp_path / f"lines/{split}.jsonl" for split in counted}
-    assert import_pairs(lines["train"], tmp_path / "back", test=lines["test"]) == counted | {"set_aside": 0}
+    assert import_trl(lines["train"], tmp_path / "back", test=lines["test"]) == counted | {"set_aside": 0}
     for split in counted:
         there, back = (
             list(read_shards(folder, split, pair_schema())) for folder in (tmp_path / "run/pairs", tmp_path / "back")
@@ -128,7 +128,7 @@ def test_published_preferences_go_in_and_out_again(tmp_path):
             prompt = [says(roles[m["from"]], m["value"]) for m in row["conversations"]]
             sides = {side: [*prompt, says("assistant", row[side]["value"])] for side in ("chosen", "rejected")}
             file.write(json.dumps(sides) + "\n")
-    assert import_pairs(source, tmp_path / "out") == {"train": 119, "set_aside": 0}
+    assert import_trl(source, tmp_path / "out") == {"train": 119, "set_aside": 0}
     for row, pair in zip(given, read_shards(tmp_path / "out", "train", pair_schema()), strict=True):
         made = sharegpt(pair)
         system = (
