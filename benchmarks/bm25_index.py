@@ -26,10 +26,9 @@ import numpy as np
 
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.corpus import open_corpus
-from reasonrag.retrieval.index.folder import IndexFolder
+from reasonrag.retrieval.index.folder import IndexFolder, Silent
 from reasonrag.retrieval.index.passages import PassageStore, build_passages
 from reasonrag.retrieval.index.postings import Tokenizer, build_bm25
-from reasonrag.retrieval.index.progress import Silent
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 
 GIB = 1 << 30

@@ -28,11 +28,9 @@ import faiss
 import numpy as np
 
 from reasonrag.retrieval.index.embeddings import Embeddings
-from reasonrag.retrieval.index.exact import ExactSearch
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan
-from reasonrag.retrieval.index.progress import Silent
-from reasonrag.retrieval.index.tuning import recall_at_10
-from reasonrag.retrieval.index.vector_settings import VECTOR_KINDS, choose, memory_of
+from reasonrag.retrieval.index.faiss_search import ExactSearch
+from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan, Silent
+from reasonrag.retrieval.index.vector_settings import VECTOR_KINDS, choose, memory_of, recall_at_10
 from reasonrag.retrieval.index.vectors import build_vectors, open_vectors
 
 DIMS, MAX_BYTES, SHARD, TOP_K = 384, 8 << 30, 8192, 10

@@ -20,13 +20,11 @@ from reasonrag.core.settings import validate
 from reasonrag.core.text import one_line, printable
 from reasonrag.evaluation.bootstrap import intervals
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.doctor import examine
 from reasonrag.retrieval.index.build import build_index
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.settings import IndexConfig, show_size
+from reasonrag.retrieval.measure import examine, gold_recall, with_gold_ids
 from reasonrag.retrieval.open import kinds, open_index
-from reasonrag.retrieval.recall import recall as measure_recall
-from reasonrag.retrieval.recall import with_gold_ids
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.storage.questions import load_questions, sample_questions
 
@@ -94,7 +92,7 @@ def recall(
 
 async def _recall(retriever: Retriever, questions: Any, cuts: tuple[int, ...]) -> Any:
     try:
-        return await measure_recall(retriever, questions, cuts)
+        return await gold_recall(retriever, questions, cuts)
     finally:
         await retriever.aclose()
 

@@ -50,8 +50,7 @@ from reasonrag.pipeline.parts import (
 )
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.batched import BatchedRetriever
-from reasonrag.retrieval.journaled import JournalStore
+from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed, gather_all
 from reasonrag.storage.files import claim_folder, lock

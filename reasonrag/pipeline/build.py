@@ -20,8 +20,7 @@ from reasonrag.mcts import Evaluator, SearchSettings, TreeSearch
 from reasonrag.pipeline.export import count_calls, export_pairs, export_trees, pairs_of, tree_rows
 from reasonrag.pipeline.parts import Parts, open_judge, sampling, set_aside
 from reasonrag.pipeline.progress import Progress
-from reasonrag.retrieval.batched import BatchedRetriever
-from reasonrag.retrieval.journaled import JournalStore
+from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
 from reasonrag.rollout import Engine, gather_all
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator
 from reasonrag.storage.parquet import Row

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from reasonrag.core.errors import RetrievalError
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
+from reasonrag.storage.journal import Journal
 
 Ranking = tuple[Passage, ...]
 
@@ -55,6 +58,30 @@ class MemoryStore:
         self._rankings.update({(query, top_k): ranking for query, ranking in rankings.items()})
         while self._limit is not None and len(self._rankings) > self._limit:
             self._rankings.popitem(last=False)
+
+
+class JournalStore:
+    """Keeps the rankings of one retriever in a run's journal, so that a resumed run looks no query up again."""
+
+    def __init__(self, journal: Journal, fingerprint: str) -> None:
+        self._journal = journal
+        self._fingerprint = fingerprint
+
+    def get(self, query: str, top_k: int) -> Ranking | None:
+        kept = self._journal.call(self._key(query, top_k))
+        return None if kept is None else tuple(Passage(**passage) for passage in kept)
+
+    async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
+        """Keep the rankings of one lookup; returns once they are on disk."""
+        writes = []
+        for query, ranking in rankings.items():
+            passages = [asdict(passage) for passage in ranking]
+            writes.append(self._journal.put_call(self._key(query, top_k), "search", passages))
+        await asyncio.gather(*writes)
+
+    def _key(self, query: str, top_k: int) -> str:
+        request = json.dumps(["search", self._fingerprint, query, top_k])
+        return hashlib.blake2b(request.encode(), digest_size=16).hexdigest()
 
 
 class _Batch:

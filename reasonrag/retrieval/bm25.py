@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
-from reasonrag.retrieval.index.folder import IndexFolder, Plan
+from reasonrag.retrieval.index.folder import IndexFolder, Plan, Silent
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_plan
 from reasonrag.retrieval.index.postings import Tokenizer, bm25_plan, build_bm25
-from reasonrag.retrieval.index.progress import Silent
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 
 if TYPE_CHECKING:

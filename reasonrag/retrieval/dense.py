@@ -12,15 +12,14 @@ from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.settings import validate
 from reasonrag.core.text import one_line, valid_unicode
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.encoder_families import POOLINGS
-from reasonrag.retrieval.encoder_files import find_files
+from reasonrag.retrieval.encoder_models import POOLINGS, find_files
 from reasonrag.retrieval.encoders import TextEncoder, differences, open_text_encoder
 from reasonrag.retrieval.index.embeddings import Embeddings, encoder_of
-from reasonrag.retrieval.index.exact import ExactSearch
+from reasonrag.retrieval.index.faiss_search import ExactSearch
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore
 from reasonrag.retrieval.index.settings import EncoderConfig
-from reasonrag.retrieval.index.tuning import TOP_K, recall_at_10
+from reasonrag.retrieval.index.vector_settings import TOP_K, recall_at_10
 from reasonrag.retrieval.index.vectors import open_vectors
 
 _BATCH = 64  # queries that the model reads at once

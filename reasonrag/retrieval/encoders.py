@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import normalize_answer, one_line
-from reasonrag.retrieval.encoder_families import POOLINGS, Family, find_family
-from reasonrag.retrieval.encoder_files import EncoderFiles, find_files, loading_errors
+from reasonrag.retrieval.encoder_models import POOLINGS, EncoderFiles, Family, find_family, find_files, loading_errors
 from reasonrag.retrieval.index.settings import EncoderConfig
 
 if TYPE_CHECKING:

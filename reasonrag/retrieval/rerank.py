@@ -17,7 +17,7 @@ from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.text import one_line, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.encoder_files import EncoderFiles, find_files, loading_errors
+from reasonrag.retrieval.encoder_models import EncoderFiles, find_files, loading_errors
 
 
 class Reranker(Protocol):

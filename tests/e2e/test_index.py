@@ -169,7 +169,7 @@ def test_a_missing_shard_and_another_encoder_are_refused(index: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("args", "what"),
     [
-        ((), "nothing is asked for; add --kind bm25"),
+        ((), "no kind of index is given; add --kind bm25"),
         (("--kind", "bm25"), "has no passages yet; add --corpus"),
         (("--kind", "dense", "--corpus", "x.jsonl"), "a dense index needs a model: add --encoder"),
         (("--kind", "bm25", "--corpus", "x.jsonl", "--max-memory", "much"), "not of the form 8G"),

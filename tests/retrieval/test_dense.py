@@ -14,8 +14,7 @@ from reasonrag.retrieval.dense import DenseRetriever
 from reasonrag.retrieval.encoders import open_text_encoder
 from reasonrag.retrieval.index.adopt import adopt_vectors
 from reasonrag.retrieval.index.embeddings import build_embeddings
-from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.folder import IndexFolder, Silent
 from reasonrag.retrieval.index.settings import EncoderConfig
 from reasonrag.retrieval.index.vector_settings import VectorSettings
 from reasonrag.retrieval.index.vectors import build_vectors

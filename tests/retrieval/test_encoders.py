@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.retrieval.encoder_families import FAMILIES, find_family
-from reasonrag.retrieval.encoder_files import find_files
+from reasonrag.retrieval.encoder_models import FAMILIES, find_family, find_files
 from reasonrag.retrieval.encoders import LexicalEncoder, differences, open_encoder, open_text_encoder
 from reasonrag.retrieval.index.settings import EncoderConfig
 from reasonrag.rewards.when_to_search import cosine_similarity
@@ -261,7 +260,7 @@ def test_what_cannot_be_opened_is_one_clear_line(folder, tmp_path, name, options
 HUB = """
 import sys
 from reasonrag.core.errors import ConfigError
-from reasonrag.retrieval.encoder_files import find_files
+from reasonrag.retrieval.encoder_models import find_files
 files = find_files("somebody/all-MiniLM-L6-v2")
 print(files.name, files.revision, files.checksum())
 try:

@@ -1,4 +1,4 @@
-"""A FAISS index that somebody else built over the same passages, taken over without encoding them."""
+"""Adopt a FAISS index that was built elsewhere over the same passages, without encoding them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.embeddings import remember_location
-from reasonrag.retrieval.index.faiss_files import INDEX, read_index
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
+from reasonrag.retrieval.index.faiss_search import INDEX, FaissSearch, read_index
+from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
-from reasonrag.retrieval.index.progress import BuildProgress
-from reasonrag.retrieval.index.sample import self_queries
-from reasonrag.retrieval.index.tuning import SAMPLE, VectorSearch, tune
-from reasonrag.retrieval.index.vector_search import FaissSearch
+from reasonrag.retrieval.index.vector_settings import SAMPLE, self_queries, tune
 
 _CHECKED = 32
 _LEAST_FLAT, _LEAST_ROUNDED = 0.99, 0.9
@@ -27,20 +26,20 @@ _RECALL = 0.95
 
 
 def adopt_vectors(index: IndexFolder, path: Path, encoder: TextEncoder, *, progress: BuildProgress) -> Manifest:
-    """Make a FAISS index the part `vectors`: a hard link where it lies on the same disk, else a copy.
+    """Make a FAISS index the part `vectors`: a hard link if it is on the same disk, else a copy.
 
-    32 passages are encoded and compared with what the index holds in their rows, so that neither another encoder nor
-    another order of the passages goes unnoticed. The effort of its searches is tuned against its own widest search:
-    there are no embeddings to search exactly.
+    32 passages are encoded and compared with the vectors in their rows, so that another encoder or another order of the
+    passages is noticed. The effort of its searches is tuned against its own widest search, as there are no embeddings
+    to search exactly.
 
     Args:
-        index: has the part `passages`; locked by the caller.
-        path: the file; it must not be changed afterwards.
-        encoder: the one that it was built with, prefixes and all.
-        progress: told what is done.
+        index: has the part `passages`; the caller holds its lock.
+        path: the FAISS index file; it must not change afterwards.
+        encoder: the encoder that the index was built with, including its prefixes.
+        progress: gets the stages.
 
     Raises:
-        DataError: it cannot be read, or is of other passages, dimensions, distance or encoder.
+        DataError: the file cannot be read, or has other passages, dimensions, another distance or encoder.
     """
     passages = index.verify("passages")
     plan = _plan(passages, path, encoder)
@@ -56,14 +55,15 @@ def adopt_vectors(index: IndexFolder, path: Path, encoder: TextEncoder, *, progr
     finally:
         store.close()
     draft = Draft(index, plan)
-    _take(draft, path, progress)
-    reference: VectorSearch = _widest(path)
+    _link_or_copy(draft, path, progress)
+    widest = FaissSearch(read_index(path))
+    widest.effort = widest.efforts
     counts = {"passages": search.rows, "dims": search.dims}
-    return draft.finish(counts | tune(search, reference, queries, _RECALL, progress))
+    return draft.finish(counts | tune(search, widest, queries, _RECALL, progress))
 
 
 def _plan(passages: Manifest, path: Path, encoder: TextEncoder) -> Plan:
-    """Told apart by size, beginning and end: the whole file is read when the part is finished, and no sooner."""
+    """Identify the file by its size, beginning and end: it is read whole only when the part is finished."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -90,20 +90,18 @@ def _check_shape(path: Path, search: FaissSearch, passages: int, encoder: TextEn
 
 
 def _check_vectors(path: Path, search: FaissSearch, store: PassageStore, encoder: TextEncoder) -> None:
-    """Whether random passages have the vectors that the encoder gives them."""
-    import numpy as np
-
+    """Raise if random passages do not have the vectors that the encoder gives them."""
     rows = sorted(random.Random(0).sample(range(len(store)), min(_CHECKED, len(store))))
-    wanted = encoder.encode_passages([store.passage(row).contents for row in rows])
+    expected = encoder.encode_passages([store.passage(row).contents for row in rows])
     try:
-        found = np.stack([search.vector(row) for row in rows])
+        stored = np.stack([search.vector(row) for row in rows])
     except RuntimeError as error:
         raise DataError(
             f"{path} does not give its vectors back ({one_line(str(error))[-200:]}), so they cannot be checked; build "
             "them again"
         ) from error
-    cosines = (found * wanted).sum(axis=1) / np.maximum(np.linalg.norm(found, axis=1), 1e-12)
-    # The median: a passage that was cut or cleaned otherwise says nothing about the rest.
+    cosines = (stored * expected).sum(axis=1) / np.maximum(np.linalg.norm(stored, axis=1), 1e-12)
+    # The median, because a single passage may have been cut or cleaned differently.
     cosine, least = float(np.median(cosines)), _LEAST_FLAT if search.exact else _LEAST_ROUNDED
     if not cosine > least:
         raise DataError(
@@ -112,18 +110,12 @@ def _check_vectors(path: Path, search: FaissSearch, store: PassageStore, encoder
         )
 
 
-def _take(draft: Draft, path: Path, progress: BuildProgress) -> None:
+def _link_or_copy(draft: Draft, path: Path, progress: BuildProgress) -> None:
     if draft.holds(INDEX):
         return
     try:
         os.link(path, draft.folder / INDEX)
-    except OSError:  # another disk, or one without hard links
+    except OSError:  # the file is on another disk, or the disk has no hard links
         progress.start("copying the FAISS index", total=None, unit="bytes")
         with path.open("rb") as source, draft.writing(INDEX) as file:
             shutil.copyfileobj(source, file, 1 << 22)
-
-
-def _widest(path: Path) -> FaissSearch:
-    search = FaissSearch(read_index(path))
-    search.effort = search.efforts
-    return search

@@ -1,27 +1,24 @@
-"""The vectors of all passages, in shards: encoded once, whatever they are searched with later."""
+"""The vectors of all passages, in shards: encoded once, whatever searches them later."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
+from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
-from reasonrag.retrieval.index.progress import BuildProgress
 from reasonrag.storage.files import read_json, write_json
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Vectors = NDArray[np.float32]
 
-    Vectors = NDArray[np.float32]
-
-SHARD_ROWS = 8192  # the most work that a kill can cost
-_AT_ONCE = 1024  # passages that the encoder sorts by length and encodes between two signs of life
+SHARD_ROWS = 8192  # passages; the most work that a kill can cost
+_AT_ONCE = 1024  # passages that the encoder sorts by length and encodes between two progress updates
 _LOCATION = ".encoder.json"
 
 
@@ -29,9 +26,7 @@ class Embeddings:
     """`[rows, dims]` float32 vectors of length 1 by row of `passages`, memory-mapped."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Map the finished part `embeddings` in `folder`."""
-        import numpy as np
-
+        """Memory-map the finished part `embeddings` in `folder`."""
         self.rows, self.dims = manifest.counts["passages"], manifest.counts["dims"]
         self.shard_rows = int(manifest.plan.settings["shard_rows"])
         names = [_shard(number) for number in range(-(-self.rows // self.shard_rows))]
@@ -40,55 +35,53 @@ class Embeddings:
 
     @classmethod
     def open(cls, index: IndexFolder) -> Embeddings:
-        """Those of an index, checked.
+        """Verify and open the embeddings of an index.
 
         Raises:
-            DataError: there are none, or a file is missing or damaged.
+            DataError: the index has none, or a file is missing or damaged.
         """
         return cls(index.part("embeddings"), index.verify("embeddings"))
 
     def block(self, start: int, stop: int) -> Vectors:
-        """`[stop - start, dims]`; a copy only where it spans several shards."""
-        import numpy as np
-
+        """Return the `[stop - start, dims]` vectors of these rows; a copy only if they span several shards."""
         first, last = start // self.shard_rows, max(stop - 1, start) // self.shard_rows
-        spans = [self._shards[n][max(start - n * self.shard_rows, 0) : stop - n * self.shard_rows]
-                 for n in range(first, last + 1)]  # fmt: skip
+        spans = []
+        for number in range(first, last + 1):
+            shard_start = number * self.shard_rows
+            spans.append(self._shards[number][max(start - shard_start, 0) : stop - shard_start])
         return spans[0] if len(spans) == 1 else np.concatenate(spans)
 
     def blocks(self) -> Iterator[tuple[int, Vectors]]:
-        """First row and vectors of every shard, in order."""
+        """Yield the first row and the vectors of every shard, in order."""
         for number, shard in enumerate(self._shards):
             yield number * self.shard_rows, shard
 
     def take(self, rows: NDArray[np.int64]) -> Vectors:
-        """`[n, dims]` vectors of any rows, 0 <= row < rows."""
-        import numpy as np
-
-        found = np.empty((len(rows), self.dims), np.float32)
-        shards, places = np.divmod(rows, self.shard_rows)
+        """Return the `[n, dims]` vectors of any rows, 0 <= row < rows."""
+        vectors = np.empty((len(rows), self.dims), np.float32)
+        shards, rows_in_shard = np.divmod(rows, self.shard_rows)
         for number in np.unique(shards):
             mask = shards == number
-            found[mask] = self._shards[number][places[mask]]
-        return found
+            vectors[mask] = self._shards[number][rows_in_shard[mask]]
+        return vectors
 
 
 def build_embeddings(
     index: IndexFolder, encoder: TextEncoder, *, progress: BuildProgress, shard_rows: int = SHARD_ROWS
 ) -> Manifest:
-    """Encode every passage; a killed build goes on behind the last whole shard.
+    """Encode every passage. A killed build resumes after the last whole shard.
 
-    The same encoder, batch size and device give the same bytes. Others may differ in the last digit, so they are not
-    part of the plan, and a build that ran out of memory may go on with smaller ones.
+    The same encoder, batch size and device give the same bytes. Another batch size or device may change the last digit;
+    neither is part of the plan, so a build that ran out of memory can resume with smaller batches.
 
     Args:
-        index: has the part `passages`; locked by the caller.
-        encoder: of passages and, later, of queries.
-        progress: told in passages.
-        shard_rows: vectors in a file.
+        index: has the part `passages`; the caller holds its lock.
+        encoder: encodes the passages, and the queries later.
+        progress: counts passages.
+        shard_rows: vectors per file.
 
     Raises:
-        DataError: a vector holds NaN or infinity.
+        DataError: a vector contains NaN or infinity.
         ConfigError: the device has too little memory.
     """
     plan = embeddings_plan(index.verify("passages"), encoder, shard_rows)
@@ -104,14 +97,14 @@ def build_embeddings(
 
 
 def embeddings_plan(passages: Manifest, encoder: TextEncoder, shard_rows: int = SHARD_ROWS) -> Plan:
-    """What decides the vectors of these passages."""
+    """Return the plan of the part: everything that decides the vectors of these passages."""
     made_of = {"passages": passages.fingerprint, "encoder": identity_checksum(encoder.identity)}
     settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
     return Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
 
 
 def encoder_of(index: IndexFolder) -> tuple[Mapping[str, str], str]:
-    """Identity of the encoder that an index's vectors are of, and where it lay on this machine ("" if not known).
+    """Return the identity of the encoder of an index's vectors, and its location on this machine ("" if unknown).
 
     Raises:
         DataError: the index has no vectors.
@@ -124,7 +117,7 @@ def encoder_of(index: IndexFolder) -> tuple[Mapping[str, str], str]:
 
 
 def remember_location(index: IndexFolder, encoder: TextEncoder) -> None:
-    """Keep where the encoder lies beside the parts: a part says nothing about this machine."""
+    """Keep the encoder's location beside the parts: a part itself says nothing about this machine."""
     document = {"encoder": identity_checksum(encoder.identity), "location": encoder.location}
     write_json(index.path / _LOCATION, document, indent=None)
 
@@ -135,8 +128,8 @@ def _build(
     rows = len(store)
     numbers = range(-(-rows // shard_rows))
     done = [number for number in numbers if draft.holds(_shard(number))]
-    behind = sum(min(shard_rows, rows - number * shard_rows) for number in done)
-    progress.start("encoding passages", total=rows, unit="passages", done=behind)
+    rows_done = sum(min(shard_rows, rows - number * shard_rows) for number in done)
+    progress.start("encoding passages", total=rows, unit="passages", done=rows_done)
     for number in numbers:
         if number not in done:
             start = number * shard_rows
@@ -145,7 +138,7 @@ def _build(
     if cut:
         progress.note(
             f"{cut} of {rows} passages are longer than {encoder.name} reads ({encoder.identity['max_tokens']} tokens); "
-            "what stands behind that is not searched"
+            "the rest of their text is not searched"
         )
     return draft.finish({"passages": rows, "dims": encoder.dims, "cut": cut})
 
@@ -153,20 +146,18 @@ def _build(
 def _write_shard(
     draft: Draft, number: int, rows: range, store: PassageStore, encoder: TextEncoder, progress: BuildProgress
 ) -> None:
-    import numpy as np
-
     vectors, cut = np.empty((len(rows), encoder.dims), np.float32), 0
     for start in range(rows.start, rows.stop, _AT_ONCE):
         texts = list(store.contents(start, min(start + _AT_ONCE, rows.stop)))
-        found = _encode(encoder, texts)
-        broken = np.flatnonzero(~np.isfinite(found).all(axis=1) | ~found.any(axis=1))
+        encoded = _encode(encoder, texts)
+        broken = np.flatnonzero(~np.isfinite(encoded).all(axis=1) | ~encoded.any(axis=1))
         if len(broken):
             row = start + int(broken[0])
             raise DataError(
                 f"encoder {encoder.name} gives no vector for passage {store.passage(row).id!r} in row {row} (NaN, "
-                "infinity or all zero); take another dtype or encoder, or leave the passage out"
+                "infinity or all zero); choose another dtype or encoder, or remove the passage"
             )
-        vectors[start - rows.start : start - rows.start + len(texts)] = found
+        vectors[start - rows.start : start - rows.start + len(texts)] = encoded
         cut += encoder.count_cut(texts)
         progress.advance(len(texts))
     with draft.writing(_cut(number), scratch=True) as file:
@@ -183,7 +174,7 @@ def _encode(encoder: TextEncoder, texts: list[str]) -> Vectors:
             raise
         raise ConfigError(
             f"the device has too little memory for encoder {encoder.name}; run the same build again with a smaller "
-            "encoder.batch_size or max_tokens, it goes on where it stopped"
+            "encoder.batch_size or max_tokens, and it resumes where it stopped"
         ) from error
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal, Protocol, get_args
 
 from reasonrag.core.errors import DataError
 from reasonrag.storage.files import fsync_folder, lock, read_json, write_json, writing
@@ -86,6 +86,35 @@ class Manifest:
             "counts": dict(self.counts),
             "files": {n: list(f) for n, f in self.files.items()},
         }
+
+
+class BuildProgress(Protocol):
+    """Listens to a build: a terminal, a log, or `Silent`."""
+
+    def start(self, what: str, *, total: float | None, unit: str, done: float = 0.0) -> None:
+        """Begin a stage of `total` units, None if unknown; an earlier attempt has finished `done` of them."""
+        ...
+
+    def advance(self, amount: float = 1.0) -> None:
+        """Count so many more units as done."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Keep a line: what was set aside, what was chosen and why."""
+        ...
+
+
+class Silent:
+    """A `BuildProgress` that shows nothing."""
+
+    def start(self, what: str, *, total: float | None, unit: str, done: float = 0.0) -> None:
+        pass
+
+    def advance(self, amount: float = 1.0) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
 
 
 class Draft:

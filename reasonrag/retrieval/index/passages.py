@@ -17,8 +17,7 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line, printable, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import CorpusSource, passage_contents
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
-from reasonrag.retrieval.index.progress import BuildProgress
+from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.settings import PassagesConfig
 from reasonrag.storage.records import Row, RowProblems, text_id
 

@@ -15,9 +15,8 @@ from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
+from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
-from reasonrag.retrieval.index.progress import BuildProgress
 from reasonrag.retrieval.index.settings import BM25Config
 
 if TYPE_CHECKING:

@@ -1,18 +1,29 @@
-"""Which FAISS index fits how many vectors into how much memory."""
+"""Which FAISS index fits how many vectors into how much memory, and how much effort its searches need."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+
 from reasonrag.core.errors import ConfigError
+from reasonrag.retrieval.index.embeddings import Vectors
+from reasonrag.retrieval.index.faiss_search import FaissSearch, Rows, VectorSearch
+from reasonrag.retrieval.index.folder import BuildProgress
+from reasonrag.retrieval.index.passages import PassageStore
 
 VectorKind = Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]
-VECTOR_KINDS: tuple[VectorKind, ...] = get_args(VectorKind)  # the more memory the better, or small enough: tried first
+VECTOR_KINDS: tuple[VectorKind, ...] = get_args(VectorKind)  # in the order in which `auto` tries them
 
 FLAT_BYTES = 128 << 20  # what one core compares a query with in some 20 ms
+TOP_K = 10
+SAMPLE = 256  # queries that a search is tuned with
+_QUERY_WORDS = 8
+_TIE = 1e-6
 _BLOCK_BYTES = 64 << 20  # of codes that are in memory at once while an inverted file is built
 _TUNING_BYTES = 64 << 20  # of scores, while the effort of a search is tuned
 _SHARD_ROWS = 8192
@@ -24,20 +35,20 @@ _LINKS, _EF_CONSTRUCTION = 32, 40  # FAISS's own default for the second
 
 @dataclass(frozen=True, slots=True)
 class VectorSettings:
-    """How vectors are searched; zero is what a kind has no use for.
+    """How vectors are indexed and searched; 0 if a kind does not use the value.
 
     Args:
         kind: flat compares with every vector; hnsw follows a graph of neighbours; ivf-sq8 and ivf-pq look into the
-            nearest clusters, at vectors rounded to a byte a dimension or to `code_bytes` in all.
+            nearest clusters, at vectors rounded to one byte per dimension or to `code_bytes` in all.
         clusters: k-means clusters (nlist).
-        training_rows: vectors that they are learned from, spread evenly over all.
-        code_bytes: bytes of a vector.
-        refine: candidates per result that are compared once more, exactly, with the embeddings; 1 is none.
-        links: of a vector in the graph (M); the lowest layer has twice as many.
-        ef_construction: candidates when a vector is linked.
-        block_rows: vectors that are added at once. Of clusters they are the unit of resume; of a graph they decide a
-            little of what it looks like.
-        recall: recall@10 against exact search that the effort of a search is tuned for, in (0, 1].
+        training_rows: vectors that the clusters are learned from, spread evenly over all.
+        code_bytes: bytes of a rounded vector.
+        refine: candidates per result that are compared once more, exactly, with the embeddings; 1 skips this step.
+        links: links of a vector in the graph (M); the lowest layer has twice as many.
+        ef_construction: candidates that are looked at when a vector is linked.
+        block_rows: vectors that are added at once. For clusters it is the unit of resume; for a graph it has a small
+            effect on the links.
+        recall: target recall@10 against exact search that the effort of a search is tuned for, in (0, 1].
     """
 
     kind: VectorKind
@@ -54,23 +65,25 @@ class VectorSettings:
 def choose(
     rows: int, dims: int, max_bytes: int, *, kind: VectorKind | Literal["auto"] = "auto", recall: float = 0.95
 ) -> VectorSettings:
-    """The settings of a kind, or of the first that fits: flat while a search takes no 20 ms, hnsw, ivf-sq8, ivf-pq.
+    """Choose settings: of the kind asked for, or of the first that fits of hnsw, ivf-sq8 and ivf-pq.
+
+    `auto` takes flat as long as one core compares a query with all vectors in some 20 ms.
 
     Args:
-        rows: vectors.
+        rows: number of vectors.
         dims: their dimensions.
-        max_bytes: what building and searching may take.
+        max_bytes: memory that building and searching may take.
         kind: one of VECTOR_KINDS, or `auto`.
         recall: see VectorSettings.
 
     Raises:
-        ConfigError: nothing fits, or not the kind that is asked for.
+        ConfigError: nothing fits, or the kind that is asked for does not.
 
     >>> [choose(rows, 384, 8 << 30).kind for rows in (10_000, 1_000_000, 10_000_000, 50_000_000)]
     ['flat', 'hnsw', 'ivf-sq8', 'ivf-pq']
     """
-    found = {name: _settings(name, rows, dims, max_bytes, recall) for name in VECTOR_KINDS}
-    needed = {name: memory_of(settings, rows, dims) for name, settings in found.items()}
+    candidates = {name: _settings(name, rows, dims, max_bytes, recall) for name in VECTOR_KINDS}
+    needed = {name: memory_of(settings, rows, dims) for name, settings in candidates.items()}
     if kind != "auto":
         if kind not in VECTOR_KINDS:
             raise ConfigError(f"there is no kind of vectors {kind!r}; choose auto, {', '.join(VECTOR_KINDS)}")
@@ -80,12 +93,12 @@ def choose(
             raise ConfigError(
                 f"{kind} over {rows} passages of {dims} dimensions does not fit: {shown(needed, max_bytes)}"
             )
-        return found[kind]
+        return candidates[kind]
     if needed["flat"] <= FLAT_BYTES:
-        return found["flat"]
+        return candidates["flat"]
     for name in VECTOR_KINDS[1:]:
         if needed[name] <= max_bytes:
-            return found[name]
+            return candidates[name]
     raise ConfigError(
         f"no kind of vectors over {rows} passages of {dims} dimensions fits: {shown(needed, max_bytes)}; allow "
         "more, or take the kind flat, which reads the disk for every query"
@@ -93,21 +106,21 @@ def choose(
 
 
 def memory(rows: int, dims: int, max_bytes: int) -> Mapping[VectorKind, int]:
-    """Bytes that each kind takes at most, by kind."""
+    """Return the bytes that each kind takes at most."""
     return {name: memory_of(_settings(name, rows, dims, max_bytes, 1.0), rows, dims) for name in VECTOR_KINDS}
 
 
 def memory_of(settings: VectorSettings, rows: int, dims: int) -> int:
-    """Bytes that building or searching wants.
+    """Return the bytes of memory that building or searching needs, whichever is more.
 
-    While it is built, what the process has of its own: the embeddings are mapped, and their pages may be dropped at any
-    time. While it is searched, the mapped files as if they were read whole: less works too, from the disk.
+    For building, only the process's own memory counts: the embeddings are memory-mapped, and their pages can be dropped
+    at any time. For searching, the mapped files count in full, although a search with less memory works from the disk.
     """
     vectors = rows * dims * 4
     if settings.kind == "flat":
         return vectors
     if settings.kind == "hnsw":
-        # Lists grow by doubling while vectors are added, so that building takes twice what is searched in the end.
+        # Lists grow by doubling while vectors are added, so building takes twice what searching does.
         return _TUNING_BYTES + 2 * rows * (dims * 4 + 9 * settings.links + 24)
     centroids = settings.clusters * dims * 4
     # The sample itself, and what the codes are learned from: 100,000 of it at most, as they are and their residuals.
@@ -117,7 +130,7 @@ def memory_of(settings: VectorSettings, rows: int, dims: int) -> int:
 
 
 def shown(needed: Mapping[VectorKind, int], max_bytes: int) -> str:
-    """What every kind needs, for people."""
+    """Describe what every kind needs."""
     parts = ", ".join(f"{kind} {size / (1 << 20):,.0f} MiB" for kind, size in needed.items())
     return f"{parts}, of {max_bytes / (1 << 20):,.0f} MiB that are allowed (--max-memory)"
 
@@ -143,9 +156,95 @@ def _settings(kind: VectorKind, rows: int, dims: int, max_bytes: int, recall: fl
 
 
 def _power_of_two(most: int) -> int:
-    """The largest one that is not above `most`; 1 below.
+    """Return the largest power of two up to `most`, and at least 1.
 
     >>> _power_of_two(1789), _power_of_two(0)
     (1024, 1)
     """
     return 1 << max(most, 1).bit_length() - 1
+
+
+def self_queries(store: PassageStore, count: int, *, seed: int = 0) -> list[tuple[int, str]]:
+    """Draw queries from an index's own passages: the rows of `count` passages, and at most 8 words in a row of each.
+
+    All passages are taken if there are fewer. The same seed gives the same queries.
+    """
+    draw = random.Random(seed)
+    queries = []
+    for row in draw.sample(range(len(store)), min(count, len(store))):
+        words = store.passage(row).contents.split()
+        start = draw.randrange(max(len(words) - _QUERY_WORDS, 0) + 1)
+        queries.append((row, " ".join(words[start : start + _QUERY_WORDS])))
+    return queries
+
+
+def recall_at_10(found: tuple[Vectors, Rows], exact: tuple[Vectors, Rows]) -> float:
+    """Return the share of exact search's ten best that an approximate search finds too, in [0, 1].
+
+    A vector as close as the exact tenth counts as found: of passages that occur twice, either may be returned.
+    """
+    (scores, rows), (exact_scores, exact_rows) = found, exact
+    if not len(exact_scores):
+        return 1.0
+    tenth = np.min(np.where(exact_rows >= 0, exact_scores, np.inf), axis=1, keepdims=True)
+    hits = ((rows >= 0) & (scores >= tenth - _TIE)).sum()
+    return float(min(hits / (exact_rows >= 0).sum(), 1.0))
+
+
+def least_effort(recall: Callable[[int], float], most: int, target: float) -> tuple[int, float]:
+    """Return the smallest effort in [1, most] whose recall reaches `target`, and that recall; `most` if none does.
+
+    Recall is assumed to grow with the effort, so the search is a bisection.
+
+    >>> least_effort(lambda effort: effort / 100, 64, 0.3)
+    (30, 0.3)
+    >>> least_effort(lambda effort: effort / 100, 16, 0.3)
+    (16, 0.16)
+    """
+    low, high, reached = 0, 1, recall(1)
+    while reached < target and high < most:
+        low, high = high, min(2 * high, most)
+        reached = recall(high)
+    while high - low > 1 and reached >= target:
+        middle = (low + high) // 2
+        middle_recall = recall(middle)
+        if middle_recall >= target:
+            high, reached = middle, middle_recall
+        else:
+            low = middle
+    return high, reached
+
+
+def tune(
+    search: FaissSearch, reference: VectorSearch, queries: Vectors, target: float, progress: BuildProgress
+) -> dict[str, int]:
+    """Set the least effort that reaches a target recall.
+
+    Args:
+        search: the search to tune.
+        reference: the search whose results count as correct.
+        queries: `[n, dims]`; the first 256 are used.
+        target: recall@10, in (0, 1].
+        progress: gets the result as a note.
+
+    Returns:
+        `effort`, and the recall that it reaches, in thousandths; empty if there is nothing to tune.
+    """
+    if not search.efforts:
+        return {}
+    queries = queries[:SAMPLE]
+    progress.start("tuning the search", total=None, unit="searches")
+    expected = reference.search(queries, TOP_K)
+
+    def recall(effort: int) -> float:
+        search.effort = effort
+        progress.advance()
+        return recall_at_10(search.search(queries, TOP_K), expected)
+
+    search.effort, reached = least_effort(recall, search.efforts, target)
+    short = "" if reached >= target else f"; {target:.3f} was asked for and cannot be reached, take another kind"
+    progress.note(
+        f"vectors: looking at {search.effort} {search.unit} (of {search.efforts}) finds {reached:.3f} of what exact "
+        f"search has among its ten best, over {len(queries)} queries{short}"
+    )
+    return {"effort": search.effort, "recall_permille": round(1000 * reached)}

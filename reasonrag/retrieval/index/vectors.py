@@ -1,28 +1,38 @@
-"""A FAISS index over an index's embeddings: built, tuned against exact search, and searched where it lies on disk."""
+"""Build a FAISS index over an index's embeddings, tune it against exact search, and open it.
+
+Building goes in pieces that survive a kill; the bytes are the same whatever was interrupted.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
 
 from reasonrag.core.errors import DataError
-from reasonrag.retrieval.index.embeddings import Embeddings
-from reasonrag.retrieval.index.exact import ExactSearch
-from reasonrag.retrieval.index.faiss_files import INDEX, load_faiss, on_gpus, read_index
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Manifest, Plan
-from reasonrag.retrieval.index.progress import BuildProgress
-from reasonrag.retrieval.index.tuning import SAMPLE, VectorSearch, tune
-from reasonrag.retrieval.index.vector_build import build_graph, build_inverted_file
-from reasonrag.retrieval.index.vector_search import FaissSearch
-from reasonrag.retrieval.index.vector_settings import VectorSettings, memory, shown
+from reasonrag.retrieval.index.embeddings import Embeddings, Vectors
+from reasonrag.retrieval.index.faiss_search import (
+    INDEX,
+    LISTS,
+    ExactSearch,
+    FaissSearch,
+    VectorSearch,
+    load_faiss,
+    on_gpus,
+    read_index,
+    write_index,
+)
+from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
+from reasonrag.retrieval.index.vector_settings import SAMPLE, VectorSettings, memory, shown, tune
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Vectors = NDArray[np.float32]
+_ADD_ROWS = 8192  # vectors between two progress updates
+_TRAINED = "trained.faiss"
+_ALIKE = (1, 15, 1)  # from this version on, several threads build the same graph as one
+_GROWTH = 1.5  # a graph is saved whenever it has grown by half, so at most a third of the work is lost
 
 
 def build_vectors(
@@ -33,37 +43,38 @@ def build_vectors(
     queries: Vectors | None = None,
     progress: BuildProgress,
 ) -> Manifest | None:
-    """Build the part `vectors` over the embeddings, or take it away where search is exact; a killed build goes on.
+    """Build the part `vectors` over the embeddings, or remove it if search is exact. A killed build resumes.
 
     Args:
-        index: has the part `embeddings`; locked by the caller.
-        settings: of `choose`.
-        max_bytes: what it may take, for the message alone: `choose` has kept to it.
-        queries: `[n, dims]` that the effort of a search is tuned with; the passages' own vectors if None, which makes
-            it look easier than it is.
-        progress: told in vectors, and what was chosen.
+        index: has the part `embeddings`; the caller holds its lock.
+        settings: as `choose` returned them.
+        max_bytes: the memory limit that `choose` was given; only shown.
+        queries: `[n, dims]` that the effort of a search is tuned with. None takes vectors of the passages themselves,
+            which makes the task look easier than it is.
+        progress: counts vectors, and gets the choice as a note.
 
     Returns:
-        None where search is exact.
+        The manifest of the part; None if search is exact.
     """
     embeddings = Embeddings.open(index)
     progress.note(f"vectors: {settings.kind}; {shown(memory(embeddings.rows, embeddings.dims, max_bytes), max_bytes)}")
     if settings.kind == "flat":
         index.remove("vectors")
         return None
-    asked = _sample(embeddings) if queries is None else queries
-    plan = vectors_plan(index.need("embeddings"), settings, asked)
+    queries = _sample(embeddings) if queries is None else queries
+    plan = vectors_plan(index.need("embeddings"), settings, queries)
     if made := index.sound(plan):
         return made
     draft = Draft(index, plan)
-    (build_graph if settings.kind == "hnsw" else build_inverted_file)(draft, embeddings, settings, progress)
+    build = build_graph if settings.kind == "hnsw" else build_inverted_file
+    build(draft, embeddings, settings, progress)
     search = FaissSearch(read_index(draft.folder / INDEX), embeddings=embeddings, refine=settings.refine)
     counts = {"passages": embeddings.rows, "dims": embeddings.dims}
-    return draft.finish(counts | tune(search, ExactSearch(embeddings), asked, settings.recall, progress))
+    return draft.finish(counts | tune(search, ExactSearch(embeddings), queries, settings.recall, progress))
 
 
 def vectors_plan(embeddings: Manifest, settings: VectorSettings, queries: Vectors) -> Plan:
-    """What decides the vectors' bytes and how hard a search looks."""
+    """Return the plan of the part: everything that decides its bytes and the effort of its searches."""
     made_of = {
         "passages": embeddings.plan.made_of["passages"],
         "embeddings": embeddings.fingerprint,
@@ -74,23 +85,26 @@ def vectors_plan(embeddings: Manifest, settings: VectorSettings, queries: Vector
 
 
 def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
-    """The search over an index's vectors: FAISS's if it has the part `vectors`, else exact over its embeddings.
+    """Open the search over an index's vectors: FAISS if the part `vectors` exists, else exact over the embeddings.
 
     Args:
-        index: has `vectors`, `embeddings` or both.
+        index: has the part `vectors`, `embeddings` or both.
         gpu: copy the vectors to all GPUs and search there.
 
     Raises:
-        DataError: there is neither, or a file is missing or damaged.
-        ConfigError: faiss is missing, or cannot do it on GPUs.
+        DataError: neither part exists, or a file is missing or damaged.
+        ConfigError: faiss is not installed, or cannot search on GPUs.
     """
     if index.manifest("vectors") is None:
         embeddings = Embeddings.open(index)
         return FaissSearch(on_gpus(_flat(embeddings))) if gpu else ExactSearch(embeddings)
     manifest = index.verify("vectors")
     refine = int(manifest.plan.settings.get("refine", 1))
-    found = Embeddings.open(index) if refine > 1 else None
-    search = FaissSearch(read_index(index.part("vectors") / INDEX), embeddings=found, refine=refine)
+    search = FaissSearch(
+        read_index(index.part("vectors") / INDEX),
+        embeddings=Embeddings.open(index) if refine > 1 else None,
+        refine=refine,
+    )
     if search.rows != manifest.counts["passages"]:
         raise DataError(f"index {index.path}: vectors/{INDEX} holds {search.rows} vectors, not what its manifest says")
     if search.efforts and "effort" in manifest.counts:
@@ -101,8 +115,6 @@ def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
 
 
 def _sample(embeddings: Embeddings) -> Vectors:
-    import numpy as np
-
     rows = np.linspace(0, embeddings.rows, min(SAMPLE, embeddings.rows), endpoint=False).astype(np.int64)
     return embeddings.take(rows)
 
@@ -121,3 +133,132 @@ def _faiss_version() -> str:
         except PackageNotFoundError:
             continue
     return str(load_faiss().__version__)
+
+
+def build_inverted_file(
+    draft: Draft, embeddings: Embeddings, settings: VectorSettings, progress: BuildProgress
+) -> None:
+    """Learn clusters and codes, add vectors block by block, then merge the blocks' lists on disk.
+
+    FAISS seeds k-means itself, always with the same seed.
+    """
+    faiss = load_faiss()
+    if not draft.holds(_TRAINED, scratch=True):
+        progress.start(f"learning {settings.clusters} clusters", total=None, unit="clusters")
+        sample = np.linspace(0, embeddings.rows, settings.training_rows, endpoint=False).astype(np.int64)
+        index = _empty_inverted_file(faiss, embeddings.dims, settings)
+        index.train(embeddings.take(sample))
+        with draft.writing(_TRAINED, scratch=True) as file:
+            write_index(index, file)
+    starts = range(0, embeddings.rows, settings.block_rows)
+    done = [start for start in starts if draft.holds(_block(start), scratch=True)]
+    rows_done = sum(min(settings.block_rows, embeddings.rows - start) for start in done)
+    progress.start("adding vectors", total=embeddings.rows, unit="vectors", done=rows_done)
+    for start in starts:
+        if start not in done:
+            stop = min(start + settings.block_rows, embeddings.rows)
+            _write_block(draft, embeddings, range(start, stop), progress)
+    if not draft.holds(INDEX):
+        _merge(faiss, draft, [draft.scratch / _block(start) for start in starts], embeddings.rows)
+
+
+def build_graph(draft: Draft, embeddings: Embeddings, settings: VectorSettings, progress: BuildProgress) -> None:
+    """Link every vector to its neighbours, shard by shard; save the graph each time it has grown by half."""
+    faiss = load_faiss()
+    if draft.holds(INDEX):
+        return
+    if tuple(int(part) for part in faiss.__version__.split(".")[:3]) < _ALIKE:
+        faiss.omp_set_num_threads(1)
+    index = _graph_so_far(faiss, draft, embeddings.dims, settings)
+    progress.start("linking vectors", total=embeddings.rows, unit="vectors", done=index.ntotal)
+    saved = max(index.ntotal, 8 * settings.block_rows)
+    while index.ntotal < embeddings.rows:
+        block = embeddings.block(index.ntotal, min(index.ntotal + settings.block_rows, embeddings.rows))
+        index.add(block)
+        progress.advance(len(block))
+        if _GROWTH * saved <= index.ntotal < embeddings.rows:
+            with draft.writing(_graph(index.ntotal), scratch=True) as file:
+                write_index(index, file)
+            (draft.scratch / _graph(saved)).unlink(missing_ok=True)
+            saved = index.ntotal
+    with draft.writing(INDEX) as file:
+        write_index(index, file)
+
+
+def _empty_inverted_file(faiss: Any, dims: int, settings: VectorSettings) -> Any:
+    quantizer, metric = faiss.IndexFlatIP(dims), faiss.METRIC_INNER_PRODUCT
+    if settings.kind == "ivf-sq8":
+        codes = faiss.ScalarQuantizer.QT_8bit
+        index = faiss.IndexIVFScalarQuantizer(quantizer, dims, settings.clusters, codes, metric)
+    else:
+        index = faiss.IndexIVFPQ(quantizer, dims, settings.clusters, settings.code_bytes, 8, metric)
+        index.pq.cp.min_points_per_centroid = 1
+    index.cp.min_points_per_centroid = 1  # `choose` made sure that there are enough; FAISS would print warnings
+    return index
+
+
+def _write_block(draft: Draft, embeddings: Embeddings, rows: range, progress: BuildProgress) -> None:
+    index = load_faiss().read_index(str(draft.scratch / _TRAINED))  # in memory: a mapped one cannot be added to
+    for start in range(rows.start, rows.stop, _ADD_ROWS):
+        stop = min(start + _ADD_ROWS, rows.stop)
+        index.add_with_ids(embeddings.block(start, stop), np.arange(start, stop))
+        progress.advance(stop - start)
+    with draft.writing(_block(rows.start), scratch=True) as file:
+        write_index(index, file)
+
+
+def _merge(faiss: Any, draft: Draft, blocks: list[Path], rows: int) -> None:
+    """Write the lists of all blocks to one file, as `faiss.contrib.ondisk` does, but atomically and without output."""
+    parts = [read_index(path) for path in blocks]
+    index = faiss.read_index(str(draft.scratch / _TRAINED))
+    # A name without a folder: `read_index` finds the file beside the index, wherever that was moved.
+    lists = faiss.OnDiskInvertedLists(index.nlist, index.code_size, LISTS)
+    list_locations, offset = faiss.OnDiskOneListVector(), 0
+    with draft.writing(LISTS) as file:
+        for number in range(index.nlist):
+            location = faiss.OnDiskOneList()
+            location.size = location.capacity = sum(part.invlists.list_size(number) for part in parts)
+            location.offset = offset
+            offset += _write_list(faiss, parts, number, file)
+            list_locations.push_back(location)
+    lists.lists, lists.totsize = list_locations, offset
+    index.replace_invlists(lists, True)
+    lists.this.disown()  # the index frees it
+    index.ntotal = rows
+    with draft.writing(INDEX) as file:
+        write_index(index, file)
+
+
+def _write_list(faiss: Any, parts: list[Any], number: int, file: IO[bytes]) -> int:
+    """Write one list of all parts, first the codes, then the rows; return its size in bytes."""
+    sizes = [part.invlists.list_size(number) for part in parts]
+    written = 0
+    for part, size in zip(parts, sizes, strict=True):
+        if size:
+            codes = faiss.rev_swig_ptr(part.invlists.get_codes(number), size * part.code_size)
+            written += file.write(codes.tobytes())
+    for part, size in zip(parts, sizes, strict=True):
+        if size:
+            rows = faiss.rev_swig_ptr(part.invlists.get_ids(number), size)
+            written += file.write(rows.tobytes())
+    return written
+
+
+def _graph_so_far(faiss: Any, draft: Draft, dims: int, settings: VectorSettings) -> Any:
+    saved = sorted(draft.scratch.glob(_graph(None)))
+    if not saved:
+        index = faiss.IndexHNSWFlat(dims, settings.links, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = settings.ef_construction
+        return index
+    index = faiss.read_index(str(saved[-1]))  # in memory: it will grow
+    for _ in range(index.ntotal):  # the generator of levels is not saved with the graph
+        index.hnsw.random_level()
+    return index
+
+
+def _graph(rows: int | None) -> str:
+    return "graph-*.faiss" if rows is None else f"graph-{rows:012d}.faiss"
+
+
+def _block(start: int) -> str:
+    return f"block-{start:012d}.faiss"

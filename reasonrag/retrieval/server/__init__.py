@@ -1,4 +1,4 @@
-"""An index served to others, in the protocol that Search-R1 made common."""
+"""Serve an index over HTTP, in the protocol of Search-R1's retrieval server."""
 
 from reasonrag.retrieval.server.app import retrieval_app
 from reasonrag.retrieval.server.run import serve

@@ -26,19 +26,19 @@ _LOOPBACK_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
 def retrieval_app(retriever: Retriever, settings: ServeSettings) -> FastAPI:
-    """The server as an ASGI application; who made the retriever closes it.
+    """Build the server as an ASGI application. The caller closes the retriever.
 
     Raises:
-        ConfigError: an address that other machines reach, without leave or without a token.
+        ConfigError: other machines reach the address, and that is not allowed or has no token.
     """
     return build_app(RetrievalService(retriever, settings), settings)
 
 
 def build_app(service: RetrievalService, settings: ServeSettings) -> FastAPI:
-    """The application around a service.
+    """Build the ASGI application around a service.
 
     Raises:
-        ConfigError: an address that other machines reach, without leave or without a token.
+        ConfigError: other machines reach the address, and that is not allowed or has no token.
     """
     from fastapi import FastAPI
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -46,14 +46,14 @@ def build_app(service: RetrievalService, settings: ServeSettings) -> FastAPI:
     token = settings.token()
     app = FastAPI(title="reasonrag retrieval", openapi_url=None)
     endpoints = _Endpoints(service, settings)
-    # Plain routes: they read and write bodies themselves, and FastAPI's own reading would know no limit.
+    # Plain routes, because FastAPI would read bodies of any size.
     app.add_route("/retrieve", endpoints.retrieve, methods=["POST"])
     app.add_route("/health", endpoints.health, methods=["GET"])
     app.add_route("/metrics", endpoints.metrics, methods=["GET"])
     if token is not None:
         app.add_middleware(_BearerToken, token=token)
     if settings.loopback:
-        # A page in a browser may reach this address under a name of its own (DNS rebinding).
+        # A web page may reach this address through a host name that it controls (DNS rebinding).
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_LOOPBACK_NAMES, settings.host], www_redirect=False)
     return app
 
@@ -64,7 +64,6 @@ class _Endpoints:
         self._settings = settings
 
     async def retrieve(self, request: Request) -> Response:
-        """Search-R1's request and answer."""
         metrics = self._service.metrics
         with metrics.in_flight.track_inprogress():
             try:
@@ -72,7 +71,7 @@ class _Endpoints:
             except Refusal as refusal:
                 response = _refused(refusal)
             except asyncio.CancelledError:
-                # The drain is over its deadline. The task ends here in any case, and the client learns why.
+                # The drain is over its deadline. The task ends here in any case; the client learns why.
                 response = _refused(Refusal(503, "the server stopped before the answer was there", retry_after_s=1))
             except Exception as error:
                 # Its message may hold queries.
@@ -84,12 +83,12 @@ class _Endpoints:
     async def _answer(self, request: Request) -> Response:
         from starlette.responses import Response
 
-        asked = RetrieveRequest.read(await _body(request, self._settings.max_body_bytes))
-        rankings = await self._service.retrieve(asked)
-        return Response(reply(rankings, scores=asked.return_scores), media_type="application/json")
+        retrieve_request = RetrieveRequest.read(await _body(request, self._settings.max_body_bytes))
+        rankings = await self._service.retrieve(retrieve_request)
+        return Response(reply(rankings, scores=retrieve_request.return_scores), media_type="application/json")
 
     async def health(self, request: Request) -> Response:
-        """200 where a query answers, else 503 with the cause."""
+        """Answer 200 if a query is answered, else 503 with the cause."""
         from starlette.responses import JSONResponse
 
         try:
@@ -99,7 +98,6 @@ class _Endpoints:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        """Counters in Prometheus' text format."""
         from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
         from starlette.responses import Response
 
@@ -107,21 +105,21 @@ class _Endpoints:
 
 
 class _BearerToken:
-    """Lets requests with the token pass, and everybody to `/health`."""
+    """Middleware that refuses requests without the token; `/health` needs none."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health" and not self._sent(scope):
+        if scope["type"] == "http" and scope["path"] != "/health" and not self._has_token(scope):
             response = _refused(Refusal(401, "this server needs a token, sent as Authorization: Bearer TOKEN"))
             response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _sent(self, scope: Scope) -> bool:
+    def _has_token(self, scope: Scope) -> bool:
         header: bytes = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, token = header.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)

@@ -1,4 +1,4 @@
-"""Search-R1's `POST /retrieve`, read and written as its server does (`search_r1/search/retrieval_server.py`)."""
+"""Search-R1's `POST /retrieve`, parsed and written as its server does (`search_r1/search/retrieval_server.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_PROBLEMS = 3
 
 
 class Refusal(Exception):
-    """A request that is not answered: the HTTP status, and one line that says why."""
+    """A request is not answered: the HTTP status, and the reason in one line."""
 
     def __init__(self, status: int, detail: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(detail)
@@ -24,15 +24,11 @@ class Refusal(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """When to come again, where that helps."""
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
 
 class RetrieveRequest(BaseModel):
-    """The body of a request; fields that are not named here are ignored.
-
-    `topk` is the server's default where it is absent, null or 0.
-    """
+    """The body of a request; other fields are ignored. If `topk` is absent, null or 0, the server's default counts."""
 
     queries: list[str]
     topk: Annotated[int, Field(ge=0)] | None = None
@@ -40,10 +36,10 @@ class RetrieveRequest(BaseModel):
 
     @classmethod
     def read(cls, body: bytes) -> RetrieveRequest:
-        """A request from JSON.
+        """Parse a request from JSON.
 
         Raises:
-            Refusal: 422 with what is wrong; nothing of the request is repeated.
+            Refusal: 422 with the problems; no value of the request is repeated.
         """
         try:
             return cls.model_validate_json(body)
@@ -55,18 +51,14 @@ class RetrieveRequest(BaseModel):
 
 
 def reply(rankings: Sequence[Sequence[Passage]], *, scores: bool) -> bytes:
-    """The body of an answer: `{"result": [ranking, ...]}`, one ranking per query, best passage first.
+    """Write the body of an answer: `{"result": [ranking, ...]}`, one ranking per query, best passage first.
 
     A passage is `{"document": {"id", "contents"}, "score"}` with scores, and the document alone without.
     """
-    item = _scored if scores else _document
-    result = [[item(passage) for passage in ranking] for ranking in rankings]
+    result = [[_item(passage, scores) for passage in ranking] for ranking in rankings]
     return json.dumps({"result": result}, ensure_ascii=False, allow_nan=False).encode(errors="replace")
 
 
-def _document(passage: Passage) -> dict[str, Any]:
-    return {"id": passage.id, "contents": passage.contents}
-
-
-def _scored(passage: Passage) -> dict[str, Any]:
-    return {"document": _document(passage), "score": passage.score}
+def _item(passage: Passage, scores: bool) -> dict[str, Any]:
+    document = {"id": passage.id, "contents": passage.contents}
+    return {"document": document, "score": passage.score} if scores else document

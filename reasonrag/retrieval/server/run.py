@@ -1,11 +1,13 @@
-"""A retrieval server in a process of its own: it says when it is ready, and ends without dropping a request."""
+"""Run a retrieval server: print a line when it is ready, and end without dropping a request."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from importlib.util import find_spec
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from reasonrag.core.errors import ConfigError, RetrievalError
@@ -20,52 +22,70 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _NEEDED = ("fastapi", "prometheus_client", "uvicorn")
-# Longer than the clients in use keep idle connections: a server that closes one first may do so under a request.
+# Longer than common clients keep idle connections: a server that closes first may do so while a request arrives.
 _KEEP_ALIVE_S = 120
 _BACKLOG = 2048
 
 
 def serve(retriever: Retriever, settings: ServeSettings, *, about: str = "") -> int:
-    """Serve until SIGTERM or Ctrl-C, and close the retriever.
+    """Serve until SIGTERM or Ctrl-C, then close the retriever.
 
-    The line `listening on http://HOST:PORT (about)` is printed once it listens and a first query was answered. The
-    first signal lets requests in flight end, for `drain_s` at most; a second one ends the process.
+    Prints `listening on http://HOST:PORT (about)` once the server listens and has answered a first query. The first
+    signal lets requests in flight finish, for at most `drain_s` seconds; a second signal ends the process at once.
 
     Args:
-        retriever: what is served.
-        settings: where, and how much at a time.
-        about: what is served, for the line that says so.
+        retriever: finds the passages.
+        settings: address and limits.
+        about: description of the index for the printed line.
 
     Returns:
-        The exit code: 128 and the number of the signal.
+        The exit code: 128 plus the number of the signal.
 
     Raises:
         ConfigError: the port is taken, the host is not an address of this machine, a token is missing, or the
-            libraries of `reasonrag[serve]` are.
+            libraries of `reasonrag[serve]` are not installed.
         RetrievalError: the first query was not answered.
     """
     if not all(map(find_spec, _NEEDED)):
         raise ConfigError(f"a server needs {', '.join(_NEEDED)}: pip install 'reasonrag[serve]'")
-    from reasonrag.retrieval.server.draining import DrainingServer
-
     service = RetrievalService(retriever, settings)
     config = _config(build_app(service, settings), settings)
+    signals: list[int] = []
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         try:
             runner.run(_first_query(service))
             with _listen(settings.host, settings.port) as listener:
                 ready = f"listening on {_url(listener)}{about and f' ({about})'}"
-                server = DrainingServer(config, on_ready=lambda: print(ready, flush=True), on_drain=service.drain)
-                runner.run(server.serve(sockets=[listener]))
+                runner.run(_server(config, service, ready, signals).serve(sockets=[listener]))
         finally:
             runner.run(service.aclose())
-    return 128 + server.signal
+    return 128 + sum(signals)
+
+
+def _server(config: uvicorn.Config, service: RetrievalService, ready: str, signals: list[int]) -> uvicorn.Server:
+    """Build a server that prints `ready` once it listens, and puts the signal that ended it into `signals`."""
+    import uvicorn
+
+    class DrainingServer(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(ready, flush=True)
+
+        # Replaces uvicorn's handler, which kills the process with the same signal once it has drained.
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if signals:
+                os._exit(128 + sig)  # the search thread would keep the process alive
+            signals.append(sig)
+            service.drain()
+            self.should_exit = True
+
+    return DrainingServer(config)
 
 
 def _config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
     import uvicorn
 
-    # Without a configuration of its own, uvicorn says nothing below a warning.
+    # Without a logging configuration, uvicorn logs nothing below a warning.
     log_config = uvicorn.config.LOGGING_CONFIG if settings.access_log else None
     return uvicorn.Config(
         app,
@@ -92,7 +112,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        # asyncio sets this only on sockets that it has made itself; without it an answer waits 40 ms for an ACK.
+        # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:

@@ -1,17 +1,18 @@
-"""What stands between requests and the index: limits, a queue with an end, and batches for the one search thread."""
+"""Between requests and the index: limits, a bounded queue, batches for the single search thread, and metrics."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import structlog
 
 from reasonrag.core.errors import BackendError
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore, Ranking
-from reasonrag.retrieval.server.metrics import MeasuredRetriever, Metrics
 from reasonrag.retrieval.server.protocol import Refusal, RetrieveRequest
 from reasonrag.retrieval.server.settings import ServeSettings
 
@@ -19,8 +20,59 @@ log = structlog.get_logger()
 
 _PROBE = "Who wrote the first encyclopedia?"
 _RETRY_AFTER_S = 1
-# One batch is searched while the next one lies ready: the search thread never waits for replies to be written.
+# One batch is searched while the next one is ready, so the search thread never waits for replies to be written.
 _BATCHES_IN_WORK = 2
+_PREFIX = "reasonrag_retrieval"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Metrics:
+    """Prometheus metrics of one server, in a registry that no other server of the process shares."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self._registry = registry = CollectorRegistry()
+        self.requests = Counter(f"{_PREFIX}_requests", "Requests to /retrieve", ["status"], registry=registry)
+        self.queries = Counter(f"{_PREFIX}_queries", "Queries of admitted requests", registry=registry)
+        self.cut = Counter(f"{_PREFIX}_queries_cut", "Queries over the limit of characters", registry=registry)
+        self.in_flight = Gauge(f"{_PREFIX}_requests_in_flight", "Requests to /retrieve in flight", registry=registry)
+        self.queue = Gauge(f"{_PREFIX}_queue", "Queries not answered yet", registry=registry)
+        self.batch = Histogram(
+            f"{_PREFIX}_batch_queries", "Queries searched together", buckets=_BATCHES, registry=registry
+        )
+        self.seconds = Histogram(
+            f"{_PREFIX}_search_seconds", "Seconds from a batch to its rankings", buckets=_SECONDS, registry=registry
+        )
+
+    def text(self) -> bytes:
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
+
+
+class MeasuredRetriever:
+    """Measures the size of each batch that a retriever searches, and its seconds."""
+
+    def __init__(self, inner: Retriever, metrics: Metrics) -> None:
+        self._inner = inner
+        self._metrics = metrics
+
+    @property
+    def fingerprint(self) -> str:
+        return self._inner.fingerprint
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+        self._metrics.batch.observe(len(queries))
+        started = time.perf_counter()
+        try:
+            return await self._inner.search(queries, top_k)
+        finally:
+            self._metrics.seconds.observe(time.perf_counter() - started)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 class RetrievalService:
@@ -42,7 +94,7 @@ class RetrievalService:
         self._probing: asyncio.Task[list[Ranking]] | None = None
 
     async def retrieve(self, request: RetrieveRequest) -> list[Ranking]:
-        """`[len(request.queries)]` rankings.
+        """Return `[len(request.queries)]` rankings.
 
         Raises:
             Refusal: the request is over a limit (413, 422), the queue is full or the index does not answer (503).
@@ -56,17 +108,17 @@ class RetrievalService:
                 raise Refusal(503, f"the index does not answer ({error.cause})", retry_after_s=_RETRY_AFTER_S) from None
 
     async def probe(self) -> None:
-        """Ask the index a query, behind no more than the batches that it has in work.
+        """Search for one query, to see whether the index answers. It waits only for the batches that have begun.
 
         Raises:
-            Refusal: 503, as it is draining, fails, or gives no answer within `health_timeout_s`.
+            Refusal: 503, if the server is draining, or the query fails or takes longer than `health_timeout_s`.
         """
         if self._draining:
             raise Refusal(503, "draining: it answers what it has and takes nothing more")
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._measured.search([_PROBE], 1))
         try:
-            # Shielded: all who ask at the same time share it.
+            # Shielded because all callers at the same time share one query.
             await asyncio.wait_for(asyncio.shield(self._probing), self._settings.health_timeout_s)
         except TimeoutError:
             raise Refusal(503, f"no answer to a query in {self._settings.health_timeout_s:g} s") from None
@@ -75,16 +127,16 @@ class RetrievalService:
             raise Refusal(503, f"a query fails ({cause})") from None
 
     def drain(self) -> None:
-        """The server is about to end: say so to whoever asks for its health."""
+        """Report from now on that the server is about to end."""
         self._draining = True
 
     async def aclose(self) -> None:
-        """Give up what is still being searched and close the retriever."""
         await self._batched.aclose()
 
     def _check(self, request: RetrieveRequest) -> int:
-        """The passages per query that are wanted."""
-        limits, count, top_k = self._settings, len(request.queries), request.topk or self._settings.top_k
+        """Check a request against the limits; return its passages per query."""
+        limits, count = self._settings, len(request.queries)
+        top_k = request.topk or limits.top_k
         if count > limits.max_queries:
             raise Refusal(413, f"{count} queries; at most {limits.max_queries} a request: send them in parts")
         if top_k > limits.max_top_k:
@@ -94,14 +146,14 @@ class RetrievalService:
         return top_k
 
     def _cut(self, queries: Sequence[str]) -> list[str]:
-        """One runaway query of a model must not fail the batch of a training step that it stands in."""
+        """Cut long queries: one runaway query of a model must not fail the batch of a training step."""
         limit = self._settings.max_query_chars
         self.metrics.cut.inc(sum(len(query) > limit for query in queries))
         return [query[:limit] for query in queries]
 
     @contextmanager
     def _admitted(self, count: int) -> Iterator[None]:
-        # A request as large as the queue has to find a place at some time.
+        # An empty queue admits a request of any size: one that is larger than the queue could never enter otherwise.
         if self._unanswered and self._unanswered + count > self._settings.max_queue:
             raise Refusal(503, "the queue is full", retry_after_s=_RETRY_AFTER_S)
         self._unanswered += count

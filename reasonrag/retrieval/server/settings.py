@@ -1,4 +1,4 @@
-"""Where a retrieval server listens, and how much it takes on at a time."""
+"""Settings of a retrieval server: its address, and limits of requests, queue and batches."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from reasonrag.core.settings import Section
 
 
 class ServeSettings(Section):
-    """Settings of `serve`. None of them changes a ranking, but for `max_query_chars`.
+    """Settings of `serve`. Only `max_query_chars` can change a ranking.
 
-    Limits are of one request unless they say otherwise.
+    Limits hold for one request, unless they say otherwise.
     """
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port to listen on; 0 takes a free one")
-    allow_remote: bool = Field(False, description="an address that other machines reach; needs a token")
+    allow_remote: bool = Field(False, description="allow an address that other machines reach; needs a token")
     token_env: str = Field(
-        TOKEN_ENV, description="variable that holds a token; where it is set, clients have to send it"
+        TOKEN_ENV, description="environment variable with a token that clients have to send, if it is set"
     )
-    top_k: Annotated[int, Field(ge=1)] = Field(3, description="passages per query where a request does not say")
+    top_k: Annotated[int, Field(ge=1)] = Field(3, description="passages per query, if a request does not say")
     max_top_k: Annotated[int, Field(ge=1)] = Field(1000, description="most passages per query")
     max_passages: Annotated[int, Field(ge=1)] = Field(
         100_000, description="most passages of a request: queries times passages per query"
@@ -37,12 +37,12 @@ class ServeSettings(Section):
         2.0, description="milliseconds that a query waits for others to be searched with"
     )
     max_batch: Annotated[int, Field(ge=1)] = Field(256, description="most queries that are searched together")
-    cached_rankings: Annotated[int, Field(ge=0)] = Field(0, description="rankings kept for when they are asked again")
+    cached_rankings: Annotated[int, Field(ge=0)] = Field(0, description="rankings kept in memory; 0 keeps none")
     health_timeout_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds for the query behind /health")
     drain_s: Annotated[int, Field(ge=1)] = Field(
         30, description="seconds for requests in flight after SIGTERM or Ctrl-C"
     )
-    access_log: bool = Field(False, description="a line per request on stderr, without its queries")
+    access_log: bool = Field(False, description="log a line per request to stderr, without its queries")
 
     @property
     def loopback(self) -> bool:
@@ -53,10 +53,10 @@ class ServeSettings(Section):
             return self.host == "localhost"
 
     def token(self) -> str | None:
-        """What clients have to send, or None where nothing is asked of them.
+        """Return the token that clients have to send; None if they need none.
 
         Raises:
-            ConfigError: an address that other machines reach, without leave or without a token.
+            ConfigError: other machines reach the address, and that is not allowed or has no token.
         """
         token = read_token(self.token_env)
         if self.loopback:

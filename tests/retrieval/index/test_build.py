@@ -11,9 +11,8 @@ from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.index.build import build_index
-from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan
+from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan, Silent
 from reasonrag.retrieval.index.passages import build_passages
-from reasonrag.retrieval.index.progress import Silent
 from reasonrag.retrieval.index.settings import IndexConfig, PassagesConfig, parse_size
 from reasonrag.retrieval.open import kinds, open_index
 

@@ -12,7 +12,7 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.index.embeddings import Embeddings, build_embeddings, encoder_of
-from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.folder import Silent
 from tests.retrieval.index.dense_toys import Notes, WordsEncoder, digest, passages, sentences
 
 TEXTS = sentences(50)

@@ -18,9 +18,8 @@ import pytest
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import GivenCorpus, open_corpus
-from reasonrag.retrieval.index.folder import IndexFolder, Manifest
+from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Silent
 from reasonrag.retrieval.index.passages import PassageStore, build_passages, split
-from reasonrag.retrieval.index.progress import Silent
 from reasonrag.retrieval.index.settings import PassagesConfig
 
 STRICT = PassagesConfig(strict=True)
@@ -213,7 +212,7 @@ from pathlib import Path
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.passages import build_passages
-from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.folder import Silent
 from reasonrag.retrieval.index.settings import PassagesConfig
 
 class Source:

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import GivenCorpus
-from reasonrag.retrieval.index.folder import IndexFolder, Manifest
+from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Silent
 from reasonrag.retrieval.index.passages import build_passages
 from reasonrag.retrieval.index.postings import Tokenizer, bm25_memory, build_bm25
-from reasonrag.retrieval.index.progress import Silent
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 
 WORDS = st.sampled_from(["film", "films", "Spielberg", "directed", "Pál", "pal", "X", "of", "the", "2001", "東京", "_"])
@@ -121,7 +120,7 @@ import os, signal, sys
 from pathlib import Path
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.postings import build_bm25
-from reasonrag.retrieval.index.progress import Silent
+from reasonrag.retrieval.index.folder import Silent
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 
 class Deadly(Silent):

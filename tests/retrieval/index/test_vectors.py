@@ -12,11 +12,9 @@ import pytest
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.index.adopt import adopt_vectors
 from reasonrag.retrieval.index.embeddings import Embeddings, build_embeddings
-from reasonrag.retrieval.index.exact import ExactSearch
-from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.progress import Silent
-from reasonrag.retrieval.index.tuning import recall_at_10
-from reasonrag.retrieval.index.vector_settings import VectorSettings, choose, memory
+from reasonrag.retrieval.index.faiss_search import ExactSearch
+from reasonrag.retrieval.index.folder import IndexFolder, Silent
+from reasonrag.retrieval.index.vector_settings import VectorSettings, choose, memory, recall_at_10
 from reasonrag.retrieval.index.vectors import build_vectors, open_vectors
 from tests.retrieval.index.dense_toys import Notes, WordsEncoder, digest, passages, sentences
 

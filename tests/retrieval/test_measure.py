@@ -9,7 +9,7 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage, Question
-from reasonrag.retrieval.recall import Recall, gold_ids, recall, with_gold_ids
+from reasonrag.retrieval.measure import GoldFound, gold_ids, gold_recall, with_gold_ids
 
 
 class Fixed:
@@ -29,8 +29,10 @@ class Fixed:
 
 def test_a_piece_counts_for_the_passage_that_was_split() -> None:
     question = Question("q", "who?", ("me",), "set", metadata={"gold_ids": ["a", "b#2"]})
-    found = asyncio.run(recall(Fixed("c", "a#3", "b", "b#2"), [question], [1, 2, 3, 4]))
-    assert found == [{1: Recall(False, False), 2: Recall(True, False), 3: Recall(True, False), 4: Recall(True, True)}]
+    found = asyncio.run(gold_recall(Fixed("c", "a#3", "b", "b#2"), [question], [1, 2, 3, 4]))
+    assert found == [
+        {1: GoldFound(False, False), 2: GoldFound(True, False), 3: GoldFound(True, False), 4: GoldFound(True, True)}
+    ]
 
 
 def test_questions_that_do_not_say_what_they_need_are_left_out_and_none_at_all_is_an_error() -> None:

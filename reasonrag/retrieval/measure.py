@@ -1,0 +1,209 @@
+"""Measure an index: is it whole, how large and fast is it, and does it find what it should?"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import resource
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reasonrag.core.config import RetrievalConfig
+from reasonrag.core.errors import DataError
+from reasonrag.core.types import Question
+from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.index.folder import BuildProgress, IndexFolder
+from reasonrag.retrieval.index.passages import PassageStore
+from reasonrag.retrieval.index.vector_settings import self_queries
+from reasonrag.retrieval.open import open_index
+
+TOP_K = 10
+_BATCH = 64
+
+Report = dict[str, Any]
+
+
+def examine(
+    config: RetrievalConfig, *, trust_remote_code: bool = False, sample: int, seed: int, progress: BuildProgress
+) -> Report:
+    """Read every byte of an index, then search for pieces of its own passages.
+
+    Args:
+        config: the index folder, and how it is searched.
+        trust_remote_code: run Python code that comes with a model.
+        sample: how many passages to search for.
+        seed: random seed of the sample.
+        progress: gets the stages.
+
+    Returns:
+        `parts` (bytes, files, counts, seconds to read, by name), `open_s`, `resident_bytes` that opening and searching
+        added, `found_at_1` and `found_at_10` in [0, 1], `queries_per_s` alone and in batches of 64; for approximate
+        vectors also `recall_at_10` against exact search.
+
+    Raises:
+        DataError: a file is missing, truncated or changed.
+    """
+    index = IndexFolder(Path(str(config.index)).expanduser())
+    report: Report = {"parts": _read_all(index, progress)}
+    resident_before = resident()
+    started = time.perf_counter()
+    retriever = open_index(config, trust_remote_code=trust_remote_code)
+    report["open_s"] = time.perf_counter() - started
+    store = PassageStore(index.part("passages"))
+    ids, queries = [], []
+    for row, query in self_queries(store, sample, seed=seed):
+        ids.append(store.passage(row).id)
+        queries.append(query)
+    store.close()
+    progress.start("self-queries", total=len(queries), unit="queries")
+    report |= asyncio.run(_search_for(retriever, ids, queries))
+    if config.kind != "bm25" and {"vectors", "embeddings"} <= set(index.parts()):
+        report["recall_at_10"] = asyncio.run(_recall_at_10(index, config, trust_remote_code, queries))
+    progress.advance(len(queries))
+    resident_after = resident()
+    if resident_before is None or resident_after is None:
+        report["resident_bytes"] = None
+    else:
+        report["resident_bytes"] = max(resident_after - resident_before, 0)
+    return report
+
+
+def _read_all(index: IndexFolder, progress: BuildProgress) -> dict[str, Report]:
+    parts: dict[str, Report] = {}
+    index.need("passages")
+    for part in index.parts():
+        size = index.need(part).size
+        progress.start(f"checksums of {part}", total=size, unit="B")
+        started = time.perf_counter()
+        manifest = index.verify(part, fully=True)
+        progress.advance(size)
+        seconds = time.perf_counter() - started
+        parts[part] = {
+            "bytes": manifest.size,
+            "files": len(manifest.files),
+            "seconds": seconds,
+            "counts": dict(manifest.counts),
+            "settings": dict(manifest.plan.settings),
+            "fingerprint": manifest.fingerprint,
+        }
+    return parts
+
+
+async def _search_for(retriever: Retriever, ids: list[str], queries: list[str]) -> Report:
+    try:
+        await retriever.search(queries[:1], TOP_K)  # untimed: it loads pages that are not in memory yet
+        alone = await _queries_per_s(len(queries), lambda i: retriever.search([queries[i]], TOP_K))
+        rankings = []
+        started = time.perf_counter()
+        for start in range(0, len(queries), _BATCH):
+            rankings += await retriever.search(queries[start : start + _BATCH], TOP_K)
+        batched = len(queries) / (time.perf_counter() - started)
+    finally:
+        await retriever.aclose()
+    found_first = found_at_all = 0
+    for passage_id, ranking in zip(ids, rankings, strict=True):
+        ranked_ids = [passage.id for passage in ranking]
+        found_first += ranked_ids[:1] == [passage_id]
+        found_at_all += passage_id in ranked_ids
+    return {
+        "sample": len(queries),
+        "found_at_1": found_first / len(queries),
+        "found_at_10": found_at_all / len(queries),
+        "queries_per_s": {"alone": alone, f"batches of {_BATCH}": batched},
+    }
+
+
+async def _recall_at_10(
+    index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool, queries: list[str]
+) -> float:
+    from reasonrag.retrieval.dense import DenseRetriever
+
+    retriever = DenseRetriever(index, config.encoder, device=config.device, trust_remote_code=trust_remote_code)
+    try:
+        return await retriever.recall_at_10(queries)
+    finally:
+        await retriever.aclose()
+
+
+async def _queries_per_s(count: int, search: Callable[[int], Awaitable[object]]) -> float:
+    started = time.perf_counter()
+    for number in range(count):
+        await search(number)
+    return count / (time.perf_counter() - started)
+
+
+def resident() -> int | None:
+    """Return the bytes of memory of this process, mapped files included; None if the system does not report it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * resource.getpagesize()
+
+
+@dataclass(frozen=True, slots=True)
+class GoldFound:
+    """Which gold passages of a question are among the first k.
+
+    Args:
+        any_gold: at least one of them.
+        all_gold: all of them.
+    """
+
+    any_gold: bool
+    all_gold: bool
+
+
+async def gold_recall(
+    retriever: Retriever, questions: Sequence[Question], cuts: Sequence[int]
+) -> list[dict[int, GoldFound]]:
+    """Search for the text of each question. A piece `ID#2` of a passage that was split counts as the passage.
+
+    Args:
+        retriever: the retriever to measure.
+        questions: as `with_gold_ids` returns them.
+        cuts: the values of k, from 1.
+
+    Returns:
+        For each question, what was found at each k.
+    """
+    results: list[dict[int, GoldFound]] = []
+    for start in range(0, len(questions), _BATCH):
+        batch = questions[start : start + _BATCH]
+        rankings = await retriever.search([question.question for question in batch], max(cuts))
+        for question, ranking in zip(batch, rankings, strict=True):
+            gold = gold_ids(question)
+            ranked_ids = [_whole_passage(passage.id, gold) for passage in ranking]
+            at_cuts = {}
+            for cut in cuts:
+                hits = gold & set(ranked_ids[:cut])
+                at_cuts[cut] = GoldFound(bool(hits), hits == gold)
+            results.append(at_cuts)
+    return results
+
+
+def with_gold_ids(questions: Sequence[Question]) -> list[Question]:
+    """Keep the questions that name in `metadata["gold_ids"]` the passages that they need.
+
+    Raises:
+        DataError: no question does.
+    """
+    needed = [question for question in questions if gold_ids(question)]
+    if not needed:
+        raise DataError("no question has metadata.gold_ids, the ids of the passages that it needs; recall needs them")
+    return needed
+
+
+def gold_ids(question: Question) -> set[str]:
+    """Return the ids of the passages that a question needs; empty if it does not name them."""
+    ids = question.metadata.get("gold_ids")
+    return {str(value) for value in ids} if isinstance(ids, list | tuple) else set()
+
+
+def _whole_passage(passage_id: str, gold: set[str]) -> str:
+    """Return the gold passage that this passage is a piece of, else its own id."""
+    whole = re.sub(r"#[0-9]+$", "", passage_id)
+    return whole if passage_id not in gold and whole in gold else passage_id
