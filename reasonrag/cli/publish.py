@@ -50,9 +50,9 @@ def publish(
     """
     from reasonrag.commands import publish as command
     from reasonrag.core.errors import ConfigError
-    from reasonrag.publish.publish import Wanted
+    from reasonrag.publish.publish import PublishOptions
 
-    wanted = Wanted(
+    options = PublishOptions(
         repo_id=repo_id,
         public=public,
         tag=tag,
@@ -64,8 +64,8 @@ def publish(
         allow=frozenset(allow),
     )
     if dry_run:
-        command.dry_run(path, wanted, out)
+        command.dry_run(path, options, out)
     elif out is not None:
         raise ConfigError("--out is for --dry-run; publishing itself leaves no folder behind")
     else:
-        command.publish(path, wanted)
+        command.publish(path, options)

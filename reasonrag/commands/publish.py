@@ -12,23 +12,24 @@ from pathlib import Path
 from reasonrag.commands.shell import error_console, this_command
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.text import printable
-from reasonrag.publish.hub import CARD
-from reasonrag.publish.publish import Wanted, beside, check, stage, upload
+from reasonrag.publish.hub import CARD, push
+from reasonrag.publish.publish import PublishOptions, check, stage, staging_folder
 from reasonrag.publish.scan import Finding
 
 _SHOWN = 20
 
 
-def publish(path: Path, wanted: Wanted) -> None:
+def publish(path: Path, options: PublishOptions) -> None:
     """Stage beside the run, search, upload, and say where it is."""
-    check(path, wanted)
+    check(path, options)
     _heed_signals()
     console = error_console()
-    with beside(path) as folder:
-        staged = stage(path, folder, wanted)
+    with staging_folder(path) as folder:
+        staged = stage(path, folder, options)
         _say_found(staged.findings)
+        staged.check(options.allow)
         try:
-            done = upload(staged, wanted, say=lambda line: console.print(printable(line)))
+            done = push(staged.upload, say=lambda line: console.print(printable(line)))
         except SystemExit:
             console.print(f"stopped; what the Hub has is not sent again. Go on with:\n  {this_command()}")
             raise
@@ -36,17 +37,17 @@ def publish(path: Path, wanted: Wanted) -> None:
     print(printable(f"{done.url}, {done.tag}, {seen}" + ("" if done.changed else "; it was there already")))
 
 
-def dry_run(path: Path, wanted: Wanted, out: Path | None) -> None:
+def dry_run(path: Path, options: PublishOptions, out: Path | None) -> None:
     """Write what would go up, and say what it is; nothing is sent."""
     if out is None:
         raise ConfigError("--dry-run writes what would go up; say where with --out, a new folder")
-    check(path, wanted)
+    check(path, options)
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise RunError(f"{out} is not empty; choose a new folder for --out")
     _heed_signals()
     with tempfile.TemporaryDirectory(dir=out) as folder:
-        staged = stage(path, Path(folder), wanted)
+        staged = stage(path, Path(folder), options)
         files = staged.files
         for name in files:  # copied: staged files may be links, and whoever edits these must not edit the run
             (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,7 @@ def dry_run(path: Path, wanted: Wanted, out: Path | None) -> None:
     _say_found(staged.findings)
     if not staged.findings:
         print("search: no secrets, machine paths or e-mail addresses")
-    staged.check(wanted.allow)
+    staged.check(options.allow)
 
 
 def _heed_signals() -> None:

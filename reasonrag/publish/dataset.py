@@ -1,9 +1,9 @@
-"""A run's folder to what goes up of it: pairs by source, trees, settings and counts; never its journal.
+"""Stage a run's folder for the Hub: pairs by source, trees, settings and counts; never its journal.
 
 FOLDER/
 ├── README.md                       the card
-├── run.json, config.yaml           the run's own, without places on a machine
-├── reasonrag.yaml, prompts/        how the policy was asked, for those who train on its steps
+├── run.json, config.yaml           the run's own, without paths and addresses of this machine
+├── reasonrag.yaml, prompts/        how the policy was prompted, for those who train on its steps
 ├── pairs/SOURCE/{train,test}-*.parquet
 └── trees/nodes-*.parquet
 """
@@ -22,8 +22,9 @@ from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.policy_card import POLICY_CARD, PolicyCard
 from reasonrag.pipeline.parts import open_format
-from reasonrag.publish.cards import mapping
-from reasonrag.publish.staging import place, place_json, place_yaml
+from reasonrag.publish.hub_card import mapping
+from reasonrag.publish.staged_files import place, place_json, settings_text
+from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import Row, ShardWriter, read_batches, shard_paths
 from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import Described, pair_schema, trajectory_pair_schema, tree_schema
@@ -31,7 +32,7 @@ from reasonrag.storage.tables import Described, pair_schema, trajectory_pair_sch
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ALL, TREES = "all", "trees"
+ALL, TREES = "all", "trees"  # names of configurations
 OWNED = ("pairs/*", "trees/*", "prompts/*", "run.json", "config.yaml", POLICY_CARD)
 SPLITS = ("train", "test")
 
@@ -40,7 +41,7 @@ _TABLES = {"step": pair_schema, "trajectory": trajectory_pair_schema}
 
 
 class Group(NamedTuple):
-    """What pairs are counted by; the types are None of whole trajectories."""
+    """The key by which pairs are counted; pairs of whole trajectories have no types."""
 
     source: str
     split: str
@@ -57,12 +58,12 @@ class Part:
     """Some shards of one split.
 
     Attributes:
-        config: names the part of the data that a person loads.
-        source: the questions' data set; None for trees, which are of all of them.
+        config: name of the configuration, the part of the data that `load_dataset` loads.
+        source: the questions' data set; None for trees, which hold all of them.
         split: train, test, or nodes.
         pattern: of its files, in the folder.
-        rows: in all of them.
-        memory_bytes: of these, in Arrow.
+        rows: in all files.
+        memory_bytes: of the rows, in Arrow.
         file_bytes: on disk.
     """
 
@@ -76,16 +77,16 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """What was put into the folder, and what was counted in it.
+class StagedRun:
+    """A staged run and the counts of its rows.
 
     Attributes:
         config: the run's configuration.
-        summary: what its `run.json` holds.
+        summary: the content of its `run.json`.
         parts: pairs by source and split, then trees.
         counts: of pairs.
         example: a pair, as a row of its table.
-        asked: whether `reasonrag.yaml` is in it.
+        has_policy_card: whether `reasonrag.yaml` is in the folder.
     """
 
     config: Config
@@ -93,11 +94,11 @@ class Staged:
     parts: list[Part]
     counts: Counts
     example: Row
-    asked: bool
+    has_policy_card: bool
 
     @property
     def level(self) -> str:
-        """Of the pairs: step or trajectory."""
+        """What a pair compares: "step" or "trajectory"."""
         return str(self.summary["pairs"]["level"])
 
     @property
@@ -106,20 +107,30 @@ class Staged:
         return [part for part in self.parts if part.source is not None]
 
     @property
+    def pair_count(self) -> int:
+        """Pairs of all sources and splits."""
+        return sum(part.rows for part in self.pairs)
+
+    @property
+    def sources(self) -> list[str]:
+        """The data sets of the questions that have pairs."""
+        return list(dict.fromkeys(part.source for part in self.pairs if part.source is not None))
+
+    @property
     def table(self) -> Described:
-        """That the pairs are in."""
+        """The schema of the pairs."""
         return _TABLES[self.level]
 
 
-def stage_run(run: Path, folder: Path, *, trees: bool) -> Staged:
-    """Put what goes up of a finished run into a folder; every page checksum has been verified then.
+def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
+    """Copy what is published of a finished run into a folder; all page checksums are verified on the way.
 
     Raises:
-        RunError: there is no finished run, or its tables are not those that `run.json` counts.
+        RunError: there is no finished run, or its tables do not match the counts in `run.json`.
         DataError: the tables are damaged, or hold no pairs.
     """
     config, summary = read_run(run)
-    schema = _table(run, summary)()
+    schema = _pair_table(run, summary)()
     shards = {split: shard_paths(run / "pairs", split) for split in SPLITS if any((run / "pairs").glob(f"{split}-*"))}
     sources = sorted({name for paths in shards.values() for path in paths for name in _sources(path, schema)})
     if not sources:
@@ -139,29 +150,30 @@ def stage_run(run: Path, folder: Path, *, trees: bool) -> Staged:
         parts.append(_part(TREES, None, "nodes", files, tree_schema(), folder, Counter()))
         _check_counts(run, summary, "trees", parts[-1].rows)
     place_json(summary, folder / "run.json")
-    place_yaml(config.model_dump(mode="json"), folder / "config.yaml")
-    asked = _asked(config, summary)
-    if asked is not None:
-        asked.write(folder)
-    return Staged(config, summary, sorted(parts, key=_order), counts, _first_row(folder, schema), asked is not None)
+    write_text(folder / "config.yaml", settings_text(config.model_dump(mode="json")))
+    policy_card = _policy_card(config, summary)
+    if policy_card is not None:
+        policy_card.write(folder)
+    parts.sort(key=lambda part: (part.source is None, part.config, part.split != "train"))
+    return StagedRun(config, summary, parts, counts, _first_row(folder, schema), policy_card is not None)
 
 
-def _asked(config: Config, summary: dict[str, Any]) -> PolicyCard | None:
-    """How the policy was asked; None where its own prompts are gone since, or others now."""
+def _policy_card(config: Config, summary: dict[str, Any]) -> PolicyCard | None:
+    """Return how the policy was prompted; None if its own prompts were changed or deleted since."""
     card = PolicyCard.of(config.model_dump(mode="json"))
     if card.prompts is None:
         return card
-    if config.format.name.startswith("python:"):  # its code is not run to look at them
+    if config.format.name.startswith("python:"):  # publishing runs no code of others just to look at its prompts
         return None
     try:
-        same = open_format(config).fingerprint == mapping(summary, "content").get("prompts")
+        unchanged = open_format(config).fingerprint == mapping(summary, "content").get("prompts")
     except ConfigError:
         return None
-    return card if same else None
+    return card if unchanged else None
 
 
 def config_names(sources: Sequence[str]) -> dict[str, str]:
-    """A name for each source that is a folder's and a configuration's anywhere; none is taken twice.
+    """Give each source a name that is valid as a folder and as a configuration; no two names are equal.
 
     >>> config_names(["../x y", "all", "hotpotqa"])
     {'../x y': 'x-y', 'all': 'all-2', 'hotpotqa': 'hotpotqa'}
@@ -176,11 +188,13 @@ def config_names(sources: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _table(run: Path, summary: Any) -> Described:
-    counted = summary.get("pairs") if isinstance(summary, dict) else None
+def _pair_table(run: Path, summary: dict[str, Any]) -> Described:
+    counted = summary.get("pairs")
     level = counted.get("level") if isinstance(counted, dict) else None
     if level not in _TABLES:
-        raise RunError(f"{run}: run.json does not say what its pairs are; write them anew with `reasonrag pairs {run}`")
+        raise RunError(
+            f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
+        )
     return _TABLES[level]
 
 
@@ -192,7 +206,7 @@ def _sources(path: Path, schema: pa.Schema) -> Iterator[str]:
 def _by_source(
     paths: Sequence[Path], sources: Sequence[str], schema: pa.Schema, folder: Path, names: dict[str, str], split: str
 ) -> Iterator[tuple[str, list[Path]]]:
-    """Each source with its files: the run's very own where there is one source, else written anew."""
+    """Yield each source with its files: the run's own files if there is one source, else new files."""
     if len(sources) == 1:
         yield sources[0], _link(paths, folder / names[sources[0]])
         return
@@ -207,62 +221,50 @@ def _by_source(
 
 
 def _link(paths: Iterable[Path], folder: Path) -> list[Path]:
-    placed = [(path, folder / path.name) for path in paths]
-    for source, target in placed:
-        place(source, target)
-    return [target for _, target in placed]
+    targets = []
+    for path in paths:
+        targets.append(folder / path.name)
+        place(path, targets[-1])
+    return targets
 
 
 def _part(
     config: str, source: str | None, split: str, files: list[Path], schema: pa.Schema, folder: Path, counts: Counts
 ) -> Part:
-    """Read the staged files whole, which verifies them, and count."""
-    grouped = [name for name in ("depth", "chosen_type", "rejected_type") if name in schema.names]
+    """Count the rows of staged files. Reading them completely also verifies their checksums."""
+    columns = [name for name in ("depth", "chosen_type", "rejected_type") if name in schema.names]
     rows = memory = 0
     for path in files:
         for batch in read_batches(path, schema):
             rows += batch.num_rows
             memory += batch.nbytes
             if source is not None:
-                for key, count in _grouped(batch, grouped):
-                    counts[Group(source, split, key["depth"], key.get("chosen_type"), key.get("rejected_type"))] += (
-                        count
-                    )
+                for pair in batch.select(columns).to_pylist():
+                    types = pair.get("chosen_type"), pair.get("rejected_type")
+                    counts[Group(source, split, pair["depth"], *types)] += 1
     stem = files[0].name.partition("-")[0]
     pattern = f"{files[0].parent.relative_to(folder).as_posix()}/{stem}-*"
     return Part(config, source, split, pattern, rows, memory, sum(path.stat().st_size for path in files))
 
 
-def _grouped(batch: pa.RecordBatch, names: list[str]) -> Iterator[tuple[Row, int]]:
-    import pyarrow as pa
-
-    table = pa.Table.from_batches([batch.select(names)])
-    for row in table.group_by(names, use_threads=False).aggregate([([], "count_all")]).to_pylist():
-        yield row, row.pop("count_all")
-
-
-def _check_counts(run: Path, summary: dict[str, Any], table: str, found: int) -> None:
-    """The card tells what `run.json` counts, so that has to be of these tables."""
+def _check_counts(run: Path, summary: dict[str, Any], table: str, rows: int) -> None:
+    """Check that `run.json`, whose counts the card shows, belongs to these tables."""
     counted = summary.get(table)
-    said = counted.get("total" if table == "pairs" else "nodes") if isinstance(counted, dict) else None
-    if said != found:
+    expected = counted.get("total" if table == "pairs" else "nodes") if isinstance(counted, dict) else None
+    if expected != rows:
         again = f"`reasonrag pairs {run}`" if table == "pairs" else "the same build-tree command"
-        raise RunError(f"{run}: {found} rows of {table} found and {said} in run.json; write them again with {again}")
+        raise RunError(f"{run}: {rows} rows of {table} found and {expected} in run.json; write them again with {again}")
 
 
 def _first_row(folder: Path, schema: pa.Schema) -> Row:
-    """The first pair there is, one to train on if possible."""
+    """Return the first pair, a training pair if there is one."""
     path = min((folder / "pairs").rglob("*.parquet"), key=lambda path: (not path.name.startswith("train"), path))
     row: Row = next(read_batches(path, schema)).slice(0, 1).to_pylist()[0]
     return row
 
 
-def _order(part: Part) -> tuple[bool, str, bool]:
-    return part.source is None, part.config, part.split != "train"
-
-
 def is_gone(pattern: str, files: Iterable[str]) -> bool:
-    """Whether a configuration's pattern is of files that were ours and are not published any more.
+    """Return whether a configuration's pattern names files of ours that are no longer published.
 
     >>> is_gone("pairs/old/train-*", ["pairs/new/train-0.parquet"]), is_gone("mine/*", [])
     (True, False)

@@ -16,9 +16,9 @@ from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.policy_card import POLICY_CARD, demo_folder
 from reasonrag.core.settings import read_yaml
 from reasonrag.llm.model_folder import model_checksum
-from reasonrag.publish.cards import mapping
+from reasonrag.publish.hub_card import mapping
 from reasonrag.publish.licences import UNKNOWN
-from reasonrag.publish.staging import place, place_json
+from reasonrag.publish.staged_files import place, place_json
 from reasonrag.storage.files import write_json
 from reasonrag.training.folder import SUMMARY, finished, without_places
 from reasonrag.training.outcome import MERGED

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.secrets import find_secrets, redact
 from reasonrag.core.text import one_line, printable
-from reasonrag.publish.cards import unescaped
+from reasonrag.publish.hub_card import unescaped
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ from reasonrag.core.errors import ConfigError, DataError, InputError, RunError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.formats import PromptSet
 from reasonrag.pipeline.parts import open_format
-from reasonrag.publish.publish import Wanted, beside, stage
+from reasonrag.publish.publish import PublishOptions, stage, staging_folder
 from reasonrag.storage.parquet import read_parquet, read_shards
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema
 from tests.publish.toys import edit_json, recount, write_run
@@ -33,7 +33,7 @@ def staged(run: Path, **wanted: object):
     folder = run.parent / "staged"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return stage(run, folder, Wanted(repo_id="me/data", **wanted))  # type: ignore[arg-type]
+    return stage(run, folder, PublishOptions(repo_id="me/data", **wanted))  # type: ignore[arg-type]
 
 
 def card_of(found) -> DatasetCard:
@@ -83,9 +83,9 @@ def test_how_the_policy_was_asked_goes_with_its_steps_unless_nobody_knows_it_any
 def test_a_folder_that_a_killed_process_left_goes_and_two_at_once_are_refused(run):
     left = run.parent / ".run.publish"
     (left / "pairs").mkdir(parents=True)
-    with beside(run) as folder:
+    with staging_folder(run) as folder:
         assert list(folder.iterdir()) == []
-        with pytest.raises(RunError, match="in use by another process"), beside(run):
+        with pytest.raises(RunError, match="in use by another process"), staging_folder(run):
             pass
         assert folder.is_dir()
     assert not left.exists()
@@ -203,10 +203,13 @@ BAD = {
     "run.json holds what JSON cannot say": lambda run: edit_json(
         run / "run.json", lambda summary: summary.update(seed=float("nan"))
     ),
-    "figures .* are of unexpected kinds": lambda run: edit_json(
+    "holds values of unexpected kinds": lambda run: edit_json(
         run / "run.json", lambda summary: summary.update(calls=[3])
     ),
-    "does not say what its pairs are": lambda run: (run / "run.json").write_text("[]"),
+    "has no readable run.json": lambda run: (run / "run.json").write_text("[]"),
+    "does not name the level of its pairs": lambda run: edit_json(
+        run / "run.json", lambda summary: summary.update(pairs=3)
+    ),
     "has columns": lambda run: shutil.copy(
         run / "trees/nodes-00000-of-00001.parquet", run / "pairs/test-00000-of-00001.parquet"
     ),
@@ -224,7 +227,7 @@ def test_a_run_that_cannot_be_published_is_refused_in_one_line(run, expected):
 @pytest.mark.parametrize("wanted", [{"repo_id": name} for name in ("me", "me/", "a/b/c", "me/x y", "")])
 def test_a_repository_is_named_by_owner_and_name(run, wanted):
     with pytest.raises(ConfigError, match="OWNER/NAME"):
-        stage(run, run.parent, Wanted(**wanted))
+        stage(run, run.parent, PublishOptions(**wanted))
 
 
 def test_settings_of_a_policy_are_not_for_a_run(run):

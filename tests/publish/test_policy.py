@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from reasonrag.core.errors import ConfigError, DataError, InputError
 from reasonrag.llm.model_folder import model_checksum
-from reasonrag.publish.publish import Wanted, stage
+from reasonrag.publish.publish import PublishOptions, stage
 from tests.publish.toys import edit_json, report, write_policy
 
 
@@ -19,7 +19,7 @@ def staged(path: Path, **wanted: object):
     folder = path.parent / "staged"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return stage(path, folder, Wanted(repo_id="me/policy", **wanted))  # type: ignore[arg-type]
+    return stage(path, folder, PublishOptions(repo_id="me/policy", **wanted))  # type: ignore[arg-type]
 
 
 def card_of(found) -> ModelCard:
@@ -128,7 +128,7 @@ def test_settings_of_a_run_and_an_unknown_licence_in_public_are_refused(tmp_path
         staged(path, trees=False)
     with pytest.raises(ConfigError, match="give it as --license"):
         staged(path, public=True)
-    with pytest.raises(ConfigError, match="give the report as --eval"):
+    with pytest.raises(ConfigError, match="give the evaluation's folder as --eval"):
         staged(path, name="x")
 
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from reasonrag.publish.scan import EMAIL, PATH, SECRET, places_of, scan
-from reasonrag.publish.staging import files_of
+from reasonrag.publish.staged_files import files_of
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import tree_schema
 from tests.report.hostile import rows

@@ -1,4 +1,4 @@
-"""A folder that holds exactly what goes up."""
+"""Put files into the folder to upload: byte for byte, or without any path or address of this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line
-from reasonrag.storage.files import write_json, write_text
+from reasonrag.storage.files import write_json
 from reasonrag.training.folder import without_places
 
 
 def place(source: Path, target: Path) -> None:
-    """The very bytes of a file, linked where the file system can, else copied."""
+    """Link a file if the file system can, else copy it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     source = source.resolve()
     try:
@@ -25,10 +25,10 @@ def place(source: Path, target: Path) -> None:
 
 
 def place_json(value: Mapping[str, Any], target: Path) -> None:
-    """A mapping without any place on a machine.
+    """Write a mapping as JSON, without paths and addresses of this machine.
 
     Raises:
-        DataError: it holds what is neither JSON nor text, such as NaN or half a character.
+        DataError: it holds what JSON cannot express, such as NaN or half a character.
     """
     try:
         write_json(target, without_places(value))
@@ -36,18 +36,13 @@ def place_json(value: Mapping[str, Any], target: Path) -> None:
         raise DataError(f"{target.name} holds what JSON cannot say ({one_line(str(error))[:80]}); mend it") from error
 
 
-def place_yaml(value: Mapping[str, Any], target: Path) -> None:
-    """Settings without any place on a machine."""
-    write_text(target, settings_text(value))
-
-
 def settings_text(value: Mapping[str, Any]) -> str:
-    """The same, as text."""
+    """Return settings as YAML, without paths and addresses of this machine."""
     import yaml
 
     return yaml.safe_dump(without_places(value), sort_keys=False, allow_unicode=True)
 
 
 def files_of(folder: Path) -> list[str]:
-    """Every file below a folder, by its path in there."""
+    """Return the paths of all files below a folder, relative to it."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

@@ -10,7 +10,7 @@ from datasets.utils.metadata import MetadataConfigs
 from huggingface_hub import DatasetCard
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.publish.cards import escaped, fenced, merge_card
+from reasonrag.publish.hub_card import escaped, fenced, merge_card
 from tests.report.hostile import HOSTILE
 
 CONFIGS = [{"config_name": "all", "data_files": "pairs/a/train-*", "default": True}]
@@ -57,9 +57,9 @@ def test_a_value_that_nobody_changed_since_follows_the_data():
 
 def test_what_is_asked_for_now_is_taken_whatever_the_old_card_says():
     old = merge_card(None, OURS, "Body.").replace("license: unknown", "license: mit")
-    card = merge_card(old, OURS | {"license": "cc0-1.0"}, "Body.", asked=("license",))
+    card = merge_card(old, OURS | {"license": "cc0-1.0"}, "Body.", overrides=("license",))
     assert data_of(card)["license"] == "cc0-1.0"
-    assert merge_card(card, OURS | {"license": "cc0-1.0"}, "Body.", asked=("license",)) == card
+    assert merge_card(card, OURS | {"license": "cc0-1.0"}, "Body.", overrides=("license",)) == card
 
 
 def test_a_card_without_our_part_keeps_all_of_its_text():

@@ -9,11 +9,11 @@ from reasonrag import __version__
 from reasonrag.core.text import one_line, printable
 from reasonrag.dpo.sources import HUB_NAME
 from reasonrag.evaluation.tables import NAMES, Table
-from reasonrag.publish.cards import Yaml, escaped, fenced, mapping, number, render
+from reasonrag.publish.evaluation_results import Measured
+from reasonrag.publish.hub_card import Yaml, escaped, fenced, mapping, number, render
 from reasonrag.publish.licences import UNKNOWN, source_of
-from reasonrag.publish.measured import Measured
 from reasonrag.publish.policy import StagedPolicy
-from reasonrag.publish.staging import settings_text
+from reasonrag.publish.staged_files import settings_text
 from reasonrag.storage.questions import HUB_REPOSITORY
 
 if TYPE_CHECKING:

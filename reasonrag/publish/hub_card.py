@@ -1,8 +1,8 @@
-"""Cards: rendered from templates in which every foreign text is inert, and merged into the card that is there.
+"""Cards on the Hub: rendered from templates with every foreign text inert, and merged with a person's edits.
 
-Our part of a card's text stands between two HTML comments; everything around them is other people's. The first one
-also holds a checksum of each YAML value that we wrote, so that the next publishing knows which ones a person has
-changed since, and keeps those.
+Our part of a card's text is between two HTML comments; the text around them belongs to others. The first comment also
+holds a checksum of each YAML value that we wrote. The next upload compares them, and keeps the values that a person has
+changed since.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 Yaml = dict[str, Any]
 
-# Marks, links (`www.` is one, a version is none), mathematics; tags are written as entities.
+# Markup, links (`www.` starts one, a version number does not), mathematics. HTML tags are written as entities.
 _MARKUP = re.compile(r"([\\`*_{}\[\]!|~$^:@]|\.(?=\D))")
 _CELL_CHARS = 200
 _BLOCK = re.compile(r"<!-- reasonrag:begin([^>\n]*)-->.*?<!-- reasonrag:end -->", re.DOTALL)
+_CHECKSUM = re.compile(r"([\w-]+)=([0-9a-f]{8})\b")
 _COMMENT = re.compile(r"<!-- reasonrag:(?:begin|end)")
-_NAMED = ("configs", "dataset_info")  # lists of mappings with a `config_name`, merged by it
+_BY_CONFIG = ("configs", "dataset_info")  # lists of mappings that are merged by their `config_name`
 
 
 def render(template: str, **values: Any) -> str:
-    """A template's text. What it prints is escaped, unless it went through `fenced`; what is missing is "unknown".
+    """Render a template. Values are escaped, except for those from `fenced`; missing values become "unknown".
 
     Raises:
-        DataError: a value is of another kind than the template expects.
+        DataError: a value has another type than the template expects.
     """
     from jinja2 import TemplateError
 
@@ -44,19 +45,19 @@ def render(template: str, **values: Any) -> str:
         return _environment().get_template(template).render(**values)
     except (TemplateError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            f"its figures (run.json, training.json) are of unexpected kinds ({one_line(str(error))[:80]}); they are of "
-            "another version of reasonrag, or were edited"
+            f"run.json or training.json holds values of unexpected kinds ({one_line(str(error))[:80]}); it is of "
+            "another version of reasonrag, or was edited"
         ) from error
 
 
 def mapping(held: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A mapping within what a file holds; an empty one where there is none."""
-    found = held.get(name)
-    return found if isinstance(found, dict) else {}
+    """Return the mapping under a name; an empty one if there is none."""
+    value = held.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def escaped(value: object) -> str:
-    """Text from outside, for a line or a cell of Markdown: one line, nothing hidden, no markup, no HTML.
+    """Make foreign text inert in a line or a cell of Markdown: one line, no hidden characters, markup or HTML.
 
     >>> escaped("<b>|*a*")
     '&lt;b&gt;\\\\|\\\\*a\\\\*'
@@ -67,7 +68,7 @@ def escaped(value: object) -> str:
 
 
 def unescaped(card: str) -> str:
-    """A card's text as a reader sees it: a token that was escaped is a token.
+    """Return a card's text as a reader sees it, so that secrets in it can be found.
 
     >>> unescaped(escaped("<hf_abc>"))
     '<hf_abc>'
@@ -77,7 +78,7 @@ def unescaped(card: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> Markup:
-    """A block of code that its text cannot end, and that shows no tag even where it is not taken for code."""
+    """Return a block of code that the text cannot end, without tags, in case it is not rendered as code."""
     from markupsafe import Markup
 
     shown = inert(printable(text)).replace("<", "‹")
@@ -87,7 +88,7 @@ def fenced(text: str, language: str = "") -> Markup:
 
 
 def number(value: float) -> str:
-    """A number for people.
+    """Format a number for people.
 
     >>> number(12345), number(0.123456)
     ('12,345', '0.1235')
@@ -100,35 +101,36 @@ def merge_card(
     data: Yaml,
     body: str,
     *,
-    asked: Collection[str] = (),
+    overrides: Collection[str] = (),
     is_gone: Callable[[str], bool] = lambda pattern: False,
 ) -> str:
-    """The card that goes up.
+    """Return the card to upload: our values and text, merged into the card that is there.
 
     Args:
-        old: the card that is there. Its text outside our comments stays, and so does every YAML value that we did not
+        old: the card that is there. Its text outside our comments is kept, and so is every YAML value that we did not
             write or that was changed since.
         data: our YAML values.
         body: our text.
-        asked: names of those of our values that a person has asked for now, whatever the old card says.
-        is_gone: whether a configuration's pattern of files is ours and no file is there any more.
+        overrides: names of those of our values that replace the old ones in any case.
+        is_gone: whether a configuration's pattern of files is ours and no such file exists any more.
 
     Raises:
-        ConfigError: the old card cannot be read, so nothing can be kept of it.
+        ConfigError: the old card cannot be parsed, so nothing of it could be kept.
     """
     import yaml
 
-    before, comments, text = _split(old or "")
+    values, comments, text = _split(old or "")
     block = _BLOCK.search(text)
     if len(_COMMENT.findall(text)) != (2 if block else 0):
         raise _unreadable("its comments reasonrag:begin and reasonrag:end are not one pair")
     try:
-        before |= {name: data[name] for name in asked}
-        merged = _merge_yaml(before, data, _checksums(block[1] if block else ""), is_gone)
-        front = comments + _yaml(merged)
+        values |= {name: data[name] for name in overrides}
+        written_checksums = dict(_CHECKSUM.findall(block[1])) if block else {}
+        front = comments + _yaml(_merge_yaml(values, data, written_checksums, is_gone))
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise _unreadable(f"its YAML holds values of unexpected kinds ({one_line(str(error))[:80]})") from error
-    ours = f"<!-- reasonrag:begin {_written(data)} -->\n{body.strip()}\n<!-- reasonrag:end -->"
+    checksums = " ".join(f"{name}={_checksum(value)}" for name, value in data.items() if name not in _BY_CONFIG)
+    ours = f"<!-- reasonrag:begin {checksums} -->\n{body.strip()}\n<!-- reasonrag:end -->"
     if block:
         text = text[: block.start()] + ours + text[block.end() :]
     else:
@@ -137,7 +139,7 @@ def merge_card(
 
 
 def _split(card: str) -> tuple[Yaml, str, str]:
-    """YAML values of a card, the lines between them that are comments, and its text."""
+    """Split a card into its YAML values, the comments between them, and its text."""
     import yaml
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
@@ -158,7 +160,7 @@ def _split(card: str) -> tuple[Yaml, str, str]:
 
 @cache
 def _loader() -> type[SafeLoader]:
-    """YAML as the Hub reads it: `no` is a language, and a name that stands twice is an error."""
+    """Load YAML as the Hub does: `no` is a language, and a repeated name is an error."""
     from yaml import SafeLoader
     from yaml.constructor import ConstructorError
 
@@ -166,7 +168,7 @@ def _loader() -> type[SafeLoader]:
         def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
             names = Counter(name.value for name, _ in node.value if isinstance(name.value, str))
             if twice := next((name for name, times in names.items() if times > 1), None):
-                raise ConstructorError(problem=f"{twice} stands in it twice")
+                raise ConstructorError(problem=f"{twice} is in it twice")
             return super().construct_mapping(node, deep)
 
     Loader.yaml_implicit_resolvers = {
@@ -180,60 +182,68 @@ def _unreadable(why: str) -> ConfigError:
     return ConfigError(f"the card that is there (README.md) cannot be merged with: {why}; mend it on the Hub first")
 
 
-def _merge_yaml(before: Yaml, ours: Yaml, written: Mapping[str, str], is_gone: Callable[[str], bool]) -> Yaml:
-    """Values of the old card, in its order, then what is new."""
-    merged = {name: value for name, value in before.items() if name in ours or written.get(name) != _checksum(value)}
+def _merge_yaml(old: Yaml, ours: Yaml, written: Mapping[str, str], is_gone: Callable[[str], bool]) -> Yaml:
+    """Merge YAML values: those of the old card in its order, then the new ones.
+
+    Args:
+        old: values of the card that is there.
+        ours: our values now.
+        written: checksums of the values that we wrote last time.
+        is_gone: see `merge_card`.
+    """
+    # A value of ours that we no longer write goes, unless a person has changed it.
+    merged = {name: value for name, value in old.items() if name in ours or written.get(name) != _checksum(value)}
     for name, value in ours.items():
-        if name in _NAMED:
-            merged[name] = _merge_named(before, name, value, is_gone)
-        elif name not in before:
-            if name not in written:  # else a person has taken it out
+        if name in _BY_CONFIG:
+            merged[name] = _merge_by_config(old, name, value, is_gone)
+        elif name not in old:
+            if name not in written:  # else a person has removed it
                 merged[name] = value
-        elif written.get(name) == _checksum(before[name]):
+        elif written.get(name) == _checksum(old[name]):
             merged[name] = value
-        elif isinstance(value, list) and isinstance(before[name], list):
-            merged[name] = before[name] + [item for item in value if item not in before[name]]
+        elif isinstance(value, list) and isinstance(old[name], list):
+            merged[name] = old[name] + [item for item in value if item not in old[name]]
     return merged
 
 
-def _merge_named(before: Yaml, name: str, ours: list[Yaml], is_gone: Callable[[str], bool]) -> list[Yaml]:
-    """Entries by `config_name`: ours replaced, those whose files are gone left out, all others as they are."""
-    gone = {
-        entry["config_name"]
-        for entry in _entries(before, "configs")
-        if (paths := _paths(entry)) and all(map(is_gone, paths))
-    }
+def _merge_by_config(old: Yaml, name: str, ours: list[Yaml], is_gone: Callable[[str], bool]) -> list[Yaml]:
+    """Replace our entries, drop those whose files are gone, and keep all others."""
+    gone = set()
+    for entry in _entries(old, "configs"):
+        paths = _paths(entry)
+        if paths and all(map(is_gone, paths)):
+            gone.add(entry["config_name"])
     new = {entry["config_name"]: entry for entry in ours}
     merged = []
-    for entry in _entries(before, name):
-        mine = new.pop(entry["config_name"], None)
-        if mine is not None:
-            merged.append(entry | mine)
+    for entry in _entries(old, name):
+        replacement = new.pop(entry["config_name"], None)
+        if replacement is not None:
+            merged.append(entry | replacement)
         elif entry["config_name"] not in gone:
             merged.append(entry)
-    defaults = [entry["config_name"] for entry in (*_entries(before, name), *ours) if entry.get("default")]
+    defaults = [entry["config_name"] for entry in (*_entries(old, name), *ours) if entry.get("default")]
     return _with_one_default([*merged, *new.values()], defaults)
 
 
 def _with_one_default(entries: list[Yaml], wanted: list[str]) -> list[Yaml]:
-    """`datasets` refuses two: one by name needs no mark, else the first of those `wanted` that are there has it."""
+    """Keep one `default` mark, as `datasets` refuses two: none if an entry is named default, else the first wanted."""
     names = [entry["config_name"] for entry in entries]
-    chosen = next((name for name in ("default", *wanted) if name in names), None)
-    return [
-        {key: value for key, value in entry.items() if key != "default" or name == chosen}
-        for name, entry in zip(names, entries, strict=True)
-    ]
+    default = next((name for name in ("default", *wanted) if name in names), None)
+    for position, entry in enumerate(entries):
+        if entry["config_name"] != default:
+            entries[position] = {key: value for key, value in entry.items() if key != "default"}
+    return entries
 
 
 def _entries(data: Yaml, name: str) -> list[Yaml]:
-    """A single one may stand without a list, and a `dataset_info` without a name."""
-    found = data.get(name) or []
-    found = [found] if isinstance(found, dict) else found
-    return list(found) if name == "configs" else [{"config_name": "default", **entry} for entry in found]
+    """List the entries under a name. A single entry needs no list, and a single `dataset_info` no name."""
+    entries = data.get(name) or []
+    entries = [entries] if isinstance(entries, dict) else entries
+    return list(entries) if name == "configs" else [{"config_name": "default", **entry} for entry in entries]
 
 
 def _paths(config: Yaml) -> list[str]:
-    """The patterns of files that a configuration names."""
+    """List the patterns of files that a configuration names."""
     files = config.get("data_files") or []
     files = [files] if isinstance(files, str) else files
     paths = [item["path"] if isinstance(item, dict) else item for item in files]
@@ -247,20 +257,12 @@ def _yaml(data: Any) -> str:
 
 
 def _checksum(value: Any) -> str:
-    """8 hex digits of a YAML value. As YAML, where a value that refers to itself a million times stays short."""
+    """8 hex digits of a value, written as YAML: a value that refers to itself a million times is short there."""
     return hashlib.sha256(_yaml(value).encode()).hexdigest()[:8]
 
 
-def _written(data: Yaml) -> str:
-    return " ".join(f"{name}={_checksum(value)}" for name, value in data.items() if name not in _NAMED)
-
-
-def _checksums(comment: str) -> dict[str, str]:
-    return dict(re.findall(r"([\w-]+)=([0-9a-f]{8})\b", comment))
-
-
 def _listed(values: Iterable[object]) -> Markup:
-    """Texts from outside, in a row."""
+    """Join foreign texts."""
     from markupsafe import Markup
 
     return Markup(", ".join(map(escaped, values)) or "unknown")
@@ -273,8 +275,8 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("reasonrag.publish", "templates"),
         autoescape=False,  # this is Markdown: `finalize` escapes
-        undefined=ChainableUndefined,  # a run of another version may not have counted everything
-        finalize=_shown,
+        undefined=ChainableUndefined,  # a run of another version may lack some counts
+        finalize=_printed,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -282,7 +284,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _shown(value: Any) -> Any:
+def _printed(value: Any) -> Any:
     from jinja2 import Undefined
     from markupsafe import Markup
 

@@ -1,4 +1,4 @@
-"""The card of a published run: YAML for the Hub and `datasets`, and a text for people."""
+"""The Hub card of a published run: YAML for the Hub and for `datasets`, and a text for people."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
 from reasonrag.core.config import Config
-from reasonrag.publish.cards import Yaml, fenced, mapping, number, render
-from reasonrag.publish.dataset import ALL, SPLITS, TREES, Counts, Part, Staged
+from reasonrag.publish.dataset import ALL, SPLITS, TREES, Counts, Part, StagedRun
+from reasonrag.publish.hub_card import Yaml, fenced, mapping, number, render
 from reasonrag.publish.licences import Source, licence_field, source_of
-from reasonrag.publish.staging import settings_text
+from reasonrag.publish.staged_files import settings_text
 from reasonrag.storage.parquet import Row
 from reasonrag.storage.tables import Described, tree_schema
 
@@ -24,23 +24,22 @@ _MESSAGE_CHARS = 1_500
 _TYPES = ("query", "evidence", "answer", "malformed")
 
 
-def sources_of(staged: Staged) -> list[Source]:
-    """The questions' data sets, and the corpus where that is another one: its passages are in the data too."""
-    found = [source_of(name) for name in _sources(staged)]
+def sources_of(staged: StagedRun) -> list[Source]:
+    """Return the questions' data sets, and the corpus if it is a separate one: its passages are in the data, too."""
+    sources = [source_of(name) for name in staged.sources]
     retrieval = staged.config.retrieval
     if retrieval.corpus or retrieval.index or retrieval.url or (retrieval.kind or "").startswith("python:"):
-        found.append(
-            Source("the corpus that was searched", note=f"checksum {mapping(staged.summary, 'content').get('corpus')}")
-        )
-    return found
+        checksum = mapping(staged.summary, "content").get("corpus")
+        sources.append(Source("the corpus that was searched", note=f"checksum {checksum}"))
+    return sources
 
 
-def card_data(staged: Staged, *, licence: str | None) -> Yaml:
-    """The card's YAML.
+def card_data(staged: StagedRun, *, licence: str | None) -> Yaml:
+    """Return the card's YAML.
 
     Args:
-        staged: what goes up.
-        licence: as it was given; None: those of the sources.
+        staged: the staged run.
+        licence: as the publisher gave it; None: the licences of the sources.
     """
     sources = sources_of(staged)
     data: Yaml = {"license": licence_field(sources, licence)}
@@ -48,7 +47,8 @@ def card_data(staged: Staged, *, licence: str | None) -> Yaml:
         data["language"] = languages
     names = ", ".join(dict.fromkeys(part.config for part in staged.pairs))
     data["pretty_name"] = f"{names}: preferences over {_compared(staged)} of agentic RAG"
-    data["size_categories"] = [_SIZES[min(len(str(_pairs(staged) // 1000)) if _pairs(staged) >= 1000 else 0, 6)]]
+    thousands = staged.pair_count // 1000
+    data["size_categories"] = [_SIZES[min(len(str(thousands)), 6) if thousands else 0]]
     data["task_categories"] = ["question-answering", "text-generation"]
     if origins := sorted({source.hub for source in sources if source.hub}):
         data["source_datasets"] = origins
@@ -56,8 +56,8 @@ def card_data(staged: Staged, *, licence: str | None) -> Yaml:
     return data | _configs(staged)
 
 
-def _configs(staged: Staged) -> Yaml:
-    """`configs` and `dataset_info`, by the library that reads them."""
+def _configs(staged: StagedRun) -> Yaml:
+    """Return `configs` and `dataset_info`, made by the library that reads them."""
     from datasets import DatasetInfo, Features
     from datasets.info import DatasetInfosDict
     from datasets.splits import SplitDict, SplitInfo
@@ -66,19 +66,19 @@ def _configs(staged: Staged) -> Yaml:
 
     configs, infos = MetadataConfigs(), DatasetInfosDict()
     for name, parts in _by_config(staged).items():
-        splits = {split: [part for part in parts if part.split == split] for split in (*SPLITS, "nodes")}
-        splits = {split: found for split, found in splits.items() if found}
-        files = [{"split": split, "path": [part.pattern for part in found]} for split, found in splits.items()]
-        configs[name] = {"data_files": files} | ({"default": True} if name == ALL else {})
+        data_files = []
+        splits = SplitDict()
+        for split in (*SPLITS, "nodes"):
+            of_split = [part for part in parts if part.split == split]
+            if of_split:
+                data_files.append({"split": split, "path": [part.pattern for part in of_split]})
+                memory_bytes = sum(part.memory_bytes for part in of_split)
+                splits[split] = SplitInfo(split, memory_bytes, sum(part.rows for part in of_split))
+        configs[name] = {"data_files": data_files} | ({"default": True} if name == ALL else {})
         infos[name] = DatasetInfo(
             config_name=name,
             features=Features.from_arrow_schema(tree_schema() if name == TREES else staged.table()),
-            splits=SplitDict(
-                {
-                    split: SplitInfo(split, sum(part.memory_bytes for part in found), sum(part.rows for part in found))
-                    for split, found in splits.items()
-                }
-            ),
+            splits=splits,
             download_size=sum(part.file_bytes for part in parts),
             dataset_size=sum(part.memory_bytes for part in parts),
         )
@@ -89,15 +89,15 @@ def _configs(staged: Staged) -> Yaml:
     return {"configs": data["configs"], "dataset_info": info if isinstance(info, list) else [info]}
 
 
-def _by_config(staged: Staged) -> dict[str, list[Part]]:
-    found: dict[str, list[Part]] = {ALL: staged.pairs}
+def _by_config(staged: StagedRun) -> dict[str, list[Part]]:
+    by_config: dict[str, list[Part]] = {ALL: staged.pairs}
     for part in staged.parts:
-        found.setdefault(part.config, []).append(part)
-    return found
+        by_config.setdefault(part.config, []).append(part)
+    return by_config
 
 
-def card_body(staged: Staged, *, repo_id: str, licence: str | None) -> str:
-    """The card's text."""
+def card_body(staged: StagedRun, *, repo_id: str, licence: str | None) -> str:
+    """Return the card's text, in Markdown."""
     config, summary = staged.config, staged.summary
     settings = config.model_dump(mode="json", include={"search", "value", "pairs", "format"})
     trees = [part for part in staged.parts if part.config == TREES]
@@ -105,12 +105,12 @@ def card_body(staged: Staged, *, repo_id: str, licence: str | None) -> str:
         "dataset.md.j2",
         repo_id=repo_id,
         compared=_compared(staged),
-        asked=staged.asked,
-        names=[source or "unnamed" for source in _sources(staged)],
-        pairs=_pairs(staged),
+        has_policy_card=staged.has_policy_card,
+        names=[source or "unnamed" for source in staged.sources],
+        pairs=staged.pair_count,
         configs=_by_config(staged),
-        by_source=[[source or "unnamed", *_of(staged, "source", source)] for source in _sources(staged)],
-        by_depth=[[depth, *_of(staged, "depth", depth)] for depth in sorted({group.depth for group in staged.counts})],
+        by_source=_by_split(staged.counts, "source"),
+        by_depth=_by_split(staged.counts, "depth"),
         matrix=_matrix(staged.counts),
         types=_TYPES,
         example=_example(staged.example),
@@ -133,12 +133,12 @@ def card_body(staged: Staged, *, repo_id: str, licence: str | None) -> str:
 
 
 def _columns(table: Described) -> list[tuple[str, str, str]]:
-    """Name, type and meaning."""
+    """Name, type and meaning of each column."""
     return [(name, _type(type), meaning) for name, type, meaning in table.columns]
 
 
 def _type(type: pa.DataType) -> str:
-    """As people write it: `list of {role, content}`."""
+    """Name a type as people write it: `list of {role, content}`."""
     import pyarrow as pa
 
     if pa.types.is_list(type):
@@ -146,36 +146,31 @@ def _type(type: pa.DataType) -> str:
     return f"{{{', '.join(field.name for field in type)}}}" if pa.types.is_struct(type) else str(type)
 
 
-def _sources(staged: Staged) -> list[str]:
-    return list(dict.fromkeys(part.source for part in staged.pairs if part.source is not None))
-
-
-def _compared(staged: Staged) -> str:
+def _compared(staged: StagedRun) -> str:
     return "steps" if staged.level == "step" else "whole trajectories"
 
 
-def _pairs(staged: Staged) -> int:
-    return sum(part.rows for part in staged.pairs)
-
-
-def _of(staged: Staged, field: str, value: Any) -> list[int]:
-    """Pairs by split, of those groups in which a field is this."""
-    counted = [(group.split, n) for group, n in staged.counts.items() if getattr(group, field) == value]
-    return [sum(n for split, n in counted if split == name) for name in SPLITS]
+def _by_split(counts: Counts, field: str) -> list[list[Any]]:
+    """A row per value of a field of `Group`: the value, then its pairs in each split."""
+    pairs: Counter[tuple[Any, str]] = Counter()
+    for group, count in counts.items():
+        pairs[getattr(group, field), group.split] += count
+    values = sorted({value for value, _ in pairs})
+    return [[value if value != "" else "unnamed", *(pairs[value, split] for split in SPLITS)] for value in values]
 
 
 def _matrix(counts: Counts) -> list[list[Any]]:
-    """A row a type of chosen step, a column a type of rejected step; nothing of whole trajectories."""
-    types: Counter[tuple[Any, Any]] = Counter()
+    """A row per type of chosen step, a column per type of rejected step; empty for pairs of whole trajectories."""
+    pairs: Counter[tuple[Any, Any]] = Counter()
     for group, count in counts.items():
-        types[group.chosen, group.rejected] += count
-    if set(types) == {(None, None)}:
+        pairs[group.chosen, group.rejected] += count
+    if set(pairs) == {(None, None)}:
         return []
-    return [[chosen, *(types[chosen, rejected] for rejected in _TYPES)] for chosen in _TYPES[:-1]]
+    return [[chosen, *(pairs[chosen, rejected] for rejected in _TYPES)] for chosen in _TYPES[:-1]]
 
 
 def _example(row: Row) -> Any:
-    """A pair as one block: what was asked, what was preferred, what was not."""
+    """Show a pair as one block of code: prompt, chosen and rejected."""
     if "chosen_steps" in row:
         parts = [("chosen", _steps(row["chosen_steps"])), ("rejected", _steps(row["rejected_steps"]))]
     else:
@@ -197,20 +192,19 @@ def _shortened(text: str) -> str:
 
 
 def _model(name: object, revision: str | None) -> str | None:
-    """With its revision, which names of Hub models carry already where one was asked for."""
+    """Name a model with its revision, unless the name holds it already."""
     if name is None:
         return None
     return str(name) if revision is None or revision in str(name) else f"{name}, revision {revision}"
 
 
 def _retriever(config: Config) -> str:
-    """What was searched with."""
-    wanted = config.retrieval
-    return wanted.kind or ("index" if wanted.index else "remote" if wanted.url else "bm25")
+    retrieval = config.retrieval
+    return retrieval.kind or ("index" if retrieval.index else "remote" if retrieval.url else "bm25")
 
 
 def _without_pairs(summary: Row) -> int | None:
-    """Questions of which a tree was built, but no two siblings differ enough."""
+    """Count questions that have a tree, but no two siblings that differ enough."""
     try:
         return int(summary["questions"]["finished"] - summary["pairs"]["questions_with_pairs"])
     except (KeyError, TypeError):
