@@ -1,47 +1,58 @@
 """Every exception that reasonrag raises on purpose.
 
     ReasonRAGError
-    ├── InputError            what the user gave cannot work: one line, exit code 2
+    ├── InputError            the user's input cannot work: one line, exit code 2
     │   ├── ConfigError       a setting, a flag, a YAML file
     │   ├── DataError         questions, a corpus, a Parquet file
-    │   └── RunError          a run folder: another config, locked, damaged
-    ├── Interrupted           the run is draining after Ctrl-C: not a failure of anything
-    └── BackendError          something outside failed, after retries: the question is set aside and counted
+    │   └── RunError          a run folder: another configuration, locked, damaged
+    ├── Interrupted           the run is shutting down after Ctrl-C: nothing failed
+    └── BackendError          an external service failed after retries: the question is set aside and counted
         ├── LLMError          a policy or judge that does not answer
         ├── RetrievalError    a retrieval server that does not answer
         ├── HubError          the HF Hub refuses an upload, or does not answer
-        └── JudgeError        a judge without a verdict: its replies cannot be read, it is late, or not there
+        └── JudgeError        a judge without a verdict: unreadable replies, timeout, or unreachable
 
 A failure is never a score: code that catches a `BackendError` counts it under `cause` and leaves the value missing.
 """
 
 from __future__ import annotations
 
+from reasonrag.core.secrets import excerpt, redact
+
 
 class ReasonRAGError(Exception):
-    """Base of all errors below."""
+    """Base of all errors below. Messages hold no secrets, whoever prints or stores them.
+
+    Args:
+        message: what was found, why it cannot work and what to do.
+        quoting: words of somebody else (a server's reply, a library's exception), added as `excerpt` cuts them.
+    """
+
+    def __init__(self, message: str = "", *, quoting: object = "") -> None:
+        words = excerpt(str(quoting))
+        super().__init__(redact(f"{message}: {words}" if words else message))
 
 
 class InputError(ReasonRAGError):
-    """What the user gave cannot work. The message says what was found, why it cannot work and what to do."""
+    """The user's input cannot work. The message says what was found, why it cannot work and what to do."""
 
 
 class ConfigError(InputError):
-    """A setting, a flag or a YAML file."""
+    """A setting, a flag or a YAML file cannot work."""
 
 
 class DataError(InputError):
-    """Questions, a corpus or a data set file."""
+    """Questions, a corpus or a data set file cannot be used."""
 
 
 class RunError(InputError):
-    """A run folder that cannot be used: another config, locked by a living process, damaged."""
+    """A run folder cannot be used: another configuration, locked by a living process, or damaged."""
 
 
 class Interrupted(ReasonRAGError):
-    """Work is ending after Ctrl-C or SIGTERM: what is in flight is waited for, nothing may begin.
+    """The run is shutting down (Ctrl-C or SIGTERM): calls in flight finish, new calls are refused.
 
-    `number` is the signal, where it is known.
+    `number` is the signal, if it is known.
     """
 
     def __init__(self, message: str = "", *, number: int = 0) -> None:
@@ -50,30 +61,30 @@ class Interrupted(ReasonRAGError):
 
 
 class BackendError(ReasonRAGError):
-    """Something outside failed after retries. `cause` is the short name under which it is counted."""
+    """An external service failed after retries. `cause` is the short name under which the failure is counted."""
 
-    def __init__(self, message: str, *, cause: str = "backend") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, quoting: object = "", cause: str = "backend") -> None:
+        super().__init__(message, quoting=quoting)
         self.cause = cause
 
 
 class LLMError(BackendError):
-    """A policy or judge endpoint that does not answer, or refuses the request."""
+    """A policy or judge does not answer, or refuses the request."""
 
 
 class RetrievalError(BackendError):
-    """A retrieval server that does not answer, or answers nonsense."""
+    """A retrieval server does not answer, or its reply cannot be used."""
 
 
 class HubError(BackendError):
-    """The HF Hub refuses what `publish` asks of it, does not answer, or holds something else than what was sent."""
+    """The HF Hub refuses an upload, does not answer, or holds something other than what was sent."""
 
 
 class JudgeError(BackendError):
-    """A judge that gave no verdict, after every retry.
+    """A judge gave no verdict after every retry.
 
     `cause` is "unreadable", "timeout" or "unreachable".
     """
 
-    def __init__(self, message: str, *, cause: str = "unreadable") -> None:
-        super().__init__(message, cause=cause)
+    def __init__(self, message: str, *, quoting: object = "", cause: str = "unreadable") -> None:
+        super().__init__(message, quoting=quoting, cause=cause)

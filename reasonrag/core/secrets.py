@@ -1,8 +1,8 @@
-"""Secrets in text: found before anything is published, and taken out before anything is written.
+"""Find secrets in text before it is published, and replace them before it is written.
 
-Two sources: the shapes that keys are given by those who issue them (or by where they stand: a header, a URL, an
-assignment), and this process's own environment. Both are searched in linear time, and a text that holds none of the
-marks that a shape begins with is passed over at once.
+There are two sources: the shapes of keys (by their issuer's prefix, or by their context: a header, a URL, an
+assignment), and the values in this process's environment. Both are searched in linear time, and a text without any of
+the marks that shapes begin with is skipped at once.
 
 Out of scope: a key that was cut, is broken up by blanks, line ends, zero-width or control characters, or is written in
 another case; one in base64 (but for `Authorization: Basic`), in hex or compressed; an opaque one that stands alone in
@@ -12,19 +12,18 @@ does not say that it is secret; a user name in a URL; cookies.
 
 from __future__ import annotations
 
-import html
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from urllib.parse import quote, quote_plus
+from functools import cache, cached_property, lru_cache
+
+from reasonrag.core.text import one_line, printable
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A secret that was found: what `kind` of one, and where (`start`, `end`) in the text; never the secret itself."""
+    """Kind and position (`start`, `end`) of a secret in a text; never the secret itself."""
 
     kind: str
     start: int
@@ -32,9 +31,9 @@ class Secret:
 
 
 def find_secrets(text: str) -> list[Secret]:
-    """Secrets in a text, from left to right, none overlapping another.
+    """Return the secrets in a text, from left to right, without overlaps.
 
-    Only the secret part is pointed at: of a URL the password, of a header the credential, of an assignment the value.
+    Only the secret part is marked: the password of a URL, the credential of a header, the value of an assignment.
 
     >>> [(s.kind, s.start, s.end) for s in find_secrets("see ftp://me:hunter2@host/")]
     [('url_password', 13, 20)]
@@ -49,7 +48,7 @@ def find_secrets(text: str) -> list[Secret]:
 
 
 def redact(text: str) -> str:
-    """The text with `***` in place of every secret; the very same object where there is none.
+    """Return the text with `***` in place of every secret, or the same object if it holds none.
 
     >>> redact("Authorization: Bearer 5c1f0e9b7a3d4c2e")
     'Authorization: Bearer ***'
@@ -61,10 +60,18 @@ def redact(text: str) -> str:
     return "***".join(text[start:end] for start, end in kept)
 
 
-def redact_data(text: str, what: str) -> str:
-    """`redact` for what a run keeps and works with; a warning says once that `what` held which kind of secret.
+def excerpt(text: str, limit: int = 300) -> str:
+    """Quote somebody else's words in a message: one printable line without secrets, at most `limit` characters.
 
-    A variable that is called like a secret may hold what is none, and data is never changed without a word.
+    Secrets are replaced first: the first half of a key that was cut would no longer be recognised.
+    """
+    return printable(one_line(redact(text)))[:limit]
+
+
+def redact_data(text: str, what: str) -> str:
+    """`redact` for data that a run stores; log a warning once for each kind of secret found in `what`.
+
+    A variable whose name sounds secret may hold ordinary text, and data should not change silently.
     """
     redacted = redact(text)
     if redacted is not text:
@@ -108,15 +115,15 @@ def _holds(text: str, any_of: Iterable[str]) -> bool:
 
 
 def _random(value: str) -> bool:
-    """Letters and digits as a generator mixes them, and no name with a number in it.
+    """Return whether letters and digits are mixed as a generator mixes them, unlike in a name with a number.
 
     >>> [_random(v) for v in ("9f3ac05b", "tok-1234567890abcdef", "Qwen2.5-0.5B-Instruct", "token_type_2")]
     [True, True, False, False]
     """
-    if _UUID.fullmatch(value):
+    if re.fullmatch(_UUID, value):
         return True
-    mixed = [run for run in _ALPHANUMERIC.findall(value) if not run.isalpha() and not run.isdecimal()]
-    return any(len(run) >= 16 or len(_CHANGE.findall(run)) >= 3 for run in mixed)
+    mixed = [run for run in re.findall(_ALPHANUMERIC, value) if not run.isalpha() and not run.isdecimal()]
+    return any(len(run) >= 16 or len(re.findall(_CHANGE, run)) >= 3 for run in mixed)
 
 
 def _long_random(value: str) -> bool:
@@ -124,54 +131,60 @@ def _long_random(value: str) -> bool:
 
 
 def _dense(value: str) -> bool:
-    """What follows a known prefix: one long run, or letters and digits mixed; not the words of a hyphenated name."""
-    runs = _ALPHANUMERIC.findall(value)
-    return (len(value) >= 40 and len(_CHANGE.findall(value)) >= 3) or any(
+    """Return whether a value after a known prefix is one long or mixed run, unlike the words of a hyphenated name."""
+    runs = re.findall(_ALPHANUMERIC, value)
+    return (len(value) >= 40 and len(re.findall(_CHANGE, value)) >= 3) or any(
         len(run) >= 32 or (len(run) >= 10 and not run.isalpha() and not run.isdecimal()) for run in runs
     )
 
 
 def _no_word(value: str) -> bool:
-    """Not a word or a few of them joined: what stands in a header, and not what a text says about headers."""
+    """Return whether a header's value is more than a few joined words, as in a text about headers."""
     return any(
-        len(run) >= 20 or not run.isalpha() or len(_HUMP.findall(run)) >= 2 for run in _ALPHANUMERIC.findall(value)
+        len(run) >= 20 or not run.isalpha() or len(re.findall(_HUMP, run)) >= 2
+        for run in re.findall(_ALPHANUMERIC, value)
     )
 
 
 def _password(value: str) -> bool:
     said = value.rstrip("!?.:")
-    return len(said) >= 8 and any(c.isalpha() for c in said) and bool(_DIGIT_OR_SYMBOL.search(said))
+    return len(said) >= 8 and any(c.isalpha() for c in said) and bool(re.search(_DIGIT_OR_SYMBOL, said))
 
 
 def _anything(value: str) -> bool:
     return True
 
 
-_ALPHANUMERIC = re.compile(r"[A-Za-z0-9]+")
-_CHANGE = re.compile(r"(?<=[0-9])[A-Za-z]|(?<=[A-Za-z])[0-9]")
-_HUMP = re.compile(r"(?<=[a-z])[A-Z]")
-_DIGIT_OR_SYMBOL = re.compile(r"[0-9!@#$%^*?~+]")
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+# Patterns are text until a text holds a mark of their shape: compiling all of them would take 10 ms of every start.
+_ALPHANUMERIC = r"[A-Za-z0-9]+"
+_CHANGE = r"(?<=[0-9])[A-Za-z]|(?<=[A-Za-z])[0-9]"
+_HUMP = r"(?<=[a-z])[A-Z]"
+_DIGIT_OR_SYMBOL = r"[0-9!@#$%^*?~+]"
+_UUID = r"(?i)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 # --- Shapes: nothing follows an unbounded repetition unless it is possessive, so that none is gone through twice ---
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Shape:
     """A pattern whose first group is the secret.
 
-    It is tried where the text in lower case holds one of the `marks`, all of which have one of the `signs` beside them.
+    It is tried if the text in lower case holds one of the `marks`, all of which have one of the `signs` beside them.
     """
 
     kind: str
     signs: str
     marks: tuple[str, ...]
-    regex: re.Pattern[str]
+    pattern: str
     accepts: Callable[[str], bool] = _anything
 
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        return re.compile(self.pattern)
 
-# Where a token may begin: after no letter or digit, unless that is the end of an escape in JSON or in a URL.
+
+# A token may begin here: not after a letter or digit, unless that ends an escape sequence of JSON or of a URL.
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=%[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4}))"
 _QUOTE = r"(?:\\{0,7}[\"']|&quot;|&#3[49];|&#x27;|%22)?"
 _ASSIGNED = rf"{_QUOTE}\]?\s{{0,4}}(?:=>|:=|==|[:=]|%3[AaDd])\s{{0,4}}b?{_QUOTE}"
@@ -179,102 +192,79 @@ _VALUE = r"([^\s\"'<>,;&()\[\]{}|`\\]{8,}+)"
 _PEM = r"(?:[A-Z0-9]{1,12} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
 
 _SHAPES = (
-    _Shape("hugging_face", "_", ("hf_",), re.compile(r"(hf_[A-Za-z0-9]{30,})")),
-    _Shape("github", "_", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), re.compile(r"(gh[pousr]_[A-Za-z0-9]{30,})")),
-    _Shape("github", "_", ("github_pat_",), re.compile(r"(github_pat_[A-Za-z0-9_]{22,})")),
-    _Shape("wandb", "_", ("wandb_v",), re.compile(r"(wandb_v[0-9]_[A-Za-z0-9_]{30,})")),
-    _Shape("anthropic", "-", ("sk-ant-",), re.compile(rf"{_START}(sk-ant-[A-Za-z0-9_-]{{16,}}+)"), _dense),
-    _Shape("openai", "-", ("sk-",), re.compile(rf"{_START}(sk-(?!ant-)[A-Za-z0-9_-]{{16,}}+)"), _dense),
+    _Shape("hugging_face", "_", ("hf_",), r"(hf_[A-Za-z0-9]{30,})"),
+    _Shape("github", "_", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"(gh[pousr]_[A-Za-z0-9]{30,})"),
+    _Shape("github", "_", ("github_pat_",), r"(github_pat_[A-Za-z0-9_]{22,})"),
+    _Shape("wandb", "_", ("wandb_v",), r"(wandb_v[0-9]_[A-Za-z0-9_]{30,})"),
+    _Shape("anthropic", "-", ("sk-ant-",), rf"{_START}(sk-ant-[A-Za-z0-9_-]{{16,}}+)", _dense),
+    _Shape("openai", "-", ("sk-",), rf"{_START}(sk-(?!ant-)[A-Za-z0-9_-]{{16,}}+)", _dense),
     # Groq, Replicate, Jina, npm, Stripe; NVIDIA, Tavily, Perplexity, xAI, PyPI.
     _Shape(
         "api_key",
         "_",
         ("gsk_", "r8_", "jina_", "npm_", "k_live_"),
-        re.compile(rf"{_START}((?:gsk|r8|jina|npm|[sr]k_live)_[A-Za-z0-9_-]{{20,}}+)"),
+        rf"{_START}((?:gsk|r8|jina|npm|[sr]k_live)_[A-Za-z0-9_-]{{20,}}+)",
         _dense,
     ),
     _Shape(
         "api_key",
         "-",
         ("nvapi-", "tvly-", "pplx-", "xai-", "pypi-"),
-        re.compile(rf"{_START}((?:nvapi|tvly|pplx|xai|pypi)-[A-Za-z0-9_-]{{20,}}+)"),
+        rf"{_START}((?:nvapi|tvly|pplx|xai|pypi)-[A-Za-z0-9_-]{{20,}}+)",
         _dense,
     ),
-    _Shape("gitlab", "-", ("glpat-",), re.compile(r"(glpat-[A-Za-z0-9_-]{20,})")),
-    _Shape("slack", "-", ("xox",), re.compile(rf"{_START}(xox[abeoprs]-[A-Za-z0-9-]{{10,}}+)"), _dense),
+    _Shape("gitlab", "-", ("glpat-",), r"(glpat-[A-Za-z0-9_-]{20,})"),
+    _Shape("slack", "-", ("xox",), rf"{_START}(xox[abeoprs]-[A-Za-z0-9-]{{10,}}+)", _dense),
     _Shape(
         "private_key",
         "-",
         ("-----begin",),
-        # To its end, or, where it was cut, as far as base64 goes.
-        re.compile(
-            rf"(-----BEGIN {_PEM}(?:(?:[^-\"<>]|-(?!----))*+-----END {_PEM}"
-            r"|(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)++))"
-        ),
+        # To its end, or, if it was cut, as far as base64 goes.
+        rf"(-----BEGIN {_PEM}(?:(?:[^-\"<>]|-(?!----))*+-----END {_PEM}"
+        r"|(?:(?:\s|\\[nr])*+[A-Za-z0-9+/=]{20,}+)++))",
     ),
-    _Shape("aws", "", ("akia", "asia"), re.compile(rf"{_START}((?:AKIA|ASIA)[A-Z0-9]{{16}})(?![A-Za-z0-9])")),
-    _Shape("google", "", ("aiza",), re.compile(r"(AIza[A-Za-z0-9_-]{35,})")),
-    _Shape(
-        "jwt",
-        "",
-        ("eyj",),
-        re.compile(rf"{_START}(eyJ[A-Za-z0-9_-]{{8,}}+\.eyJ[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}})"),
-    ),
-    _Shape(
-        "wandb", "", ("wandb",), re.compile(r"wandb[^\n]{0,48}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])", re.IGNORECASE)
-    ),
-    _Shape(
-        "authorization",
-        "",
-        ("bearer",),
-        re.compile(r"bearer(?:\s|%20|\+){1,4}([\w.~+/=%-]{16,}+)", re.IGNORECASE | re.ASCII),
-        _random,
-    ),
+    _Shape("aws", "", ("akia", "asia"), rf"{_START}((?:AKIA|ASIA)[A-Z0-9]{{16}})(?![A-Za-z0-9])"),
+    _Shape("google", "", ("aiza",), r"(AIza[A-Za-z0-9_-]{35,})"),
+    _Shape("jwt", "", ("eyj",), rf"{_START}(eyJ[A-Za-z0-9_-]{{8,}}+\.eyJ[A-Za-z0-9_-]{{8,}}+\.[A-Za-z0-9_-]{{8,}})"),
+    _Shape("wandb", "", ("wandb",), r"(?i)wandb[^\n]{0,48}?(?<![0-9a-f])([0-9a-f]{40})(?![0-9a-f])"),
+    _Shape("authorization", "", ("bearer",), r"(?ai)bearer(?:\s|%20|\+){1,4}([\w.~+/=%-]{16,}+)", _random),
     _Shape(
         "authorization",
         ":=,",
         ("authorization",),
-        re.compile(
-            rf"authorization{_QUOTE}\s{{0,4}}[:=,]\s{{0,4}}b?{_QUOTE}"
-            r"(?:(?:bearer|basic|token|digest|negotiate|api-?key)(?:\s|%20|\+){1,4})?([\w.~+/=%:@!$^-]{8,}+)",
-            re.IGNORECASE | re.ASCII,
-        ),
+        rf"(?ai)authorization{_QUOTE}\s{{0,4}}[:=,]\s{{0,4}}b?{_QUOTE}"
+        r"(?:(?:bearer|basic|token|digest|negotiate|api-?key)(?:\s|%20|\+){1,4})?([\w.~+/=%:@!$^-]{8,}+)",
         _no_word,
     ),
     _Shape(
         "assignment",
         ":=%",
         ("key", "token", "secret", "credential"),
-        re.compile(
-            r"(?:(?:api|access|secret|auth|private|signing|encryption|account|shared|master)[_-]?key|token|secret"
-            rf"|credentials?|(?<=[?&])key){_ASSIGNED}{_VALUE}",
-            re.IGNORECASE,
-        ),
+        r"(?i)(?:(?:api|access|secret|auth|private|signing|encryption|account|shared|master)[_-]?key|token|secret"
+        rf"|credentials?|(?<=[?&])key){_ASSIGNED}{_VALUE}",
         _long_random,
     ),
     _Shape(
         "assignment",
         ":=%",
         ("passw", "passphrase", "pwd"),
-        re.compile(rf"(?:passw(?:or)?d|passphrase|pwd){_ASSIGNED}{_VALUE}", re.IGNORECASE),
+        rf"(?i)(?:passw(?:or)?d|passphrase|pwd){_ASSIGNED}{_VALUE}",
         _password,
     ),
     _Shape(
         "url_password",
         "@",
         ("://", ":\\/\\/"),
-        re.compile(r":(?:\\?/){2}[^\s/?#@:\"'<>]*+:(?!\*\*\*@)([^\s/?#\"'<>]+)@"),
+        r":(?:\\?/){2}[^\s/?#@:\"'<>]*+:(?!\*\*\*@)([^\s/?#\"'<>]+)@",
     ),
     _Shape(
         "url_password",
         "%",
         ("%3a%2f%2f",),
-        re.compile(
-            r"%3a%2f%2f(?:(?!%3a|%40|%2f)[^\s\"'<>&/])*+%3a(?!\*\*\*)((?:(?!%40|%2f)[^\s\"'<>&/])++)%40", re.IGNORECASE
-        ),
+        r"(?i)%3a%2f%2f(?:(?!%3a|%40|%2f)[^\s\"'<>&/])*+%3a(?!\*\*\*)((?:(?!%40|%2f)[^\s\"'<>&/])++)%40",
     ),
 )
-# Most texts lack most of the signs, and to look for one character is far cheaper than for a word.
+# Most texts lack most of the signs, and searching for one character is far cheaper than for a word.
 _SHAPES_BY_SIGNS = {
     signs: [shape for shape in _SHAPES if shape.signs == signs] for signs in dict.fromkeys(s.signs for s in _SHAPES)
 }
@@ -282,29 +272,31 @@ _SHAPES_BY_SIGNS = {
 
 # --- The environment ---
 
-_AWS_SECRET_KEY = re.compile(r"[A-Za-z0-9/+]{40}")
-_SECRET_NAME = re.compile(
-    r"(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH)S?(?:_?\d+)?$", re.IGNORECASE
-)
+_AWS_SECRET_KEY = r"[A-Za-z0-9/+]{40}"
+_SECRET_NAME = r"(?i)(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH)S?(?:_?\d+)?$"
 
 
 def _environment_values() -> tuple[tuple[str, str], ...]:
-    """Values of variables whose names say that they are secret, in every form that a text may hold them in; names."""
+    """Return the values of variables with secret names, in every form that a text may hold them in, with the names."""
     return _forms(tuple((name, os.environ.get(name, "").strip()) for name in _secret_names(tuple(os.environ))))
 
 
 @lru_cache(maxsize=8)
 def _secret_names(names: tuple[str, ...]) -> list[str]:
-    return [name for name in names if _SECRET_NAME.search(name)]
+    return [name for name in names if re.search(_SECRET_NAME, name)]
 
 
 @lru_cache(maxsize=8)
 def _forms(variables: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    import html
+    import json
+    from urllib.parse import quote, quote_plus
+
     forms: dict[str, str] = {}
     for name, value in variables:
         if len(value) < 12 or _harmless(value):
             continue
-        # Bytes that are no text come as lone surrogates, which cannot be encoded and are in no text either.
+        # Undecodable bytes arrive as lone surrogates, which cannot be encoded.
         encoded = [
             quote(value, safe="", errors="replace"),
             quote(value, errors="replace"),
@@ -317,10 +309,10 @@ def _forms(variables: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...
 
 
 def _harmless(value: str) -> bool:
-    """A number, a plain word, or a path: nothing that opens anything, and much that texts are full of."""
+    """Return whether a value is a number, a plain word or a path: no credential, and common in texts."""
     if re.fullmatch(r"[+-]?[0-9.,_]+", value):
         return True
     if value.isalpha() and (value.islower() or value.isupper() or value.istitle()):
         return len(value) <= 20
     # A secret key of AWS may begin with a slash, too.
-    return value.startswith(("/", "~/", "./", "../")) and not (_AWS_SECRET_KEY.fullmatch(value) and _random(value))
+    return value.startswith(("/", "~/", "./", "../")) and not (re.fullmatch(_AWS_SECRET_KEY, value) and _random(value))

@@ -16,8 +16,6 @@ from typing import Any
 import structlog
 
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.secrets import redact
-from reasonrag.core.text import one_line
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
@@ -269,7 +267,7 @@ def _fail(futures: Iterable[Future[Completion]], failure: LLMError) -> None:
 
 
 def _failure(name: str, cause: str, error: Exception) -> LLMError:
-    return LLMError(f"{name}: {type(error).__name__}: {one_line(redact(str(error)))[:200]}", cause=cause)
+    return LLMError(f"{name}: {type(error).__name__}", quoting=error, cause=cause)
 
 
 def _load(path_or_name: str, device: str | None, dtype: str | None, revision: str | None, trust: bool) -> Any:

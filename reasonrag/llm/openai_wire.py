@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reasonrag.core.secrets import redact
-from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, restore_stop
 from reasonrag.llm.common import cut_at_stop
@@ -254,8 +254,7 @@ def readable(raw: bytes, secret: str | None = None, *, limit: int = 200) -> str:
         text = _message(json.loads(text)) or text
     if secret:
         text = text.replace(secret, "***")
-    text = redact(text)  # before it is cut: half a key is not found any more
-    return one_line("".join(char if char.isprintable() else " " for char in text))[:limit]
+    return excerpt(text, limit)
 
 
 def _message(reply: object) -> str | None:

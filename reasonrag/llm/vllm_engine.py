@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.secrets import redact
 from reasonrag.core.text import one_line
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling
@@ -101,8 +100,7 @@ class VLLMEngine:
                 final = output
         except Exception as error:
             cause = "context_overflow" if overflows_context(str(error)) else "engine"
-            said = one_line(redact(str(error)))[:200]
-            raise LLMError(f"{self.name}: {type(error).__name__}: {said}", cause=cause) from error
+            raise LLMError(f"{self.name}: {type(error).__name__}", quoting=error, cause=cause) from error
         return completions(final, prompt.stop, exact_logprobs=sampling.top_p >= 1.0)
 
     async def aclose(self) -> None:

@@ -13,7 +13,7 @@ import structlog
 from reasonrag.core.config import Config, ModelConfig
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.plugins import import_plugin
-from reasonrag.core.secrets import redact
+from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import FORMATS, Format, PromptSet
 from reasonrag.llm.base import LLM, Sampling
@@ -187,7 +187,7 @@ def sampling(model: ModelConfig) -> Sampling:
 def set_aside(question: Question, error: Exception) -> str:
     """Log why a question is set aside; returns the cause under which it is counted."""
     cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
-    log.warning("question set aside", question=question.id, cause=cause, error=redact(str(error))[:300])
+    log.warning("question set aside", question=question.id, cause=cause, error=excerpt(str(error)))
     return cause
 
 

@@ -24,8 +24,7 @@ from reasonrag.core.http import (
     is_transient,
     parse_retry_after,
 )
-from reasonrag.core.secrets import redact
-from reasonrag.core.text import quoted, valid_unicode
+from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import passage_contents
 from reasonrag.storage.questions import passage_id
@@ -221,9 +220,11 @@ class RemoteRetriever:
             what = f"{server.name} answers HTTP {response.status}"
             raise Unavailable(what, cause=f"http_{response.status}", retry_after_s=wait_s, counts=wait_s is None)
         if response.status != 200:
-            shown = quoted(redact(body[:_MOST_READ_OF_ERRORS].decode(errors="replace")))
-            what = f"{server.name} refuses: HTTP {response.status} {shown}"
-            raise RetrievalError(what, cause=f"http_{response.status}")
+            raise RetrievalError(
+                f"{server.name} refuses: HTTP {response.status}",
+                quoting=body[:_MOST_READ_OF_ERRORS].decode(errors="replace"),
+                cause=f"http_{response.status}",
+            )
         return body
 
     def _open_session(self) -> aiohttp.ClientSession:

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from reasonrag.core.errors import BackendError, InputError, Interrupted
-from reasonrag.core.secrets import redact
+from reasonrag.core.secrets import excerpt
 from reasonrag.core.text import cover_match, exact_match, token_f1
 from reasonrag.core.types import Search, Trajectory
 from reasonrag.formats.base import Reading
@@ -145,7 +145,7 @@ def cause_of(error: Exception) -> str:
     """Return the short name under which a failure is counted. A bug is logged as well: nothing else would show it."""
     if isinstance(error, BackendError):
         return error.cause
-    log.warning("a reward failed", error=redact(f"{type(error).__name__}: {error}")[:300])
+    log.warning("a reward failed", error=excerpt(f"{type(error).__name__}: {error}"))
     return f"bug:{type(error).__name__}"
 
 

@@ -11,7 +11,6 @@ from typing import Literal, Protocol
 import structlog
 
 from reasonrag.core.errors import DataError, JudgeError
-from reasonrag.core.secrets import redact
 from reasonrag.core.text import cover_match, exact_match, normalize_answer
 from reasonrag.core.types import Question
 from reasonrag.rewards.judge import JudgeService
@@ -112,8 +111,7 @@ class _Work:
         try:
             row = await self._plan(question)
         except JudgeError as error:
-            said = redact(str(error))[:300]
-            log.warning("a question gets no plan", question=question.id, cause=error.cause, error=said)
+            log.warning("a question gets no plan", question=question.id, cause=error.cause, error=str(error))
             self.without[error.cause] += 1
             self.failed += 1
             if counts is not None:

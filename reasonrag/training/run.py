@@ -19,9 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.policy_card import PolicyCard
-from reasonrag.core.secrets import redact
 from reasonrag.core.settings import nearest
-from reasonrag.core.text import one_line
 from reasonrag.training import folder as folders
 from reasonrag.training.checkpoints import (
     checkpoint_facts,
@@ -193,7 +191,7 @@ class TrainingRun(Generic[S]):
         try:
             trainer = self.build_trainer(**common)
         except (ValueError, NotImplementedError) as error:  # such as adapter modules that the model does not have
-            raise ConfigError(f"TRL or peft refuses these settings: {one_line(redact(str(error)))[:300]}") from error
+            raise ConfigError("TRL or peft refuses these settings", quoting=error) from error
         trainer.remove_callback(PrinterCallback)
         return trainer
 
@@ -336,7 +334,7 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
             warnings.simplefilter("ignore", FutureWarning)
             return config(**arguments)
     except (ValueError, TypeError, KeyError, ImportError) as error:
-        raise ConfigError(f"TRL refuses these settings: {one_line(redact(str(error)))[:300]}") from error
+        raise ConfigError("TRL refuses these settings", quoting=error) from error
 
 
 def _shared_arguments(settings: TrainSettings, out: Path) -> dict[str, Any]:
