@@ -73,13 +73,10 @@ async def _make(
     progress.open(journaled, config.judge)
     judge = judge_service(journaled, config.judge, PromptSet.find(config.format.prompts))
 
-    def drain() -> None:
-        journal.draining = True
-
     try:
         if isinstance(model, Checkable):
             await model.check()
-        async with stop.heeded(drain), shown(progress, stop.console):
+        async with stop.heeded(journal.drain), shown(progress, stop.console):
             return await make(judge=judge, counts=progress)
     finally:
         await model.aclose()

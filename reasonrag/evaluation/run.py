@@ -150,7 +150,7 @@ class Evaluation:
         """Finish the calls in flight and start no others; `run` then raises Interrupted."""
         self._draining = True
         if self._folder is not None:
-            self._folder.journal.draining = True
+            self._folder.journal.drain()
 
     def run(self, show: Show | None = None) -> dict[str, Any]:
         """Run the policies on all questions that the journals do not hold yet, and write the report.
@@ -195,7 +195,8 @@ class Evaluation:
         try:
             with RunFolder.open(self.out / name, config, content, varying=varying(config)) as folder:
                 self._folder = folder
-                folder.journal.draining = self._draining
+                if self._draining:
+                    folder.journal.drain()
                 judge = self._judge_service(config, folder)
                 outcomes = runner.run(self._settings(name, llm, judge, folder, show))
                 calls = count_calls(folder.journal, self._with_judge_prices(config))

@@ -1,24 +1,30 @@
-"""The LLM protocol: a prompt in, completions out. A policy and a judge speak the same one."""
+"""The LLM protocol (a prompt in, completions out, for policies and judges), and what the backends share."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from reasonrag.core.types import Completion, Prompt
 
+_OVERFLOW = (
+    r"context[_ ](?:length|size|window)|maximum (?:model|sequence|input) length|max_model_len|prompt is too long"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample.
+    """Sampling parameters of one request.
 
     Args:
-        n: completions wanted for the prompt.
-        temperature: 0 is greedy.
+        n: number of completions.
+        temperature: 0 is greedy decoding.
         top_p: nucleus mass in (0, 1].
-        max_tokens: of one completion.
-        seed: of the first completion; sample `i` uses `seed + i`. Two requests with the same prompt and seed get the
-            same text from a backend that honours seeds. None leaves it to the backend.
+        max_tokens: upper bound for each completion.
+        seed: random seed of the first completion; completion `i` uses `seed + i`. A backend that honours seeds gives
+            the same text for the same prompt and seed. None lets the backend choose.
     """
 
     n: int = 1
@@ -29,18 +35,18 @@ class Sampling:
 
 
 class LLM(Protocol):
-    """Writes completions. Safe to call from many tasks at once: a backend bounds its own concurrency and batches."""
+    """A language model. Many tasks may call it at once: each backend bounds its concurrency and forms batches."""
 
     @property
     def name(self) -> str:
-        """What identifies the model in run identities and data sets: no URL, no path of one machine, no secret."""
+        """The model's name in run identities and data sets: no URL, no local path, no secret."""
         ...
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """`[n]` completions, independent of each other.
+        """Return `[n]` independent completions.
 
         Raises:
-            LLMError: no answer after every retry, or the request was refused.
+            LLMError: no answer after all retries, or the request was refused.
         """
         ...
 
@@ -50,16 +56,55 @@ class LLM(Protocol):
 
 
 def restore_stop(text: str, stop: tuple[str, ...]) -> str:
-    """Put back the closing tag that a server cut off when it stopped at it.
+    """Append the closing tag at which a server stopped.
 
-    Servers that speak the OpenAI protocol drop the stop string and rarely say which one it was. Where `text` ends
-    inside `<x>` and `</x>` is one of the stop strings, that was it; anything else is left as it is.
+    OpenAI-compatible servers drop the stop string and rarely report which one it was. If `text` ends inside `<x>` and
+    `</x>` is a stop string, that one is appended; otherwise `text` is returned as it is.
 
     >>> restore_stop("So the next query is <query>Jaws", ("</query>", "</answer>"))
     'So the next query is <query>Jaws</query>'
     >>> restore_stop("no tag here", ("</query>",))
     'no tag here'
     """
-    opened = {s: text.rfind(f"<{s[2:]}") for s in stop if s.startswith("</")}
-    unclosed = {s: at for s, at in opened.items() if at >= 0 and text.rfind(s) < at}
-    return text + max(unclosed, key=lambda s: unclosed[s]) if unclosed else text
+    innermost, innermost_start = "", -1
+    for closing in stop:
+        start = text.rfind(f"<{closing[2:]}") if closing.startswith("</") else -1
+        is_open = start >= 0 and text.rfind(closing) < start
+        if is_open and start > innermost_start:
+            innermost, innermost_start = closing, start
+    return text + innermost
+
+
+def public_name(path_or_name: str) -> str:
+    """Return a model's name in run identities: a Hub name as it is, the last part of a folder's path.
+
+    >>> public_name("Qwen/Qwen2.5-7B-Instruct"), public_name("/models/mine/"), public_name("./out/policy")
+    ('Qwen/Qwen2.5-7B-Instruct', 'mine', 'policy')
+    """
+    path = Path(path_or_name).expanduser()
+    if path.is_absolute() or path_or_name.startswith(".") or path.is_dir():
+        return path.resolve().name
+    return path_or_name
+
+
+def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:
+    """Return `text` up to and including the stop string that is complete first, or None if it holds none.
+
+    >>> cut_at_stop("<query>Jaws</query> and <answer>", ("</answer>", "</query>"))
+    '<query>Jaws</query>'
+    """
+    ends = []
+    for mark in stop:
+        start = text.find(mark) if mark else -1
+        if start >= 0:
+            ends.append(start + len(mark))
+    return text[: min(ends)] if ends else None
+
+
+def overflows_context(message: str) -> bool:
+    """Return whether an error message says that prompt and completion exceed the model's context.
+
+    >>> overflows_context("This model's maximum context length is 512 tokens.")
+    True
+    """
+    return re.search(_OVERFLOW, message, re.IGNORECASE) is not None

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.text import one_line
 from reasonrag.core.types import Completion, FinishReason, Prompt
-from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.base import LLM, Sampling, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.common import cut_at_stop
 
 # Kinds of layers whose cache transformers can page; a name that it does not know ends its thread at the first request.
 _PAGED = frozenset({"full_attention", "sliding_attention"})

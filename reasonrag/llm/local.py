@@ -17,9 +17,8 @@ import structlog
 
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Completion, Prompt
-from reasonrag.llm.base import Sampling
+from reasonrag.llm.base import Sampling, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
-from reasonrag.llm.common import public_name
 from reasonrag.llm.row_sampling import Row, generate_rows
 
 log = structlog.get_logger()

@@ -13,8 +13,7 @@ from typing import Any
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Prompt
-from reasonrag.llm.base import Sampling, restore_stop
-from reasonrag.llm.common import cut_at_stop
+from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 
 # vLLM takes the sampling defaults of the model's generation_config.json (top_k 20, repetition_penalty 1.05, ...) for
 # whatever a request leaves out: then the samples do not come from the distribution that was asked for.

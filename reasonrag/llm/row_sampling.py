@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.types import Completion, FinishReason
+from reasonrag.llm.base import cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.common import cut_at_stop
 
 if TYPE_CHECKING:
     from torch import Tensor

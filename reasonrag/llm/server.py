@@ -14,8 +14,7 @@ import structlog
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.http import Retries, Unavailable, bearer_header, check_url, is_transient, parse_retry_after
 from reasonrag.core.types import Completion, Message, Prompt
-from reasonrag.llm.base import Sampling
-from reasonrag.llm.common import overflows_context, public_name
+from reasonrag.llm.base import Sampling, overflows_context, public_name
 from reasonrag.llm.openai_wire import BadReply, Encode, Wire, readable, rejected_parameter
 
 log = structlog.get_logger()

@@ -9,9 +9,8 @@ from typing import Any
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.text import one_line
 from reasonrag.core.types import Completion, FinishReason, Prompt
-from reasonrag.llm.base import Sampling
+from reasonrag.llm.base import Sampling, cut_at_stop, overflows_context, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
-from reasonrag.llm.common import cut_at_stop, overflows_context, public_name
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 

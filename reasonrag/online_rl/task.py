@@ -17,8 +17,7 @@ from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS, Format, PromptSet
 from reasonrag.formats.base import fingerprint
-from reasonrag.llm.base import LLM
-from reasonrag.llm.common import public_name
+from reasonrag.llm.base import LLM, public_name
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.model_folder import model_identity
 from reasonrag.llm.scripted import ScriptedLLM

@@ -64,7 +64,7 @@ class Build:
 
     def drain(self) -> None:
         """Finish the calls in flight and begin no others; `trees` then returns."""
-        self.run_folder.journal.draining = True
+        self.run_folder.journal.drain()
 
     async def trees(self) -> None:
         """Build every tree that is not in the journal yet; stop once more than `run.max_failed` questions failed.

@@ -75,7 +75,7 @@ class Journal:
             RunError: it is not a journal, or is damaged.
         """
         self.path = path
-        self.draining = False
+        self._draining = False
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         try:
             self._reader = self._connect()
@@ -127,13 +127,22 @@ class Journal:
         self._thread.join()
         self._reader.close()
 
+    @property
+    def draining(self) -> bool:
+        """Whether new calls are refused."""
+        return self._draining
+
+    def drain(self) -> None:
+        """Refuse new calls from now on; calls in flight are still stored."""
+        self._draining = True
+
     def admit(self) -> None:
-        """Called before anything is paid for.
+        """Raise if the run is shutting down. Called before every call that costs something.
 
         Raises:
-            Interrupted: the run is draining: calls in flight are waited for, none may begin.
+            Interrupted: after `drain`.
         """
-        if self.draining:
+        if self._draining:
             raise Interrupted
 
     def call(self, key: str) -> Any | None:

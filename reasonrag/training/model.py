@@ -9,8 +9,8 @@ from typing import Any
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.policy_card import demo_folder
+from reasonrag.llm.base import public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
-from reasonrag.llm.common import public_name
 from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.training.settings import LoraSettings, TrainSettings
 

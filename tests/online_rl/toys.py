@@ -31,7 +31,6 @@ from reasonrag.core.types import (
 )
 from reasonrag.formats.base import Reading, Stage
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.llm.faulty import FaultyLLM
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.train import OnlineRLRun
@@ -40,6 +39,7 @@ from reasonrag.rewards import RewardParts, RewardSettings, Score
 from reasonrag.rewards.hiprag import HiPRAGReward
 from reasonrag.rewards.judge import JudgeService
 from tests import warmed
+from tests.llm.faulty import FaultyLLM
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # of processes of their own

@@ -9,12 +9,12 @@ from reasonrag.core.errors import ConfigError, Interrupted, JudgeError, LLMError
 from reasonrag.core.types import Completion
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.faulty import FaultyLLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import BOOLEAN, same_meaning
 from reasonrag.storage.journal import Journal
+from tests.llm.faulty import FaultyLLM
 
 PROMPTS = PromptSet.find()
 TRUE = "<answer>True</answer>"

@@ -145,7 +145,8 @@ def test_done_again_it_pays_for_nothing_and_draining_stops_it(tmp_path):
 
     def once(draining=False):
         with contextlib.closing(Journal(tmp_path / "journal.sqlite")) as journal:
-            journal.draining = draining
+            if draining:
+                journal.drain()
             llm = JournaledLLM(ScriptedLLM(reply), journal, kind="judge")
             asyncio.run(make_plans(QUESTIONS, JudgeService(llm, PromptSet.find()), k=3, out=out))
             return llm.sent

@@ -67,7 +67,7 @@ def test_a_failed_call_is_not_kept(journal):
 
 def test_a_draining_run_replays_but_begins_nothing(journal):
     ask(journal, ScriptedLLM(["a"]), seed=1)
-    journal.draining = True
+    journal.drain()
     assert ask(journal, ScriptedLLM([]), seed=1)[0].text == "a"
     with pytest.raises(Interrupted):
         ask(journal, ScriptedLLM(["b"]), seed=2)
