@@ -79,7 +79,7 @@ TRAINING_JSON = {
     "data.lengths.max_length": "tokens of the longest pair that was kept",
     "data.lengths.limited_by": "data, setting or context",
     "data.lengths.shifted": "pairs whose text and prompt have a token in common",
-    "data.lengths.shared_prompts": "prompts that stand in both splits",
+    "data.lengths.shared_prompts": "prompts that are in both splits",
     "data.content.*": "online: checksums of questions, corpus, prompts and judge",
     "data.rows.*": "rows that the trainer was given",
     "steps": "optimizer steps",

@@ -1,15 +1,17 @@
-"""What a policy is trained on: a run, a folder or a file of pairs, or a Hub data set, as token ids by split.
+"""What a policy is trained on: preferences as token ids by split, those left out that are too long, and their lengths.
 
 Rows are checked before a model is loaded. A split by question in the source is kept, and none is made up: without one
-every pair is for training.
+every pair is for training. Nothing is ever cut: a cut step is a different step.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,81 @@ from typing import Any
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.text import quoted
-from reasonrag.dpo.lengths import LengthReport, fit
-from reasonrag.dpo.row_layouts import BY_PROMPT, as_fields
-from reasonrag.dpo.sources import Source, read_source
-from reasonrag.dpo.token_rows import Pair, Row, Segment, encode
+from reasonrag.dpo.preferences import BY_PROMPT, Preferences, as_fields, read_preferences
+from reasonrag.dpo.token_rows import CheckedRow, Pair, Segment, encode
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import PairSettings
 
-__all__ = ["Examples", "Pair", "Segment", "open_examples", "sft_segments"]
+_QUANTILES = {"min": 0.0, "50 %": 0.5, "90 %": 0.9, "99 %": 0.99, "max": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class LengthReport:
+    """Lengths of all pairs, measured before any is left out.
+
+    Attributes:
+        quantiles: tokens by what is counted, then by quantile (a length that occurs: nearest rank). `prompt` is the
+            longest prompt of a pair, `chosen` and `rejected` are the tokens that are scored, `total` is the longest
+            sequence of prompt and step in the pair, which is what `max_length` bounds.
+        pairs: number of pairs by split.
+        left_out: number of pairs that are too long, by split and depth.
+        max_length: the limit that was applied, in tokens.
+        limited_by: setting (`max_length`), context (the model's), or data (the longest pair).
+        shifted: plain rows in which the end of the prompt is scored too, as its tokens merge with the completion's.
+        shared_prompts: prompts of rows without a question id that are in both splits.
+    """
+
+    quantiles: Mapping[str, Mapping[str, int]]
+    pairs: Mapping[str, int]
+    left_out: Mapping[str, Mapping[int, int]]
+    max_length: int
+    limited_by: str
+    shifted: int = 0
+    shared_prompts: int = 0
+
+    def share(self, split: str) -> float:
+        """Return the share of a split's pairs that are left out, in [0, 1]."""
+        return sum(self.left_out[split].values()) / max(self.pairs[split], 1)
+
+    def lines(self) -> list[str]:
+        """Return a table of lengths, the limit, what is left out, and anything odd, as lines for people."""
+        lines = [f"{'tokens':<10}" + "".join(f"{name:>8}" for name in _QUANTILES)]
+        for name, values in self.quantiles.items():
+            lines.append(f"{name:<10}" + "".join(f"{value:>8}" for value in values.values()))
+        why = {"setting": "as set", "context": "the model's context", "data": "the longest pair"}[self.limited_by]
+        lines.append(f"max_length {self.max_length} ({why}); nothing is cut")
+        for split, by_depth in self.left_out.items():
+            line = f"{sum(by_depth.values())} of {self.pairs[split]} {split} pairs left out as too long"
+            if by_depth:
+                depths = ", ".join(f"{count} at depth {depth}" for depth, count in by_depth.items())
+                line += f" ({self.share(split):.1%}: {depths})"
+            lines.append(line)
+        if self.shifted:
+            lines.append(
+                f"{self.shifted} pairs: the tokens of the prompt merge with those of the completion, so the end of the "
+                "prompt is scored too (TRL's rule); end prompts at the border of a token"
+            )
+        if self.shared_prompts:
+            lines.append(
+                f"{self.shared_prompts} prompts are in both splits: held-out metrics are not of unseen prompts"
+            )
+        return lines
+
+    def summary(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        left_out = {}
+        for split, by_depth in self.left_out.items():
+            left_out[split] = {str(depth): count for depth, count in by_depth.items()}
+        return {
+            "tokens": {name: dict(values) for name, values in self.quantiles.items()},
+            "pairs": dict(self.pairs),
+            "left_out": left_out,
+            "share_left_out": {split: self.share(split) for split in self.pairs},
+            "max_length": self.max_length,
+            "limited_by": self.limited_by,
+            "shifted": self.shifted,
+            "shared_prompts": self.shared_prompts,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +102,7 @@ class Examples:
 
     Attributes:
         train: to learn from.
-        test: held-out questions; empty where the source holds none out.
+        test: pairs of held-out questions; empty if the source holds none out.
         checksum: 16 hex digits that change with any row of the source, whether it is in a sample or not.
         card: how the policy was prompted, if the data comes from a known run.
         source: the data, as it was named.
@@ -59,10 +128,6 @@ class Examples:
         }
 
 
-def _count(pairs: list[Pair]) -> dict[str, int]:
-    return {"pairs": len(pairs), "questions": len({pair.group for pair in pairs})}
-
-
 def open_examples(
     settings: PairSettings, chat: ChatTemplate, *, context: int | None, log: Callable[[str], None] | None = None
 ) -> Examples:
@@ -72,25 +137,25 @@ def open_examples(
     JSONL(.gz) file, or a Hub data set. `settings.limit` samples questions of the training split by `settings.seed`.
 
     Args:
-        settings: of the training.
+        settings: of the training run.
         chat: tokenizer and chat template of the policy.
-        context: of the policy, in tokens; None where it is unknown.
+        context: of the policy, in tokens; None if it is unknown.
         log: receives counts and lengths, before anything is refused.
 
     Raises:
-        ConfigError: no data was named, or the tokenizer cannot end a turn.
-        DataError: nothing readable there, rows that cannot be used (they are named), a question in both splits, too
-            many pairs that are too long.
-        RunError: a run that is not finished.
+        ConfigError: no data is named, or the tokenizer cannot end a turn.
+        DataError: nothing readable is there, some rows cannot be used (they are named), a question is in both splits,
+            or too many pairs are too long.
+        RunError: the data is a run that has not finished.
     """
     if settings.data is None:
         raise ConfigError("nothing to train on: add --data with a run's folder, a Parquet or JSONL file, or a Hub id")
-    source = read_source(settings.data)
-    shared_prompts = _check_splits(settings.data, source)
-    train = _sample(source.train, settings.limit, settings.seed)
+    preferences = read_preferences(settings.data)
+    shared_prompts = _check_splits(settings.data, preferences)
+    train = _sample(preferences.train, settings.limit, settings.seed)
     if log is not None:
-        log(f"{len(train)} pairs to train on, {len(source.test)} held out")
-    pairs, shifted = encode([*train, *source.test], chat, turn_end=settings.turn_end)
+        log(f"{len(train)} pairs to train on, {len(preferences.test)} held out")
+    pairs, shifted = encode([*train, *preferences.test], chat, turn_end=settings.turn_end)
     kept, report = fit(
         {"train": pairs[: len(train)], "test": pairs[len(train) :]},
         source=settings.data,
@@ -99,43 +164,146 @@ def open_examples(
         max_dropped=settings.max_dropped,
         shifted=shifted,
         shared_prompts=shared_prompts,
-        say=log,
+        log=log,
     )
-    return Examples(kept["train"], kept["test"], _fingerprint(source), source.card, settings.data, report)
+    checksum = _checksum(preferences)
+    return Examples(kept["train"], kept["test"], checksum, preferences.card, settings.data, report)
 
 
 def sft_segments(pairs: Iterable[Pair]) -> list[Segment]:
-    """Every chosen step once, in the order in which they first come."""
+    """Return every chosen step once, in the order of first appearance."""
     return list(dict.fromkeys(segment for pair in pairs for segment in pair.chosen))
 
 
-def _check_splits(name: str, source: Source) -> int:
-    """Refuse a question in both splits; returns how many prompts of rows without a question's id are in both."""
-    common = {row.group for row in source.train} & {row.group for row in source.test}
-    leaked = sorted(group for group in common if not group[1].startswith(BY_PROMPT))
+def _count(pairs: Sequence[Pair]) -> dict[str, int]:
+    return {"pairs": len(pairs), "questions": len({pair.group for pair in pairs})}
+
+
+def _check_splits(name: str, preferences: Preferences) -> int:
+    """Raise if a question is in both splits; return how many prompts of rows without a question id are in both."""
+    shared = {row.group for row in preferences.train} & {row.group for row in preferences.test}
+    leaked = sorted(group for group in shared if not group[1].startswith(BY_PROMPT))
     if leaked:
         dataset, question = leaked[0]
         raise DataError(
-            f"{name}: question {quoted(question)}{f' of {quoted(dataset)}' if dataset else ''} stands in both splits"
-            f"{f', and {len(leaked) - 1} more do' if leaked[1:] else ''}, so the held-out figures would mean nothing; "
+            f"{name}: question {quoted(question)}{f' of {quoted(dataset)}' if dataset else ''} is in both splits"
+            f"{f', and {len(leaked) - 1} more are' if leaked[1:] else ''}, so the held-out metrics would mean nothing; "
             "split by question, as build-tree does"
         )
-    return len(common)
+    return len(shared)
 
 
-def _sample(rows: list[Row], limit: int | None, seed: int) -> list[Row]:
-    """Rows of a random sample of at most `limit` questions, in their order."""
+def _sample(rows: list[CheckedRow], limit: int | None, seed: int) -> list[CheckedRow]:
+    """Return the rows of a random sample of at most `limit` questions, in their order."""
     groups = list(dict.fromkeys(row.group for row in rows))
     if limit is None or limit >= len(groups):
         return rows
-    taken = set(random.Random(seed).sample(groups, limit))
-    return [row for row in rows if row.group in taken]
+    sampled = set(random.Random(seed).sample(groups, limit))
+    return [row for row in rows if row.group in sampled]
 
 
-def _fingerprint(source: Source) -> str:
+def _checksum(preferences: Preferences) -> str:
     digest = hashlib.sha256()
-    for split, rows in (("train", source.train), ("test", source.test)):
+    for split, rows in (("train", preferences.train), ("test", preferences.test)):
         for row in rows:
-            known_by = [split, row.sides, row.margin, row.depth, row.group]
-            digest.update(json.dumps(known_by, default=as_fields).encode() + b"\n")
+            values = [split, row.sides, row.margin, row.depth, row.group]
+            digest.update(json.dumps(values, default=as_fields).encode() + b"\n")
     return digest.hexdigest()[:16]
+
+
+def longest(pair: Pair) -> int:
+    """Return the tokens of the longest sequence in a pair."""
+    return max(segment.tokens for segment in (*pair.chosen, *pair.rejected))
+
+
+def fit(
+    splits: Mapping[str, Sequence[Pair]],
+    *,
+    source: str,
+    max_length: int | None,
+    context: int | None,
+    max_dropped: float,
+    shifted: int = 0,
+    shared_prompts: int = 0,
+    log: Callable[[str], None] | None = None,
+) -> tuple[dict[str, list[Pair]], LengthReport]:
+    """Return the pairs that fit, whole, by split; and the lengths of all.
+
+    Args:
+        splits: pairs by split; `train` must not be empty.
+        source: of the data, for messages.
+        max_length: tokens of prompt and step; None takes the longest pair.
+        context: of the model, never exceeded; None if it is unknown.
+        max_dropped: share of a split that may be left out, in [0, 1].
+        shifted: for the report.
+        shared_prompts: for the report.
+        log: receives the report, before anything is refused.
+
+    Raises:
+        DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
+    """
+    pairs = [pair for split in splits.values() for pair in split]
+    limit, limited_by = _limit(max(map(longest, pairs), default=0), max_length, context)
+    kept, left_out = {}, {}
+    for split, members in splits.items():
+        kept[split] = [pair for pair in members if longest(pair) <= limit]
+        left_out[split] = dict(sorted(Counter(pair.depth for pair in members if longest(pair) > limit).items()))
+    report = LengthReport(
+        quantiles=_quantiles(pairs),
+        pairs={split: len(members) for split, members in splits.items()},
+        left_out=left_out,
+        max_length=limit,
+        limited_by=limited_by,
+        shifted=shifted,
+        shared_prompts=shared_prompts,
+    )
+    if log is not None:
+        for line in report.lines():
+            log(line)
+    for split, members in splits.items():
+        if report.share(split) > max_dropped or (split == "train" and not kept[split]):
+            raise DataError(_too_long(report, split, source, max(map(longest, members)), context, max_dropped))
+    return kept, report
+
+
+def _limit(longest: int, max_length: int | None, context: int | None) -> tuple[int, str]:
+    if context is not None and context < (longest if max_length is None else max_length):
+        return context, "context"
+    return (longest, "data") if max_length is None else (max_length, "setting")
+
+
+def _too_long(
+    report: LengthReport, split: str, source: str, longest: int, context: int | None, max_dropped: float
+) -> str:
+    count = sum(report.left_out[split].values())
+    problem = (
+        f"{source}: {count} of {report.pairs[split]} {split} pairs ({report.share(split):.1%}) are longer than "
+        f"{report.max_length} tokens, the longest has {longest}"
+    )
+    if context is not None and report.max_length >= context:
+        why = f"{context} is the model's context, and no --max-length goes above it"
+        advice = "train a model with a longer context"
+    else:
+        why = "no pair is ever cut"
+        advice = f"raise --max-length up to {longest if context is None else min(longest, context)}"
+    if count == report.pairs[split] and split == "train":
+        return f"{problem}; {why}, so nothing is left to train on; {advice}"
+    share = math.ceil(report.share(split) * 1000) / 1000  # rounded up, so that the advised share is enough
+    return (
+        f"{problem}, and {max_dropped:.1%} may be left out; {why}; {advice}, or allow it with --max-dropped {share:g}"
+    )
+
+
+def _quantiles(pairs: Sequence[Pair]) -> dict[str, dict[str, int]]:
+    lengths = {
+        "prompt": [max(len(s.prompt_ids) for s in (*pair.chosen, *pair.rejected)) for pair in pairs],
+        "chosen": [sum(len(s.completion_ids) for s in pair.chosen) for pair in pairs],
+        "rejected": [sum(len(s.completion_ids) for s in pair.rejected) for pair in pairs],
+        "total": [longest(pair) for pair in pairs],
+    }
+    quantiles: dict[str, dict[str, int]] = {}
+    for name, counts in lengths.items():
+        counts.sort()
+        ranks = {label: max(math.ceil(share * len(counts)) - 1, 0) for label, share in _QUANTILES.items()}
+        quantiles[name] = {label: counts[rank] for label, rank in ranks.items()}
+    return quantiles

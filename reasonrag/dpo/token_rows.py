@@ -93,7 +93,7 @@ class TextSides:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckedRow:
     """A checked row of the data, `place` for messages to people."""
 
     place: str
@@ -103,7 +103,7 @@ class Row:
     group: tuple[str, str]
 
 
-def encode(rows: Sequence[Row], chat: ChatTemplate, *, turn_end: TurnEnd) -> tuple[list[Pair], int]:
+def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd) -> tuple[list[Pair], int]:
     """Token ids of every row, in order.
 
     A step's prompt is tokenised as at inference (`ChatTemplate.token_ids`), its text by itself. One end-of-turn token
@@ -164,7 +164,7 @@ class _Encoder:
         self._written = _Tokens(chat.tokenizer, shared, add_special_tokens=False, split_special_tokens=True)
         self._plain = _Tokens(chat.tokenizer, shared)
 
-    def read(self, rows: Sequence[Row]) -> None:
+    def read(self, rows: Sequence[CheckedRow]) -> None:
         steps = []
         for number, row in enumerate(rows):
             if not isinstance(row.sides, StepSides):
@@ -180,7 +180,7 @@ class _Encoder:
         for tokens in (self._rendered, self._written, self._plain):
             tokens.read()
 
-    def pair(self, number: int, row: Row) -> Pair:
+    def pair(self, number: int, row: CheckedRow) -> Pair:
         if not isinstance(row.sides, StepSides):
             tokens = self._whole_tokens(row.sides)
             chosen, rejected = self._whole(*(tokens[text] for text in self._wholes[number]))
@@ -282,7 +282,7 @@ def _refused(place: str, error: Exception) -> DataError:
     )
 
 
-def _check_scored(rows: Sequence[Row], pairs: Sequence[Pair]) -> None:
+def _check_scored(rows: Sequence[CheckedRow], pairs: Sequence[Pair]) -> None:
     """Nothing to read, or nothing to score, is nothing to learn from."""
     for row, pair in zip(rows, pairs, strict=True):
         for side, segments in (("chosen", pair.chosen), ("rejected", pair.rejected)):

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import nearest
-from reasonrag.dpo.examples import Examples, Pair, open_examples, sft_segments
+from reasonrag.dpo.examples import Examples, open_examples, sft_segments
+from reasonrag.dpo.token_rows import Pair
 from reasonrag.training.run import TokenRows, TrainingData, TrainingRun
 from reasonrag.training.settings import DPOSettings, PairSettings, SFTSettings
 

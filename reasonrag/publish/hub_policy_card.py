@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
 from reasonrag.core.text import one_line, printable
-from reasonrag.dpo.sources import HUB_NAME
+from reasonrag.dpo.preferences import HUB_NAME
 from reasonrag.evaluation.tables import NAMES, Table
 from reasonrag.publish.evaluation_results import Measured
 from reasonrag.publish.hub_card import Yaml, escaped, fenced, mapping, number, render

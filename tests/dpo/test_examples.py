@@ -397,24 +397,24 @@ def test_a_table_without_the_columns_is_refused(tmp_path, chat):
         (plain(prompt=[{"role": "user", "content": [{"type": "image"}]}]), "prompt holds something else than messages"),
         (plain(prompt=["a"]), "prompt holds something else than messages"),
         ({"prompt": 1, "chosen": 2, "rejected": 3}, "neither all texts nor all lists"),
-        (step(chosen_end="eos"), "chosen_end is none of stop, turn, length"),
-        (step(rejected_end=None), "rejected_end is none of"),
-        (step(chosen_end=["stop"]), "chosen_end is none of"),
+        (step(chosen_end="eos"), "chosen_end is not one of stop, turn, length"),
+        (step(rejected_end=None), "rejected_end is not one of"),
+        (step(chosen_end=["stop"]), "chosen_end is not one of"),
         (step(chosen=says("a") * 2), "chosen is not one message of the assistant"),
         (step(chosen=[{"role": "user", "content": "a"}]), "chosen is not one message of the assistant"),
         ({"prompt": "a", "chosen": "b", "rejected": "c", "chosen_end": "stop"}, "go with lists of messages"),
         (step(rejected=says("")), None),  # the policy ended its turn at once: its end token is scored
         (step(chosen=says("")), "no token of its chosen side can be scored"),
-        (step(margin="big"), "margin is no finite number"),
-        (step(margin=float("nan")), "margin is no finite number"),
-        (step(depth=-1), "depth is no count of steps"),
+        (step(margin="big"), "margin is not a finite number"),
+        (step(margin=float("nan")), "margin is not a finite number"),
+        (step(depth=-1), "depth is not a count of steps"),
         (step(question_id=""), "question_id is empty"),
         (plain(tools="{"), "tools is not JSON"),
-        (plain(chat_template_kwargs=[1]), "chat_template_kwargs is no mapping"),
+        (plain(chat_template_kwargs=[1]), "chat_template_kwargs is not a mapping"),
         ({"chosen_steps": [], "rejected_steps": []}, "chosen_steps is empty"),
         ({"chosen_steps": [{"text": "a"}]}, "rejected_steps missing"),
         ({"chosen_steps": ["a"], "rejected_steps": ["b"]}, "chosen_steps holds something else than steps"),
-        ({"chosen_steps": [{"text": "a"}], "rejected_steps": ["b"]}, "a step whose prompt is no list"),
+        ({"chosen_steps": [{"text": "a"}], "rejected_steps": ["b"]}, "a step whose prompt is not a list"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_with_its_number(row, match, tmp_path, chat):
@@ -430,14 +430,14 @@ def test_a_row_that_cannot_be_used_is_named_with_its_number(row, match, tmp_path
 def test_all_the_rows_that_cannot_be_used_are_counted(tmp_path, chat):
     path = jsonl(tmp_path / "a.jsonl", *[plain(rejected=[])] * 7, step(depth=-1))
     refused(
-        path, chat, r"rejected is empty in 7 rows \(1, 2, 3, 4, 5, ...\); depth is no count of steps in 1 row \(8\)"
+        path, chat, r"rejected is empty in 7 rows \(1, 2, 3, 4, 5, ...\); depth is not a count of steps in 1 row \(8\)"
     )
 
 
 def test_a_question_in_both_splits_is_refused_with_its_id(tmp_path, chat):
     write_parquet(tmp_path / "train-00000-of-00001.parquet", [step(1), step(2), step(3)], pair_schema())
     write_parquet(tmp_path / "test-00000-of-00001.parquet", [step(3), step(2)], pair_schema())
-    refused(tmp_path, chat, "question '2' of 'toy' stands in both splits, and 1 more do")
+    refused(tmp_path, chat, "question '2' of 'toy' is in both splits, and 1 more are")
 
 
 def test_equal_ids_of_two_data_sets_are_two_questions(tmp_path, chat):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from reasonrag.core.errors import DataError
-from reasonrag.dpo.lengths import fit, longest
+from reasonrag.dpo.examples import fit, longest
 from reasonrag.dpo.token_rows import Pair, Segment
 
 
@@ -107,4 +107,4 @@ def test_the_summary_is_json_and_says_what_the_lines_say():
     text = "\n".join(report.lines())
     assert "max_length 20 (as set); nothing is cut" in text
     assert "2 pairs: the tokens of the prompt merge" in text
-    assert "1 prompts stand in both splits" in text
+    assert "1 prompts are in both splits" in text

@@ -9,7 +9,7 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.dpo.token_rows import ChatSides, Row, StepSides, StepText, TextSides, encode, end_of_turn
+from reasonrag.dpo.token_rows import ChatSides, CheckedRow, StepSides, StepText, TextSides, encode, end_of_turn
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from tests.llm.tiny import save_tiny_model
@@ -51,7 +51,7 @@ def chat(tiny: Path) -> ChatTemplate:
 
 
 def row(sides, number=1):
-    return Row(f"toy row {number}", sides, None, 0, ("toy", "q1"))
+    return CheckedRow(f"toy row {number}", sides, None, 0, ("toy", "q1"))
 
 
 def steps(chosen, rejected, prompt=STATE, ends=("stop", "stop")):

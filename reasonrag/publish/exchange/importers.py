@@ -1,6 +1,6 @@
 """Published preferences to a folder of pairs: TRL's layouts, and the RAG-ProGuide rows (arXiv:2505.14069) both ways.
 
-Every row is written down as lists of messages and then passes the checks of `dpo train --data` (`dpo.row_layouts`), so
+Every row is written down as lists of messages and then passes the checks of `dpo train --data` (`dpo.preferences`), so
 what is imported can be trained on. Columns of `tables.pair_schema` that the source lacks stay null.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.text import valid_unicode
-from reasonrag.dpo.row_layouts import Unusable, messages, read_row
+from reasonrag.dpo.preferences import Unusable, messages, read_row
 from reasonrag.publish.exchange.base import output, write_json_lines
 from reasonrag.storage.parquet import Row, ShardWriter
 from reasonrag.storage.records import RowProblems, raw_rows, text_id

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from reasonrag.dpo.row_layouts import Unusable
+from reasonrag.dpo.preferences import Unusable
 from reasonrag.publish.exchange.base import output, read_pairs, write_json_lines
 from reasonrag.storage.files import write_json
 from reasonrag.storage.parquet import Row

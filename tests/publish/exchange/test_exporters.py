@@ -9,7 +9,7 @@ import pytest
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.types import Question
 from reasonrag.dpo.pairs import in_test_split
-from reasonrag.dpo.row_layouts import Unusable
+from reasonrag.dpo.preferences import Unusable
 from reasonrag.formats import FORMATS
 from reasonrag.publish.exchange import EXPORTERS, llamafactory, verl
 from reasonrag.publish.exchange.base import export_json_lines

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.dpo.row_layouts import Unusable
-from reasonrag.dpo.sources import read_source
+from reasonrag.dpo.preferences import Unusable, read_preferences
 from reasonrag.publish.exchange.importers import from_proguide, import_proguide, to_proguide
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema
@@ -108,12 +107,12 @@ def test_a_held_out_file_becomes_the_test_split_that_training_reads(tmp_path):
     source = write_list(tmp_path / "a.json", [proguide_row(n) for n in range(5)])
     test = write_list(tmp_path / "b.json", [proguide_row(n) for n in range(5, 7)])
     assert import_proguide(source, tmp_path / "out", test=test)["test"] == 2
-    read = read_source(str(tmp_path / "out"))
+    read = read_preferences(str(tmp_path / "out"))
     assert (len(read.train), len(read.test)) == (5, 2)
     assert {row.margin for row in read.train} == {None}
     assert [row.depth for row in read.train] == [0, 1, 2, 3, 0]
     import_proguide(source, tmp_path / "out")  # again without: the old test split is gone
-    assert read_source(str(tmp_path / "out")).test == []
+    assert read_preferences(str(tmp_path / "out")).test == []
 
 
 def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.dpo.row_layouts import Unusable
-from reasonrag.dpo.sources import read_source
+from reasonrag.dpo.preferences import Unusable, read_preferences
 from reasonrag.publish.exchange.base import export_json_lines
 from reasonrag.publish.exchange.importers import from_trl, import_trl
 from reasonrag.publish.exchange.llamafactory import sharegpt
@@ -78,10 +77,10 @@ def test_provenance_is_kept_and_an_id_becomes_a_text():
         ({"margin": "0.3"}, "margin is no number"),
         ({"margin": float("nan")}, "margin is no number"),
         ({"depth": True}, "depth is no number"),
-        ({"depth": -1}, "depth is no count"),
+        ({"depth": -1}, "depth is not a count"),
         ({"chosen_visits": 2**31}, "chosen_visits is no number"),
         ({"dataset": 3}, "dataset is no text"),
-        ({"chosen_end": "stop"}, "rejected_end is none of stop, turn, length"),
+        ({"chosen_end": "stop"}, "rejected_end is not one of stop, turn, length"),
         ({"chosen": [GOOD, GOOD], "chosen_end": "stop", "rejected_end": "turn"}, "chosen is not one message"),
     ],
 )
@@ -100,7 +99,7 @@ def test_a_parquet_file_is_read_as_json_lines_are(tmp_path):
     write_parquet(tmp_path / "rows.parquet", rows, pair_schema())
     assert import_trl(tmp_path / "rows.parquet", tmp_path / "out") == {"train": 3, "set_aside": 0}
     assert list(read_shards(tmp_path / "out", "train", pair_schema())) == rows
-    assert [row.group for row in read_source(str(tmp_path / "out")).train] == [("", "0"), ("", "1"), ("", "2")]
+    assert [row.group for row in read_preferences(str(tmp_path / "out")).train] == [("", "0"), ("", "1"), ("", "2")]
 
 
 def test_a_runs_pairs_come_back_from_json_lines_as_they_were(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.dpo.row_layouts import checked_rows
+from reasonrag.dpo.preferences import checked_rows
 from reasonrag.dpo.token_rows import ChatSides, encode
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.storage.records import RowProblems
