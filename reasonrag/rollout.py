@@ -1,8 +1,8 @@
 """Advance trajectories by one step, or run them to the end (arXiv:2505.14069, Algorithm 1).
 
 The engine knows no tags and no rewards. It asks the format for a prompt, the policy for a completion, the format for
-the action, and the retriever for passages where the action is a search. Any number of trajectories may be advanced
-concurrently: batching and limits are the backends' business.
+the action, and the retriever for passages if the action is a search. Any number of trajectories may be advanced
+concurrently: the backends batch requests and limit their number.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Engine:
         top_k: int = 3,
         sampling: Sampling | None = None,
     ) -> None:
-        """Put the parts together.
+        """Store the parts.
 
         Args:
             llm: the policy.
-            retriever: where searches go.
-            format: how steps become prompts and completions become actions.
+            retriever: answers the searches.
+            format: turns steps into prompts and completions into actions.
             max_steps: actions of a trajectory, as the format counts them; the last one has to answer.
             top_k: passages per search.
-            sampling: temperature, top_p and max_tokens of every step; its seed and n are set by the engine.
+            sampling: temperature, top_p and max_tokens of every step; the engine sets seed and n.
         """
         self.llm = llm
         self.retriever = retriever
@@ -52,14 +52,14 @@ class Engine:
         self.sampling = sampling or Sampling()
 
     async def step(self, trajectory: Trajectory, *, seed: int) -> Trajectory:
-        """The trajectory with one more step, ended where that step answers or is the last one allowed.
+        """Return the trajectory with one more step; it ends if that step answers or is the last one allowed.
 
         Raises:
-            ValueError: the trajectory has ended already.
-            LLMError, RetrievalError: a backend gave up.
+            ValueError: the trajectory has already ended.
+            LLMError, RetrievalError: a backend failed after its retries.
         """
         if trajectory.stop_reason is not None:
-            raise ValueError(f"a trajectory that ended ({trajectory.stop_reason}) cannot go on")
+            raise ValueError(f"a trajectory that ended ({trajectory.stop_reason}) cannot be continued")
         # The last step has to answer: a trajectory that only searches earns nothing, and its prefix would look
         # worthless.
         final = self.format.must_answer(trajectory.steps, self.max_steps)
@@ -76,9 +76,9 @@ class Engine:
         return trajectory.extend(step, StopReason.NO_ANSWER if ended else None)
 
     async def run(self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int]) -> list[Trajectory]:
-        """`[B]` trajectories run to their ends, concurrently; trajectory `i` draws its step seeds from `seeds[i]`.
+        """Run `[B]` trajectories to their ends, concurrently; trajectory `i` derives its step seeds from `seeds[i]`.
 
-        A backend that gives up on one of them raises only after the others have ended: what is paid for is kept.
+        If a backend fails for one of them, the exception is raised after the others have ended: paid calls are kept.
         """
         return await gather_all(self._finish(t, seed) for t, seed in zip(trajectories, seeds, strict=True))
 
@@ -89,7 +89,7 @@ class Engine:
 
 
 async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in order; the first exception is raised only after every coroutine has ended."""
+    """Return the results in order; the first exception is raised only after every coroutine has ended."""
     results = await asyncio.gather(*coroutines, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -98,7 +98,7 @@ async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**31) that depends on all parts and nothing else: not on time, order or PYTHONHASHSEED.
+    """Return a seed in [0, 2**31) that depends on the parts alone: not on time, order or PYTHONHASHSEED.
 
     >>> derive_seed(7, "q1", 3) == derive_seed(7, "q1", 3) != derive_seed(7, "q13")
     True

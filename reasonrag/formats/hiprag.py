@@ -40,11 +40,10 @@ class HiPRAGFormat(StreamFormat):
     cue = "</think>\n<answer>"
 
     def stage(self, steps: Sequence[Step]) -> Stage:
-        """Grounding between a search and its conclusion."""
         return Stage.GROUNDING if steps and isinstance(steps[-1].action, Search) else super().stage(steps)
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
-        """After `max_steps - 1` finished `<step>`s, which is the budget B of Alg. 1: it counts conclusions (line 14).
+        """Return True after `max_steps - 1` finished `<step>`s: the budget B of Alg. 1 counts conclusions (line 14).
 
         A step with a search takes two actions, so B steps take at most 2 B. Alg. 1 lets a policy search within one step
         without end (line 11); here it is stopped after as many actions as B steps with a search would have taken.
@@ -53,7 +52,7 @@ class HiPRAGFormat(StreamFormat):
         return finished >= max_steps - 1 or len(steps) >= 2 * (max_steps - 1)
 
     def after(self, action: Action, documents: str) -> str:
-        """Behind a search the passages and an open conclusion (line 10); behind that the step's end (line 13)."""
+        """Return passages and an open conclusion after a search (line 10), the step's end after that (line 13)."""
         match action:
             case Search():
                 return f"\n<context>{documents}</context>\n<conclusion>"
@@ -62,7 +61,7 @@ class HiPRAGFormat(StreamFormat):
         return ""
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        """As the base, and a conclusion is a note; behind a search its tag is open already."""
+        """Parse as the base class does, and a conclusion as a note; after a search its tag is already open."""
         if not final and completion.rstrip().endswith("</conclusion>"):
             opened = completion.rfind("<conclusion>")
             if opened < 0 and not (steps and isinstance(steps[-1].action, Search)):
@@ -87,9 +86,9 @@ class HiPRAGFormat(StreamFormat):
 
 
 def check(text: str) -> str:
-    """Algorithm 2, on a text whose contexts are sealed: "" where F(T) = 1, else what is wrong. Linear time.
+    """Check a text whose contexts are sealed by Algorithm 2: "" if F(T) = 1, else what is wrong. Linear time.
 
-    N(T), the number of steps, is that of the `<step>`s. Blanks are Unicode's, so that line 1 has nothing to do.
+    N(T) is the number of `<step>`s. White space is Unicode's, so line 1 has nothing to do.
 
     >>> check("<think><step><reasoning>r</reasoning><conclusion>c</conclusion></step></think><answer>a</answer>")
     ''
@@ -115,7 +114,7 @@ def check(text: str) -> str:
 
 
 def _check_steps(thought: str) -> str:
-    """Lines 13 to 27 of Algorithm 2: nothing but steps, each as Algorithm 3 wants it, and at least one."""
+    """Check lines 13 to 27 of Algorithm 2: at least one step, each as in Algorithm 3, and nothing else."""
     end = steps = 0
     for opened, closed in _steps(thought):
         if thought[end:opened].strip():  # line 20
@@ -132,9 +131,9 @@ def _check_steps(thought: str) -> str:
 
 
 def check_step(body: str) -> str:
-    """Algorithm 3, VALIDATESTEP: reasoning, then search and context or neither, then conclusion, and nothing between.
+    """Check one step by Algorithm 3, VALIDATESTEP: reasoning, perhaps search and context, conclusion, nothing between.
 
-    A body may be empty, and may mention a closing tag that its schema does not have: the algorithm counts neither.
+    A body may be empty, and may mention a closing tag that its schema lacks: the algorithm counts neither.
 
     >>> check_step("<reasoning>r</reasoning><search>q</search><conclusion>c</conclusion>")
     'context_count'
@@ -146,27 +145,28 @@ def check_step(body: str) -> str:
             return f"{tag}_count"
     openings = [body.find(f"<{tag}>") for tag in present]
     closings = [body.find(f"</{tag}>") for tag in present]
-    places = [place for span in zip(openings, closings, strict=True) for place in span]
-    if places != sorted(places):  # lines 3, 6, 7, 13, 14 and 15
-        return "step_order"
-    ends = [0, *(place + len(f"</{tag}>") for place, tag in zip(closings, present, strict=True))]
-    gaps = (body[end:start] for end, start in zip(ends, [*openings, len(body)], strict=True))
-    return "text_in_step" if any(gap.strip() for gap in gaps) else ""  # lines 4, 8, 16 and 21
+    end, outside = 0, ""
+    for tag, opened, closed in zip(present, openings, closings, strict=True):
+        if not end <= opened < closed:  # lines 3, 6, 7, 13, 14 and 15
+            return "step_order"
+        outside += body[end:opened]
+        end = closed + len(f"</{tag}>")
+    return "text_in_step" if (outside + body[end:]).strip() else ""  # lines 4, 8, 16 and 21
 
 
 def _steps(text: str) -> Iterator[tuple[int, int]]:
-    """Where each `<step>` begins and where the next `</step>` does; -1, in the last of them, if none follows."""
-    place = 0
-    while (opened := text.find("<step>", place)) >= 0:
+    """Yield where each `<step>` begins and where the next `</step>` begins; -1 for the last one if none follows."""
+    position = 0
+    while (opened := text.find("<step>", position)) >= 0:
         closed = text.find("</step>", opened)
         yield opened, closed
         if closed < 0:
             return
-        place = closed + len("</step>")
+        position = closed + len("</step>")
 
 
 def _blocks(thought: str, found: Sequence[str]) -> tuple[Block, ...]:
-    """The steps as far as they can be read; one that searches again and again, against Alg. 3, gives several blocks."""
+    """Parse the steps as far as possible; one that searches several times, against Alg. 3, gives several blocks."""
     observed = iter(found)
     blocks: list[Block] = []
     for opened, closed in _steps(thought):

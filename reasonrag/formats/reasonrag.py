@@ -39,7 +39,7 @@ class ReasonRAGFormat(InstructedFormat):
     instructions = ("reasoning", "grounding", "answer")
 
     def stage(self, steps: Sequence[Step]) -> Stage:
-        """What comes next after `steps`. A step that could not be read leaves the stage as it was."""
+        """Return what comes after `steps`. A step that could not be parsed leaves the stage as it was."""
         for step in reversed(steps):
             if isinstance(step.action, Answer):
                 return Stage.TERMINAL
@@ -50,7 +50,7 @@ class ReasonRAGFormat(InstructedFormat):
         return Stage.REASONING
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        """System prompt of the stage, and one user turn: question, previous thoughts, documents when grounding."""
+        """Return the stage's system prompt, and a user turn: question, previous thoughts, documents when grounding."""
         stage = self.stage(steps)
         user = [f"Question: {one_line(inert(question.question))}"]
         thoughts = [one_line(inert_tokens(s.completion.text)) for s in steps if not isinstance(s.action, Malformed)]
@@ -64,7 +64,7 @@ class ReasonRAGFormat(InstructedFormat):
         return self._chat(stage.value, user, _ALLOWED[stage])
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        """The last well-formed tag that the stage allows; anything else is `Malformed`. Total and linear-time."""
+        """Parse the last well-formed tag; one that the stage does not allow is `Malformed`. Never raises."""
         allowed = ("answer",) if final else _ALLOWED[self.stage(steps)]
         found = last_tag(completion, _TAGS)
         if found is None:
@@ -81,7 +81,7 @@ class ReasonRAGFormat(InstructedFormat):
         return Note(_evidence(body))
 
     def read(self, trajectory: Trajectory) -> Reading:
-        """A search with its note is one block, so is an answer without one; well-formed if every step could be read."""
+        """Parse a trajectory: a search with its note is one block, and so is an answer without a search."""
         blocks: list[Block] = []
         for step in trajectory.steps:
             match step.action:
@@ -92,12 +92,12 @@ class ReasonRAGFormat(InstructedFormat):
                     blocks[-1] = replace(blocks[-1], conclusion=evidence)
                 case Answer(answer) if not blocks:
                     blocks.append(Block(before_tag(step.completion.text, "answer"), conclusion=answer))
-        unread = next((s.action.reason for s in trajectory.steps if isinstance(s.action, Malformed)), "")
-        reason = unread or ("" if trajectory.answer is not None else "no_answer")
+        malformed = [step.action.reason for step in trajectory.steps if isinstance(step.action, Malformed)]
+        reason = malformed[0] if malformed else "" if trajectory.answer is not None else "no_answer"
         return Reading(not reason, reason, tuple(blocks), trajectory.answer)
 
     def read_text(self, text: str) -> Reading:
-        """One step, or those of an attempt one after the other; text around the tags is free, as it is in `read`."""
+        """Parse one step, or the steps of an attempt in a row; text around the tags is free, as it is in `read`."""
         blocks: list[Block] = []
         answer: str | None = None
         found = [element for element in tags_with_text(text, _TAGS) if element[2] not in ECHOES]
@@ -114,7 +114,7 @@ class ReasonRAGFormat(InstructedFormat):
         return Reading(not reason, reason, tuple(blocks), answer)
 
     def _flaw(self, text: str, found: Sequence[tuple[str, str]]) -> str:
-        """What is wrong with the elements of a text; "" if nothing is."""
+        """Return what is wrong with the elements of a text; "" if nothing is."""
         order = "".join(tag[0] for tag, _ in found)
         if not order:
             return "unclosed_tag" if any(f"<{tag}>" in text for tag in _TAGS) else "no_tag"
@@ -137,13 +137,13 @@ class ReasonRAGFormat(InstructedFormat):
 
 
 def _evidence(body: str) -> str:
-    """What was found, or "" where the policy says that there is nothing."""
+    """Return the evidence, or "" if the policy says that there is none."""
     return "" if body.lower().rstrip(".") == "none" else body
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a reader sees in a prompt of this format: enough for a policy without a neural network."""
+    """The contents of a prompt of this format: enough for a policy without a neural network."""
 
     question: str
     thoughts: tuple[str, ...]
@@ -153,7 +153,7 @@ class View:
 
 
 def read(prompt: Prompt) -> View:
-    """The inverse of `ReasonRAGFormat.prompt`, from the text alone: no gold answer can leak through it.
+    """Parse a prompt back into its contents, from the text alone, so that no gold answer can leak through it.
 
     Raises:
         ValueError: the prompt was not written by this format.

@@ -1,8 +1,8 @@
-"""What the formats written as one growing turn have in common.
+"""`StreamFormat`, the base class of the formats that write a trajectory as one growing turn.
 
-The policy writes until a closing tag; the engine puts in what a search found, and the policy goes on in the same turn.
-So each prompt extends the one before it, a trajectory is one training row, and the ids that were sampled are never
-decoded and encoded again. Passages are made inert before they are put in: no text in them can be taken for a tag.
+The policy writes until a closing tag, the engine inserts the passages of a search, and the policy continues in the same
+turn. Each prompt extends the one before it, so a trajectory is one training row and sampled token ids are never decoded
+and encoded again. Passages are made inert before they are inserted: no text in them can be parsed as a tag.
 """
 
 from __future__ import annotations
@@ -29,38 +29,37 @@ from reasonrag.core.types import (
 from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage
 from reasonrag.formats.tags import SEALED, elements, seal, tags, without_seals
 
-# What stands between the tags where an instruction explains them: echoed, it is neither an answer nor a query.
+# Placeholder texts of the instructions. A policy that repeats one has neither asked nor answered.
 ECHOES = frozenset({"and", "query", "answer", "the answer", "a precise query", "..."})
 
 
 class StreamFormat(InstructedFormat):
-    """One turn of think, search, find and answer. A subclass names its tags, and says how the whole is checked.
+    """One turn of think, search, observe and answer. A subclass names its tags and their order.
 
-    A whole turn is well-formed if nothing but blanks stands between its elements, none is in another, no observation
-    was written by the policy, no query and no answer is empty, and the order of the tags is that of `grammar`. Where
-    several things are wrong the gravest is the reason: `written_observation`, `unclosed_TAG` or `unopened_TAG`,
-    `no_answer`, `order`, `thought_order` (searches, observations and answer are in order, thoughts are missing or too
-    many), `stray_text`, `empty_TAG`. A turn that has only one of the last three can be made use of all the same.
+    A turn is well-formed if there is only white space between its elements, none is nested, the policy wrote no
+    observation itself, no query and no answer is empty, and the tags are in the order of `grammar`. If several things
+    are wrong, `reason` is the gravest: `written_observation`, `unclosed_TAG` or `unopened_TAG`, `no_answer`, `order`,
+    `thought_order` (searches, observations and answer are in order, thoughts are missing or too many), `stray_text`,
+    `empty_TAG`. A turn with only one of the last three is still usable.
     """
 
     append_only = True
     instructions = ("instruction",)
     search: ClassVar[str] = "search"  # the tag around a query
-    found: ClassVar[str] = "information"  # the tag around what it found
+    found: ClassVar[str] = "information"  # the tag around the passages, the observation
     stops: ClassVar[tuple[str, ...]] = ("</search>", "</answer>")
-    opening: ClassVar[str] = ""  # put in before the policy's first word
-    cue: ClassVar[str] = "<answer>"  # put in where an answer is forced
+    opening: ClassVar[str] = ""  # inserted before the policy's first word
+    cue: ClassVar[str] = "<answer>"  # inserted to force an answer
     thinks: ClassVar[str] = "think"  # the tag around a thought
-    concludes: ClassVar[str] = "think"  # the tag around what is made of the passages
-    # The order of the tags: thought T, search S, what it found I, conclusion R (T where that is a thought), answer A.
+    concludes: ClassVar[str] = "think"  # the tag around the conclusion from the passages
+    # The order of the tags: thought T, search S, observation I, conclusion R (T if that is a thought), answer A.
     grammar: ClassVar[re.Pattern[str]] = re.compile("T(SIT)*A")
 
     def stage(self, steps: Sequence[Step]) -> Stage:
-        """Reasoning, until there is an answer."""
         return Stage.TERMINAL if any(isinstance(step.action, Answer) for step in steps) else Stage.REASONING
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        """Instruction, question, and the turn so far; with `final` the answer's tag is opened for the policy."""
+        """Return instruction, question and the turn so far; with `final` the answer's tag is opened for the policy."""
         messages = (
             Message("system", self.texts["instruction"]),
             Message("user", f"Question: {one_line(inert(question.question))}"),
@@ -71,7 +70,7 @@ class StreamFormat(InstructedFormat):
         return Prompt(messages, turn, self.stops)
 
     def turn(self, steps: Sequence[Step]) -> tuple[Span, ...]:
-        """The policy's words as it sampled them, and what was put in between."""
+        """Return the policy's words as it sampled them, and the texts inserted between them."""
         spans = [Span(self.opening)]
         for step in steps:
             if cue := self._cue_of(step):
@@ -83,11 +82,11 @@ class StreamFormat(InstructedFormat):
         return _joined(spans)
 
     def after(self, action: Action, documents: str) -> str:
-        """What is put in behind a step: the passages, for a search."""
+        """Return the text inserted after a step: the passages of a search."""
         return f"\n<{self.found}>{documents}</{self.found}>\n" if isinstance(action, Search) else ""
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
-        """By the tag that ends the completion: a search, or the answer. Anything else ends the trajectory."""
+        """Parse the tag that ends the completion: a search or the answer. Anything else ends the trajectory."""
         if final:
             body, closing, _ = completion.partition("</answer>")
             # The tag is open already; a policy that opens it again means the same.
@@ -104,59 +103,56 @@ class StreamFormat(InstructedFormat):
         return Malformed("unclosed_tag" if unclosed else "no_tag", ends=True)
 
     def read(self, trajectory: Trajectory) -> Reading:
-        """The whole trajectory; what the engine put in is sealed, so that nothing in it is structure.
-
-        What the policy wrote is held to the letter, and the answer is the one that the trajectory ended with.
-        """
-        found: list[str] = []
-        pieces = [self.opening]
+        """Parse a whole trajectory. Observations are sealed, so that no text in them is parsed as a tag."""
+        observations: list[str] = []
+        turn = [self.opening]
         for step in trajectory.steps:
-            pieces += [self._cue_of(step), without_seals(step.completion.text)]
+            turn += [self._cue_of(step), without_seals(step.completion.text)]
             if isinstance(step.action, Search):
-                found.append(self.documents(step.passages))
-            pieces.append(self.after(step.action, SEALED))
-        return self._read("".join(pieces), found, trajectory.answer)
+                observations.append(self.documents(step.passages))
+            turn.append(self.after(step.action, SEALED))
+        return self._read("".join(turn), observations, trajectory.answer)
 
     def read_text(self, text: str) -> Reading:
-        """A trajectory of unknown origin: an observation is what stands in its tag behind a search (`elements.seal`).
+        """Parse a trajectory of unknown origin: an observation is the text in its tag after a search (`tags.seal`).
 
-        The answer is the last one that is no echo of an instruction, well-formed or not.
+        The answer is the last one that does not repeat an instruction, well-formed or not.
         """
-        sealed, found = seal(text, self._names, search=self.search, found=self.found)
-        answers = (body for _, body in reversed(tags(sealed, ("answer",))) if body not in ECHOES)
-        return self._read(sealed, found, next(answers, "").replace(SEALED, "") or None)
+        sealed, observations = seal(text, self._names, search=self.search, found=self.found)
+        answers = [body for _, body in tags(sealed, ("answer",)) if body not in ECHOES]
+        answer = answers[-1].replace(SEALED, "") if answers else ""
+        return self._read(sealed, observations, answer or None)
 
     def documents(self, passages: Sequence[Passage]) -> str:
-        """Passages as they are shown, best first or last."""
+        """Return the passages as the policy reads them."""
         if not passages:
             return "None found."
         return "\n".join(f"{title}\n{text}" for title, text in self.quoted_passages(passages))
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """Every tag of the format."""
         return tuple(dict.fromkeys((self.thinks, self.search, self.found, self.concludes, "answer")))
 
-    def _read(self, text: str, found: Sequence[str], answer: str | None) -> Reading:
-        """Blocks and form of a text whose observations are sealed; `found` are their bodies, in order."""
+    def _read(self, text: str, observations: Sequence[str], answer: str | None) -> Reading:
+        """Parse a text whose observations are sealed, given their bodies in order."""
         pieces, broken, stray = elements(text, self._names)
         if self._has_written_observation(text):
             broken = "written_observation"
         reason = broken or self._flaw(pieces, stray, answer)
-        return Reading(not reason, reason, self._blocks(pieces, found, answer), answer, self._plan(pieces))
+        return Reading(not reason, reason, self._blocks(pieces, observations, answer), answer, self._plan(pieces))
 
     def _plan(self, pieces: Sequence[tuple[str, str]]) -> str:
-        """What the policy declared first, in a format that asks for it."""
+        """Return the plan that the policy wrote first, in a format that asks for one."""
         return ""
 
     def _has_written_observation(self, text: str) -> bool:
-        """Whether a tag of an observation is there without the seal that marks the engine's own."""
+        """Return whether there is an observation tag without the seal that marks the engine's own."""
         opening, closing = f"<{self.found}>", f"</{self.found}>"
         opened, closed = text.count(opening), text.count(closing)
         return opened != text.count(opening + SEALED) or closed != text.count(SEALED + closing)
 
     def _flaw(self, pieces: Sequence[tuple[str, str]], stray: bool, answer: str | None) -> str:
-        """What is wrong with a text whose tags are all closed, the gravest thing first; "" if nothing is."""
+        """Return the gravest fault of a text whose tags are all closed; "" if there is none."""
         letters = {self.concludes: "R", self.thinks: "T", self.search: "S", self.found: "I", "answer": "A"}
         order = "".join(letters[tag] for tag, _ in pieces)
         if "A" not in order:
@@ -167,13 +163,17 @@ class StreamFormat(InstructedFormat):
             return "stray_text"
         if answer is None:
             return "empty_answer"
-        unasked = any(tag == self.search and (not body or body in ECHOES) for tag, body in pieces)
-        return f"empty_{self.search}" if unasked else ""
+        for tag, body in pieces:
+            if tag == self.search and (not body or body in ECHOES):
+                return f"empty_{self.search}"
+        return ""
 
-    def _blocks(self, pieces: Sequence[tuple[str, str]], found: Sequence[str], answer: str | None) -> tuple[Block, ...]:
-        """A search with the thought before it, what it found and what was concluded; or one block without a search."""
+    def _blocks(
+        self, pieces: Sequence[tuple[str, str]], observations: Sequence[str], answer: str | None
+    ) -> tuple[Block, ...]:
+        """Return a block for each search, with the thought before it and its conclusion; else one without a search."""
         drafts: list[_Draft] = []
-        observed = iter(found)
+        observed = iter(observations)
         thought = ""
         for tag, body in pieces:
             last = drafts[-1] if drafts else None
@@ -195,11 +195,11 @@ class StreamFormat(InstructedFormat):
         if not drafts and (thought or answer):
             drafts.append(_Draft(thought, conclusion=answer or ""))
         if drafts:
-            drafts[-1].contexts += observed  # one that was cut off is no element
+            drafts[-1].contexts += observed  # an observation that was cut off is not in `pieces`
         return tuple(draft.block() for draft in drafts)
 
     def _cue_of(self, step: Step) -> str:
-        """What had been put in before a step that was asked for its answer."""
+        """Return the text that was inserted before a step that had to answer."""
         return self.cue if step.prompt.stop == ("</answer>",) else ""
 
     def _answer(self, body: str, *, forced: bool = False) -> Action:
@@ -211,17 +211,17 @@ class StreamFormat(InstructedFormat):
         return Malformed(f"empty_{self.search}", ends=True) if not body or body in ECHOES else Search(body)
 
     def _quote(self, text: str) -> str:
-        # Seals go first: taken out afterwards they would join what they part into tags.
+        # Seals go first: removed afterwards, they would join the texts around them into tags.
         return super()._quote(without_seals(text))
 
 
-# Searches with what they found, and the answer: what is left of an order without its thoughts and conclusions.
+# Searches with their observations, and the answer: the order without thoughts and conclusions.
 _WITHOUT_THOUGHTS = re.compile("(SI)*A")
 
 
 @dataclass(slots=True)
 class _Draft:
-    """A block while it is read."""
+    """A `Block` while it is parsed."""
 
     reasoning: str
     query: str | None = None
@@ -233,7 +233,7 @@ class _Draft:
 
 
 def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Without empty spans, and neighbours that were put in as one: they are encoded together."""
+    """Drop empty spans and join inserted neighbours, which are encoded together."""
     joined: list[Span] = []
     for span in spans:
         if not span.text and not span.token_ids:

@@ -1,20 +1,20 @@
-"""Reading the tags of a turn: its elements in order, and what a search found sealed off, so that it is never structure.
+"""Parse tags: a turn's elements in order, with observations sealed so that nothing in them is parsed as a tag.
 
-Everything here is total and takes linear time: texts come from models and passages.
+Nothing here raises, and everything takes linear time: texts come from models and passages.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-# Stands for what a search found, wherever a trajectory is read. No policy can write it: see `without_seals`.
+# Replaces an observation wherever a trajectory is parsed. No policy can write it: see `without_seals`.
 SEALED = "\ue000"
 
 
 def without_seals(text: str) -> str:
-    """The text with every seal in it made visible; taking seals out instead would join what they part into tags.
+    """Return the text with every seal replaced by a visible character; removing them could join text into tags.
 
     >>> without_seals("<th\\ue000ink>")
     '<th�ink>'
@@ -23,11 +23,11 @@ def without_seals(text: str) -> str:
 
 
 def seal(text: str, names: Sequence[str], *, search: str, found: str) -> tuple[str, list[str]]:
-    """A text of unknown origin with its observations sealed, and their stripped bodies in order.
+    """Replace each observation by a seal, so that nothing in it is parsed as a tag; also return the observations.
 
-    An observation is what stands in `<found>` where the last tag of `names` before it closes a search, or another
-    observation: a policy that only mentions the tag makes none. It ends at the first closing tag, or where the text
-    was cut off. A policy that writes one of its own right after its search cannot be told from an engine here.
+    An observation is the text in `<found>` if the last tag of `names` before it closes a search or another observation,
+    so a policy that only mentions the tag makes none. It ends at the first closing tag, or at the end of a text that
+    was cut off. An observation that a policy writes right after its search cannot be distinguished from an engine's.
 
     >>> seal("<q>a</q> <i>b</q></i>", ["q", "i"], search="q", found="i")[1]
     ['b</q>']
@@ -39,26 +39,27 @@ def seal(text: str, names: Sequence[str], *, search: str, found: str) -> tuple[s
     marks = re.compile(rf"</?(?:{'|'.join(map(re.escape, names))})>")
     pieces: list[str] = []
     bodies: list[str] = []
-    kept = place = 0  # the text up to `kept` is in `pieces`; marks are looked for from `place`
-    due = False
-    while mark := marks.search(text, place):
-        place = mark.end()
-        if not (due and mark[0] == opening):
-            due = mark[0] == f"</{search}>"
+    copied = position = 0  # the text up to `copied` is in `pieces`; the next mark is searched from `position`
+    after_search = False
+    while mark := marks.search(text, position):
+        position = mark.end()
+        if not (after_search and mark[0] == opening):
+            after_search = mark[0] == f"</{search}>"
             continue
-        end = text.find(closing, place)
-        pieces += text[kept:place], SEALED
-        bodies.append(text[place : end if end >= 0 else len(text)].strip())
-        kept = end if end >= 0 else len(text)
-        place = kept + len(closing)
-    return "".join([*pieces, text[kept:]]), bodies
+        end = text.find(closing, position)
+        if end < 0:
+            end = len(text)
+        pieces += text[copied:position], SEALED
+        bodies.append(text[position:end].strip())
+        copied, position = end, end + len(closing)
+    return "".join([*pieces, text[copied:]]), bodies
 
 
 def elements(text: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], str, bool]:
-    """Every well-formed element `<name>body</name>` in order, which tag is broken first, and whether text is stray.
+    """Return every well-formed element `<name>body</name>` in order, the first broken tag, and whether text is stray.
 
-    No element is in another: `broken` names the first tag that is never closed, or closed without having been opened.
-    Stray is what stands between elements and is not blank.
+    Elements are not nested. A broken tag is never closed, or closed without having been opened. Stray text is text
+    between elements that is not white space.
 
     >>> elements("<think>a</think> <answer>b</answer>", ["think", "answer"])
     ([('think', 'a'), ('answer', 'b')], '', False)
@@ -69,7 +70,7 @@ def elements(text: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], st
     broken, stray = "", False
     end = 0
     opened: re.Match[str] | None = None
-    for mark in re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text):
+    for mark in _marks(text, names):
         closes = bool(mark[1])
         if opened is None:
             stray = stray or bool(text[end : mark.start()].strip())
@@ -85,8 +86,13 @@ def elements(text: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], st
     return found, broken, stray or (opened is None and bool(text[end:].strip()))
 
 
+def _marks(text: str, names: Sequence[str]) -> Iterator[re.Match[str]]:
+    """Find every opening and closing tag; group 1 is the slash, group 2 the name."""
+    return re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text)
+
+
 def last_tag(text: str, names: Sequence[str]) -> tuple[str, str] | None:
-    """Name and stripped body of the last well-formed tag `<name>body</name>` among `names`, or None.
+    """Return name and stripped body of the last well-formed tag `<name>body</name>` among `names`, or None.
 
     The body may span lines and holds no other tag of `names`, so an unclosed tag before it does no harm. Linear time.
 
@@ -95,7 +101,7 @@ def last_tag(text: str, names: Sequence[str]) -> tuple[str, str] | None:
     >>> last_tag("<answer>open <query>x</query>", ["query", "answer"])
     ('query', 'x')
     """
-    marks = list(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text))
+    marks = list(_marks(text, names))
     for opening, closing in zip(reversed(marks[:-1]), reversed(marks[1:]), strict=True):
         if not opening[1] and closing[1] and opening[2] == closing[2]:
             return opening[2], text[opening.end() : closing.start()].strip()
@@ -103,7 +109,7 @@ def last_tag(text: str, names: Sequence[str]) -> tuple[str, str] | None:
 
 
 def tags(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and stripped body of every well-formed tag among `names`, in order; none within another. Linear time.
+    """Return name and stripped body of every well-formed tag among `names`, in order; none within another.
 
     >>> tags("<query>a</query> then <answer> b </answer>", ["query", "answer"])
     [('query', 'a'), ('answer', 'b')]
@@ -112,14 +118,14 @@ def tags(text: str, names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def tags_with_text(text: str, names: Sequence[str]) -> list[tuple[str, str, str]]:
-    """As `tags`, each with the stripped text between the one before it and itself. Linear time.
+    """Return the same as `tags`, each with the stripped text before it.
 
     >>> tags_with_text("so <query>a</query> then <answer> b </answer>", ["query", "answer"])
     [('so', 'query', 'a'), ('then', 'answer', 'b')]
     """
     found: list[tuple[str, str, str]] = []
     end = 0
-    for opening, closing in itertools.pairwise(re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text)):
+    for opening, closing in itertools.pairwise(_marks(text, names)):
         if not opening[1] and closing[1] and opening[2] == closing[2]:
             body = text[opening.end() : closing.start()].strip()
             found.append((text[end : opening.start()].strip(), opening[2], body))
@@ -128,7 +134,7 @@ def tags_with_text(text: str, names: Sequence[str]) -> list[tuple[str, str, str]
 
 
 def before_tag(text: str, name: str) -> str:
-    """What stands before the first `<name>`, stripped; all of the text where there is none.
+    """Return the stripped text before the first `<name>`; all of the text if there is none.
 
     >>> before_tag("first this <query>a</query>", "query")
     'first this'

@@ -82,5 +82,5 @@ def test_a_backend_that_gives_up_raises_after_the_others_have_ended():
 def test_an_ended_trajectory_cannot_go_on():
     engine = Engine(ScriptedLLM(["<answer>x</answer>"]), ToyRetriever(), FORMAT)
     (trajectory,) = run(engine)
-    with pytest.raises(ValueError, match="cannot go on"):
+    with pytest.raises(ValueError, match="cannot be continued"):
         asyncio.run(engine.step(trajectory, seed=0))
