@@ -21,10 +21,10 @@ NO_REWARD = "no_reward"
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a trajectory earns.
+    """The score of one trajectory.
 
-    `value` is None where it could not be told, as after a judge's failure: such a trajectory is left out, and
-    `cause` says why. `parts` are all components by name, so that the value can be explained; None where one is unknown.
+    `value` is None if it is unknown, for example after a judge's failure: the trajectory is then left out, and `cause`
+    says why. `parts` are all components by name, which explain the value; an unknown component is None.
     """
 
     value: float | None
@@ -36,43 +36,43 @@ class Reward(Protocol):
     """Scores trajectories of one format. Safe to call from many tasks at once."""
 
     async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
-        """`[B]` scores of trajectories that have ended.
+        """Return `[B]` scores of trajectories that have ended.
 
         Args:
             trajectories: such as the group of one question.
-            step: optimizer steps taken so far, for rewards that change as training goes on.
+            step: optimizer steps taken so far, for rewards that change during training.
 
-        Never raises for a judge or a model that fails: the score of that trajectory has no value then.
+        Never raises if a judge or a model fails: the score of that trajectory then has no value.
         """
         ...
 
     def observe(self, scores: Sequence[Score], *, step: int) -> None:
-        """Told once a training step of all its scores, in order: for schedules that depend on how training goes."""
+        """Take note of all scores of a training step, once per step: for schedules that depend on them."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What has to survive a restart, as JSON can hold it; `{}` of a reward that has no memory."""
+        """Return what has to survive a restart, as JSON values; `{}` for a stateless reward."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Resume from `state()`."""
         ...
 
 
 class Encoder(Protocol):
-    """Texts to vectors whose cosine says how alike they are. Safe to call from many tasks at once."""
+    """Turns texts into vectors whose cosine is their similarity. Safe to call from many tasks at once."""
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
-        """`[n][d]` one vector a text; only vectors of one call can be compared with each other."""
+        """Return `[n][d]`, one vector per text; only vectors of the same call can be compared."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RewardParts:
-    """What rewards are made of; each takes what it needs, and says at once what is missing.
+    """What rewards are built from; each takes what it needs, and raises at once if that is missing.
 
-    `judge` answers the questions that rules cannot; `policy` is the model in training, which HiPRAG asks again without
-    a search; `encoder` compares queries; `plans` are Search-P1's, by data set and question id.
+    `judge` decides what rules cannot; `policy` is the model being trained, which HiPRAG asks again without a search;
+    `encoder` compares queries; `plans` are Search-P1's, by data set and question id.
     """
 
     format: Format

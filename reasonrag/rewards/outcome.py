@@ -1,4 +1,4 @@
-"""The outcome reward: the final answer, and perhaps the form (Search-R1, arXiv:2503.09516, releases v0.1 and v0.3)."""
+"""The outcome reward: the final answer, and optionally the form (Search-R1, arXiv:2503.09516, v0.1 and v0.3)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from reasonrag.rewards.settings import OutcomeSettings
 def outcome_reward(
     answer: float, well_formed: bool, answered: bool, *, format_weight: float, answer_present: float
 ) -> float:
-    """`A * (1 - lf) + lf * F`, and at least `answer_present` where there is an answer; in [0, 1].
+    """Return `A * (1 - lf) + lf * F`, and at least `answer_present` if there is an answer; in [0, 1].
 
     Args:
         answer: A, the metric of the final answer in [0, 1].
-        well_formed: F, whether the trajectory is in form.
+        well_formed: F, whether the trajectory is well-formed.
         answered: whether it has a final answer.
         format_weight: lf in [0, 1].
         answer_present: at most `format_weight`.
 
-    Search-R1 v0.3, that is 0.2 and 0.1: right in form, right out of form, form alone, an answer alone, nothing.
+    Search-R1 v0.3 (0.2 and 0.1): right and well-formed, right only, well-formed only, an answer only, nothing.
 
     >>> weights = {"format_weight": 0.2, "answer_present": 0.1}
     >>> [outcome_reward(1.0, True, True, **weights), outcome_reward(1.0, False, True, **weights)]
@@ -32,7 +32,7 @@ def outcome_reward(
 
 
 class OutcomeReward(BatchReward):
-    """Scores by `outcome_reward`. Parts: `answer`, `format`, `answered`, and those that all rewards have."""
+    """Scores by `outcome_reward`. Parts: `answer`, `format`, `answered`, and the common ones."""
 
     def __init__(self, settings: OutcomeSettings, parts: RewardParts) -> None:
         super().__init__(parts)

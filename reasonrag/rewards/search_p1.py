@@ -1,4 +1,4 @@
-"""Search-P1: is the plan good, is it followed, is the reference path covered (eq. 4 to 8, Alg. 3)."""
+"""The reward of Search-P1: a good plan, carried out, that covers the reference path (eq. 4 to 8, Alg. 3)."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.rewards.base import RewardParts
 from reasonrag.rewards.batch import BatchReward, Read, trajectory_text
 from reasonrag.rewards.settings import SearchP1Settings
-from reasonrag.rewards.verdicts import PathScores, ReferencePlan, path_scores
+from reasonrag.rewards.verdicts import ReferencePlan, path_scores
 
-# The best planner score: a path is worth no more.
+# The best planner score is also the largest R_path.
 MOST = 1.2
 
 
 def self_consistency(
     planner: float, executed: int, planned: int, actions: int, *, efficiency_factor: bool = True
 ) -> float:
-    """S_self, how well the policy carries out its own plan: `r_planner * n_exec/n_plan * n_exec/n_actions` (eq. 6).
+    """Return S_self, how well the policy follows its plan: `r_planner * n_exec/n_plan * n_exec/n_actions` (eq. 6).
 
     Args:
         planner: r_planner, one of 0.2, 0.6, 1.0 and 1.2.
-        executed: n_exec, steps of the plan that were carried out; no more than there are count.
+        executed: n_exec, steps of the plan that were carried out; capped at `planned`.
         planned: n_plan.
         actions: n_actions, searches of the trajectory.
-        efficiency_factor: False leaves the last factor out, as Algorithm 3 does.
+        efficiency_factor: False omits the last factor, as Algorithm 3 does.
 
     Returns:
-        At least 0; 0 without a plan or an action. Above `planner` only where one search carries out several steps.
+        At least 0; 0 without a plan or an action. Above `planner` only if one search carries out several steps.
 
     A good plan of 3 steps, 2 carried out in 4 searches: 1.0 * 2/3 * 2/4.
 
@@ -38,13 +38,13 @@ def self_consistency(
 
 
 def reference_alignment(covered: int, reference: int, actions: int, *, efficiency_factor: bool = True) -> float:
-    """S_ref, how much of the reference path was done, in any order: `n_cov/|R_ref| * n_cov/n_actions` (eq. 7).
+    """Return S_ref, how much of the reference path is covered, in any order: `n_cov/|R_ref| * n_cov/n_actions` (eq. 7).
 
     Args:
-        covered: n_cov, steps of the reference path that were done; no more than there are count.
+        covered: n_cov, steps of the reference path that were done; capped at `reference`.
         reference: |R_ref|.
         actions: n_actions, searches of the trajectory.
-        efficiency_factor: False leaves the last factor out, as Algorithm 3 does.
+        efficiency_factor: False omits the last factor, as Algorithm 3 does.
 
     Both of 2 steps done in 4 searches: 2/2 * 2/4.
 
@@ -63,7 +63,7 @@ def _covered(done: int, wanted: int, actions: int, efficiency_factor: bool) -> f
 
 
 def path_reward(s_self: float | None, s_ref: float | None) -> float:
-    """R_path, the better of both tracks, in [0, 1.2] (sec. 3.2.2). A track that is None is left out.
+    """Return R_path, the better of the two tracks, in [0, 1.2] (sec. 3.2.2). A track that is None is ignored.
 
     >>> path_reward(0.3, 0.5), path_reward(0.3, None), path_reward(None, None), path_reward(1.8, 0.5)
     (0.5, 0.3, 0.0, 1.2)
@@ -72,7 +72,7 @@ def path_reward(s_self: float | None, s_ref: float | None) -> float:
 
 
 def outcome_score(correct: bool, accuracy: float, reasoning: float, *, alpha: float = 0.8) -> float:
-    """R_outcome in [0, 1]: 1 where the answer is right, else `alpha * r_acc + (1 - alpha) * r_reason` (eq. 8).
+    """Return R_outcome in [0, 1]: 1 if the answer is right, else `alpha * r_acc + (1 - alpha) * r_reason` (eq. 8).
 
     Half right and well reasoned: 0.8 * 0.5 + 0.2 * 0.8.
 
@@ -85,16 +85,16 @@ def outcome_score(correct: bool, accuracy: float, reasoning: float, *, alpha: fl
 def search_p1_format(
     well_formed: bool, answered: bool, called: bool, responded: bool, *, strictness: Literal["soft", "strict", "none"]
 ) -> float | None:
-    """R_format of Search-P1: 1 in form, 0.5 with an answer and some search, None where the trajectory is invalid.
+    """Return R_format: 1 if well-formed, 0.5 with an answer and some search, None if the trajectory is invalid.
 
-    Algorithm 3's 0.1 and 0.05 are these with the weight lf = 0.1 in them already; eq. 4 would weigh them twice.
+    Algorithm 3's 0.1 and 0.05 already include the weight lf = 0.1; eq. 4 would apply it twice.
 
     Args:
-        well_formed: every tag in its place.
+        well_formed: whether the trajectory is well-formed.
         answered: there is a final answer.
         called: there is a tool call.
         responded: there is a tool response.
-        strictness: `soft` as above; `strict`: all but 1 is invalid; `none` (the ablation): 0, and nothing is invalid.
+        strictness: `soft` as above; `strict`: anything below 1 is invalid; `none` (the ablation): always 0, and valid.
 
     >>> [search_p1_format(form, True, True, True, strictness="soft") for form in (True, False)]
     [1.0, 0.5]
@@ -119,7 +119,7 @@ def search_p1_reward(
     lambda_a: float = 0.6,
     lambda_f: float = 0.1,
 ) -> float:
-    """R_total = `lp * R_path + la * R_outcome + lf * R_format` (eq. 4); 0 where the trajectory is invalid (Alg. 3).
+    """Return R_total = `lp * R_path + la * R_outcome + lf * R_format` (eq. 4); 0 if the trajectory is invalid (Alg. 3).
 
     With the paper's weights: 0, or from 0.05 (soft form alone) to 0.3 * 1.2 + 0.6 + 0.1 = 1.06.
 
@@ -132,18 +132,18 @@ def search_p1_reward(
 
 
 class SearchP1Reward(BatchReward):
-    """Eq. 4, with one evaluator call a trajectory, and none where no part of the reward depends on it.
+    """Eq. 4, with one evaluator call per trajectory, and none if no part of the reward depends on it.
 
-    Parts: `format` (None where invalid), `correct`, `n_actions`, `plan_missing` (1 where there is no reference plan, so
-    that the policy's own is all there is), `n_reference`; from the evaluator `planner`, `n_plan`, `n_self`, `n_ref`,
-    `accuracy`, `reasoning`; computed `s_self`, `s_ref`, `path`, `outcome`. What was not needed is None.
+    Parts: `format` (None if invalid), `correct`, `n_actions`, `plan_missing` (1 if there is no reference plan, so that
+    only the policy's own plan counts), `n_reference`; from the evaluator `planner`, `n_plan`, `n_self`, `n_ref`,
+    `accuracy`, `reasoning`; computed `s_self`, `s_ref`, `path`, `outcome`. A part that was not needed is None.
     """
 
     def __init__(self, settings: SearchP1Settings, parts: RewardParts) -> None:
-        """Take the weights and the parts.
+        """Check and store the parts.
 
         Raises:
-            ConfigError: there is no evaluator, and some part of the reward depends on one.
+            ConfigError: some part of the reward depends on a judge, and there is none.
         """
         super().__init__(parts)
         self.settings = settings
@@ -159,7 +159,8 @@ class SearchP1Reward(BatchReward):
     async def _value(self, read: Read, step: int) -> float:
         settings, parts = self.settings, read.parts
         actions, correct = int(parts["rc"] or 0), parts["em"] == 1.0
-        parts.update(dict.fromkeys(_PARTS), correct=float(correct), n_actions=float(actions))
+        parts.update(dict.fromkeys((*_EVALUATOR_PARTS, *_COMPUTED_PARTS)))
+        parts.update(correct=float(correct), n_actions=float(actions))
         form = search_p1_format(
             read.reading.well_formed,
             read.trajectory.answer is not None,
@@ -176,7 +177,8 @@ class SearchP1Reward(BatchReward):
             assert self._judge is not None
             question = read.trajectory.question
             scores = await path_scores(self._judge, question, plan or _NO_PLAN, trajectory_text(read.trajectory))
-            parts.update(_told(scores))
+            for part, field in _EVALUATOR_PARTS.items():
+                parts[part] = float(getattr(scores, field))
         self._combine(read, plan, actions, correct)
         return search_p1_reward(
             parts["path"] or 0.0,
@@ -188,7 +190,7 @@ class SearchP1Reward(BatchReward):
         )
 
     def _plan(self, read: Read) -> ReferencePlan | None:
-        """The question's reference plan, where that track is on and there is one."""
+        """Return the question's reference plan if that track is on and there is one."""
         if not self.settings.reference_track:
             return None
         question = read.trajectory.question
@@ -199,34 +201,30 @@ class SearchP1Reward(BatchReward):
         return None if missing else plan
 
     def _combine(self, read: Read, plan: ReferencePlan | None, actions: int, correct: bool) -> None:
-        """Tracks, path and outcome from what the evaluator told."""
+        """Compute tracks, path and outcome from the evaluator's scores."""
         settings, parts = self.settings, read.parts
         factor = settings.efficiency_factor
-        told = {name: parts[name] or 0.0 for name in _TOLD}
+        scores = {name: parts[name] or 0.0 for name in _EVALUATOR_PARTS}
+        n_self, n_plan, n_ref = (int(scores[name]) for name in ("n_self", "n_plan", "n_ref"))
         if settings.self_track:
-            parts["s_self"] = self_consistency(
-                told["planner"], int(told["n_self"]), int(told["n_plan"]), actions, efficiency_factor=factor
-            )
+            parts["s_self"] = self_consistency(scores["planner"], n_self, n_plan, actions, efficiency_factor=factor)
         if plan is not None:
-            parts["s_ref"] = reference_alignment(int(told["n_ref"]), len(plan.steps), actions, efficiency_factor=factor)
+            parts["s_ref"] = reference_alignment(n_ref, len(plan.steps), actions, efficiency_factor=factor)
         parts["path"] = path_reward(parts["s_self"], parts["s_ref"])
         soft = settings.outcome == "soft"
         parts["outcome"] = outcome_score(
-            correct, told["accuracy"] * soft, told["reasoning"] * soft, alpha=settings.alpha
+            correct, scores["accuracy"] * soft, scores["reasoning"] * soft, alpha=settings.alpha
         )
 
 
 _NO_PLAN = ReferencePlan("", ())
-_TOLD = ("planner", "n_plan", "n_self", "n_ref", "accuracy", "reasoning")
-_PARTS = (*_TOLD, "plan_missing", "n_reference", "s_self", "s_ref", "path", "outcome")
-
-
-def _told(scores: PathScores) -> dict[str, float]:
-    return {
-        "planner": scores.planner_score,
-        "n_plan": float(scores.model_plan_steps),
-        "n_self": float(scores.effective_steps_self),
-        "n_ref": float(scores.effective_steps_ref),
-        "accuracy": scores.outcome_accuracy_score,
-        "reasoning": scores.outcome_reasoning_score,
-    }
+# The name of a component, and the evaluator's score that it is.
+_EVALUATOR_PARTS = {
+    "planner": "planner_score",
+    "n_plan": "model_plan_steps",
+    "n_self": "effective_steps_self",
+    "n_ref": "effective_steps_ref",
+    "accuracy": "outcome_accuracy_score",
+    "reasoning": "outcome_reasoning_score",
+}
+_COMPUTED_PARTS = ("plan_missing", "n_reference", "s_self", "s_ref", "path", "outcome")

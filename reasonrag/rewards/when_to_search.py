@@ -1,4 +1,4 @@
-"""Learning when to search: what a retrieval costs and brings, in two stages (eq. 6 to 12)."""
+"""The reward of "Learning when to search": cost and benefit of a retrieval, in two stages (eq. 6 to 12)."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _STOP_WORDS = _QUESTION_WORDS | _words(
 
 
 def is_concise(query: str) -> bool:
-    """Whether a query is as short as a query can be: the rule that the paper describes and does not give (sec. 3.3).
+    """Return whether a query is concise: a rule that the paper describes and does not define (sec. 3.3).
 
-    At most 12 words, no question word in front, and at most a third of the words are stop-words. Words are parted by
-    blanks; a query in which no word has a letter or a digit is not concise.
+    At most 12 words, no question word in front, and at most a third of the words are stop-words. Words are separated by
+    white space; a query in which no word has a letter or a digit is not concise.
 
     >>> is_concise("director of Jaws"), is_concise("Crimson Harbor 1975 film director birthplace")
     (True, True)
@@ -54,7 +54,7 @@ def is_concise(query: str) -> bool:
 
 
 def _bare(word: str) -> str:
-    """In lower case, without marks around it.
+    """Return the word in lower case, without punctuation around it.
 
     >>> _bare("(Who’s"), _bare("--")
     ("who's", '')
@@ -68,7 +68,7 @@ def _bare(word: str) -> str:
 
 
 def cosine_similarity(m: Sequence[float], n: Sequence[float]) -> float:
-    """Cosine of two vectors of one length, in [-1, 1] (eq. 7); 0 where one of them is zero.
+    """Return the cosine of two vectors of one length, in [-1, 1] (eq. 7); 0 if one of them is zero.
 
     >>> cosine_similarity([3.0, 4.0], [4.0, 3.0]), cosine_similarity([1.0, 0.0], [0.0, 0.0])
     (0.96, 0.0)
@@ -77,16 +77,16 @@ def cosine_similarity(m: Sequence[float], n: Sequence[float]) -> float:
     if not length:
         return 0.0
     cosine = math.fsum(a * b for a, b in zip(m, n, strict=True)) / length
-    # Rounding goes beyond 1; what is no number stays none.
+    # Rounding can exceed 1; NaN stays NaN.
     return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
 
 
 def average_similarity(vectors: Sequence[Sequence[float]], *, as_printed: bool = False) -> float:
-    """avg_sim of `[N][d]` vectors: the mean over all pairs of eq. 7, in [-1, 1]; 0 for fewer than two.
+    """Return avg_sim of `[N][d]` vectors: the mean of eq. 7 over all pairs, in [-1, 1]; 0 for fewer than two.
 
     Args:
-        vectors: of the queries of one trajectory.
-        as_printed: eq. 8 to the letter: N(N - 1) pairs are divided by where there are half as many, so half the mean.
+        vectors: one per query of a trajectory.
+        as_printed: eq. 8 to the letter: it divides by N(N - 1), twice the number of pairs, so it is half the mean.
 
     Pairs 1, 0 and 0: their mean is 1/3; as printed it is 1/6.
 
@@ -101,9 +101,9 @@ def average_similarity(vectors: Sequence[Sequence[float]], *, as_printed: bool =
 
 
 def search_reward(concise: bool, rc: int, avg_sim: float) -> float:
-    """r_s: `-avg_sim` from two retrievals on, else 0 or, for a query that is not concise, -1 (eq. 9).
+    """Return r_s: `-avg_sim` from two retrievals on; before that 0, or -1 for a query that is not concise (eq. 9).
 
-    In [-1, 0] while similarities are not negative. Without a retrieval there is no query that could be long-winded.
+    In [-1, 0] if similarities are not negative. Without a retrieval there is no query to be long-winded.
 
     >>> search_reward(True, 1, 0.0), search_reward(False, 1, 0.0), search_reward(False, 2, 0.25)
     (0.0, -1.0, -0.25)
@@ -114,7 +114,7 @@ def search_reward(concise: bool, rc: int, avg_sim: float) -> float:
 
 
 def answer_reward_1(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 3) -> float:
-    """r_a of stage 1: 1 where the answer is right, else `-1 + beta * RC`, RC being at most `rc_cap` (eq. 10).
+    """Return r_a of stage 1: 1 if the answer is right, else `-1 + beta * RC`, with RC at most `rc_cap` (eq. 10).
 
     Without the cap a wrong answer after 7 retrievals would be worth more than a right one.
 
@@ -125,7 +125,7 @@ def answer_reward_1(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 
 
 
 def answer_reward_2(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 3) -> float:
-    """r_a of stage 2: `1 - beta * RC` where the answer is right, else -1, RC being at most `rc_cap` (eq. 11).
+    """Return r_a of stage 2: `1 - beta * RC` if the answer is right, else -1, with RC at most `rc_cap` (eq. 11).
 
     >>> answer_reward_2(True, 2), answer_reward_2(False, 2), round(answer_reward_2(True, 7), 4)
     (0.4, -1.0, 0.1)
@@ -134,7 +134,7 @@ def answer_reward_2(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int = 
 
 
 def when_to_search_format(well_formed: bool) -> float:
-    """r_f of "Learning when to search": 1 in form, else -1 (eq. 6).
+    """Return r_f: 1 for a well-formed trajectory, else -1 (eq. 6).
 
     >>> when_to_search_format(True), when_to_search_format(False)
     (1.0, -1.0)
@@ -143,14 +143,13 @@ def when_to_search_format(well_formed: bool) -> float:
 
 
 def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:
-    """r_sum = `r_a + r_s + r_f` (eq. 12).
+    """Return r_sum = `r_a + r_s + r_f` (eq. 12).
 
     With equal form, similarities that are not negative and `beta * rc_cap` below 1, a right answer is worth more than a
     wrong one in both stages, by at least `1 - beta * rc_cap` (0.1 as published): r_s then lies in [-1, 0] and the two
-    r_a are at least `2 - beta * rc_cap` apart. With unequal form that is not so: a right answer out of form can get
-    less than a wrong one in form, as r_f alone differs by 2.
+    r_a differ by at least `2 - beta * rc_cap`. With unequal form there is no such guarantee: r_f alone differs by 2.
 
-    Right, one good query, in form; wrong, the same.
+    Right, one good query, well-formed; wrong, the same.
 
     >>> when_to_search_reward(1.0, 0.0, 1.0), round(when_to_search_reward(-0.7, 0.0, 1.0), 4)
     (2.0, 0.3)
@@ -159,14 +158,14 @@ def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:
 
 
 class WhenToSearchReward(BatchReward):
-    """Eq. 12. The stage follows `switch_step`, or the retrievals per question that it is told of by `observe`.
+    """Eq. 12. The stage follows `switch_step`, or the retrievals per question that `observe` reports.
 
-    Parts: `correct`, `r_f`, `r_s`, `r_a`, `stage` 1 or 2, `concise` (of a single query), `avg_sim` (of several; as it
-    enters eq. 9). What does not apply is None.
+    Parts: `correct`, `r_f`, `r_s`, `r_a`, `stage` 1 or 2, `concise` (for a single query), `avg_sim` (for several, as in
+    eq. 9). A part that does not apply is None.
     """
 
     def __init__(self, settings: WhenToSearchSettings, parts: RewardParts) -> None:
-        """Take the weights and the parts.
+        """Check and store the parts.
 
         Raises:
             ConfigError: answers are to be judged and there is no judge, or the encoder cannot be opened.
@@ -180,7 +179,7 @@ class WhenToSearchReward(BatchReward):
         self._retrievals = RiseWatch(settings.auto_window, settings.auto_min_rise)
 
     def stage(self, step: int) -> int:
-        """1 or 2, at an optimizer step."""
+        """Return 1 or 2, the stage at an optimizer step."""
         settings = self.settings
         if settings.no_stage_one or settings.no_stage_two:
             return 2 if settings.no_stage_one else 1
@@ -195,16 +194,16 @@ class WhenToSearchReward(BatchReward):
             self._retrievals.add(math.fsum(known) / len(known), step)
 
     def state(self) -> dict[str, Any]:
-        """The mean RC of the last steps, and when it stopped rising."""
         return self._retrievals.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
         self._retrievals.restore(state)
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        texts = dict.fromkeys(query for read in batch for query in _compared(read)) if self._encoder else {}
-        # One call for the whole batch; if it fails, only those fail that need it.
+        texts: dict[str, None] = {}  # an ordered set
+        for read in batch if self._encoder else ():
+            texts.update(dict.fromkeys(_compared(read)))
+        # One call for the whole batch. If it fails, only the trajectories that need its vectors fail.
         vectors = asyncio.ensure_future(self._encode(list(texts))) if texts else None
         stage = self.stage(step)
         return await gather_all(self._settled(read, self._sum(read, stage, vectors)) for read in batch)
@@ -220,23 +219,24 @@ class WhenToSearchReward(BatchReward):
         r_s = parts["r_s"] = await self._search_reward(read, vectors)
         correct = await self._correct(read)
         parts["correct"] = float(correct)
-        worth = answer_reward_1 if stage == 1 else answer_reward_2
-        r_a = parts["r_a"] = worth(correct, int(parts["rc"] or 0), beta=settings.beta, rc_cap=settings.rc_cap)
+        answer_reward = answer_reward_1 if stage == 1 else answer_reward_2
+        r_a = parts["r_a"] = answer_reward(correct, int(parts["rc"] or 0), beta=settings.beta, rc_cap=settings.rc_cap)
         return when_to_search_reward(r_a, r_s, r_f)
 
     async def _search_reward(self, read: Read, vectors: asyncio.Future[Vectors] | None) -> float:
         if self.settings.no_r_s:
             return 0.0
-        asked = queries(read.trajectory)
+        sent = queries(read.trajectory)
         concise, avg_sim = True, 0.0
-        if len(asked) == 1:
-            concise = is_concise(asked[0])
+        if len(sent) == 1:
+            concise = is_concise(sent[0])
             read.parts["concise"] = float(concise)
-        elif vectors is not None and asked:
-            of = await vectors
-            avg_sim = average_similarity([of[q] for q in _compared(read)], as_printed=self.settings.eq8_as_printed)
+        elif vectors is not None and sent:
+            vector_of = await vectors
+            compared = [vector_of[query] for query in _compared(read)]
+            avg_sim = average_similarity(compared, as_printed=self.settings.eq8_as_printed)
             read.parts["avg_sim"] = avg_sim
-        return search_reward(concise, len(asked), avg_sim)
+        return search_reward(concise, len(sent), avg_sim)
 
     async def _correct(self, read: Read) -> bool:
         settings, answer = self.settings, read.trajectory.answer
@@ -249,6 +249,6 @@ class WhenToSearchReward(BatchReward):
 
 
 def _compared(read: Read) -> list[str]:
-    """The queries whose likeness counts: all of them, where there are several."""
-    asked = [one_line(query) for query in queries(read.trajectory)]
-    return asked if len(asked) > 1 else []
+    """Return the queries to compare: all of them if there are several, else none."""
+    sent = [one_line(query) for query in queries(read.trajectory)]
+    return sent if len(sent) > 1 else []
