@@ -25,6 +25,8 @@ import pytest
 _IMPORTED = (
     "pytest",
     "reasonrag.cli",
+    "reasonrag.online_rl.settings",
+    "reasonrag.evaluation.run",
     "datasets",
     "peft",
     "trl.trainer.dpo_trainer",

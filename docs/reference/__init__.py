@@ -1,4 +1,4 @@
-"""The reference pages of `docs/`, written from the code: `python -m docs.reference`.
+"""The files that are written from the code: `python -m docs.reference`.
 
 Columns and their meanings are those of `reasonrag.storage.tables`, commands those of `--help`, settings and their
 descriptions those of the models that read them.
@@ -10,8 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.reference.commands import cli_page
+from docs.reference.options import options_json
 from docs.reference.schema import schema_page
 from docs.reference.settings import settings_page
 
-DOCS = Path(__file__).parents[1]
-PAGES: dict[str, Callable[[], str]] = {"schema.md": schema_page, "cli.md": cli_page, "settings.md": settings_page}
+ROOT = Path(__file__).parents[2]
+# By path in the repository. Commands read the options, so these are written first.
+PAGES: dict[str, Callable[[], str]] = {
+    "reasonrag/commands/options.json": options_json,
+    "docs/schema.md": schema_page,
+    "docs/cli.md": cli_page,
+    "docs/settings.md": settings_page,
+}

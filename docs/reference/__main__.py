@@ -1,8 +1,8 @@
-"""Writes them."""
+"""Write all files."""
 
 from __future__ import annotations
 
-from docs.reference import DOCS, PAGES
+from docs.reference import PAGES, ROOT
 
 for name, page in PAGES.items():
-    (DOCS / name).write_text(page(), encoding="utf-8")
+    (ROOT / name).write_text(page(), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import click
@@ -32,14 +33,20 @@ def cli_page() -> str:
 
 
 def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command below one, with the words that call it."""
+    """Yield every command below one, with the words that call it."""
     yield path, command
     if isinstance(command, click.Group):
-        for name in sorted(command.commands):
-            yield from commands(command.commands[name], (*path, name))
+        context = click.Context(command)
+        for name in sorted(command.list_commands(context)):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from commands(found, (*path, name))
 
 
 def _help(path: tuple[str, ...], command: click.Command) -> str:
+    # click keeps the help option of the first context of a command, whose names may be others than those of `cli`.
+    command = copy.copy(command)
+    command._help_option = None
     settings = {**cli.context_settings, "terminal_width": _WIDTH, "max_content_width": _WIDTH}
     context = click.Context(command, info_name=" ".join(path), **settings)
     return "\n".join(line.rstrip() for line in command.get_help(context).splitlines())

@@ -85,7 +85,7 @@ def flags(title: str) -> dict[str, str]:
     for path, command in commands(cli, ()):
         if " ".join(path) in title.split(", "):
             for option in command.params:
-                if key := re.search(r"  \[([\w.]+)\]$", getattr(option, "help", None) or ""):
+                if key := re.search(r"  \[([\w.]+)(?:; default: .+)?\]$", getattr(option, "help", None) or ""):
                     found.setdefault(key[1], option.opts[0])
     return found
 

@@ -1,1 +1,5 @@
-"""What the commands do once their settings are resolved."""
+"""The commands, one module per group: each holds the options of its commands and what they do.
+
+`reasonrag.cli` imports a module when one of its commands runs or shows help. Everything slow is imported inside the
+functions, so that `--help` needs click and `options.json` alone.
+"""

@@ -1,48 +1,263 @@
-"""`eval`."""
+"""`eval`: how good policies are on questions that they have not seen."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from reasonrag.commands.progress import shown
-from reasonrag.commands.shell import Stop, error_console, log_plainly, table_console
-from reasonrag.core.errors import Interrupted
-from reasonrag.core.text import printable
+import click
+
+from reasonrag.commands.options import PATH, RULES, Several, configuration, given_settings, settings
 
 if TYPE_CHECKING:
+    from reasonrag.core.config import Config
+    from reasonrag.core.text import Rules
+    from reasonrag.evaluation.judged import Judging
     from reasonrag.evaluation.run import Evaluation
 
+_POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
 
-def evaluate(evaluation: Evaluation) -> int:
+
+@click.command("eval")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    required=True,
+    metavar="[NAME=]SPEC[#MODEL]",
+    help="As of build-tree (repeatable); the others are compared with the first. MODEL: its name at a server.",
+)
+@click.option(
+    "--format",
+    "formats",
+    multiple=True,
+    metavar="[NAME=]FORMAT",
+    help="reasonrag, search_r1, hiprag, ...: of all policies, or of the one called NAME (repeatable). A policy's "
+    "folder says its own.",
+)
+@settings("Config", "format.prompts", "policy.max_tokens", "seed")
+@click.option(
+    "--judge", help="Also judge every attempt: LasJ, OSR, USR. As --policy, or demo-judge[:WORLD_SEED[:ERROR]]."
+)
+@click.option("--judge-model", help="The judge's name at its server.")
+@click.option(
+    "--judged",
+    type=Several(lambda name: name.strip().lower(), "name"),
+    metavar="NAMES",
+    help="Some of lasj,osr,usr; all of them if not given.",
+)
+@click.option(
+    "--temperature",
+    "temperatures",
+    type=Several(float, "number"),
+    metavar="NUMBERS",
+    help="One or several: 0,1. Greedy if none.",
+)
+@click.option(
+    "--max-turns",
+    type=Several(int, "integer"),
+    metavar="NUMBERS",
+    help="One or several: 2,4,6,8 gives the paper's Figure 6.",
+)
+@click.option(
+    "--top-k",
+    "top_ks",
+    type=Several(int, "integer"),
+    metavar="NUMBERS",
+    help="One or several: 1,3,5 gives the paper's Figure 7.",
+)
+@RULES
+@settings("Config", "questions", "retrieval.corpus", "retrieval.index", "retrieval.url")
+@settings("Config", "run", "policy.input_price", "policy.output_price")
+@configuration("Config")
+@click.option("--out", type=PATH, required=True, help="The report's folder; resumed if there.")
+def evaluate(
+    preset: str | None,
+    file: Path | None,
+    assignments: tuple[str, ...],
+    policies: tuple[str, ...],
+    temperatures: tuple[float, ...] | None,
+    max_turns: tuple[int, ...] | None,
+    top_ks: tuple[int, ...] | None,
+    rules: Rules,
+    formats: tuple[str, ...],
+    judge: str | None,
+    judge_model: str | None,
+    judged: tuple[str, ...] | None,
+    out: Path,
+    **given: Any,
+) -> None:
+    """Evaluate policies on held-out questions: metrics with 95 % intervals, and paired differences.
+
+    \b
+    Two policies on HotpotQA's dev questions:
+      reasonrag eval --dataset hotpotqa --limit 1000 --policy base=hf:Qwen/Qwen2.5-7B-Instruct \\
+          --policy dpo=hf:policies/dpo/merged --out reports/hotpot
+    A base model and an adapter on one vLLM server:
+      reasonrag eval --dataset hotpotqa --policy base=http://127.0.0.1:8000/v1#Qwen/Qwen2.5-7B-Instruct \\
+          --policy dpo=http://127.0.0.1:8000/v1#dpo --set policy.vllm=true --out reports/hotpot
+    With a judge: also how often searches are needless or missing (OSR, USR):
+      reasonrag eval --preset demo --policy base=demo:hiprag --policy rl=hf:runs/demo/hiprag/best \\
+          --judge demo-judge --out reports/hiprag
+    In the demo world, greedy and sampled:
+      reasonrag eval --preset demo --policy base=demo --policy dpo=hf:runs/demo/dpo --temperature 0,1 --out reports/demo
+
+    If the evaluation is killed or stopped, the same command resumes it.
+    """
+    from reasonrag.commands.console import log_plainly
+    from reasonrag.evaluation.run import Evaluation
+
+    configs = policy_configs(policies, preset, file, assignments, given, formats)
+    evaluation = Evaluation(
+        configs,
+        out,
+        temperatures=chosen_temperatures(temperatures, configs, assignments),
+        max_steps=max_turns,
+        top_ks=top_ks,
+        rules=rules,
+        judging=judging(judge, judge_model, judged, configs),
+    )
+    log_plainly()
+    sys.exit(_run(evaluation))
+
+
+def _run(evaluation: Evaluation) -> int:
     """Run the evaluation with a progress line and print its results; return the exit code."""
+    from reasonrag.commands.console import Stop, error_console, shown, table_console
+    from reasonrag.core.errors import Interrupted
+    from reasonrag.core.text import printable
     from reasonrag.evaluation.report import summary_table
 
-    log_plainly()
     stop = Stop(error_console())
 
     @contextlib.asynccontextmanager
     async def show(work: Evaluation) -> AsyncIterator[None]:
-        async with stop.heeded(work.drain), shown(work.progress, stop.console):
+        async with stop.handle_signals(work.drain), shown(work.progress, stop.console):
             yield
 
     try:
-        figures = evaluation.run(show)
+        results = evaluation.run(show)
     except Interrupted:
-        return stop.say_how_to_go_on()
-    table_console().print(summary_table(figures))
+        return stop.print_resume_hint()
+    table_console().print(summary_table(results))
     print(f"report: {evaluation.out / 'report.md'}")
-    for told in figures["asked_differently"]:
-        stop.console.print(printable(told))
-    for missing in figures["incomplete"]:
+    for difference in results["asked_differently"]:
+        stop.console.print(printable(difference))
+    for missing in results["incomplete"]:
         stop.console.print(
             f"{missing['missing']} questions are missing of {missing['policy']} at {missing['setting']}; "
             "the same command tries them again"
         )
-    for failed in figures["unjudged"]:
+    for failed in results["unjudged"]:
         stop.console.print(
             f"{failed['failed']} of {failed['asked']} verdicts failed for {failed['metric']} of {failed['policy']} at "
             f"{failed['setting']}; the same command tries again those that the judge did not answer"
         )
-    return int(bool(figures["incomplete"] or figures["unjudged"]))
+    return int(bool(results["incomplete"] or results["unjudged"]))
+
+
+def policy_configs(
+    policies: tuple[str, ...],
+    preset: str | None,
+    file: Path | None,
+    assignments: tuple[str, ...],
+    given: Mapping[str, Any],
+    formats: tuple[str, ...] = (),
+) -> dict[str, Config]:
+    """Return the configuration of each policy of an evaluation, by its name. The default split is a held-out one.
+
+    Raises:
+        ConfigError: two policies have one name, or --format names a policy that is not there.
+    """
+    from reasonrag.core.config import load_config
+    from reasonrag.core.errors import ConfigError
+    from reasonrag.evaluation.sweep import folder_name
+
+    configs: dict[str, Config] = {}
+    common_format: str | None = None
+    named_formats: dict[str, str] = {}
+    for text in formats:
+        name, _, format = text.rpartition("=")
+        if name:
+            named_formats[name] = format
+        else:
+            common_format = format
+    asked = given_settings(given, assignments)
+    for text in policies:
+        match = _POLICY.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"--policy {text!r} is not of the form SPEC, NAME=SPEC or NAME=SPEC#MODEL")
+        name = match["name"] or folder_name(match["model"] or match["spec"])
+        if name in configs:
+            raise ConfigError(f"two policies are called {name!r}; name them: --policy base=SPEC --policy dpo=SPEC")
+        overrides = asked | {"policy.spec": match["spec"]}
+        if match["model"]:
+            overrides["policy.model"] = match["model"]
+        if chosen_format := named_formats.pop(name, common_format):
+            overrides["format.name"] = chosen_format
+        config = load_config(preset=preset, file=file, overrides=overrides)
+        if _asked_split(file, asked) is None:
+            overrides["questions.split"] = held_out_split(config)
+            config = load_config(preset=preset, file=file, overrides=overrides)
+        configs[name] = config
+    if named_formats:
+        raise ConfigError(
+            f"--format is given for {', '.join(named_formats)}, but the policies are {', '.join(configs)}"
+        )
+    return configs
+
+
+def _asked_split(file: Path | None, asked: Mapping[str, Any]) -> str | None:
+    """Return the split of a flag, of `--set`, or of the file. A file's `train` does not count: it is build-tree's."""
+    from reasonrag.core.settings import gather
+
+    if asked.get("questions.split") is not None:
+        return str(asked["questions.split"])
+    questions = gather({}, file=file).get("questions")
+    split = questions.get("split") if isinstance(questions, dict) else None
+    return None if split == "train" else split
+
+
+def held_out_split(config: Config) -> str | None:
+    """Return the split that no policy was trained on, by the name of the data set; None for a file."""
+    from reasonrag.storage.questions import KNOWN
+
+    name = config.questions.dataset or ""
+    return "test" if name == "demo" else KNOWN[name][-1] if name in KNOWN else None
+
+
+def judging(
+    spec: str | None, model: str | None, judged: tuple[str, ...] | None, configs: Mapping[str, Config]
+) -> Judging | None:
+    """Return the judge of an evaluation; None without `--judge`. Its sampling and prices are the settings `judge.*`.
+
+    Raises:
+        ConfigError: a flag is about a judge, and there is none.
+    """
+    from reasonrag.core.config import JudgeConfig
+    from reasonrag.core.errors import ConfigError
+    from reasonrag.core.settings import validate
+    from reasonrag.evaluation.judged import JUDGED, Judging
+
+    if spec is None:
+        if model or judged:
+            raise ConfigError("--judge-model and --judged are about a judge, and none is named; add --judge")
+        return None
+    asked = {**next(iter(configs.values())).judge.model_dump(exclude_unset=True), "spec": spec}
+    return Judging(validate(JudgeConfig, asked | ({"model": model} if model else {})), judged or JUDGED)
+
+
+def chosen_temperatures(
+    temperatures: tuple[float, ...] | None, configs: Mapping[str, Config], assignments: tuple[str, ...]
+) -> tuple[float, ...]:
+    """Return the temperatures of an evaluation: of its flag, else of `--set policy.temperature`, else greedy."""
+    if temperatures is None and "policy.temperature" in given_settings({}, assignments):
+        return (next(iter(configs.values())).policy.temperature,)
+    return temperatures or (0.0,)
+
+
+COMMANDS = {"eval": evaluate}

@@ -1,38 +1,79 @@
-"""The body of `index`: build, serve, doctor, recall."""
+"""`index`: build what is searched, serve it, check it, measure what it finds."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+import click
 
-from reasonrag.commands.progress import StageLines
-from reasonrag.commands.shell import error_console, log_plainly, table_console
-from reasonrag.core.config import RetrievalConfig
-from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import validate
-from reasonrag.core.text import one_line, printable
-from reasonrag.evaluation.bootstrap import intervals
-from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.index.build import build_index
-from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.settings import IndexConfig, show_size
-from reasonrag.retrieval.measure import examine, gold_recall, with_gold_ids
-from reasonrag.retrieval.open import kinds, open_index
-from reasonrag.retrieval.remote import RemoteRetriever
-from reasonrag.storage.questions import load_questions, sample_questions
+from reasonrag.commands.options import JSON, PATH, F, Several, configuration, given_settings, settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from reasonrag.core.config import RetrievalConfig
+    from reasonrag.core.types import Question
+    from reasonrag.retrieval.base import Retriever
+    from reasonrag.retrieval.measure import GoldFound
 
 _MOST_PASSAGES = 1000
 
 
-def build(out: Path, config: IndexConfig, *, replace: bool) -> None:
-    """Build, and print what is there now."""
+def _open_options(function: F) -> F:
+    """Add the options that say how an index is searched: the fields of `RetrievalConfig`, by their own names."""
+    function = click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model.")(
+        function
+    )
+    search = ("kind", "encoder", "reranker", "rerank_depth", "device", "gpu")
+    return settings("Config", *(f"retrieval.{name}" for name in search), show_keys=False)(function)
+
+
+@click.group()
+def index() -> None:
+    """Search indexes: BM25 and dense, from a corpus on disk or on the Hub.
+
+    \b
+      reasonrag index build --corpus corpus.jsonl.gz --kind bm25 --out indexes/mine
+      reasonrag index serve indexes/mine
+      reasonrag build-tree --dataset questions.jsonl --index indexes/mine --policy extractive --out runs/try
+    """
+
+
+@index.command()
+@settings("IndexConfig", "corpus", "kind", "max_memory", "encoder", "vectors", "bm25", "passages")
+@configuration("IndexConfig")
+@click.option("--out", type=PATH, required=True, help="The index folder; the same command resumes.")
+@click.option("--replace", is_flag=True, help="Delete passages of a different corpus from the folder first.")
+def build(file: Path | None, assignments: tuple[str, ...], out: Path, replace: bool, **given: Any) -> None:
+    """Build an index, or add a kind to one, within --max-memory. The same command resumes a build that was killed.
+
+    \b
+    BM25 over your own corpus (id and contents, or id, title and text):
+      reasonrag index build --corpus corpus.jsonl.gz --kind bm25 --out indexes/mine
+    Vectors too, over the same passages:
+      reasonrag index build --kind dense --encoder intfloat/e5-base-v2 --out indexes/mine
+    Wikipedia 2018 as Search-R1 and ReasonRAG use it, in at most 32 GB:
+      reasonrag index build --corpus wiki18 --kind bm25 --max-memory 32G --out indexes/wiki18
+    An existing FAISS index, such as Search-R1's, without encoding anything:
+      reasonrag index build --corpus wiki18 --kind dense --encoder intfloat/e5-base-v2 --adopt e5_Flat.index \\
+          --out indexes/wiki18
+    A folder of texts, cut into passages of 100 words:
+      reasonrag index build --corpus texts/ --chunk-words 100 --kind bm25 --out indexes/texts
+    """
+    from rich.table import Table
+
+    from reasonrag.commands.console import StageLines, error_console, log_plainly, table_console
+    from reasonrag.core.settings import gather, validate
+    from reasonrag.core.text import printable
+    from reasonrag.retrieval.index.build import build_index
+    from reasonrag.retrieval.index.settings import IndexConfig, show_size
+
+    config = validate(IndexConfig, gather({}, file=file, overrides=given_settings(given, assignments)))
     log_plainly()
     with StageLines(error_console()) as progress:
         manifests = build_index(out, config, replace=replace, progress=progress)
@@ -44,100 +85,179 @@ def build(out: Path, config: IndexConfig, *, replace: bool) -> None:
     print(f"index: {printable(str(out))}")
 
 
-def serve(folder: Path, given: Mapping[str, Any], **asked: Any) -> int:
-    """Serve until a signal comes; returns the exit code."""
+@index.command()
+@_open_options
+@settings("ServeSettings", "host", "port", "allow_remote", "token_env", "top_k")
+@click.argument("folder", type=PATH)
+def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
+    """Serve an index over HTTP: Search-R1's POST /retrieve, /health, /metrics.
+
+    \b
+      reasonrag index serve indexes/mine --port 8000
+      curl -s http://127.0.0.1:8000/retrieve -H 'content-type: application/json' \\
+          -d '{"queries": ["who directed Jaws?"], "topk": 3, "return_scores": true}'
+    Both kinds at once, reordered by a cross-encoder:
+      reasonrag index serve indexes/mine --retriever hybrid --reranker BAAI/bge-reranker-base
+
+    SIGTERM and Ctrl-C end the server once all requests in flight are answered.
+    """
+    from reasonrag.commands.console import log_plainly
+    from reasonrag.core.settings import validate
+    from reasonrag.retrieval.index.folder import IndexFolder
+    from reasonrag.retrieval.open import kinds, open_index
     from reasonrag.retrieval.server import ServeSettings
     from reasonrag.retrieval.server import serve as serve_until_stopped
 
     log_plainly()
-    settings = validate(ServeSettings, asked)
-    index = IndexFolder(folder)
-    passages = index.need("passages").counts["passages"]
-    kind = given.get("kind") or kinds(index)[0]
-    return serve_until_stopped(_open(str(folder), given), settings, about=f"{passages:,} passages, {kind}")
+    asked = {name: given.pop(name) for name in ("host", "port", "allow_remote", "token_env", "top_k")}
+    serving = validate(ServeSettings, given_settings(asked))
+    parts = IndexFolder(folder)
+    passages = parts.need("passages").counts["passages"]
+    kind = given.get("kind") or kinds(parts)[0]
+    retriever = open_index(_retrieval(folder, given), trust_remote_code=trust_remote_code)
+    sys.exit(serve_until_stopped(retriever, serving, about=f"{passages:,} passages, {kind}"))
 
 
-def doctor(folder: Path, given: Mapping[str, Any], *, sample: int, seed: int, as_json: bool) -> None:
-    """Examine, and print a table or JSON."""
+@index.command()
+@_open_options
+@click.option("--sample", default=200, show_default=True, type=click.IntRange(1), help="Passages to search for.")
+@settings("Config", "seed", show_keys=False)
+@JSON
+@click.argument("folder", type=PATH)
+def doctor(folder: Path, trust_remote_code: bool, sample: int, seed: int | None, as_json: bool, **given: Any) -> None:
+    """Check an index: read every byte, then measure size, memory and speed, and whether it finds its own passages.
+
+    \b
+      reasonrag index doctor indexes/mine
+    """
+    from reasonrag.commands.console import StageLines, error_console, log_plainly, table_console
+    from reasonrag.retrieval.measure import examine
+
     log_plainly()
+    config = _retrieval(folder, given)
     with StageLines(error_console()) as progress:
-        config, trusted = _settings(folder, given)
-        report = examine(config, trust_remote_code=trusted, sample=sample, seed=seed, progress=progress)
+        report = examine(config, trust_remote_code=trust_remote_code, sample=sample, seed=seed or 0, progress=progress)
     if as_json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
         _print_report(report, table_console())
 
 
+@index.command()
+@_open_options
+@settings("Config", "questions.dataset", "questions.split", "questions.limit", show_keys=False)
+@click.option(
+    "--k",
+    "cutoffs",
+    type=Several(int, "integer"),
+    metavar="NUMBERS",
+    default="5,10",
+    show_default=True,
+    help="Passages of a search that count; one or several values of k.",
+)
+@click.argument("address", metavar="DIR|URL")
 def recall(
-    place: str, given: Mapping[str, Any], *, questions: str, split: str | None, limit: int | None, cuts: tuple[int, ...]
+    address: str,
+    trust_remote_code: bool,
+    dataset: str | None,
+    split: str | None,
+    limit: int | None,
+    cutoffs: tuple[int, ...],
+    **given: Any,
 ) -> None:
-    """Print any-gold@k and all-gold@k as JSON, each with a 95 % interval over questions."""
+    """Measure any-gold@k and all-gold@k: how often any, and all, gold passages are among the first k.
+
+    Prints JSON with a 95 % interval over questions. The questions' `metadata.gold_ids` name the gold passages.
+
+    \b
+      reasonrag index recall indexes/mine --dataset dev.jsonl --k 5,10
+      reasonrag index recall http://127.0.0.1:8000 --dataset dev.jsonl
+    """
+    import asyncio
+
+    from reasonrag.commands.console import log_plainly
+    from reasonrag.core.errors import ConfigError
+    from reasonrag.evaluation.bootstrap import intervals
+    from reasonrag.retrieval.measure import with_gold_ids
+    from reasonrag.retrieval.open import open_index
+    from reasonrag.retrieval.remote import RemoteRetriever
+    from reasonrag.storage.questions import load_questions, sample_questions
+
     log_plainly()
-    if not cuts or min(cuts) < 1 or max(cuts) > _MOST_PASSAGES:
+    if dataset is None:
+        raise ConfigError("no questions: give --dataset a name (hotpotqa, ...), or a JSONL or Parquet file")
+    if not cutoffs or min(cutoffs) < 1 or max(cutoffs) > _MOST_PASSAGES:
         raise ConfigError(f"--k takes numbers from 1 to {_MOST_PASSAGES}, for example 5,10")
-    loaded = load_questions(questions, split=split)
-    needed = with_gold_ids(loaded)
-    found = asyncio.run(_recall(_open(place, given), sample_questions(needed, limit), cuts))
-    columns = {
-        f"{name}@{k}": [float(getattr(at[k], name)) for at in found] for name in ("any_gold", "all_gold") for k in cuts
-    }
-    figures = {
+    loaded = load_questions(dataset, split=split)
+    questions = with_gold_ids(loaded)
+    if re.match("https?://", address, re.IGNORECASE):
+        if trust_remote_code or any(value is not None for value in given.values()):
+            raise ConfigError("a server decides itself how it searches; omit the options of the index")
+        retriever: Retriever = RemoteRetriever(address)
+    else:
+        retriever = open_index(_retrieval(Path(address), given), trust_remote_code=trust_remote_code)
+    recalls = asyncio.run(_measure(retriever, sample_questions(questions, limit), cutoffs))
+    columns = {}
+    for name in ("any_gold", "all_gold"):
+        for k in cutoffs:
+            columns[f"{name}@{k}"] = [float(getattr(of_question[k], name)) for of_question in recalls]
+    metrics = {
         name: {"mean": interval.mean, "low": interval.low, "high": interval.high}
         for name, interval in intervals(columns, seed=0).items()
         if interval is not None
     }
-    print(json.dumps({"questions": len(found), "without_gold_ids": len(loaded) - len(needed), **figures}, indent=2))
+    counts = {"questions": len(recalls), "without_gold_ids": len(loaded) - len(questions)}
+    print(json.dumps({**counts, **metrics}, indent=2))
 
 
-async def _recall(retriever: Retriever, questions: Any, cuts: tuple[int, ...]) -> Any:
+async def _measure(
+    retriever: Retriever, questions: list[Question], cutoffs: tuple[int, ...]
+) -> list[dict[int, GoldFound]]:
+    from reasonrag.retrieval.measure import gold_recall
+
     try:
-        return await gold_recall(retriever, questions, cuts)
+        return await gold_recall(retriever, questions, cutoffs)
     finally:
         await retriever.aclose()
 
 
-def _open(place: str, given: Mapping[str, Any]) -> Retriever:
-    if re.match("https?://", place, re.IGNORECASE):
-        if asked := [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]:
-            raise ConfigError(f"{', '.join(asked)}: how it searches is the server's to say; leave that out")
-        return RemoteRetriever(place)
-    config, trusted = _settings(Path(place), given)
-    return open_index(config, trust_remote_code=trusted)
+def _retrieval(folder: Path, given: Mapping[str, Any]) -> RetrievalConfig:
+    """Return how to open the index, from the options of `_open_options`."""
+    from reasonrag.core.config import RetrievalConfig
+    from reasonrag.core.settings import validate
 
-
-def _settings(folder: Path, given: Mapping[str, Any]) -> tuple[RetrievalConfig, bool]:
-    """Return how to open the index, and whether code that comes with a model may run."""
-    settings = {name: value for name, value in given.items() if value is not None}
-    trusted = settings.pop("trust_remote_code", False)
-    return validate(RetrievalConfig, {**settings, "index": str(folder)}), trusted
+    return validate(RetrievalConfig, {**given_settings(given), "index": str(folder)})
 
 
 def _print_report(report: Mapping[str, Any], console: Console) -> None:
+    from rich.table import Table
+
+    from reasonrag.core.text import one_line, printable
+    from reasonrag.retrieval.index.settings import show_size
+
     parts = Table("part", "size", "files", "read in", "counts", "settings")
     for name, part in report["parts"].items():
         counts = ", ".join(f"{key} {value:,}" for key, value in part["counts"].items())
-        settings = ", ".join(f"{key}={value}" for key, value in part["settings"].items())
-        row = (name, show_size(part["bytes"]), str(part["files"]), f"{part['seconds']:.1f} s", counts, settings)
+        built_with = ", ".join(f"{key}={value}" for key, value in part["settings"].items())
+        row = (name, show_size(part["bytes"]), str(part["files"]), f"{part['seconds']:.1f} s", counts, built_with)
         parts.add_row(*(printable(one_line(cell)) for cell in row))
-    figures = Table(show_header=False)
-    for name, value in _figures(report):
-        figures.add_row(name, value)
+    measured = Table(show_header=False)
+    for name, value in _measured(report, show_size):
+        measured.add_row(name, value)
     console.print(parts)
-    console.print(figures)
+    console.print(measured)
 
 
-def _figures(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    held = report["resident_bytes"]
-    figures = [
-        ("opened in", f"{report['open_s']:.2f} s"),
-        ("memory", "not said by this system" if held is None else show_size(held)),
-        (
-            f"finds itself, of {report['sample']}",
-            f"{report['found_at_1']:.3f} first, {report['found_at_10']:.3f} in 10",
-        ),
-    ]
-    figures += [(f"queries/s, {how}", f"{rate:,.0f}") for how, rate in report["queries_per_s"].items()]
+def _measured(report: Mapping[str, Any], show_size: Callable[[float], str]) -> Iterator[tuple[str, str]]:
+    memory = report["resident_bytes"]
+    yield "opened in", f"{report['open_s']:.2f} s"
+    yield "memory", "not reported by this system" if memory is None else show_size(memory)
+    found = f"{report['found_at_1']:.3f} first, {report['found_at_10']:.3f} in 10"
+    yield f"finds its own passages, of {report['sample']}", found
+    for how, rate in report["queries_per_s"].items():
+        yield f"queries/s, {how}", f"{rate:,.0f}"
     if "recall_at_10" in report:
-        figures.append(("recall@10 against exact search", f"{report['recall_at_10']:.3f}"))
-    return figures
+        yield "recall@10 against exact search", f"{report['recall_at_10']:.3f}"
+
+
+COMMANDS = {"index": index}

@@ -1,25 +1,36 @@
-"""`show`, `stats`, `graph`, `export` and `import`: a finished run looked at and handed on."""
+"""`report`, `show`, `stats`, `graph`, `export` and `import`: look at a finished folder, and exchange its data."""
 
 from __future__ import annotations
 
-import json
-import webbrowser
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from reasonrag.commands.shell import table_console
-from reasonrag.core.text import printable
-from reasonrag.publish.exchange import EXPORTERS, IMPORTERS
-from reasonrag.report import terminal
-from reasonrag.report.graph import write_graphml, write_node_link
-from reasonrag.report.stats import stats as figures_of
+import click
 
-Form = Literal["graphml", "node-link"]
+from reasonrag.commands.options import JSON, PATH
+
+RUN = click.argument("run", type=PATH)
 
 
-def report(folder: Path, out: Path | None, *, in_browser: bool) -> None:
-    """Write the pages of what a folder holds, and show them if asked to."""
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--out", type=PATH, help="Folder to write (default: FOLDER/report).")
+@click.option("--open", "in_browser", is_flag=True, help="Open the first page in a browser.")
+def report(folder: Path, out: Path | None, in_browser: bool) -> None:
+    """Write HTML pages about a run, a training run or an evaluation. They open from disk.
+
+    \b
+    A run: its settings and numbers, every question and its tree:
+      reasonrag report runs/hotpot --open
+    A training run: its curves and, of `rl train`, every rollout with its reward and the reason for it:
+      reasonrag report policies/rl
+    An evaluation: the policies compared, and the questions on which they differ:
+      reasonrag report reports/hotpot
+    """
+    import webbrowser
+
+    from reasonrag.core.text import printable
     from reasonrag.report import write_report
 
     page = write_report(folder, out)
@@ -28,36 +39,106 @@ def report(folder: Path, out: Path | None, *, in_browser: bool) -> None:
         webbrowser.open(page.resolve().as_uri())
 
 
-def show(run: Path, question_id: str, dataset: str | None = None) -> None:
-    """Print the tree of one question."""
-    terminal.show(run, question_id, table_console(), dataset)
+@click.command()
+@RUN
+@click.option("--question", required=True, help="Id of a question.")
+@click.option("--in-dataset", help="Data set of the question, if two data sets have a question with this id.")
+def show(run: Path, question: str, in_dataset: str | None) -> None:
+    """Print the tree of one question: visits, values, SPRE, the best path.
+
+    \b
+      reasonrag show runs/hotpot --question 5a8b57f25542995d1e6f1371
+    """
+    from reasonrag.commands.console import table_console
+    from reasonrag.report import terminal
+
+    terminal.show(run, question, table_console(), in_dataset)
 
 
-def stats(run: Path, *, as_json: bool) -> None:
-    """Print a run's figures, as tables or as JSON."""
-    figures = figures_of(run)
+@click.command()
+@RUN
+@JSON
+def stats(run: Path, as_json: bool) -> None:
+    """Print the numbers of a run: nodes, pairs by type and depth, margins, lengths, calls, cost, failures.
+
+    \b
+      reasonrag stats runs/hotpot
+    """
+    import json
+
+    from reasonrag.commands.console import table_console
+    from reasonrag.report import terminal
+    from reasonrag.report.stats import stats as run_stats
+
+    numbers = run_stats(run)
     if as_json:
-        print(json.dumps(figures, indent=2, allow_nan=False))
+        print(json.dumps(numbers, indent=2, allow_nan=False))
     else:
-        table_console().print(terminal.tables(figures))
+        table_console().print(terminal.tables(numbers))
 
 
-def graph(run: Path, out: Path, form: Form, question_ids: Collection[str] = ()) -> None:
-    """Write trees for other tools: GraphML files into the folder `out`, or node-link JSON lines into the file `out`."""
+@click.command()
+@RUN
+@click.option("--out", type=PATH, required=True, help="Folder to write for graphml, file to write for node-link.")
+@click.option(
+    "--form", type=click.Choice(["graphml", "node-link"]), default="graphml", show_default=True, help="File format."
+)
+@click.option("--question", "questions", multiple=True, help="Id of a question (repeatable; default: all questions).")
+def graph(run: Path, out: Path, form: Literal["graphml", "node-link"], questions: tuple[str, ...]) -> None:
+    """Write trees as graphs for other tools. Each is checked to be a tree.
+
+    \b
+    For Gephi, yEd, Cytoscape, networkx.read_graphml:
+      reasonrag graph runs/hotpot --out graphs
+    For networkx.node_link_graph, one line per question:
+      reasonrag graph runs/hotpot --form node-link --out trees.jsonl
+    """
+    from reasonrag.report.graph import write_graphml, write_node_link
+
     write = write_graphml if form == "graphml" else write_node_link
-    print(f"graphs: {write(run, out, question_ids)} in {out}")
+    print(f"graphs: {write(run, out, questions)} in {out}")
 
 
+@click.command()
+@RUN
+@click.option("--to", "form", type=click.Choice(["llamafactory", "verl", "jsonl"]), required=True, help="Tool.")
+@click.option("--out", type=PATH, required=True, help="Folder to write.")
 def export(run: Path, form: str, out: Path) -> None:
-    """Write a run's data as another tool reads it."""
-    _say(EXPORTERS[form](run, out), out)
+    """Write the data of a run in the format of another tool. TRL reads RUN/pairs without an export.
+
+    \b
+    Preference files and dataset_info.json for LLaMA-Factory:
+      reasonrag export runs/hotpot --to llamafactory --out data
+    Questions as verl and Search-R1 read them for RL:
+      reasonrag export runs/hotpot --to verl --out data
+    """
+    from reasonrag.publish.exchange import EXPORTERS
+
+    _print_counts(EXPORTERS[form](run, out), out)
 
 
+@click.command("import")
+@click.argument("source", type=PATH)
+@click.option("--from", "form", type=click.Choice(["proguide", "trl"]), required=True, help="Format of SOURCE.")
+@click.option("--test", type=PATH, help="File of held-out rows with the same fields.")
+@click.option("--out", type=PATH, required=True, help="Folder to write, which `dpo train --data` reads.")
 def import_(source: Path, form: str, test: Path | None, out: Path) -> None:
-    """Write somebody's preferences as pairs."""
-    _say(IMPORTERS[form](source, out, test=test), out)
+    """Import preference pairs from another tool. Missing fields stay null.
+
+    \b
+      reasonrag import RAG_ProGuide.json --from proguide --out data/proguide
+      reasonrag dpo train --data data/proguide --model Qwen/Qwen2.5-7B-Instruct --out policies/proguide
+    """
+    from reasonrag.publish.exchange import IMPORTERS
+
+    _print_counts(IMPORTERS[form](source, out, test=test), out)
 
 
-def _say(counts: Mapping[str, int], out: Path) -> None:
+def _print_counts(counts: Mapping[str, int], out: Path) -> None:
+    from reasonrag.core.text import printable
+
     rows = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     print(printable(f"rows: {rows}\ndata: {out}"))
+
+
+COMMANDS = {"report": report, "show": show, "stats": stats, "graph": graph, "export": export, "import": import_}

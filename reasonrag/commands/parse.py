@@ -1,4 +1,4 @@
-"""`parse`: trajectories of anybody's, read by one of the formats."""
+"""`parse`: trajectories from any source, parsed by one of the formats."""
 
 from __future__ import annotations
 
@@ -8,29 +8,50 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from reasonrag.core.errors import ConfigError
-from reasonrag.core.text import Rules, exact_match, printable, token_f1
-from reasonrag.formats import FORMATS, Format
-from reasonrag.storage.records import RowProblems, json_lines, read_rows
+import click
+
+from reasonrag.commands.options import FORMAT, RULES
+
+if TYPE_CHECKING:
+    from reasonrag.core.text import Rules
+    from reasonrag.formats import Format
 
 _ADVICE = "Each row is a JSON object with the trajectory as `text` and, to score it, `golden_answers`, a list of texts."
 
 
+@click.command("parse")
+@FORMAT
+@RULES
+@click.argument("file")
+def command(name: str, rules: Rules, file: str) -> None:
+    """Parse trajectories: print one row of JSON for each, and count what is wrong with them.
+
+    FILE is JSONL(.gz) with `text` and, to score it, `golden_answers`; - reads standard input.
+
+    \b
+      reasonrag parse --format search_r1 trajectories.jsonl.gz > parsed.jsonl
+    """
+    parse(name, file, rules=rules)
+
+
 def parse(
     name: str, source: Path | str, *, rules: Rules = "house", out: TextIO | None = None, err: TextIO | None = None
-) -> int:
-    """Read every row of a file, or of stdin if `source` is "-", one at a time; returns the exit code.
+) -> None:
+    """Parse every row of a file, or of stdin if `source` is "-", one at a time.
 
-    A row goes to `out` as one line of JSON in printable ASCII: `well_formed`, `reason`, `steps` (the paper's own, with
-    a search or without), `searches`, `queries`, `answer`, and `em` and `f1` in [0, 1], null where there are no
-    `golden_answers`. Counts by reason go to `err` at the end.
+    Each row gives one line of JSON in printable ASCII on `out`: `well_formed`, `reason`, `steps` (the paper's own, with
+    or without a search), `searches`, `queries`, `answer`, and `em` and `f1` in [0, 1], null without `golden_answers`.
+    Counts by reason are printed to `err` at the end.
 
     Raises:
         ConfigError: the format is unknown.
-        DataError: a row that cannot be used, by its number; the rows before it are written.
+        DataError: a row cannot be used; the message has its number, and the rows before it are written.
     """
+    from reasonrag.core.errors import ConfigError
+    from reasonrag.formats import FORMATS
+
     if name not in FORMATS:
         raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}")
     format = FORMATS[name]()
@@ -38,20 +59,21 @@ def parse(
     answered = 0
     try:
         for row in _rows(source):
-            found = outcome(format, row, rules=rules)
-            reasons[found["reason"]] += 1
-            answered += found["answer"] is not None
-            print(json.dumps(found).replace("\x7f", "\\u007f"), file=out or sys.stdout)  # JSON lets DEL pass
+            parsed = outcome(format, row, rules=rules)
+            reasons[parsed["reason"]] += 1
+            answered += parsed["answer"] is not None
+            print(json.dumps(parsed).replace("\x7f", "\\u007f"), file=out or sys.stdout)  # JSON does not escape DEL
         (out or sys.stdout).flush()
-    except BrokenPipeError:  # `| head`: nobody reads on, and Python would say so once more when it closes stdout
+    except BrokenPipeError:  # `| head`: without this, Python would complain again when it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return
     print(_summary(name, reasons, answered), file=err or sys.stderr)
-    return 0
 
 
 def outcome(format: Format, row: Mapping[str, Any], *, rules: Rules = "house") -> dict[str, Any]:
-    """What one row says: its `text` as the format reads it, scored against its `golden_answers` if it has any."""
+    """Return what the format reads in the `text` of a row, scored against its `golden_answers` if it has any."""
+    from reasonrag.core.text import exact_match, token_f1
+
     reading = format.read_text(row["text"])
     golden = row.get("golden_answers")
     return {
@@ -67,27 +89,31 @@ def outcome(format: Format, row: Mapping[str, Any], *, rules: Rules = "house") -
 
 
 def _rows(source: Path | str) -> Iterator[dict[str, Any]]:
-    """Rows that can be used; the first that cannot ends it."""
+    """Yield the rows that can be used; raise at the first that cannot."""
+    from reasonrag.storage.records import RowProblems, json_lines, read_rows
+
     problems = RowProblems("stdin" if source == "-" else str(source))
     rows = json_lines(sys.stdin.buffer, problems) if source == "-" else read_rows(Path(source), problems)
     for number, row in rows:
-        _check(number, row, problems)
+        golden = row.get("golden_answers")
+        texts = isinstance(golden, list) and all(isinstance(answer, str) for answer in golden)
+        if not isinstance(row.get("text"), str):
+            problems.add("no `text`", number, row.get("text"))
+        elif golden is not None and not texts:
+            problems.add("`golden_answers` is no list of texts", number, golden)
         problems.check(_ADVICE)
         yield row
     problems.check(_ADVICE)
 
 
-def _check(number: int, row: dict[str, Any], problems: RowProblems) -> None:
-    golden = row.get("golden_answers")
-    if not isinstance(row.get("text"), str):
-        problems.add("no `text`", number, row.get("text"))
-    elif golden is not None and not (isinstance(golden, list) and all(isinstance(answer, str) for answer in golden)):
-        problems.add("`golden_answers` is no list of texts", number, golden)
-
-
 def _summary(name: str, reasons: Counter[str], answered: int) -> str:
+    from reasonrag.core.text import printable
+
     total = reasons.total()
-    well = reasons.pop("", 0)
-    lines = [f"{total} rows read as {name}: {well} well-formed, {answered} with an answer"]
+    well_formed = reasons.pop("", 0)
+    lines = [f"{total} rows read as {name}: {well_formed} well-formed, {answered} with an answer"]
     lines += [f"{count:>8} {reason}" for reason, count in reasons.most_common()]
     return printable("\n".join(lines))
+
+
+COMMANDS = {"parse": command}

@@ -1,4 +1,4 @@
-"""`publish`: a run's data or a trained policy to the HF Hub."""
+"""`publish`: the data of a run or a trained policy to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -8,73 +8,165 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from reasonrag.commands.shell import error_console, this_command
-from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.core.text import printable
-from reasonrag.publish.hub import CARD, push
-from reasonrag.publish.publish import PublishOptions, check, stage, staging_folder
-from reasonrag.publish.scan import Finding
+import click
 
-_SHOWN = 20
+from reasonrag.commands.options import DRY_RUN, PATH
+
+if TYPE_CHECKING:
+    from reasonrag.publish.publish import PublishOptions
+    from reasonrag.publish.scan import Finding
+
+_MOST_FINDINGS = 20
 
 
-def publish(path: Path, options: PublishOptions) -> None:
-    """Stage beside the run, search, upload, and say where it is."""
+@click.command()
+@click.argument("path", type=PATH)
+@click.option("--repo-id", required=True, help="Repository on the Hub, OWNER/NAME; created as private if it is new.")
+@click.option("--public", is_flag=True, help="Make a new repository public, or publish to one that is public.")
+@click.option("--tag", metavar="vX.Y.Z", help="Tag of this version (default: the next version).")
+@DRY_RUN
+@click.option("--out", type=PATH, help="New folder for a copy of the files, with --dry-run.")
+@click.option(
+    "--license", "licence", metavar="ID", help="Licence as the Hub abbreviates it (default: that of the sources)."
+)
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(["email", "path"]),
+    help="Publish although e-mail addresses or machine paths were found; look at them first (repeatable).",
+)
+@click.option("--without-trees", is_flag=True, help="Publish only the pairs of a run.")
+@click.option("--merged", is_flag=True, help="Publish an adapter merged into its model.")
+@click.option("--eval", "report", type=PATH, help="Folder of an evaluation whose metrics go on the card of a policy.")
+@click.option("--eval-policy", help="Name of the policy in that evaluation (default: found by its weights).")
+def publish(
+    path: Path,
+    repo_id: str,
+    public: bool,
+    tag: str | None,
+    dry_run: bool,
+    out: Path | None,
+    licence: str | None,
+    allow: tuple[str, ...],
+    without_trees: bool,
+    merged: bool,
+    report: Path | None,
+    eval_policy: str | None,
+) -> None:
+    """Publish the data of a run, or a trained policy, on the Hugging Face Hub.
+
+    All files are searched for secrets first. The repository is private unless --public is given, and gets a card.
+
+    \b
+    See first what would be uploaded:
+      reasonrag publish runs/hotpot --repo-id me/hotpot-steps --dry-run
+    Pairs and trees, as a private data set:
+      reasonrag publish runs/hotpot --repo-id me/hotpot-steps
+    A policy with its metrics, public:
+      reasonrag publish policies/dpo --repo-id me/dpo --eval reports/hotpot --license apache-2.0 --public
+
+    The token is that of `hf auth login`, or HF_TOKEN. What others wrote into the card is kept.
+    """
+    from reasonrag.core.errors import ConfigError
+    from reasonrag.publish.publish import PublishOptions, check
+
+    options = PublishOptions(
+        repo_id=repo_id,
+        public=public,
+        tag=tag,
+        licence=licence,
+        report=report,
+        name=eval_policy,
+        merged=merged,
+        trees=not without_trees,
+        allow=frozenset(allow),
+    )
+    if out is not None and not dry_run:
+        raise ConfigError("--out is for --dry-run; publishing itself leaves no folder behind")
     check(path, options)
-    _heed_signals()
+    if dry_run:
+        _dry_run(path, options, out)
+    else:
+        _publish(path, options)
+
+
+def _publish(path: Path, options: PublishOptions) -> None:
+    """Stage beside the run, search for secrets, upload, and print where it is."""
+    from reasonrag.commands.console import error_console, this_command
+    from reasonrag.core.text import printable
+    from reasonrag.publish.hub import push
+    from reasonrag.publish.publish import stage, staging_folder
+
+    _handle_signals()
     console = error_console()
     with staging_folder(path) as folder:
         staged = stage(path, folder, options)
-        _say_found(staged.findings)
+        _print_findings(staged.findings)
         staged.check(options.allow)
         try:
             done = push(staged.upload, say=lambda line: console.print(printable(line)))
         except SystemExit:
-            console.print(f"stopped; what the Hub has is not sent again. Go on with:\n  {this_command()}")
+            console.print(f"stopped; what the Hub has is not sent again. Resume with:\n  {this_command()}")
             raise
-    seen = "private" if done.private else "public"
-    print(printable(f"{done.url}, {done.tag}, {seen}" + ("" if done.changed else "; it was there already")))
+    visibility = "private" if done.private else "public"
+    print(printable(f"{done.url}, {done.tag}, {visibility}" + ("" if done.changed else "; it was there already")))
 
 
-def dry_run(path: Path, options: PublishOptions, out: Path | None) -> None:
-    """Write what would go up, and say what it is; nothing is sent."""
-    if out is None:
-        raise ConfigError("--dry-run writes what would go up; say where with --out, a new folder")
-    check(path, options)
-    out.mkdir(parents=True, exist_ok=True)
-    if any(out.iterdir()):
-        raise RunError(f"{out} is not empty; choose a new folder for --out")
-    _heed_signals()
+def _dry_run(path: Path, options: PublishOptions, out: Path | None) -> None:
+    """Print what would be uploaded, and copy it to `out` if a folder is given; send nothing."""
+    from reasonrag.core.errors import RunError
+    from reasonrag.core.text import printable
+    from reasonrag.publish.hub import CARD
+    from reasonrag.publish.publish import stage
+
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise RunError(f"{out} is not empty; choose a new folder for --out")
+    _handle_signals()
     with tempfile.TemporaryDirectory(dir=out) as folder:
         staged = stage(path, Path(folder), options)
         files = staged.files
-        for name in files:  # copied: staged files may be links, and whoever edits these must not edit the run
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(folder, name), out / name)
+        for name in files if out is not None else ():
+            # Copied, because staged files may be links: edits of the copies must not change the run.
+            target = Path(str(out), name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(folder, name), target)
     for name, size in files.items():
         print(printable(f"{size:>14,}  {name}"))
-    print(printable(f"card: {out / CARD} (what others wrote into the one on the Hub is kept)"))
+    print(printable(f"card: {CARD if out is None else out / CARD} (what others wrote into the one on the Hub is kept)"))
+    if options.public:
+        print(f"visibility: {options.repo_id} would be public if it is new; a private repository stays private")
+    else:
+        print(f"visibility: {options.repo_id} would be private; a public repository is refused without --public")
     print(printable(f"licence: {staged.licence}"))
-    _say_found(staged.findings)
+    _print_findings(staged.findings)
     if not staged.findings:
         print("search: no secrets, machine paths or e-mail addresses")
     staged.check(options.allow)
 
 
-def _heed_signals() -> None:
-    """From now on Ctrl-C and SIGTERM end the command after staged files are gone; a second one ends it at once."""
+def _handle_signals() -> None:
+    """Let Ctrl-C and SIGTERM end the command after staged files are deleted; a second one ends it at once."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
 
 
 def _stop(number: int, frame: object) -> None:
-    signal.signal(number, lambda number, frame: os._exit(128 + number))  # a file that goes up would be waited for
+    # Without this, a second signal would wait for the file that is being uploaded.
+    signal.signal(number, lambda number, frame: os._exit(128 + number))
     sys.exit(128 + number)
 
 
-def _say_found(findings: list[Finding]) -> None:
-    for finding in findings[:_SHOWN]:
+def _print_findings(findings: list[Finding]) -> None:
+    from reasonrag.core.text import printable
+
+    for finding in findings[:_MOST_FINDINGS]:
         print(printable(f"found: {finding}"))
-    if len(findings) > _SHOWN:
-        print(f"found: {len(findings) - _SHOWN:,} more")
+    if len(findings) > _MOST_FINDINGS:
+        print(f"found: {len(findings) - _MOST_FINDINGS:,} more")
+
+
+COMMANDS = {"publish": publish}

@@ -1,55 +1,123 @@
-"""`dpo train`, `sft train` and `rl train`."""
+"""`dpo` and `sft`: training on preference pairs. `rl` runs its training with `run_training`, too."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.shell import error_console, log_plainly, this_command
-from reasonrag.core.errors import Interrupted
-from reasonrag.core.text import printable
-from reasonrag.online_rl.settings import RLSettings
-from reasonrag.training.settings import DPOSettings, SFTSettings
+from reasonrag.commands.options import PATH, configuration, given_settings, settings
 
 if TYPE_CHECKING:
     from reasonrag.training.run import TrainingRun
 
+OUT = click.option("--out", type=PATH, required=True, help="The policy's folder.")
+_COMMON = ("data", "model", "method", "lora", "learning_rate", "num_train_epochs", "per_device_train_batch_size")
+_PAIRS = (
+    "gradient_accumulation_steps",
+    "max_length",
+    "max_dropped",
+    "limit",
+    "seed",
+    "save_steps",
+    "report_to",
+    "merge",
+)
+_DPO = ("beta", "loss_type", "reference", "weight", "reward_margin", "sft_weight")
 
-def dpo(settings: DPOSettings, out: Path) -> int:
-    """Train on pairs; returns the exit code."""
+
+@click.group()
+def dpo() -> None:
+    """Preference learning on steps, with TRL.
+
+    \b
+      reasonrag dpo train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo
+    """
+
+
+@dpo.command("train")
+@settings("DPOSettings", *_COMMON, *_PAIRS, *_DPO)
+@configuration("DPOSettings")
+@OUT
+def dpo_train(preset: str | None, file: Path | None, assignments: tuple[str, ...], out: Path, **given: Any) -> None:
+    """Train a policy on preference pairs. Only the tokens of the steps are scored.
+
+    \b
+    On one GPU, adapters:
+      reasonrag dpo train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo --merge
+    The published configuration, on eight GPUs:
+      accelerate launch --config_file configs/fsdp.yaml -m reasonrag dpo train --preset reasonrag \\
+          --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo
+    Without a GPU, in the demo world:
+      reasonrag dpo train --preset demo --data runs/demo/trees --out runs/demo/dpo
+
+    If the training run is killed or stopped, the same command resumes it from the last checkpoint.
+    """
+    from reasonrag.training.settings import DPO_PRESETS, DPOSettings, load_settings
+
+    overrides = given_settings(given, assignments)
+    config = load_settings(DPOSettings, DPO_PRESETS, preset=preset, file=file, overrides=overrides)
+
     from reasonrag.dpo.train import DPORun
 
-    return _train(DPORun(settings, out, log=_print_line))
+    run_training(DPORun(config, out, log=print_line))
 
 
-def sft(settings: SFTSettings, out: Path) -> int:
-    """Train on chosen steps; returns the exit code."""
+@click.group()
+def sft() -> None:
+    """Supervised fine-tuning on chosen steps, with TRL.
+
+    \b
+      reasonrag sft train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/sft
+    """
+
+
+@sft.command("train")
+@settings("SFTSettings", *_COMMON, *_PAIRS)
+@configuration("SFTSettings")
+@OUT
+def sft_train(preset: str | None, file: Path | None, assignments: tuple[str, ...], out: Path, **given: Any) -> None:
+    """Train a policy on the chosen steps of preference pairs: the paper's baseline for DPO.
+
+    \b
+      reasonrag sft train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/sft
+      reasonrag sft train --preset demo --data runs/demo/trees --out runs/demo/sft
+
+    If the training run is killed or stopped, the same command resumes it from the last checkpoint.
+    """
+    from reasonrag.training.settings import SFT_PRESETS, SFTSettings, load_settings
+
+    overrides = given_settings(given, assignments)
+    config = load_settings(SFTSettings, SFT_PRESETS, preset=preset, file=file, overrides=overrides)
+
     from reasonrag.dpo.train import SFTRun
 
-    return _train(SFTRun(settings, out, log=_print_line))
+    run_training(SFTRun(config, out, log=print_line))
 
 
-def rl(settings: RLSettings, out: Path) -> int:
-    """Train on rollouts; returns the exit code."""
-    from reasonrag.online_rl.train import OnlineRLRun
+def print_line(line: str) -> None:
+    """Print a line of a training run on stderr."""
+    from reasonrag.core.text import printable
 
-    return _train(OnlineRLRun(settings, out, log=_print_line))
-
-
-def _print_line(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def _train(training_run: TrainingRun[Any]) -> int:
+def run_training(training_run: TrainingRun[Any]) -> None:
+    """Train, print where the policy is, and exit."""
+    from reasonrag.commands.console import error_console, log_plainly, this_command
+    from reasonrag.core.errors import Interrupted
+
     log_plainly()
     try:
         summary = training_run.run()
     except Interrupted as stopped:
-        error_console().print(f"{stopped}. Go on with:\n  {this_command()}")
-        return 128 + (stopped.number or signal.SIGINT)
-    if summary:  # the other processes of a launch have nothing to say
+        error_console().print(f"{stopped}. Resume with:\n  {this_command()}")
+        sys.exit(128 + (stopped.number or signal.SIGINT))
+    if summary:  # only the first process of a launch has one
         print(f"policy: {training_run.out}")
-    return 0
+
+
+COMMANDS = {"dpo": dpo, "sft": sft}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reasonrag.core.policy_card import carried_settings
-from reasonrag.core.settings import EXECUTION, Section, Tree, gather, merge, validate
+from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, gather, merge, validate
 
 
 class QuestionsConfig(Section):
@@ -20,15 +20,19 @@ class QuestionsConfig(Section):
         Field(
             description="questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a file"
         ),
+        Flag("--dataset"),
         EXECUTION,
     ] = None
-    split: Annotated[str | None, Field(description="split of a named data set: train, dev or test"), EXECUTION] = None
+    split: Annotated[
+        str | None, Field(description="split of a named data set: train, dev or test"), Flag("--split"), EXECUTION
+    ] = None
     limit: Annotated[
         int | None,
         Field(ge=1, description="a seeded sample of this many questions; all of them if not given"),
+        Flag("--limit"),
         EXECUTION,
     ] = None
-    world_seed: Annotated[int, Field(description="which demo world: its seed"), EXECUTION] = 0
+    world_seed: Annotated[int, Field(description="which demo world: its seed"), Flag("--world-seed"), EXECUTION] = 0
 
 
 class RetrievalConfig(Section):
@@ -37,32 +41,47 @@ class RetrievalConfig(Section):
     kind: Annotated[
         str | None,
         Field(description="how passages are found: bm25, dense, hybrid, remote, or python:PACKAGE.MODULE:NAME"),
+        Flag("--retriever"),
         EXECUTION,
     ] = None
     corpus: Annotated[
-        str | None, Field(description="a file with id and contents: JSONL(.gz, .zst) or Parquet"), EXECUTION
+        str | None,
+        Field(description="a file with id and contents: JSONL(.gz, .zst) or Parquet"),
+        Flag("--corpus"),
+        EXECUTION,
     ] = None
-    index: Annotated[str | None, Field(description="a folder that `index build` made"), EXECUTION] = None
+    index: Annotated[str | None, Field(description="a folder that `index build` made"), Flag("--index"), EXECUTION] = (
+        None
+    )
     encoder: Annotated[
-        str | None, Field(description="where the model that built a dense index lies now, if it was moved"), EXECUTION
+        str | None,
+        Field(description="where the model that built a dense index lies now, if it was moved"),
+        Flag("--encoder"),
+        EXECUTION,
     ] = None
     reranker: Annotated[
         str | None,
         Field(description="a cross-encoder that reorders what an index found: a Hub id or a folder"),
+        Flag("--reranker"),
         EXECUTION,
     ] = None
-    rerank_depth: Annotated[int, Field(ge=1, description="passages that the reranker reads for a query"), EXECUTION] = (
-        20
-    )
-    gpu: Annotated[bool, Field(description="search an index's vectors on all GPUs"), EXECUTION] = False
+    rerank_depth: Annotated[
+        int, Field(ge=1, description="passages that the reranker reads for a query"), Flag("--rerank-depth"), EXECUTION
+    ] = 20
+    gpu: Annotated[bool, Field(description="search an index's vectors on all GPUs"), Flag("--gpu"), EXECUTION] = False
     device: Annotated[
-        str | None, Field(description="where encoder and reranker run: cpu, cuda, cuda:1, ..."), EXECUTION
+        str | None,
+        Field(description="where encoder and reranker run: cpu, cuda, cuda:1, ..."),
+        Flag("--device"),
+        EXECUTION,
     ] = None
-    url: Annotated[tuple[str, ...], Field(description="a server that speaks POST /retrieve"), EXECUTION] = ()
+    url: Annotated[
+        tuple[str, ...], Field(description="a server that speaks POST /retrieve"), Flag("--retriever-url"), EXECUTION
+    ] = ()
     identity: Annotated[str, Field(description="what the servers hold, for example corpus and index by name")] = (
         "remote"
     )
-    top_k: Annotated[int, Field(ge=1, le=100, description="passages per search")] = 3
+    top_k: Annotated[int, Field(ge=1, le=100, description="passages per search"), Flag("--top-k")] = 3
     passage_order: Annotated[
         Literal["best_first", "best_last"], Field(description="the order in which a prompt shows passages")
     ] = "best_first"
@@ -100,9 +119,15 @@ class ModelConfig(Section):
     spec: Annotated[
         str | None,
         Field(description="the model: http(s)://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME_OR_PATH, demo, extractive"),
+        Flag("--policy", env="REASONRAG_POLICY"),
         EXECUTION,
     ] = None
-    model: Annotated[str | None, Field(description="the model's name at its server"), EXECUTION] = None
+    model: Annotated[
+        str | None,
+        Field(description="the model's name at its server"),
+        Flag("--policy-model", env="REASONRAG_POLICY_MODEL"),
+        EXECUTION,
+    ] = None
     api: Annotated[
         Literal["chat", "completions"],
         Field(description="what a server is sent: chat is messages, completions is text or token ids"),
@@ -116,11 +141,13 @@ class ModelConfig(Section):
     ] = "OPENAI_API_KEY"
     revision: Annotated[str | None, Field(description="of a model on the Hub: a commit, a tag or a branch")] = None
     trust_remote_code: Annotated[bool, Field(description="run code that comes with a model")] = False
-    temperature: Annotated[float, Field(ge=0, le=5, description="of sampling; 0 is greedy")] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=5, description="of sampling; 0 is greedy"), Flag("--temperature")] = (
+        1.0
+    )
     top_p: Annotated[
         float, Field(gt=0, le=1, description="nucleus of sampling: share of the probability that is kept")
     ] = 1.0
-    max_tokens: Annotated[int, Field(ge=1, description="tokens of one reply")] = 512
+    max_tokens: Annotated[int, Field(ge=1, description="tokens of one reply"), Flag("--max-tokens")] = 512
     logprobs: Annotated[bool, Field(description="ask a server for token log-probabilities"), EXECUTION] = False
     processed_logprobs: Annotated[
         bool, Field(description="the server reports them at the sampling temperature"), EXECUTION
@@ -137,9 +164,11 @@ class ModelConfig(Section):
     dtype: Annotated[
         str | None, Field(description="of the weights: float32, bfloat16 or float16; the backend's choice if not given")
     ] = None
-    input_price: Annotated[float | None, Field(ge=0, description="price of a million prompt tokens"), EXECUTION] = None
+    input_price: Annotated[
+        float | None, Field(ge=0, description="price of a million prompt tokens"), Flag("--input-price"), EXECUTION
+    ] = None
     output_price: Annotated[
-        float | None, Field(ge=0, description="price of a million completion tokens"), EXECUTION
+        float | None, Field(ge=0, description="price of a million completion tokens"), Flag("--output-price"), EXECUTION
     ] = None
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
@@ -155,9 +184,25 @@ class JudgeConfig(ModelConfig):
     spec: Annotated[
         str | None,
         Field(description="the judge: as a policy is named, or demo-judge[:WORLD_SEED[:ERROR]]"),
+        Flag("--judge"),
         EXECUTION,
     ] = None
+    model: Annotated[
+        str | None, Field(description="the judge's name at its server"), Flag("--judge-model"), EXECUTION
+    ] = None
     temperature: Annotated[float, Field(ge=0, le=5, description="of sampling; 0 is greedy")] = 0.0
+    input_price: Annotated[
+        float | None,
+        Field(ge=0, description="price of a million prompt tokens of the judge"),
+        Flag("--judge-input-price"),
+        EXECUTION,
+    ] = None
+    output_price: Annotated[
+        float | None,
+        Field(ge=0, description="price of a million completion tokens of the judge"),
+        Flag("--judge-output-price"),
+        EXECUTION,
+    ] = None
 
 
 class FormatConfig(Section):
@@ -166,23 +211,30 @@ class FormatConfig(Section):
     name: Annotated[
         str,
         Field(description="how steps are written: reasonrag, search_r1, hiprag, ..., or python:PACKAGE.MODULE:NAME"),
+        Flag("--format"),
     ] = "reasonrag"
-    prompts: Annotated[str, Field(description="the instruction texts: default, brief, or a folder"), EXECUTION] = (
-        "default"
-    )
-    max_steps: Annotated[int, Field(ge=1, description="actions of a trajectory; the last one has to answer")] = 8
+    prompts: Annotated[
+        str, Field(description="the instruction texts: default, brief, or a folder"), Flag("--prompts"), EXECUTION
+    ] = "default"
+    max_steps: Annotated[
+        int, Field(ge=1, description="actions of a trajectory; the last one has to answer"), Flag("--max-turns")
+    ] = 8
 
 
 class SearchConfig(Section):
     """Budget and shape of a tree (arXiv:2505.14069, App. A)."""
 
-    iterations: Annotated[int, Field(ge=1, description="visits to the root of a tree")] = 64
+    iterations: Annotated[int, Field(ge=1, description="visits to the root of a tree"), Flag("--iterations")] = 64
     max_calls: Annotated[
-        int | None, Field(ge=1, description="policy and judge calls of a tree: a budget beside iterations")
+        int | None,
+        Field(ge=1, description="policy and judge calls of a tree: a budget beside iterations"),
+        Flag("--max-calls"),
     ] = None
-    max_children: Annotated[int, Field(ge=1, description="children of a node")] = 3
+    max_children: Annotated[int, Field(ge=1, description="children of a node"), Flag("--max-children")] = 3
     selection: Annotated[
-        Literal["puct", "ucb1"], Field(description="how a child is chosen on the way down: PUCT (Eq. 5) or UCB1")
+        Literal["puct", "ucb1"],
+        Field(description="how a child is chosen on the way down: PUCT (Eq. 5) or UCB1"),
+        Flag("--selection"),
     ] = "puct"
     c_uct: Annotated[float, Field(ge=0, description="weight of exploration in Eq. 5 and UCB1")] = 1.414
     rejudge_terminal: Annotated[bool, Field(description="ask the judge again at every visit of an answer")] = False
@@ -192,12 +244,14 @@ class ValueConfig(Section):
     """How nodes are valued: Eq. 1 by rollouts, or Eq. 6 by a judge; and SPRE."""
 
     kind: Annotated[
-        Literal["rollout", "judge"], Field(description="what values a new node: rollouts (Eq. 1) or a judge (Eq. 6)")
+        Literal["rollout", "judge"],
+        Field(description="what values a new node: rollouts (Eq. 1) or a judge (Eq. 6)"),
+        Flag("--value"),
     ] = "rollout"
-    rollouts: Annotated[int, Field(ge=1, description="rollouts from a new node: k of Eq. 1")] = 2
-    alpha: Annotated[float, Field(gt=0, le=1, description="decay per action; 1 leaves the shortest-path term out")] = (
-        0.9
-    )
+    rollouts: Annotated[int, Field(ge=1, description="rollouts from a new node: k of Eq. 1"), Flag("--rollouts")] = 2
+    alpha: Annotated[
+        float, Field(gt=0, le=1, description="decay per action; 1 leaves the shortest-path term out"), Flag("--alpha")
+    ] = 0.9
     weighting: Annotated[
         Literal["trajectories", "visits"],
         Field(description="how a node's SPRE is averaged: each complete trajectory once, or children by their visits"),
@@ -207,9 +261,14 @@ class ValueConfig(Section):
 class PairsConfig(Section):
     """Which siblings become pairs (arXiv:2505.14069, sec. 2.2.3). Pairs are derived anew without any call."""
 
-    min_margin: Annotated[float, Field(ge=0, description="smallest difference of rewards"), EXECUTION] = 0.01
+    min_margin: Annotated[
+        float, Field(ge=0, description="smallest difference of rewards"), Flag("--min-margin"), EXECUTION
+    ] = 0.01
     reward: Annotated[
-        Literal["spre", "judge"], Field(description="what pairs compare: SPRE, or the judge's values"), EXECUTION
+        Literal["spre", "judge"],
+        Field(description="what pairs compare: SPRE, or the judge's values"),
+        Flag("--pair-reward"),
+        EXECUTION,
     ] = "spre"
     alpha: Annotated[
         float | None,
@@ -218,29 +277,38 @@ class PairsConfig(Section):
             le=1,
             description="decay per action, 1 leaves the shortest-path term out; value.alpha if not given",
         ),
+        Flag("--alpha"),
         EXECUTION,
     ] = None
     level: Annotated[
         Literal["step", "trajectory"],
         Field(description="what is compared: sibling steps, or whole trajectories by outcome"),
+        Flag("--level"),
         EXECUTION,
     ] = "step"
-    test_share: Annotated[float, Field(ge=0, lt=1, description="share of questions held out"), EXECUTION] = 0.1
+    test_share: Annotated[
+        float, Field(ge=0, lt=1, description="share of questions held out"), Flag("--test-share"), EXECUTION
+    ] = 0.1
 
 
 class RunConfig(Section):
     """How the run goes; nothing here changes a result."""
 
-    concurrency: Annotated[int, Field(ge=1, description="questions in work at a time"), EXECUTION] = 64
+    concurrency: Annotated[
+        int, Field(ge=1, description="questions in work at a time"), Flag("--concurrency"), EXECUTION
+    ] = 64
     max_failed: Annotated[
-        float, Field(ge=0, le=1, description="share of failed questions above which the run fails"), EXECUTION
+        float,
+        Field(ge=0, le=1, description="share of failed questions above which the run fails"),
+        Flag("--max-failed"),
+        EXECUTION,
     ] = 0.05
 
 
 class Config(Section):
     """Everything a run depends on."""
 
-    seed: Annotated[int, Field(description="of every draw; same seed, same rows")] = 0
+    seed: Annotated[int, Field(description="of every draw; same seed, same rows"), Flag("--seed")] = 0
     questions: QuestionsConfig = QuestionsConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     policy: ModelConfig = ModelConfig()

@@ -35,6 +35,18 @@ class Execution:
 EXECUTION = Execution()
 
 
+@dataclass(frozen=True)
+class Flag:
+    """The command-line flag that sets a field.
+
+    Its type, choices and help are those of the field. `python -m docs.reference` writes all flags into
+    `commands/options.json`, so that `--help` needs none of the models.
+    """
+
+    name: str
+    env: str | None = None  # an environment variable that is read if the flag is not given
+
+
 class Section(BaseModel):
     """A frozen group of settings; an unknown key is an error, and so is a secret, whatever it is the value of."""
 
@@ -127,12 +139,6 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def dump(settings: Section) -> str:
     """The resolved settings as YAML that `gather` reads back."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def description(model: type[BaseModel], name: str) -> str:
-    """What a setting is, by its dotted name; "" if nothing says."""
-    *path, leaf = name.split(".")
-    return _section(model, path).model_fields[leaf].description or ""
 
 
 def read_yaml(file: Path) -> Tree:

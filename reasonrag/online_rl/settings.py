@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from reasonrag.core.config import Config, FormatConfig, JudgeConfig, ModelConfig, QuestionsConfig, RetrievalConfig
 from reasonrag.core.policy_card import carried_settings
-from reasonrag.core.settings import EXECUTION, Section, Tree, gather, merge, validate
+from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, gather, merge, validate
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.training.settings import TrainSettings
 
@@ -22,8 +22,10 @@ class RolloutSettings(Section):
     `importance` has to be off then.
     """
 
-    group_size: Annotated[int, Field(ge=2, description="trajectories of each question: G")] = 8
-    questions_per_step: Annotated[int, Field(ge=1, description="questions of one batch of rollouts")] = 16
+    group_size: Annotated[int, Field(ge=2, description="trajectories of each question: G"), Flag("--group-size")] = 8
+    questions_per_step: Annotated[
+        int, Field(ge=1, description="questions of one batch of rollouts"), Flag("--questions-per-step")
+    ] = 16
     minibatches: Annotated[int, Field(ge=1, description="optimizer steps that use one batch of rollouts")] = 1
     temperature: Annotated[float, Field(gt=0, le=5, description="of sampling")] = 1.0
     top_p: Annotated[
@@ -45,6 +47,7 @@ class RolloutSettings(Section):
     url: Annotated[
         str | None,
         Field(description="a vLLM server that is sent the weights before each batch, such as http://127.0.0.1:8000/v1"),
+        Flag("--rollout-url"),
         EXECUTION,
     ] = None
     served_model: Annotated[
@@ -57,9 +60,11 @@ class RolloutSettings(Section):
 class SamplingSettings(Section):
     """DAPO's dynamic sampling: groups in which all rewards are equal are dropped and refilled (arXiv:2503.14476)."""
 
-    dynamic: Annotated[bool, Field(description="drop groups whose rewards are all equal, and draw other questions")] = (
-        False
-    )
+    dynamic: Annotated[
+        bool,
+        Field(description="drop groups whose rewards are all equal, and draw other questions"),
+        Flag("--dynamic-sampling/--no-dynamic-sampling"),
+    ] = False
     max_rounds: Annotated[int, Field(ge=1, description="rounds of refilling, for one batch")] = 3
 
 
@@ -106,7 +111,7 @@ class ValidationSettings(Section):
     """Held-out questions that choose the best policy, greedy unless a temperature is given."""
 
     data: Annotated[
-        str | None, Field(description="questions, as --data; the same data set's dev split if not given"), EXECUTION
+        str | None, Field(description="questions, as --dataset; the same data set's dev split if not given"), EXECUTION
     ] = None
     split: Annotated[str | None, Field(description="split of a named data set: train, dev or test"), EXECUTION] = None
     limit: Annotated[int | None, Field(ge=1, description="a seeded sample of this many questions"), EXECUTION] = 200
@@ -122,23 +127,32 @@ class ValidationSettings(Section):
 class RLSettings(TrainSettings):
     """Group-relative policy optimisation on rollouts with retrieval (GRPO, DAPO)."""
 
-    seed: Annotated[int, Field(description="of questions, rollouts and adapters")] = 0
+    seed: Annotated[int, Field(description="of questions, rollouts and adapters"), Flag("--seed")] = 0
     data: Annotated[
-        str | None, Field(description="questions: a known data set (hotpotqa, ...), demo, or a file"), EXECUTION
+        str | None,
+        Field(description="questions: a known data set (hotpotqa, ...), demo, or a file"),
+        Flag("--dataset"),
+        EXECUTION,
     ] = None
     model: Annotated[
         str | None,
         Field(description="the policy to train: a folder or a Hub id; demo:FORMAT is a shipped one"),
+        Flag("--model"),
         EXECUTION,
     ] = None
-    split: Annotated[str | None, Field(description="split of a named data set: train, dev or test"), EXECUTION] = None
-    world_seed: Annotated[int, Field(description="which demo world: its seed"), EXECUTION] = 0
+    split: Annotated[
+        str | None, Field(description="split of a named data set: train, dev or test"), Flag("--split"), EXECUTION
+    ] = None
+    world_seed: Annotated[int, Field(description="which demo world: its seed"), Flag("--world-seed"), EXECUTION] = 0
     retrieval: RetrievalConfig = RetrievalConfig()
     format: FormatConfig = FormatConfig(name="search_r1", max_steps=5)
     judge: JudgeConfig = JudgeConfig()
     reward: RewardSettings = RewardSettings()
     plans: Annotated[
-        str | None, Field(description="reference plans for search-p1: the file that `rl plan` writes"), EXECUTION
+        str | None,
+        Field(description="reference plans for search-p1: the file that `rl plan` writes"),
+        Flag("--plans"),
+        EXECUTION,
     ] = None
     rollout: RolloutSettings = RolloutSettings()
     sampling: SamplingSettings = SamplingSettings()
@@ -149,8 +163,11 @@ class RLSettings(TrainSettings):
     loss_type: Annotated[
         Literal["dapo", "grpo", "dr_grpo", "bnpo"],
         Field(description="how the loss is averaged over tokens, as TRL names it"),
+        Flag("--loss-type"),
     ] = "dapo"
-    beta: Annotated[float, Field(ge=0, description="weight of the KL penalty; 0 loads no reference model")] = 0.0
+    beta: Annotated[
+        float, Field(ge=0, description="weight of the KL penalty; 0 loads no reference model"), Flag("--beta")
+    ] = 0.0
     epsilon: Annotated[float, Field(gt=0, description="how far a ratio of probabilities may leave 1")] = 0.2
     epsilon_high: Annotated[
         float | None, Field(gt=0, description="how far it may rise above 1 (clip-higher); as epsilon if not given")
@@ -169,8 +186,10 @@ class RLSettings(TrainSettings):
     importance_max: Annotated[
         float, Field(gt=1, description="the ratio of probabilities at which the correction cuts")
     ] = 2.0
-    max_steps: Annotated[int, Field(ge=1, description="optimizer steps")] = 200
-    per_device_train_batch_size: Annotated[int, Field(ge=1, description="trajectories of one forward pass")] = 8
+    max_steps: Annotated[int, Field(ge=1, description="optimizer steps"), Flag("--max-steps")] = 200
+    per_device_train_batch_size: Annotated[
+        int, Field(ge=1, description="trajectories of one forward pass"), Flag("--batch-size")
+    ] = 8
     gradient_accumulation_steps: Annotated[int, Field(ge=1, description="follows from the batch; not to be set")] = 1
     lr_scheduler_type: Annotated[str, Field(description="schedule of the learning rate, as transformers names it")] = (
         "constant"
@@ -178,7 +197,9 @@ class RLSettings(TrainSettings):
     logging_steps: Annotated[
         int, Field(ge=1, description="optimizer steps between two lines of figures"), EXECUTION
     ] = 1
-    save_steps: Annotated[int, Field(ge=1, description="optimizer steps between checkpoints"), EXECUTION] = 20
+    save_steps: Annotated[
+        int, Field(ge=1, description="optimizer steps between checkpoints"), Flag("--save-steps"), EXECUTION
+    ] = 20
 
     @field_validator("gradient_accumulation_steps")
     @classmethod

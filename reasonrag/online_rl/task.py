@@ -112,7 +112,7 @@ def open_task(settings: RLSettings) -> Task:
     """
     config = settings.search()
     if settings.data is None:
-        raise ConfigError("nothing to train on: add --data with a name (hotpotqa, ..., demo) or a file of questions")
+        raise ConfigError("nothing to train on: add --dataset with a name (hotpotqa, ..., demo) or a file of questions")
     format = open_format(config)
     if not format.append_only:
         raise ConfigError(

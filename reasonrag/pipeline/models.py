@@ -20,8 +20,9 @@ Role = Literal["policy", "judge"]
 
 PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
 CHOICES = (
-    "http://HOST:PORT/v1 with --model (vLLM, SGLang, any OpenAI-compatible server), hf:NAME_OR_PATH (transformers in "
-    "this process), vllm:NAME_OR_PATH (vLLM in this process), demo[:FORMAT] (a tiny model for the demo world), "
+    "http://HOST:PORT/v1 with --policy-model (vLLM, SGLang, any OpenAI-compatible server), "
+    "hf:NAME_OR_PATH (transformers in this process), vllm:NAME_OR_PATH (vLLM in this process), "
+    "demo[:FORMAT] (a tiny model for the demo world), "
     "extractive (no neural network), python:PACKAGE.MODULE:FACTORY (your own)"
 )
 _JUDGE_CHOICE = ", demo-judge[:WORLD_SEED[:ERROR]] (knows the demo world's answers)"
@@ -131,7 +132,7 @@ def _named(url: str, config: ModelConfig) -> str:
     """The model's name at a server, which only its user knows."""
     if config.model is None:
         raise ConfigError(
-            f"{url} needs the name of the model that it serves: add --model (or --judge-model); "
+            f"{url} needs the name of the model that it serves: add --policy-model (or --judge-model); "
             "in eval, --policy NAME=URL#MODEL"
         )
     return config.model

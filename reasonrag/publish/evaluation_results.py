@@ -81,7 +81,9 @@ def read_measured(report: Path, policy: Path, checksums: Sequence[str], named: s
     if named is not None and named not in weights:
         raise ConfigError(f"{file} has no policy {quoted(named)}; it has: {known}")
     if len(measured) != 1:
-        raise ConfigError(f"{file}: {len(measured)} policies of these weights in it; name one as --policy: {known}")
+        raise ConfigError(
+            f"{file}: {len(measured)} policies of these weights in it; name one as --eval-policy: {known}"
+        )
     (one,) = measured
     if weights[one.policy] is not None and not one.verified:
         raise ConfigError(

@@ -98,11 +98,11 @@ def check(path: Path, options: PublishOptions) -> None:
     if not is_policy and not is_run:
         raise RunError(f"{path} {_why_not(path)}")
     if is_run and not is_policy and (options.merged or options.report or options.name):
-        raise ConfigError(f"{path} is a run; --merged, --eval and --policy are for a trained policy")
+        raise ConfigError(f"{path} is a run; --merged, --eval and --eval-policy are for a trained policy")
     if is_policy and not options.trees:
         raise ConfigError(f"{path} is a trained policy; --without-trees is for a run")
     if options.name is not None and options.report is None:
-        raise ConfigError("--policy names a policy of an evaluation; give the evaluation's folder as --eval")
+        raise ConfigError("--eval-policy names a policy of an evaluation; give the evaluation's folder as --eval")
 
 
 def _why_not(path: Path) -> str:

@@ -81,7 +81,7 @@ def comparisons(paper: Paper, settings: Mapping[str, Figures]) -> Iterator[Figur
 
 def command(paper: Paper, scale: AblationScale) -> str:
     """That makes the whole page, without its folders."""
-    given = {"seeds": scale.seeds, "questions": scale.questions, "test-questions": scale.test_questions}
+    given = {"seeds": scale.seeds, "limit": scale.questions, "test-limit": scale.test_questions}
     flags = "".join(f" --{name} {value}" for name, value in given.items() if value is not None)
     steps = "" if scale.max_steps is None else f" --max-steps {scale.max_steps}"
     return f"reasonrag reproduce {paper.name}{flags}{steps}"

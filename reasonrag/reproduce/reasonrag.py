@@ -91,7 +91,7 @@ def _of_seed(folder: Path, seed: int, scale: Scale) -> list[Stage]:
         _stage(rollout, *trees, "--iterations", str(scale.iterations)),
         _stage(judge, *trees, *budget, "--value", "judge", "--judge", "demo-judge"),
         _stage(data["dpo-alpha1"], "pairs", str(rollout), "--alpha", "1"),
-        _stage(data["dpo-judge-reward"], "pairs", str(judge), "--reward", "judge"),
+        _stage(data["dpo-judge-reward"], "pairs", str(judge), "--pair-reward", "judge"),
         _stage(data["dpo-outcome"], "pairs", str(rollout), "--level", "trajectory"),
     ]
     data = {name: source for name, source in data.items() if name in scale.variants}

@@ -192,8 +192,8 @@ def _training(summary: Figures) -> Figures:
 
 
 def _command(scale: Scale) -> str:
-    given = {"seeds": scale.seeds, "questions": scale.questions, "iterations": scale.iterations}
+    given = {"seeds": scale.seeds, "limit": scale.questions, "iterations": scale.iterations}
     flags = " ".join(f"--{name} {value}" for name, value in given.items())
     short = "" if scale.max_steps is None else f" --max-steps {scale.max_steps}"
     only = "".join(f" --only {name}" for name in scale.only)
-    return f"reasonrag reproduce reasonrag {flags} --test-questions {scale.test_questions}{short}{only}"
+    return f"reasonrag reproduce reasonrag {flags} --test-limit {scale.test_questions}{short}{only}"

@@ -116,7 +116,11 @@ class Plan:
             return None
         try:
             found = json.loads(self._file.read_text(encoding="utf-8"))
-            return {name: [str(line) for line in found[name]] for name in ("plan", "done")}
+            # `pairs --pair-reward` was called `--reward` when some folders were made.
+            return {
+                name: [str(line).replace(" --reward judge ", " --pair-reward judge ") for line in found[name]]
+                for name in ("plan", "done")
+            }
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{self._file} cannot be read ({error}); choose a new folder for --out") from error
 

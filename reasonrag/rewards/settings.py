@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.core.settings import Section, Tree, nearest
+from reasonrag.core.settings import Flag, Section, Tree, nearest
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -157,6 +157,7 @@ class RewardSettings(Section):
             description="reward function: outcome, hiprag, search-p1, when-to-search, or your own class or function as "
             "python:PACKAGE.MODULE:NAME"
         ),
+        Flag("--reward"),
     ] = "outcome"
     outcome: OutcomeSettings = OutcomeSettings()
     hiprag: HiPRAGSettings = HiPRAGSettings()

@@ -8,14 +8,16 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.core.settings import EXECUTION, Section, Tree, gather, validate
+from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, gather, validate
 
 
 class LoraSettings(Section):
     """Low-rank adapters (peft); unused with `method: full`."""
 
-    r: Annotated[int, Field(ge=1, description="rank of the adapters")] = 16
-    alpha: Annotated[int, Field(ge=1, description="scale of the adapters: they count alpha / r")] = 32
+    r: Annotated[int, Field(ge=1, description="rank of the adapters"), Flag("--lora-r")] = 16
+    alpha: Annotated[
+        int, Field(ge=1, description="scale of the adapters: they count alpha / r"), Flag("--lora-alpha")
+    ] = 32
     dropout: Annotated[float, Field(ge=0, lt=1, description="share of the adapters' inputs that is dropped")] = 0.0
     target_modules: Annotated[
         str | tuple[str, ...], Field(description="layers that get adapters: all-linear, or names such as q_proj")
@@ -25,41 +27,55 @@ class LoraSettings(Section):
 class TrainSettings(Section):
     """What every training has in common."""
 
-    seed: Annotated[int, Field(description="of order and adapters")] = 0
+    seed: Annotated[int, Field(description="of order and adapters"), Flag("--seed")] = 0
     data: Annotated[
         str | None,
         Field(description="a run's folder, Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub"),
+        Flag("--data"),
         EXECUTION,
     ] = None
     model: Annotated[
-        str | None, Field(description="the policy to train: a folder or a Hub id; demo is the shipped one"), EXECUTION
+        str | None,
+        Field(description="the policy to train: a folder or a Hub id; demo is the shipped one"),
+        Flag("--model"),
+        EXECUTION,
     ] = None
     revision: Annotated[str | None, Field(description="of the model on the Hub: a commit, a tag or a branch")] = None
     trust_remote_code: Annotated[bool, Field(description="run code that comes with a model")] = False
-    method: Annotated[Literal["lora", "full"], Field(description="adapters, or all weights")] = "lora"
+    method: Annotated[Literal["lora", "full"], Field(description="adapters, or all weights"), Flag("--method")] = "lora"
     lora: LoraSettings = LoraSettings()
     dtype: Annotated[
         str | None,
         Field(description="of the weights; if not given, bfloat16 for adapters on a GPU and else float32"),
     ] = None
     limit: Annotated[
-        int | None, Field(ge=1, description="a seeded sample of this many questions; all of them if not given")
+        int | None,
+        Field(ge=1, description="a seeded sample of this many questions; all of them if not given"),
+        Flag("--limit"),
     ] = None
-    learning_rate: Annotated[float, Field(gt=0, description="peak of the learning rate")] = 1e-6
+    learning_rate: Annotated[float, Field(gt=0, description="peak of the learning rate"), Flag("--learning-rate")] = (
+        1e-6
+    )
     lr_scheduler_type: Annotated[str, Field(description="schedule of the learning rate, as transformers names it")] = (
         "cosine"
     )
     warmup_ratio: Annotated[
         float, Field(ge=0, lt=1, description="share of the steps in which the learning rate rises")
     ] = 0.1
-    per_device_train_batch_size: Annotated[int, Field(ge=1, description="examples of one forward pass on a device")] = 2
-    gradient_accumulation_steps: Annotated[int, Field(ge=1, description="forward passes of one optimizer step")] = 8
+    per_device_train_batch_size: Annotated[
+        int, Field(ge=1, description="examples of one forward pass on a device"), Flag("--batch-size")
+    ] = 2
+    gradient_accumulation_steps: Annotated[
+        int, Field(ge=1, description="forward passes of one optimizer step"), Flag("--accumulation")
+    ] = 8
     weight_decay: Annotated[float, Field(ge=0, description="of AdamW")] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0, description="longer gradients are shortened to it")] = 1.0
     logging_steps: Annotated[
         int, Field(ge=1, description="optimizer steps between two lines of figures"), EXECUTION
     ] = 10
-    save_steps: Annotated[int, Field(ge=1, description="optimizer steps between checkpoints"), EXECUTION] = 200
+    save_steps: Annotated[
+        int, Field(ge=1, description="optimizer steps between checkpoints"), Flag("--save-steps"), EXECUTION
+    ] = 200
     save_total_limit: Annotated[int, Field(ge=1, description="checkpoints that are kept"), EXECUTION] = 2
     gradient_checkpointing: Annotated[
         bool | None,
@@ -68,10 +84,16 @@ class TrainSettings(Section):
     ] = None
     device: Annotated[Literal["auto", "cpu"], Field(description="auto: the GPUs if there are any"), EXECUTION] = "auto"
     report_to: Annotated[
-        tuple[str, ...], Field(description="where figures go too: wandb, tensorboard, ..."), EXECUTION
+        tuple[str, ...],
+        Field(description="where figures go too: wandb, tensorboard, ..."),
+        Flag("--report-to"),
+        EXECUTION,
     ] = ()
     merge: Annotated[
-        bool, Field(description="also write the adapters merged into the model, as OUT/merged"), EXECUTION
+        bool,
+        Field(description="also write the adapters merged into the model, as OUT/merged"),
+        Flag("--merge/--no-merge"),
+        EXECUTION,
     ] = False
     trainer: Annotated[
         dict[str, Any], Field(default_factory=dict, description="any other argument of TRL's trainer, by its name")
@@ -87,16 +109,23 @@ class PairSettings(TrainSettings):
     """What DPO and SFT have in common: they train on recorded steps."""
 
     max_length: Annotated[
-        int | None, Field(ge=8, description="tokens of prompt and step; longer ones are left out, never cut")
+        int | None,
+        Field(ge=8, description="tokens of prompt and step; longer ones are left out, never cut"),
+        Flag("--max-length"),
     ] = None  # the longest of the data, within the model's context
     max_dropped: Annotated[
-        float, Field(ge=0, le=1, description="share of a split that may be left out as too long"), EXECUTION
+        float,
+        Field(ge=0, le=1, description="share of a split that may be left out as too long"),
+        Flag("--max-dropped"),
+        EXECUTION,
     ] = 0.01
     turn_end: Annotated[
         Literal["as_sampled", "always"],
         Field(description="score the end-of-turn token where the policy itself wrote it, or after every step"),
     ] = "as_sampled"
-    num_train_epochs: Annotated[float, Field(gt=0, description="times that the data is gone through")] = 1.0
+    num_train_epochs: Annotated[
+        float, Field(gt=0, description="times that the data is gone through"), Flag("--epochs")
+    ] = 1.0
     max_steps: Annotated[int, Field(description="optimizer steps; -1: as many as the epochs have")] = -1
     eval_steps: Annotated[
         int, Field(ge=1, description="optimizer steps between two looks at held-out pairs"), EXECUTION
@@ -113,8 +142,12 @@ class PairSettings(TrainSettings):
 class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
 
-    beta: Annotated[float, Field(gt=0, description="how strongly the policy is held to the reference")] = 0.3
-    loss_type: Annotated[str, Field(description="one of TRL's DPO losses: sigmoid, ipo, hinge, ...")] = "sigmoid"
+    beta: Annotated[
+        float, Field(gt=0, description="how strongly the policy is held to the reference"), Flag("--beta")
+    ] = 0.3
+    loss_type: Annotated[
+        str, Field(description="one of TRL's DPO losses: sigmoid, ipo, hinge, ..."), Flag("--loss-type")
+    ] = "sigmoid"
     label_smoothing: Annotated[
         float, Field(ge=0, lt=0.5, description="share of pairs that may be the wrong way round")
     ] = 0.0
@@ -124,16 +157,23 @@ class DPOSettings(PairSettings):
             description="what the policy is held to: the adapter switched off, a frozen copy, or log-probabilities "
             "computed before; auto: adapter_off, and frozen in full training"
         ),
+        Flag("--reference"),
         EXECUTION,
     ] = "auto"
     weight: Annotated[
-        Literal["none", "margin"], Field(description="weigh pairs by the margin of their rewards (with mean 1), or not")
+        Literal["none", "margin"],
+        Field(description="weigh pairs by the margin of their rewards (with mean 1), or not"),
+        Flag("--weight"),
     ] = "none"
     reward_margin: Annotated[
-        float, Field(ge=0, description="times the pair's margin: what implicit rewards shall differ by")
+        float,
+        Field(ge=0, description="times the pair's margin: what implicit rewards shall differ by"),
+        Flag("--reward-margin"),
     ] = 0.0
     sft_weight: Annotated[
-        float, Field(ge=0, description="weight of the chosen step's negative log-likelihood in the loss")
+        float,
+        Field(ge=0, description="weight of the chosen step's negative log-likelihood in the loss"),
+        Flag("--sft-weight"),
     ] = 0.0
 
     @model_validator(mode="after")
@@ -151,7 +191,9 @@ class DPOSettings(PairSettings):
 class SFTSettings(PairSettings):
     """Supervised fine-tuning on chosen steps: the paper's Table 3 rival."""
 
-    learning_rate: Annotated[float, Field(gt=0, description="peak of the learning rate")] = 1e-5
+    learning_rate: Annotated[float, Field(gt=0, description="peak of the learning rate"), Flag("--learning-rate")] = (
+        1e-5
+    )
 
 
 _DEMO: Tree = {

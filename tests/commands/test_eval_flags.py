@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from reasonrag import flags
+from reasonrag.cli import cli
+from reasonrag.commands import evaluate
 from reasonrag.core.errors import ConfigError
 
 
 def configs(*policies, formats=(), assignments=()):
-    return flags.policy_configs(policies, None, None, assignments, {"questions__dataset": "demo"}, formats)
+    return evaluate.policy_configs(policies, None, None, assignments, {"questions__dataset": "demo"}, formats)
 
 
 def formats(found):
@@ -34,34 +34,28 @@ def test_a_format_of_a_policy_that_is_not_there_is_refused():
 
 
 def test_the_judge_is_sampled_as_configured():
-    found = flags.judging("http://j/v1", "org/judge", None, configs("demo", assignments=("judge.max_tokens=9",)))
+    found = evaluate.judging("http://j/v1", "org/judge", None, configs("demo", assignments=("judge.max_tokens=9",)))
     assert (found.model.spec, found.model.model, found.model.max_tokens) == ("http://j/v1", "org/judge", 9)
     assert (found.model.temperature, found.metrics) == (0.0, ("lasj", "osr", "usr"))
 
 
 def test_what_is_asked_of_a_judge_needs_one():
-    assert flags.judging(None, None, None, configs("demo")) is None
+    assert evaluate.judging(None, None, None, configs("demo")) is None
     for model, judged in (("m", None), (None, ("osr",))):
         with pytest.raises(ConfigError, match="add --judge"):
-            flags.judging(None, model, judged, configs("demo"))
+            evaluate.judging(None, model, judged, configs("demo"))
 
 
 def test_a_password_in_the_judges_address_is_refused():
     with pytest.raises(ConfigError, match="password") as caught:
-        flags.judging("http://me:secret@h/v1", "m", None, configs("demo"))
+        evaluate.judging("http://me:secret@h/v1", "m", None, configs("demo"))
     assert "secret" not in str(caught.value)
 
 
-def test_metrics_are_named_with_commas_between_them():
-    @click.command()
-    @flags.EVALUATION
-    def command(**given):
-        click.echo(repr(given["judged"]))
-
-    def run(*arguments):
-        return CliRunner().invoke(command, ["--policy", "demo", *arguments])
-
-    assert run("--judged", "usr, OSR").output.strip() == "('usr', 'osr')"
-    assert run().output.strip() == "None"
-    refused = run("--judged", "osr,em")
-    assert refused.exit_code == 2 and "lasj, osr, usr" in refused.output
+def test_metrics_are_named_with_commas_between_them(tmp_path):
+    command = cli.get_command(click.Context(cli), "eval")
+    given = ["--policy", "demo", "--out", str(tmp_path)]
+    assert command.make_context("eval", [*given, "--judged", "usr, OSR"]).params["judged"] == ("usr", "osr")
+    assert command.make_context("eval", given).params["judged"] is None
+    with pytest.raises(ConfigError, match="lasj, osr, usr"):
+        evaluate.judging("demo-judge", None, ("osr", "em"), configs("demo"))

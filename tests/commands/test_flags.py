@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from reasonrag.commands.evaluate import chosen_temperatures, policy_configs
 from reasonrag.core.errors import ConfigError
-from reasonrag.flags import policy_configs, temperatures_asked_for
 
 
 def configs(*policies, preset="demo", file=None, assignments=(), **given):
@@ -52,7 +52,7 @@ def test_the_split_of_a_file_made_for_training_is_not_evaluated(tmp_path):
 
 def test_evaluation_is_greedy_unless_told_otherwise(tmp_path):
     found = configs("demo")
-    assert temperatures_asked_for(None, found, ()) == (0.0,)
-    assert temperatures_asked_for((0.0, 1.0), found, ("policy.temperature=0.5",)) == (0.0, 1.0)
+    assert chosen_temperatures(None, found, ()) == (0.0,)
+    assert chosen_temperatures((0.0, 1.0), found, ("policy.temperature=0.5",)) == (0.0, 1.0)
     half = ("policy.temperature=0.5",)
-    assert temperatures_asked_for(None, configs("demo", assignments=half), half) == (0.5,)
+    assert chosen_temperatures(None, configs("demo", assignments=half), half) == (0.5,)

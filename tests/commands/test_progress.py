@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from reasonrag.commands.progress import StageLines
+from reasonrag.commands.console import StageLines
 
 
 def shown(work) -> list[str]:

@@ -23,7 +23,7 @@ reasonrag index build --corpus corpus.jsonl.gz --kind bm25 --out indexes/mine
 reasonrag dpo train --data runs/hotpotqa --model Qwen/Qwen2.5-7B-Instruct --out policies/dpo --merge
 reasonrag eval --dataset hotpotqa --limit 1000 --policy base=hf:Qwen/Qwen2.5-7B-Instruct \
     --policy dpo=hf:policies/dpo/merged --out reports/hotpotqa
-reasonrag rl train --preset hiprag --data hotpotqa --policy Qwen/Qwen2.5-3B-Instruct \
+reasonrag rl train --preset hiprag --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct \
     --judge http://127.0.0.1:8001/v1 --judge-model org/judge --out policies/hiprag
 reasonrag eval --preset demo --policy base=demo:hiprag --policy rl=hf:policies/hiprag/best \
     --judge demo-judge --out reports/hiprag

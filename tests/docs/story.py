@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,12 +55,11 @@ READ_ONLY = {
 # (flag, what its value looks like, what it becomes; None drops both). The first line that fits counts.
 SUBSTITUTES: tuple[tuple[str, str, str | None], ...] = (
     ("--dataset", r"hotpotqa|2wikimultihopqa", "demo"),
-    ("--data", r"hotpotqa", "demo"),
     ("--index", r"indexes/wiki18", None),  # the demo world's own passages
     ("--encoder", r".+", "{encoder}"),
     ("--policy", r"(\w+=)?https?://[^#]+(#.+)?", r"\1{server}\2"),
     ("--policy", r"(\w+=)?hf:Qwen/.+", r"\1demo"),
-    ("--policy", r"Qwen/.+", "{stream_policy}"),
+    ("--model", r"Qwen/Qwen2.5-3B-Instruct", "{stream_policy}"),
     ("--judge", r"https?://.+", "demo-judge"),
     ("--judge-model", r".+", None),
     ("--retriever-url", r".+", "{retriever}"),
@@ -75,7 +75,7 @@ ADDED = {
     "reasonrag sft train": "--model demo --set max_steps=1 --set dtype=float32",
     "reasonrag rl plan": "--limit 2",
     "reasonrag rl train": (
-        "--max-steps 1 --questions 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "
+        "--max-steps 1 --questions-per-step 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "
         "--set rollout.max_tokens=48 --set validation.limit=2 --set method=full --set device=cpu --set dtype=float32"
     ),
     "reasonrag publish": "--dry-run --out staged/line-{line}",
@@ -223,7 +223,7 @@ def reasonrag(folder: Path, *words: str, **environment: str) -> str:
 def run_here(folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
     """What the `reasonrag` script does in a folder, in this process: exit code, stdout and stderr."""
     stdout, stderr = io.StringIO(), io.StringIO()
-    before, argv = dict(os.environ), sys.argv
+    before, argv, interrupt = dict(os.environ), sys.argv, signal.getsignal(signal.SIGINT)
     try:
         sys.argv = ["reasonrag", *words]
         os.environ.update(environment)
@@ -234,6 +234,7 @@ def run_here(folder: Path, words: Sequence[str], environment: Mapping[str, str])
         code = int(ended.code or 0)
     finally:
         sys.argv = argv
+        signal.signal(signal.SIGINT, interrupt)
         os.environ.clear()
         os.environ.update(before)
         structlog.reset_defaults()

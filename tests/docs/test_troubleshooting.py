@@ -35,10 +35,10 @@ PROVOKED = (
     ),
     (
         "no server answers at ... is it running, and is this its address?",
-        ("build-tree --preset demo --limit 1 --policy http://127.0.0.1:9/v1 --model m --out run",),
+        ("build-tree --preset demo --limit 1 --policy http://127.0.0.1:9/v1 --policy-model m --out run",),
     ),
     (
-        "... needs the name of the model that it serves: add --model ...",
+        "... needs the name of the model that it serves: add --policy-model ...",
         ("build-tree --preset demo --limit 1 --policy http://127.0.0.1:9/v1 --out run",),
     ),
     ("unknown key ...; did you mean ...?", ("build-tree --preset demo --set search.iteration=2 --out run",)),

@@ -135,7 +135,7 @@ class ExtractiveServer(FakeOpenAI):
     @property
     def flags(self) -> tuple[str, ...]:
         """Of `build-tree`: use this server."""
-        return ("--policy", self.base_url, "--model", "extractor")
+        return ("--policy", self.base_url, "--policy-model", "extractor")
 
     @property
     def paid_twice(self) -> int:

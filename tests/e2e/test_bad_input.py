@@ -201,7 +201,7 @@ def test_a_reader_that_cannot_judge_is_refused_as_judge(world: World, out: tuple
 
 
 def test_a_server_that_refuses_connections(world: World, out: tuple[str, Path]) -> None:
-    line = build_refusal(*world.flags, "--policy", "http://127.0.0.1:9/v1", "--model", "m", *out)
+    line = build_refusal(*world.flags, "--policy", "http://127.0.0.1:9/v1", "--policy-model", "m", *out)
     assert "http://127.0.0.1:9/v1" in line
 
 
@@ -211,12 +211,14 @@ def test_a_retrieval_server_that_refuses_connections(world: World, out: tuple[st
 
 
 def test_a_server_without_a_model_named(world: World, out: tuple[str, Path]) -> None:
-    assert "--model" in build_refusal(*world.flags, "--policy", "http://127.0.0.1:9/v1", *out)
+    assert "--policy-model" in build_refusal(*world.flags, "--policy", "http://127.0.0.1:9/v1", *out)
 
 
 def test_a_server_that_refuses_the_key_does_not_get_it_printed(world: World, out: tuple[str, Path]) -> None:
     with Refusing(401) as server:
-        line = build_refusal(*world.flags, "--policy", server.base_url, "--model", "m", *out, OPENAI_API_KEY=SECRET)
+        line = build_refusal(
+            *world.flags, "--policy", server.base_url, "--policy-model", "m", *out, OPENAI_API_KEY=SECRET
+        )
     assert server.asked
     assert "401" in line
     assert SECRET not in line
@@ -224,14 +226,14 @@ def test_a_server_that_refuses_the_key_does_not_get_it_printed(world: World, out
 
 def test_a_model_that_the_server_does_not_list(world: World, out: tuple[str, Path]) -> None:
     with FakeOpenAI(models=("small", "large")) as server:
-        line = build_refusal(*world.flags, "--policy", server.base_url, "--model", "medium", *out)
+        line = build_refusal(*world.flags, "--policy", server.base_url, "--policy-model", "medium", *out)
         assert [request["max_tokens"] for request in server.requests] == [1], "a server may serve what it does not list"
     assert "'medium'" in line and "small, large" in line
 
 
 def test_the_right_model_is_taken_after_a_wrong_one_in_the_same_folder(world: World, out: tuple[str, Path]) -> None:
     with ExtractiveServer() as server:
-        build_refusal(*world.flags, "--policy", server.base_url, "--model", "extractr", *out)
+        build_refusal(*world.flags, "--policy", server.base_url, "--policy-model", "extractr", *out)
         product.build(*world.flags, *server.flags, "--iterations", "2", "--limit", "2", *out)
 
 
@@ -242,8 +244,8 @@ def test_a_local_model_that_does_not_exist(name: str, world: World, out: tuple[s
 
 
 PASSWORDS = {
-    "policy": ("--policy", f"http://me:{SECRET}@127.0.0.1:9/v1", "--model", "m"),
-    "policy in capitals": ("--policy", f"HTTP://me:{SECRET}@127.0.0.1:9/v1", "--model", "m"),
+    "policy": ("--policy", f"http://me:{SECRET}@127.0.0.1:9/v1", "--policy-model", "m"),
+    "policy in capitals": ("--policy", f"HTTP://me:{SECRET}@127.0.0.1:9/v1", "--policy-model", "m"),
     "judge": (
         *EXTRACTIVE,
         *("--value", "judge", "--judge", f"https://me:{SECRET}@127.0.0.1:9/v1", "--judge-model", "m"),

@@ -105,12 +105,12 @@ def served(index: Path, *args: str) -> Iterator[str]:
 def test_it_is_served_as_search_r1_serves_it_and_measured_over_http(index: Path, tmp_path: Path) -> None:
     question = {"id": "q", "question": "captain of Orlandis", "golden_answers": ["Benna Ruvik"]}
     write_jsonl(tmp_path / "questions.jsonl", [question | {"metadata": {"gold_ids": [gold_id(index, "Orlandis")]}}])
-    with served(index, "--kind", "bm25") as url:
+    with served(index, "--retriever", "bm25") as url:
         body = json.dumps({"queries": ["captain of Orlandis"], "topk": 2, "return_scores": True}).encode()
         request = Request(f"{url}/retrieve", body, {"Content-Type": "application/json"})
         with urlopen(request, timeout=10) as reply:
             (ranking,) = json.load(reply)["result"]
-        measured = product.run("index", "recall", url, "--questions", tmp_path / "questions.jsonl", "--k", "1,5")
+        measured = product.run("index", "recall", url, "--dataset", tmp_path / "questions.jsonl", "--k", "1,5")
     assert ranking[0]["document"]["contents"].startswith("Orlandis\n")
     assert ranking[0]["score"] > ranking[1]["score"]
     found = json.loads(measured.stdout)
@@ -123,7 +123,7 @@ def gold_id(index: Path, title: str) -> str:
 
 
 def test_the_doctor_says_size_speed_and_that_it_finds_itself(index: Path) -> None:
-    done = product.run("index", "doctor", index, "--kind", "bm25", "--sample", "20", "--json")
+    done = product.run("index", "doctor", index, "--retriever", "bm25", "--sample", "20", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert set(report["parts"]) >= {"passages", "bm25", "embeddings"}
@@ -150,7 +150,7 @@ def test_a_flipped_byte_is_refused_in_one_line(index: Path, tmp_path: Path, patt
     copy = shutil.copytree(index, tmp_path / "copy")
     (victim, *_) = copy.glob(pattern)
     flip(victim)
-    line = refusal("index", command, copy, "--kind", "bm25")
+    line = refusal("index", command, copy, "--retriever", "bm25")
     assert f"{victim.relative_to(copy)} is damaged: its checksum differs; build the index again" in line
 
 
@@ -162,7 +162,7 @@ def test_a_missing_shard_and_another_encoder_are_refused(index: Path, tmp_path: 
     other = shutil.copytree(MODEL, tmp_path / "model")
     config = json.loads((other / "tokenizer_config.json").read_text(encoding="utf-8"))
     (other / "tokenizer_config.json").write_text(json.dumps(config | {"changed": True}), encoding="utf-8")
-    line = refusal("index", "doctor", index, "--kind", "dense", "--encoder", other)
+    line = refusal("index", "doctor", index, "--retriever", "dense", "--encoder", other)
     assert "was built with" in line or "another encoder" in line
 
 

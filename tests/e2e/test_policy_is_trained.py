@@ -226,5 +226,5 @@ def test_a_folder_of_something_else_is_no_evaluation(trees: Path) -> None:
 
 
 def test_numbers_of_a_sweep_have_to_be_numbers(tmp_path: Path) -> None:
-    line = refused("eval", "--preset", "demo", "--policy", "demo", "--max-steps", "2,x", "--out", tmp_path / "out")
+    line = refused("eval", "--preset", "demo", "--policy", "demo", "--max-turns", "2,x", "--out", tmp_path / "out")
     assert "'2,x'" in line

@@ -132,7 +132,7 @@ def test_ctrl_c_leaves_no_staged_folder_and_the_printed_command_goes_on(
     hub.fail("commit", do=lambda: child.send_signal(signal.SIGINT), status=503)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert said.endswith(f"Go on with:\n  reasonrag publish {run} --repo-id {name}\n")
+    assert said.endswith(f"Resume with:\n  reasonrag publish {run} --repo-id {name}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert not hub.repos["datasets", name].written
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_reproduce_says_each_command_and_writes_a_page_next_to_the_papers_table(tmp_path: Path) -> None:
-    scale = ("--seeds", "1", "--questions", "14", "--iterations", "6", "--test-questions", "4", "--max-steps", "3")
+    scale = ("--seeds", "1", "--limit", "14", "--iterations", "6", "--test-limit", "4", "--max-steps", "3")
     scale += ("--only", "dpo-rollout")  # each training is a process that imports torch
     done = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out", timeout_s=600)
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from tests.e2e import product
 
 pytestmark = pytest.mark.slow
 
-TINY = ("--seeds", "1", "--questions", "10", "--test-questions", "6", "--max-steps", "2", "--only", "lp-0.4")
+TINY = ("--seeds", "1", "--limit", "10", "--test-limit", "6", "--max-steps", "2", "--only", "lp-0.4")
 
 
 def test_hiprag_is_trained_judged_and_set_beside_the_paper_and_is_not_done_twice(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_the_demo_policy_behind_transformers_serve(world: World, tmp_path: Path)
     model = str(policy_folder())
     with transformers_serve(model, tmp_path / "hub") as url:
         done = product.build(
-            *("--preset", "demo", "--limit", "10", "--policy", url, "--model", model, "--seed", "7"),
+            *("--preset", "demo", "--limit", "10", "--policy", url, "--policy-model", model, "--seed", "7"),
             *("--set", f"retrieval.cache={world.cache}", "--out", out),
             timeout_s=300,
         )

@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-from reasonrag import flags
+from reasonrag.commands.evaluate import judging, policy_configs
 from reasonrag.core.config import load_config
 from reasonrag.evaluation.run import Evaluation
-from reasonrag.flags import policy_configs
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.evaluation.test_run import digests
@@ -53,8 +52,8 @@ def test_the_shipped_policy_twice_in_a_folder_calls_once_and_writes_the_same(tmp
 
 def test_the_policy_of_another_format_is_judged_and_compared_with_the_shipped_one(tmp_path):
     configs = policy_configs(("hiprag=demo:hiprag", "demo"), "demo", None, (), {"questions__limit": 20})
-    judging = flags.judging("demo-judge", None, None, configs)
-    figures = evaluate(configs, tmp_path / "out", temperatures=[0.0], judging=judging)
+    judge = judging("demo-judge", None, None, configs)
+    figures = evaluate(configs, tmp_path / "out", temperatures=[0.0], judging=judge)
     assert [configs[name].format.name for name in configs] == ["hiprag", "reasonrag"]
     assert figures["lasj"] == figures["em"], "the exact judge goes by exact match"
     assert figures["format_rate"]["mean"] >= 0.9
@@ -65,7 +64,7 @@ def test_the_policy_of_another_format_is_judged_and_compared_with_the_shipped_on
     assert figures["by_kind"]["bridge"]["osr"]["mean"] < 0.5
     told = {row["metric"]: row for row in figures["differences"]}
     assert told["em"]["n"] == told["lasj"]["n"] == 20 and told["osr"]["n"] > 10
-    again = Evaluation(configs, tmp_path / "out", temperatures=[0.0], judging=judging)
+    again = Evaluation(configs, tmp_path / "out", temperatures=[0.0], judging=judge)
     again.run()
     assert again.progress.calls == 0
 

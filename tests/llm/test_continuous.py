@@ -381,9 +381,10 @@ def test_a_training_samples_from_the_law_that_it_trains(tmp_path, chat):
         "mask_truncated": "false", "validation.steps": "0", "save_steps": "2", "learning_rate": "0.001",
     }  # fmt: skip
     command = [
-        "rl", "train", "--data", str(questions), "--corpus", str(corpus), "--policy", str(tiny), "--out",
-        str(tmp_path / "out"), "--format", "search_r1", "--prompts", "brief", "--turns", "2", "--method", "full",
-        "--reward", "tests.llm.test_continuous:TextLength", "--max-steps", "2", "--questions", "2", "--group-size", "4",
+        "rl", "train", "--dataset", str(questions), "--corpus", str(corpus), "--model", str(tiny), "--out",
+        str(tmp_path / "out"), "--format", "search_r1", "--prompts", "brief", "--max-turns", "2", "--method", "full",
+        "--reward", "tests.llm.test_continuous:TextLength", "--max-steps", "2", "--questions-per-step", "2",
+        "--group-size", "4",
         *(part for name, value in settings.items() for part in ("--set", f"{name}={value}")),
     ]  # fmt: skip
     result = CliRunner().invoke(cli, command)

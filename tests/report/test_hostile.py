@@ -155,7 +155,7 @@ def test_a_preview_shows_what_a_hostile_model_writes_as_text(world):
         return f"{HOSTILE}<{tag}>{HOSTILE}</{tag}>"
 
     with FakeOpenAI(reply) as server:
-        policy = ("--policy", server.base_url, "--model", "fake")
+        policy = ("--policy", server.base_url, "--policy-model", "fake")
         code, text, styled = on_a_terminal("build-tree", *world, *policy, "--preview")
     assert (code, acting(text)) == (0, set()), text
     assert styled > 0 and "─ " in text
@@ -165,7 +165,7 @@ def test_a_preview_shows_what_a_hostile_model_writes_as_text(world):
 
 def test_an_error_of_a_hostile_server_is_one_line_of_text(world):
     with FakeOpenAI(faults=[Answer(400, f'{{"error": {{"message": "{HOSTILE[:40]}"}}}}')] * 50) as server:
-        policy = ("--policy", server.base_url, "--model", "fake")
+        policy = ("--policy", server.base_url, "--policy-model", "fake")
         code, text, _ = on_a_terminal("build-tree", *world, *policy, "--preview")
     assert code == 2 and acting(text) == set(), text
     assert "Traceback" not in text

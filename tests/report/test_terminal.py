@@ -58,15 +58,15 @@ def test_what_a_model_or_a_data_set_wrote_does_not_act_on_the_terminal():
 
 
 def test_show_prints_the_tree_of_one_question_or_says_what_is_there(run, capsys):
-    inspect.show(run, "q3")
+    inspect.show.callback(run, "q3", None)
     assert tree_of(run, "q3").root["question"] in capsys.readouterr().out
     with pytest.raises(DataError, match="the nearest ids"):
         show(run, "q33", Console())
 
 
 def test_graphs_are_written_in_either_form(run, tmp_path, capsys):
-    inspect.graph(run, tmp_path / "graphs", "graphml", ["q3"])
-    inspect.graph(run, tmp_path / "trees.jsonl", "node-link")
+    inspect.graph.callback(run, tmp_path / "graphs", "graphml", ["q3"])
+    inspect.graph.callback(run, tmp_path / "trees.jsonl", "node-link", ())
     assert capsys.readouterr().out.splitlines() == [
         f"graphs: 1 in {tmp_path / 'graphs'}",
         f"graphs: 16 in {tmp_path / 'trees.jsonl'}",

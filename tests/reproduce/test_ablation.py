@@ -7,8 +7,9 @@ import click
 import pytest
 
 from reasonrag.cli import cli
-from reasonrag.flags import online, resolve
-from reasonrag.online_rl.presets import RL_PRESETS
+from reasonrag.commands.options import given_settings
+from reasonrag.commands.rl import online_settings
+from reasonrag.core.config import load_config
 from reasonrag.pipeline.parts import open_questions
 from reasonrag.reproduce.ablation import BASE, AblationScale, outs, stages
 from reasonrag.reproduce.measures import METRICS
@@ -23,7 +24,9 @@ def parsed(stage):
     command: click.Command = cli
     arguments = list(stage.arguments)
     while isinstance(command, click.Group):
-        command = command.commands[arguments.pop(0)]
+        found = command.get_command(click.Context(command), arguments.pop(0))
+        assert found is not None
+        command = found
     return command.make_context(command.name, arguments).params
 
 
@@ -34,7 +37,9 @@ def trainings(paper, scale=SMALL):
         if stage.arguments[:2] == ("rl", "train") and stage.out.parent == Path("OUT/seed-0"):
             given = parsed(stage)
             given.pop("out")
-            found[stage.out.name] = online(RL_PRESETS, given)
+            found[stage.out.name] = online_settings(
+                given.pop("preset"), given.pop("file"), given.pop("assignments"), given
+            )
     return found
 
 
@@ -99,7 +104,8 @@ def test_plans_are_made_for_the_questions_that_are_trained_on():
     paper = PAPERS["search-p1"]
     (stage,) = (s for s in stages(paper, Path("OUT"), AblationScale(seeds=1, questions=30)) if s.arguments[1] == "plan")
     given = parsed(stage)
-    config = resolve(given["preset"], None, given["assignments"], {"questions__limit": given["questions__limit"]})
+    limit = {"questions__limit": given["questions__limit"]}
+    config = load_config(preset=given["preset"], overrides=given_settings(limit, given["assignments"]))
     planned = {question.id for question in open_questions(config)}
     trained = {question.id for question in open_questions(trainings(paper)["full"].search())}
     assert len(planned) == 30 and planned == trained

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from reasonrag.commands.rl_plan import plan
+from reasonrag.commands.rl import plan
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import DataError, Interrupted, LLMError
 from reasonrag.core.types import Question
@@ -166,13 +166,13 @@ def test_done_again_it_pays_for_nothing_and_draining_stops_it(tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
-from reasonrag.commands.rl_plan import plan
+from reasonrag.commands.rl import plan
 from reasonrag.core.config import load_config
 url, data, out = sys.argv[1:]
 judge = {"value.kind": "judge", "judge.spec": url, "judge.model": "fake"}
 prices = {"judge.input_price": 1, "judge.output_price": 1}
 config = load_config(overrides=judge | prices | {"questions.dataset": data, "run.concurrency": 4})
-sys.exit(plan(config, Path(out), k=4))
+sys.exit(plan(config, Path(out), candidates=4))
 """
 
 
@@ -206,7 +206,7 @@ def test_killed_it_goes_on_with_the_same_file_and_pays_for_nothing_that_was_kept
     with FakeOpenAI(remote_reply) as server:
         judging = {"value.kind": "judge", "judge.spec": server.base_url, "judge.model": "fake"}
         config = load_config(overrides=judging | {"questions.dataset": str(data)})
-        assert plan(config, tmp_path / "whole.parquet", k=4) == 0
+        assert plan(config, tmp_path / "whole.parquet", candidates=4) == 0
         calls = len(server.requests)
     with FakeOpenAI(remote_reply, latency_s=0.02) as server:
         out = tmp_path / "cut.parquet"
@@ -236,7 +236,7 @@ def test_the_command_says_what_came_of_it(tmp_path, capsys, plain_logs):
     with FakeOpenAI(lambda request: proposal("a", answer="George Lucas")) as server:
         names = {"value.kind": "judge", "judge.spec": server.base_url, "judge.model": "fake"}
         config = load_config(overrides=names | {"questions.dataset": str(data)})
-        assert plan(config, tmp_path / "new" / "plans.parquet", k=2) == 0
+        assert plan(config, tmp_path / "new" / "plans.parquet", candidates=2) == 0
     told = capsys.readouterr()
     assert "0 of 1 questions" in told.out
     assert "without: no_correct_candidate" in told.out
@@ -250,6 +250,6 @@ def test_a_judge_has_the_configured_time_for_a_verdict_with_all_its_attempts(tmp
         names = {"value.kind": "judge", "judge.spec": server.base_url, "judge.model": "fake", "judge.timeout_s": 0.3}
         config = load_config(overrides=names | {"questions.dataset": str(data)})
         began = time.monotonic()
-        assert plan(config, tmp_path / "plans.parquet", k=1) == 1
+        assert plan(config, tmp_path / "plans.parquet", candidates=1) == 1
         assert time.monotonic() - began < 5
     assert "without: timeout" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import EXECUTION, Section
+from reasonrag.core.settings import EXECUTION, Flag, Section
 
 Kind = Literal["bm25", "dense"]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -25,22 +25,32 @@ class PassagesConfig(Section):
     """
 
     # The order of these fields is their order in the manifest of an index.
-    strict: Annotated[bool, Field(description="refuse a corpus with rows that would be set aside")] = False
-    max_words: Annotated[int, Field(ge=10, description="words of a passage; longer ones are split")] = 1000
-    chunk_words: Annotated[int | None, Field(ge=10, description="split all texts into passages of so many words")] = (
-        None
-    )
+    strict: Annotated[
+        bool, Field(description="refuse a corpus with rows that would be set aside"), Flag("--strict/--no-strict")
+    ] = False
+    max_words: Annotated[
+        int, Field(ge=10, description="words of a passage; longer ones are split"), Flag("--max-words")
+    ] = 1000
+    chunk_words: Annotated[
+        int | None, Field(ge=10, description="split all texts into passages of so many words"), Flag("--chunk-words")
+    ] = None
 
 
 class BM25Config(Section):
     """How BM25 cuts texts into words and weighs them. A title is the first of several lines."""
 
     # The order of these fields is their order in the manifest of an index.
-    stemmer: Annotated[str | None, Field(description="stems words: a Snowball language, or none")] = "english"
-    stopwords: Annotated[str | None, Field(description="words left out: a list that bm25s knows, or none")] = "english"
-    k1: Annotated[float, Field(ge=0, description="how slowly repeated words saturate")] = 1.2
-    b: Annotated[float, Field(ge=0, le=1, description="how much long passages are held back")] = 0.75
-    title_weight: Annotated[int, Field(ge=1, le=100, description="how often a word of the title counts")] = 1
+    stemmer: Annotated[
+        str | None, Field(description="stems words: a Snowball language, or none"), Flag("--stemmer")
+    ] = "english"
+    stopwords: Annotated[
+        str | None, Field(description="words left out: a list that bm25s knows, or none"), Flag("--stopwords")
+    ] = "english"
+    k1: Annotated[float, Field(ge=0, description="how slowly repeated words saturate"), Flag("--k1")] = 1.2
+    b: Annotated[float, Field(ge=0, le=1, description="how much long passages are held back"), Flag("--b")] = 0.75
+    title_weight: Annotated[
+        int, Field(ge=1, le=100, description="how often a word of the title counts"), Flag("--title-weight")
+    ] = 1
 
     @field_validator("stemmer", "stopwords", mode="before")
     @classmethod
@@ -55,7 +65,9 @@ class EncoderConfig(Section):
     that pooling.
     """
 
-    name: Annotated[str | None, Field(description="a sentence-transformers model: a Hub id or a folder")] = None
+    name: Annotated[
+        str | None, Field(description="a sentence-transformers model: a Hub id or a folder"), Flag("--encoder")
+    ] = None
     family: Annotated[
         str,
         Field(description="family of the model: e5, bge-en, ...; auto goes by its name, own by its files alone"),
@@ -75,10 +87,17 @@ class EncoderConfig(Section):
         int | None,
         Field(ge=8, description="tokens of a text that are read, the rest is cut off; the family's if not given"),
     ] = None
-    dtype: Annotated[str | None, Field(description="of the weights: float32, bfloat16, float16")] = None
-    batch_size: Annotated[int, Field(ge=1, description="passages that the encoder reads at once")] = 64
+    dtype: Annotated[str | None, Field(description="of the weights: float32, bfloat16, float16"), Flag("--dtype")] = (
+        None
+    )
+    batch_size: Annotated[
+        int, Field(ge=1, description="passages that the encoder reads at once"), Flag("--encode-batch")
+    ] = 64
     device: Annotated[
-        str | None, Field(description="where it encodes: cpu, cuda, or several: cuda:0,cuda:1"), EXECUTION
+        str | None,
+        Field(description="where it encodes: cpu, cuda, or several: cuda:0,cuda:1"),
+        Flag("--device"),
+        EXECUTION,
     ] = None
     trust_remote_code: Annotated[bool, Field(description="run code that comes with a model")] = False
 
@@ -89,12 +108,18 @@ class VectorsConfig(Section):
     kind: Annotated[
         Literal["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"],
         Field(description="which FAISS index; auto looks at the number of vectors and the memory"),
+        Flag("--vectors"),
     ] = "auto"
     recall: Annotated[
-        float, Field(gt=0, le=1, description="recall@10 against exact search that the search is tuned for")
+        float,
+        Field(gt=0, le=1, description="recall@10 against exact search that the search is tuned for"),
+        Flag("--recall"),
     ] = 0.95
     adopt: Annotated[
-        str | None, Field(description="an existing FAISS index over these passages, in their order"), EXECUTION
+        str | None,
+        Field(description="an existing FAISS index over these passages, in their order"),
+        Flag("--adopt"),
+        EXECUTION,
     ] = None
 
 
@@ -104,12 +129,16 @@ class IndexConfig(Section):
     corpus: Annotated[
         str | None,
         Field(description="a known name (wiki18, ...); a file or folder of JSONL, Parquet or text; hub:OWNER/NAME"),
+        Flag("--corpus"),
         EXECUTION,
     ] = None
-    kind: Annotated[tuple[Kind, ...], Field(description="what is built: bm25, dense, or both"), EXECUTION] = ()
+    kind: Annotated[
+        tuple[Kind, ...], Field(description="what is built: bm25, dense, or both"), Flag("--kind"), EXECUTION
+    ] = ()
     max_memory: Annotated[
         str | None,
         Field(description="memory of the build, for example 8G; half of this machine's if not given"),
+        Flag("--max-memory"),
         EXECUTION,
     ] = None
     passages: PassagesConfig = PassagesConfig()

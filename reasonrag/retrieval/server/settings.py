@@ -9,7 +9,7 @@ from pydantic import Field
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.http import TOKEN_ENV, read_token
-from reasonrag.core.settings import Section
+from reasonrag.core.settings import Flag, Section
 
 
 class ServeSettings(Section):
@@ -18,31 +18,41 @@ class ServeSettings(Section):
     Limits hold for one request, unless they say otherwise.
     """
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="port to listen on; 0 takes a free one")
-    allow_remote: bool = Field(False, description="allow an address that other machines reach; needs a token")
-    token_env: str = Field(
-        TOKEN_ENV, description="environment variable with a token that clients have to send, if it is set"
+    host: Annotated[
+        str,
+        Field(description="address to listen on; another one than this machine's needs --allow-remote"),
+        Flag("--host"),
+    ] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0 takes a free one"), Flag("--port")] = (
+        8000
     )
-    top_k: Annotated[int, Field(ge=1)] = Field(3, description="passages per query, if a request does not say")
-    max_top_k: Annotated[int, Field(ge=1)] = Field(1000, description="most passages per query")
-    max_passages: Annotated[int, Field(ge=1)] = Field(
-        100_000, description="most passages of a request: queries times passages per query"
+    allow_remote: Annotated[
+        bool, Field(description="serve other machines; requires a token"), Flag("--allow-remote")
+    ] = False
+    token_env: Annotated[
+        str,
+        Field(description="environment variable that holds a token; if it is set, clients must send it"),
+        Flag("--token-env"),
+    ] = TOKEN_ENV
+    top_k: Annotated[int, Field(ge=1, description="passages per search"), Flag("--top-k")] = 3
+    max_top_k: Annotated[int, Field(ge=1, description="maximum passages per query")] = 1000
+    max_passages: Annotated[
+        int, Field(ge=1, description="maximum passages of a request: queries times passages per query")
+    ] = 100_000
+    max_queries: Annotated[int, Field(ge=1, description="maximum queries of a request")] = 4096
+    max_query_chars: Annotated[int, Field(ge=1, description="characters of a query; longer queries are cut")] = 4096
+    max_body_bytes: Annotated[int, Field(ge=1, description="maximum bytes of a request's body")] = 4 << 20
+    max_queue: Annotated[int, Field(ge=1, description="maximum unanswered queries of all requests")] = 16384
+    window_ms: Annotated[
+        float, Field(ge=0, description="milliseconds that a query waits so that several are searched together")
+    ] = 2.0
+    max_batch: Annotated[int, Field(ge=1, description="maximum queries that are searched together")] = 256
+    cached_rankings: Annotated[int, Field(ge=0, description="rankings kept in memory for repeated queries")] = 0
+    health_timeout_s: Annotated[float, Field(gt=0, description="timeout in seconds of the query behind /health")] = 10.0
+    drain_s: Annotated[int, Field(ge=1, description="seconds to finish requests in flight after SIGTERM or Ctrl-C")] = (
+        30
     )
-    max_queries: Annotated[int, Field(ge=1)] = Field(4096, description="most queries of a request")
-    max_query_chars: Annotated[int, Field(ge=1)] = Field(4096, description="characters of a query; longer ones are cut")
-    max_body_bytes: Annotated[int, Field(ge=1)] = Field(4 << 20, description="most bytes of a request's body")
-    max_queue: Annotated[int, Field(ge=1)] = Field(16384, description="most unanswered queries of all requests")
-    window_ms: Annotated[float, Field(ge=0)] = Field(
-        2.0, description="milliseconds that a query waits for others to be searched with"
-    )
-    max_batch: Annotated[int, Field(ge=1)] = Field(256, description="most queries that are searched together")
-    cached_rankings: Annotated[int, Field(ge=0)] = Field(0, description="rankings kept in memory; 0 keeps none")
-    health_timeout_s: Annotated[float, Field(gt=0)] = Field(10.0, description="seconds for the query behind /health")
-    drain_s: Annotated[int, Field(ge=1)] = Field(
-        30, description="seconds for requests in flight after SIGTERM or Ctrl-C"
-    )
-    access_log: bool = Field(False, description="log a line per request to stderr, without its queries")
+    access_log: Annotated[bool, Field(description="log one line per request on stderr, without its queries")] = False
 
     @property
     def loopback(self) -> bool:

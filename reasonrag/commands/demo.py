@@ -1,0 +1,69 @@
+"""`demo` and `doctor`: the invented world, and what works on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reasonrag.commands.options import PATH, settings
+
+
+@click.group()
+def demo() -> None:
+    """The demo world: an invented encyclopedia and its questions.
+
+    \b
+      reasonrag demo world --out world
+    """
+
+
+@demo.command("world")
+@click.option("--out", type=PATH, required=True, help="Folder to write: questions and corpus.")
+@settings("Config", "questions.world_seed", show_keys=False)
+def demo_world(out: Path, world_seed: int | None) -> None:
+    """Write the world as FlashRAG files: train, dev and test questions, and the corpus.
+
+    A third of the training questions of `train-famous` need no search.
+
+    \b
+      reasonrag demo world --out world
+    """
+    from reasonrag.demo import demo_corpus, demo_questions
+    from reasonrag.demo.world import DEMO_SPLITS
+    from reasonrag.storage.files import claim_folder
+
+    world_seed = world_seed or 0
+    claim_folder(out, "demo world", already_ours=(out / "corpus.jsonl").exists())
+    for split in DEMO_SPLITS:
+        rows = [
+            {"id": q.id, "question": q.question, "golden_answers": list(q.golden_answers), "metadata": q.metadata}
+            for q in demo_questions(split, seed=world_seed)
+        ]
+        _write_jsonl(out / f"{split}.jsonl", rows)
+    _write_jsonl(out / "corpus.jsonl", [{"id": p.id, "contents": p.contents} for p in demo_corpus(world_seed)])
+    print(f"world: {out}")
+
+
+def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    from reasonrag.storage.files import write_text
+
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+@click.command()
+def doctor() -> None:
+    """Print what is installed, which backends work on this machine, and what the others need.
+
+    \b
+      reasonrag doctor
+    """
+    from reasonrag.pipeline.doctor import report
+
+    click.echo(report())
+
+
+COMMANDS = {"demo": demo, "doctor": doctor}

@@ -1,0 +1,133 @@
+"""Command-line options, most of them read from `options.json`: there each setting with a flag has its type and help.
+
+`python -m docs.reference` writes that file from the settings models, so `--help` imports none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+TABLE = Path(__file__).with_name("options.json")
+TYPES = {"text": click.STRING, "integer": click.INT, "number": click.FLOAT, "boolean": click.BOOL}
+PATH = click.Path(path_type=Path)
+
+
+@cache
+def table() -> dict[str, Any]:
+    """Return `options.json`: flags by model and setting, presets by model, variants by paper."""
+    found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return found
+
+
+def settings(model: str, *keys: str, show_keys: bool = True) -> Callable[[F], F]:
+    """Add the options that set some settings of a model, in this order.
+
+    Args:
+        model: name of the model in `options.json`.
+        keys: dotted names of settings; a section stands for all of its settings that have a flag.
+        show_keys: end each help text with the name of the setting. Without it, an option's parameter has the last
+            part of that name, for commands that do not read the model itself.
+    """
+    flags = table()["flags"][model]
+    options = []
+    for key in keys:
+        names = [name for name in flags if name == key or name.startswith(f"{key}.")]
+        options += [_option(name, flags[name], show_keys) for name in names]
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):  # click lists the decorator next to the function first
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], F]:
+    kind = flag["type"]
+    parameter = key.replace(".", "__") if show_key else key.rpartition(".")[2]
+    return click.option(
+        flag["flag"],
+        parameter,
+        type=TYPES[kind] if isinstance(kind, str) else click.Choice(kind),
+        is_flag=kind == "boolean",
+        help=flag["help"] + (f"  [{key}{flag['default']}]" if show_key else ""),
+        multiple=flag.get("several", False),
+        envvar=flag.get("env"),
+        show_envvar="env" in flag,
+        default=None,
+    )
+
+
+def configuration(model: str) -> Callable[[F], F]:
+    """Add `--preset` if the model has presets, `--config` and `--set`."""
+
+    def decorate(function: F) -> F:
+        function = click.option(
+            "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting (repeatable)."
+        )(function)
+        function = click.option("--config", "file", type=PATH, help="A YAML file of settings; flags override it.")(
+            function
+        )
+        if presets := table()["presets"].get(model):
+            preset = click.option("--preset", type=click.Choice(presets), help="A named set of settings to start from.")
+            function = preset(function)
+        return function
+
+    return decorate
+
+
+def given_settings(given: Mapping[str, Any], assignments: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return dotted names of settings to values: those of `--set`, then those of the flags that were given."""
+    from reasonrag.core.settings import parse_assignment
+
+    values = dict(map(parse_assignment, assignments))
+    for name, value in given.items():
+        if value not in (None, ()):
+            values[name.replace("__", ".")] = value
+    return values
+
+
+class Several(click.ParamType):  # type: ignore[type-arg]
+    """One or several values with commas between them: `0,1` or `osr,usr`.
+
+    Args:
+        convert: makes a value of one part; a ValueError refuses it.
+        name: what a part is, for help and errors.
+    """
+
+    def __init__(self, convert: Callable[[str], Any], name: str) -> None:
+        self._convert, self.name = convert, name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a tuple without repetitions: `(0.0, 1.0)` for `"0,1"`."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(dict.fromkeys(self._convert(part) for part in str(value).split(",")))
+        except ValueError:
+            self.fail(f"{value!r} is not one {self.name} or several with commas between them", param, ctx)
+
+
+# --- Options of several commands that set no setting ---
+
+DRY_RUN = click.option(
+    "--dry-run", is_flag=True, help="Only print what the command would do; call no model, send nothing."
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+FORMAT = click.option(
+    "--format", "name", metavar="FORMAT", required=True, help="Format of the steps: reasonrag, search_r1, hiprag, ..."
+)
+RULES = click.option(
+    "--rules",
+    type=click.Choice(["house", "flashrag"]),
+    default="house",
+    show_default=True,
+    help="How answers are normalised and compared; flashrag: exactly as FlashRAG, to compare with published numbers.",
+)

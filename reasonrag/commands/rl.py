@@ -1,0 +1,223 @@
+"""`rl`: online training on rollouts, and the reference plans of Search-P1."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from reasonrag.commands.options import PATH, configuration, given_settings, settings
+from reasonrag.commands.train import OUT, print_line, run_training
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from reasonrag.commands.console import Stop
+    from reasonrag.core.config import Config
+    from reasonrag.online_rl.settings import RLSettings
+    from reasonrag.pipeline.progress import Progress
+    from reasonrag.rewards.reference_plans import Made
+    from reasonrag.storage.journal import Journal
+
+_RETRIEVAL = ("retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
+_ROLLOUT = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size", "sampling.dynamic")
+
+
+@click.group()
+def rl() -> None:
+    """Online training on rollouts, with TRL's GRPO.
+
+    \b
+      reasonrag rl train --preset hiprag --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct --out policies/hiprag
+    """
+
+
+@rl.command("train")
+@settings("RLSettings", "data", "split", "limit", "world_seed", *_RETRIEVAL, "model")
+@settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans")
+@settings("RLSettings", "method", "loss_type", "beta", "learning_rate", "max_steps", *_ROLLOUT)
+@settings("RLSettings", "rollout.url", "seed", "save_steps", "report_to", "merge")
+@configuration("RLSettings")
+@OUT
+def rl_train(preset: str | None, file: Path | None, assignments: tuple[str, ...], out: Path, **given: Any) -> None:
+    """Train a policy online: the rollout engine of build-tree makes trajectories, a reward scores each of them.
+
+    \b
+    HiPRAG on your own corpus, with a judge on a server:
+      reasonrag rl train --preset hiprag --dataset questions.jsonl --corpus corpus.jsonl \\
+          --model Qwen/Qwen2.5-3B-Instruct --judge http://127.0.0.1:8001/v1 --judge-model org/judge \\
+          --out policies/hiprag
+    Rollouts by a vLLM server, which gets the weights before each batch:
+      reasonrag rl train --preset search-r1 --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct \\
+          --rollout-url http://127.0.0.1:8000/v1 --out policies/search-r1
+    Without a GPU, in the demo world:
+      reasonrag rl train --preset demo-outcome --out runs/demo/outcome
+
+    If the training run is killed or stopped, the same command resumes it from the last checkpoint.
+    """
+    config = online_settings(preset, file, assignments, given)
+
+    from reasonrag.online_rl.train import OnlineRLRun
+
+    run_training(OnlineRLRun(config, out, log=print_line))
+
+
+def online_settings(
+    preset: str | None, file: Path | None, assignments: tuple[str, ...], given: Mapping[str, Any]
+) -> RLSettings:
+    """Return the settings of `rl train`; `--rollout-url` implies the engine vllm-server."""
+    from reasonrag.online_rl.presets import RL_PRESETS
+    from reasonrag.online_rl.settings import load_rl_settings
+
+    overrides = given_settings(given, assignments)
+    if given.get("rollout__url"):
+        overrides["rollout.engine"] = "vllm-server"
+    return load_rl_settings(RL_PRESETS, preset=preset, file=file, overrides=overrides)
+
+
+@rl.command("plan")
+@settings("Config", "questions.dataset", "questions.split", "questions.limit", "judge.spec", "judge.model")
+@settings("Config", "run.concurrency", "judge.input_price", "judge.output_price")
+@click.option(
+    "--candidates", type=click.IntRange(1), default=4, show_default=True, help="Candidate plans per question."
+)
+@click.option(
+    "--correct",
+    type=click.Choice(["em", "cem"]),
+    default="em",
+    show_default=True,
+    help="Which candidates count as correct and are kept: exact match or cover match of their answer.",
+)
+@click.option(
+    "--show-answer",
+    is_flag=True,
+    help="Show the gold answer to the planner, as App. D.2 prints it; then every candidate counts as correct.",
+)
+@configuration("Config")
+@click.option("--out", type=PATH, required=True, help="A Parquet file; resumed if not finished.")
+def rl_plan(
+    preset: str | None,
+    file: Path | None,
+    assignments: tuple[str, ...],
+    out: Path,
+    candidates: int,
+    correct: Literal["em", "cem"],
+    show_answer: bool,
+    **given: Any,
+) -> None:
+    """Make reference plans for Search-P1: propose candidates, keep the correct ones, vote for the needed steps.
+
+    \b
+      reasonrag rl plan --dataset hotpotqa --split train --judge http://127.0.0.1:8001/v1 \\
+          --judge-model org/judge --out plans.parquet
+      reasonrag rl plan --preset demo --judge demo-judge --out plans.parquet
+
+    If the command is killed or stopped, the same command resumes it.
+    """
+    from reasonrag.core.config import load_config
+
+    overrides = {**given_settings(given, assignments), "value.kind": "judge"}
+    config = load_config(preset=preset, file=file, overrides=overrides)
+    sys.exit(plan(config, out, candidates=candidates, correct=correct, show_answer=show_answer))
+
+
+def plan(
+    config: Config, out: Path, *, candidates: int, correct: Literal["em", "cem"] = "em", show_answer: bool = False
+) -> int:
+    """Make reference plans for Search-P1, and print where they are; return the exit code.
+
+    A journal beside the file keeps every reply under the content of its request before it is used. So the same command
+    resumes after a kill, and other candidates or questions pay only for what is new.
+    """
+    import asyncio
+
+    from reasonrag.commands.console import Stop, error_console, log_plainly, table_console
+    from reasonrag.core.errors import Interrupted, RunError
+    from reasonrag.pipeline.parts import open_questions
+    from reasonrag.pipeline.progress import Progress
+    from reasonrag.rewards.reference_plans import make_plans
+    from reasonrag.storage.files import lock
+    from reasonrag.storage.journal import Journal
+
+    log_plainly()
+    stop = Stop(error_console())
+    questions = open_questions(config)
+    journal_path = out.with_name(f"{out.name}.journal.sqlite")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir():
+            raise IsADirectoryError(21, "is a folder")
+    except OSError as error:
+        raise RunError(f"{out} cannot hold plans ({error.strerror}); choose another file for --out") from error
+    make = partial(
+        make_plans,
+        questions,
+        k=candidates,
+        out=out,
+        concurrency=config.run.concurrency,
+        correct=correct,
+        show_answer=show_answer,
+        max_failed=config.run.max_failed,
+    )
+    progress = Progress(len(questions), label="reference plans")
+    with lock(out.with_name(f".{out.name}.lock")), contextlib.closing(Journal(journal_path)) as journal:
+        try:
+            made = asyncio.run(_make(make, config, journal, progress, stop))
+        except Interrupted:
+            return stop.print_resume_hint()
+    table_console().print(_table(made, len(questions), progress))
+    print(f"plans: {out}")
+    missing = made.failed + made.untried
+    if missing:
+        stop.console.print(
+            f"{made.failed} questions failed, {made.untried} were not tried; the same command tries them again"
+        )
+    return int(missing > config.run.max_failed * len(questions))
+
+
+async def _make(
+    make: Callable[..., Awaitable[Made]], config: Config, journal: Journal, progress: Progress, stop: Stop
+) -> Made:
+    """Open the judge, and let `make` plan with it."""
+    from reasonrag.commands.console import shown
+    from reasonrag.formats import PromptSet
+    from reasonrag.llm.journaled import JournaledLLM
+    from reasonrag.pipeline.models import open_llm
+    from reasonrag.pipeline.parts import Checkable, judge_service
+
+    model = open_llm(config.judge, "judge")
+    journaled = JournaledLLM(model, journal, kind="judge")
+    progress.open(journaled, config.judge)
+    judge = judge_service(journaled, config.judge, PromptSet.find(config.format.prompts))
+
+    try:
+        if isinstance(model, Checkable):
+            await model.check()
+        async with stop.handle_signals(journal.drain), shown(progress, stop.console):
+            return await make(judge=judge, counts=progress)
+    finally:
+        await model.aclose()
+
+
+def _table(made: Made, questions: int, progress: Progress) -> Table:
+    """Return the counts that a person wants to see at the end."""
+    from rich.table import Table
+
+    table = Table(title="rl plan", show_header=False, title_justify="left")
+    table.add_row("plans", f"{made.plans} of {questions} questions")
+    for cause, count in sorted(made.without.items()):
+        table.add_row(f"  without: {cause}", str(count))
+    table.add_row("judge calls of this process", str(progress.calls))
+    table.add_row("  tokens", str(progress.tokens))
+    if progress.cost is not None:
+        table.add_row("  cost", f"{progress.cost:.2f}")
+    table.add_row("seconds", f"{progress.seconds:.1f}")
+    return table
+
+
+COMMANDS = {"rl": rl}

@@ -1,0 +1,280 @@
+"""`build-tree` and `pairs`: trees, and the preference pairs that are derived from them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reasonrag.commands.options import DRY_RUN, PATH, configuration, given_settings, settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from reasonrag.commands.console import Stop
+    from reasonrag.core.config import Config
+    from reasonrag.core.types import Question
+    from reasonrag.pipeline.build import Build
+
+_PAIRS = ("pairs.min_margin", "pairs.reward", "pairs.test_share")
+
+
+@click.command("build-tree")
+@settings("Config", "questions", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
+@settings(
+    "Config", "policy.spec", "policy.model", "policy.temperature", "policy.max_tokens", "judge.spec", "judge.model"
+)
+@settings("Config", "format.prompts", "format.max_steps", "seed", "search", "value", *_PAIRS)
+@settings("Config", "run", "policy.input_price", "policy.output_price")
+@configuration("Config")
+@click.option("--out", type=PATH, help="The run's folder; the same command resumes it.")
+@DRY_RUN
+@click.option("--preview", is_flag=True, help="Build the first question's tree and print it.")
+def build_tree(
+    preset: str | None,
+    file: Path | None,
+    assignments: tuple[str, ...],
+    out: Path | None,
+    dry_run: bool,
+    preview: bool,
+    **given: Any,
+) -> None:
+    """Search trees over agentic-RAG steps, value them by SPRE, write preference pairs as Parquet.
+
+    \b
+    Your own files, no GPU:
+      reasonrag build-tree --dataset questions.jsonl --corpus corpus.jsonl.gz --policy extractive --out runs/try
+    A model on a vLLM server:
+      reasonrag build-tree --dataset hotpotqa --limit 1000 --policy http://127.0.0.1:8000/v1 \\
+          --policy-model Qwen/Qwen2.5-7B-Instruct --set policy.vllm=true --out runs/hotpot
+    The resolved configuration and an estimate of the cost:
+      reasonrag build-tree --dataset hotpotqa --limit 1000 --policy ... --input-price 0.1 --output-price 0.4 --dry-run
+
+    If the run is killed or stopped, the same command resumes it.
+    """
+    from reasonrag.commands.console import Stop, error_console, log_plainly
+    from reasonrag.core.config import load_config
+    from reasonrag.core.errors import ConfigError
+    from reasonrag.core.settings import dump
+    from reasonrag.core.text import printable
+
+    config = load_config(preset=preset, file=file, overrides=given_settings(given, assignments))
+    if dry_run:
+        click.echo(printable(dump(config)))
+        log_plainly()
+        click.echo(printable(estimate(config)))
+    elif preview:
+        log_plainly()
+        _preview(config, out)
+    elif out is None:
+        raise ConfigError("build-tree needs a folder for the run: add --out runs/NAME")
+    else:
+        log_plainly()
+        sys.exit(_build(config, out, Stop(error_console())))
+
+
+def _build(config: Config, out: Path, stop: Stop) -> int:
+    """Build the trees, export them, and print where they are; return the exit code."""
+    import asyncio
+
+    from rich.console import Console
+
+    from reasonrag.pipeline.build import Build
+    from reasonrag.pipeline.parts import open_parts
+    from reasonrag.storage.runs import RunFolder
+
+    parts = open_parts(config)
+    with RunFolder.open(out, config, parts.content) as run:
+        build = Build(config, parts, run)
+        asyncio.run(_search(build, stop))
+        if stop.number:
+            return stop.print_resume_hint()
+        summary = build.export()
+    Console().print(summary_table(summary))
+    print(f"data set: {out / 'pairs'}")
+    questions = summary["questions"]
+    failed = sum(questions["failed"].values())
+    if missing := questions["total"] - questions["finished"]:
+        stop.console.print(
+            f"{failed} questions failed, {missing - failed} were not tried; the same command tries them again"
+        )
+    return int(missing > config.run.max_failed * questions["total"])
+
+
+async def _search(build: Build, stop: Stop) -> None:
+    from reasonrag.commands.console import shown
+    from reasonrag.pipeline.parts import check
+
+    try:
+        async with stop.handle_signals(build.drain):
+            await check(build.parts)
+            async with shown(build.progress, stop.console):
+                await build.trees()
+    finally:
+        await build.parts.aclose()
+
+
+def _preview(config: Config, out: Path | None) -> None:
+    """Build the first question's tree and print it. In a run's folder its calls are kept and not paid again."""
+    import asyncio
+    import tempfile
+
+    from rich.console import Console
+
+    from reasonrag.pipeline.build import Build
+    from reasonrag.pipeline.parts import open_parts
+    from reasonrag.storage.runs import RunFolder
+
+    parts = open_parts(config)
+    with tempfile.TemporaryDirectory() as nowhere, RunFolder.open(out or Path(nowhere), config, parts.content) as run:
+        asyncio.run(_print_first_tree(Build(config, parts, run), Console(markup=False)))
+
+
+async def _print_first_tree(build: Build, console: Console) -> None:
+    from reasonrag.pipeline.export import tree_rows
+    from reasonrag.pipeline.parts import check
+    from reasonrag.report.terminal import drawing
+    from reasonrag.report.trees import QuestionTree
+
+    try:
+        await check(build.parts)
+        tree = await build.search.run(build.parts.questions[0])
+    finally:
+        await build.parts.aclose()
+    value = build.config.value
+    rows = tree_rows(tree, build.parts.format, alpha=value.alpha, weighting=value.weighting)
+    console.print(drawing(QuestionTree.of(rows)))
+
+
+@click.command()
+@settings("Config", *_PAIRS, "pairs.alpha", "pairs.level")
+@click.option("--out", type=PATH, help="Write there and leave the run as it is.")
+@click.argument("run", type=PATH)
+def pairs(run: Path, out: Path | None, **given: Any) -> None:
+    """Derive the pairs of a finished run again, without any model call.
+
+    What pairs compare is the default unless a flag sets it; other thresholds stay those of the run.
+
+    \b
+      reasonrag pairs runs/hotpot --min-margin 0.05
+    Without the shortest-path term, beside the run:
+      reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
+    """
+    from rich.console import Console
+
+    from reasonrag.core.config import load_config
+    from reasonrag.core.errors import RunError
+    from reasonrag.core.settings import dump
+    from reasonrag.pipeline.export import export_pairs
+    from reasonrag.storage.files import claim_folder, write_json, write_text
+    from reasonrag.storage.runs import RunFolder, read_run
+
+    _, summary = read_run(run)
+    compared: dict[str, Any] = {"pairs.alpha": None, "pairs.level": "step", "pairs.reward": "spre"}
+    config = load_config(file=run / "config.yaml", overrides=compared | given_settings(given))
+    if out is None:
+        with RunFolder.open(run, config, summary["content"]) as folder:
+            summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)
+            folder.write_summary(summary)
+    else:
+        if out.resolve().is_relative_to(run.resolve()):
+            raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
+        claim_folder(out, "set of pairs", already_ours=(out / "pairs.json").exists())
+        summary["pairs"] = export_pairs(
+            run, config, policy=summary["policy"], config_hash=summary["config_hash"], out=out
+        )
+        write_text(out / "config.yaml", dump(config))
+        write_json(out / "pairs.json", summary["pairs"])
+    Console().print(summary_table(summary))
+    print(f"data set: {out or run / 'pairs'}")
+
+
+def estimate(config: Config) -> str:
+    """Return in words the calls, tokens and cost that a run needs at most. Calls no model."""
+    import asyncio
+
+    from reasonrag.pipeline.parts import open_format, open_questions
+
+    questions = open_questions(config)
+    format = open_format(config)
+    search, steps = config.search, config.format.max_steps
+    expansions = search.iterations
+    rollout_steps = expansions * config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0
+    judgements = expansions if config.value.kind == "judge" else 0
+    per_question = expansions + rollout_steps
+    if search.max_calls is not None:
+        last = config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 1
+        judgements = min(judgements, search.max_calls)
+        per_question = min(per_question, search.max_calls + last)
+    sample = [format.prompt(question, ()) for question in questions[:100]]
+    prompt_chars = sum(len(m.content) for p in sample for m in p.messages) / len(sample)
+    passage_chars = asyncio.run(_passage_chars(config, questions[:20]))
+    # About 4 characters a token; every second step shows passages; thoughts grow by about 60 tokens a step.
+    prompt_tokens = (prompt_chars + passage_chars / 2) / 4 + 60 * steps / 2
+    calls = len(questions) * per_question
+    millions = calls * (prompt_tokens + 60) / 1e6
+    lines = [
+        f"{len(questions)} questions; at most {per_question} policy calls and {judgements} judge calls each",
+        f"at most {calls} policy calls and {len(questions) * judgements} judge calls; early ends save most of them",
+        f"about {prompt_tokens:.0f} prompt tokens and 60 written ones a call: {millions:.1f} M tokens at most",
+    ]
+    for role, count in (("policy", calls), ("judge", len(questions) * judgements)):
+        if count and (cost := config.prices[role].cost(round(count * prompt_tokens), count * 60)) is not None:
+            lines.append(f"{role} cost at most {cost:.2f}")
+    return "\n".join(lines)
+
+
+async def _passage_chars(config: Config, questions: list[Question]) -> float:
+    """Return the mean characters of one search's passages. A server is not asked: its passages count as 100 words."""
+    from reasonrag.pipeline.parts import open_retriever
+
+    if config.retrieval.url:
+        return 600.0 * config.retrieval.top_k
+    retriever = open_retriever(config, questions)
+    try:
+        found = await retriever.search([q.question for q in questions], config.retrieval.top_k)
+    finally:
+        await retriever.aclose()
+    return sum(min(len(p.contents), config.retrieval.max_passage_chars) for ps in found for p in ps) / max(
+        len(found), 1
+    )
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """Return a table of the numbers of `run.json` that a person wants to see at the end."""
+    from rich.table import Table
+
+    table = Table(title="build-tree", show_header=False, title_justify="left")
+    for name, value in _summary_rows(summary):
+        table.add_row(name, value)
+    return table
+
+
+def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    questions, trees, pairs = summary["questions"], summary["trees"], summary["pairs"]
+    yield "questions", f"{questions['finished']} of {questions['total']}"
+    for cause, count in questions["failed"].items():
+        yield f"  failed: {cause}", str(count)
+    yield "nodes", str(trees["nodes"])
+    yield "complete trajectories", str(trees["complete_trajectories"])
+    if trees["mean_f1"] is not None:
+        yield "  mean F1, EM", f"{trees['mean_f1']:.3f}, {trees['mean_em']:.3f}"
+    if trees["iterations_without_value"]:
+        yield "iterations without a value", str(trees["iterations_without_value"])
+    yield "pairs", f"{pairs['total']} (train {pairs['train']}, test {pairs['test']})"
+    for kind, count in pairs["by_type"].items():
+        yield f"  {kind}", str(count)
+    for kind, used in summary["calls"].items():
+        yield f"{kind} calls", str(used["calls"])
+        if used.get("prompt_tokens") or used.get("completion_tokens"):
+            yield "  tokens", f"{used['prompt_tokens']} in, {used['completion_tokens']} out"
+        if used.get("cost") is not None:
+            yield "  cost", f"{used['cost']:.2f}"
+    yield "seconds", f"{summary['seconds']:.1f}"
+
+
+COMMANDS = {"build-tree": build_tree, "pairs": pairs}
