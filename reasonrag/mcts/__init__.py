@@ -1,7 +1,7 @@
-"""Question to tree."""
+"""Tree search: a question in, a tree of valued trajectories out."""
 
-from reasonrag.mcts.search import Evaluation, Evaluator, SearchSettings, TreeSearch
-from reasonrag.mcts.selection import Selection
+from reasonrag.core.config import SearchConfig
+from reasonrag.mcts.search import Evaluation, Evaluator, TreeSearch
 from reasonrag.mcts.tree import Node, Origin, Tree
 
-__all__ = ["Evaluation", "Evaluator", "Node", "Origin", "SearchSettings", "Selection", "Tree", "TreeSearch"]
+__all__ = ["Evaluation", "Evaluator", "Node", "Origin", "SearchConfig", "Tree", "TreeSearch"]

@@ -9,21 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from reasonrag.core.config import SearchConfig
 from reasonrag.core.types import Question, Trajectory
-from reasonrag.mcts.selection import Selection, select_child
+from reasonrag.mcts.selection import select_child
 from reasonrag.mcts.tree import Node, Origin, Tree
 from reasonrag.rollout import Engine, derive_seed
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluator found.
+    """The value of a node, and the rollouts that were made for it.
 
     Args:
-        value: in [0, 1]; None where there is none (no rollout ended with an answer, the judge could not be read).
-        rollouts: finished continuations of the trajectory that were made on the way; the tree keeps them.
-        rollout_values: `[len(rollouts)]` what each is worth by itself, None where it has no answer.
-        calls: asked of a model beside the steps of the rollouts: 1 for a verdict, however often it had to be repeated.
+        value: in [0, 1]; None if there is none (no rollout ended with an answer, the judge could not be parsed).
+        rollouts: finished continuations of the trajectory; the tree keeps them.
+        rollout_values: `[len(rollouts)]` value of each by itself; None for one without an answer.
+        calls: model calls beside the steps of the rollouts: 1 for a verdict, however often it was retried.
     """
 
     value: float | None
@@ -36,51 +37,34 @@ class Evaluator(Protocol):
     """Values a new node."""
 
     async def evaluate(self, trajectory: Trajectory, *, seed: int) -> Evaluation:
-        """The value of the trajectory so far, finished or not.
+        """Return the value of the trajectory so far, finished or not.
 
         Raises:
-            LLMError, RetrievalError: a backend gave up; an unreadable judge is a missing value, not an error.
+            LLMError, RetrievalError: a backend gave up. An unparseable verdict is a missing value, not an error.
         """
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SearchSettings:
-    """Budget and shape of a tree.
+class TreeSearch:
+    """Builds one tree per question, within a budget of iterations and of calls.
 
-    Args:
-        iterations: visits to the root at most.
-        max_calls: no iteration begins once the tree has cost so many calls. These are its nodes but the root (every
-            one is a step that the policy was asked for, those of rollouts too) and the verdicts of its judge, one that
-            had to be asked for again counted once; replies from a journal count like new ones. The last iteration ends
-            as it would: with a judge a tree costs at most `max_calls + 1`, with k rollouts of at most T steps
-            `max_calls + k * (T - 1)`. None: no such limit.
-        max_children: per node.
-        selection: "puct" (Eq. 5) or "ucb1".
-        c_uct: exploration weight.
-        rejudge_terminal: value a terminal node anew at each visit, and use the whole budget, as the published builder
-            does; by default a terminal node keeps its value and a tree with nothing left to expand is finished.
+    `max_calls`: no iteration begins once the tree has cost so many calls. These are its nodes except the root (each is
+    a step that the policy was asked for, those of rollouts too) and its judge's verdicts, a retried one counted once;
+    replies from a journal count like new ones. The last iteration is completed: with a judge a tree costs at most
+    `max_calls + 1`, with k rollouts of at most T steps `max_calls + k * (T - 1)`.
+
+    `rejudge_terminal`: value a terminal node again at each visit and use the whole budget, as the published builder
+    does. By default a terminal node keeps its value, and a tree with nothing left to expand is finished.
     """
 
-    iterations: int = 64
-    max_calls: int | None = None
-    max_children: int = 3
-    selection: Selection = "puct"
-    c_uct: float = 1.414
-    rejudge_terminal: bool = False
-
-
-class TreeSearch:
-    """Builds one tree per question."""
-
-    def __init__(self, engine: Engine, evaluator: Evaluator, settings: SearchSettings, *, seed: int = 0) -> None:
+    def __init__(self, engine: Engine, evaluator: Evaluator, settings: SearchConfig, *, seed: int = 0) -> None:
         self.engine = engine
         self.evaluator = evaluator
         self.settings = settings
         self.seed = seed
 
     async def run(self, question: Question) -> Tree:
-        """The finished tree of a question.
+        """Return the finished tree of a question.
 
         Raises:
             LLMError, RetrievalError: a backend gave up. Calls made until then are in the journal, if there is one.
@@ -100,7 +84,7 @@ class TreeSearch:
         return tree
 
     def _finished(self, tree: Tree, verdicts: int) -> bool:
-        """Whether the calls are spent, or nothing is left to find out."""
+        """Return whether the calls are spent, or no node can get another child."""
         calls = len(tree.nodes) - 1 + verdicts
         if self.settings.max_calls is not None and calls >= self.settings.max_calls:
             return True
@@ -110,7 +94,7 @@ class TreeSearch:
         return not node.terminal and len(node.children) < self.settings.max_children
 
     def _select(self, tree: Tree) -> Node:
-        """From the root down to a node that is terminal or has room for a child."""
+        """Walk from the root down to a node that is terminal or has room for a child."""
         node = tree.root
         while not node.terminal and not self._expandable(node):
             node = select_child(node, tree.children(node), selection=self.settings.selection, c_uct=self.settings.c_uct)
@@ -142,7 +126,7 @@ def graft(tree: Tree, node: Node, rollout: Trajectory, value: float | None) -> N
 
 
 def backpropagate(tree: Tree, node: Node, value: float | None) -> None:
-    """One visit for every node from here to the root (arXiv:2505.14069, eq. 7), and the value where there is one."""
+    """Add one visit to every node from here to the root (arXiv:2505.14069, eq. 7), and the value if there is one."""
     for ancestor in tree.path_up(node):
         _visit(ancestor, value)
 

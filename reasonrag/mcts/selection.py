@@ -1,18 +1,15 @@
-"""Which child to follow: PUCT as the paper prints it, and UCB1 as its published builder computes it."""
+"""Which child the search follows: PUCT as the paper prints it, UCB1 as its published builder computes it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from reasonrag.mcts.tree import Node
 
-Selection = Literal["puct", "ucb1"]
-
 
 def puct(value: float, visits: int, sibling_visits: int, parent_visits: int, c_uct: float) -> float:
-    """`Q + c * sqrt(sum of N over the siblings, itself included) / (1 + N)` (arXiv:2505.14069, eq. 5).
+    """Return `Q + c * sqrt(sum of N over the siblings, itself included) / (1 + N)` (arXiv:2505.14069, eq. 5).
 
     >>> puct(0.5, 1, 4, 4, c_uct=1.0)
     1.5
@@ -21,7 +18,7 @@ def puct(value: float, visits: int, sibling_visits: int, parent_visits: int, c_u
 
 
 def ucb1(value: float, visits: int, sibling_visits: int, parent_visits: int, c_uct: float) -> float:
-    """`Q + c * sqrt(ln N_parent / N)`; an unvisited child comes first (Kocsis & Szepesvari 2006, the paper's [74]).
+    """Return `Q + c * sqrt(ln N_parent / N)`; an unvisited child comes first (Kocsis & Szepesvari 2006, [74] there).
 
     >>> ucb1(0.5, 1, 1, 1, c_uct=1.0)
     0.5
@@ -29,14 +26,14 @@ def ucb1(value: float, visits: int, sibling_visits: int, parent_visits: int, c_u
     return value + c_uct * math.sqrt(math.log(max(parent_visits, 1)) / visits) if visits else math.inf
 
 
-SELECTIONS: dict[Selection, Callable[[float, int, int, int, float], float]] = {"puct": puct, "ucb1": ucb1}
+SELECTIONS: dict[str, Callable[[float, int, int, int, float], float]] = {"puct": puct, "ucb1": ucb1}
 
 
-def select_child(parent: Node, children: Sequence[Node], *, selection: Selection, c_uct: float) -> Node:
-    """The child with the highest score; the oldest one of equals.
+def select_child(parent: Node, children: Sequence[Node], *, selection: str, c_uct: float) -> Node:
+    """Return the child with the highest score, the oldest one among equals.
 
-    A child without a value (a judge that could not be read, no answer) is taken to be worth what its parent is, so
-    that a failure neither draws the search nor repels it.
+    A child without a value (the judge could not be parsed, no answer) gets its parent's, so that a failure neither
+    attracts the search nor repels it.
     """
     score = SELECTIONS[selection]
     unknown = parent.value if parent.value is not None else 0.0

@@ -10,7 +10,7 @@ from reasonrag.core.types import Question, Step, Trajectory
 
 
 class Origin(StrEnum):
-    """What brought a node into the tree."""
+    """How a node came into the tree."""
 
     ROOT = "root"
     EXPANSION = "expansion"
@@ -19,10 +19,10 @@ class Origin(StrEnum):
 
 @dataclass(slots=True)
 class Node:
-    """A state: the trajectory up to here, and what the search knows about it. The only mutable type in the house.
+    """A state: the trajectory up to here and the statistics of the search. The only mutable domain type.
 
     `visits` is N(s) of Eq. 7. `value_sum / valued` is Q(s); `valued` counts the visits that had a value to back up,
-    which is less than `visits` where a judge could not be read or a rollout ended without an answer.
+    fewer than `visits` if the judge could not be parsed or a rollout ended without an answer.
     """
 
     id: int
@@ -36,17 +36,16 @@ class Node:
 
     @property
     def depth(self) -> int:
-        """Steps from the root."""
         return len(self.trajectory.steps)
 
     @property
     def step(self) -> Step | None:
-        """The decision that led here; None at the root."""
+        """The last step; None at the root."""
         return self.trajectory.steps[-1] if self.trajectory.steps else None
 
     @property
     def terminal(self) -> bool:
-        """Whether the trajectory has ended here, with or without an answer."""
+        """Whether the trajectory has ended, with or without an answer."""
         return self.trajectory.stop_reason is not None
 
     @property
@@ -64,22 +63,21 @@ class Tree:
 
     @property
     def root(self) -> Node:
-        """The state before any step."""
         return self.nodes[0]
 
     def add(self, parent: Node, trajectory: Trajectory, origin: Origin) -> Node:
-        """A new child of `parent`; `trajectory` is the parent's with one more step."""
+        """Add a child to `parent`; `trajectory` is the parent's with one more step."""
         node = Node(len(self.nodes), parent.id, trajectory, origin)
         self.nodes.append(node)
         parent.children.append(node.id)
         return node
 
     def children(self, node: Node) -> list[Node]:
-        """The nodes one step further, oldest first."""
+        """Return the node's children, oldest first."""
         return [self.nodes[child] for child in node.children]
 
     def path_up(self, node: Node) -> Iterator[Node]:
-        """The node, its parent, ... and the root."""
+        """Yield the node, its parent, ... and the root."""
         while True:
             yield node
             if node.parent is None:

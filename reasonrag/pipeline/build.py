@@ -16,7 +16,7 @@ from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.types import Question
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.mcts import Evaluator, SearchSettings, TreeSearch
+from reasonrag.mcts import Evaluator, TreeSearch
 from reasonrag.pipeline.export import count_calls, export_pairs, export_trees, pairs_of, tree_rows
 from reasonrag.pipeline.parts import Parts, open_judge, sampling, set_aside
 from reasonrag.pipeline.progress import Progress
@@ -60,7 +60,7 @@ class Build:
             evaluator = JudgeEvaluator(open_judge(self.judge, config))
         else:
             evaluator = RolloutEvaluator(engine, k=config.value.rollouts, alpha=config.value.alpha)
-        return TreeSearch(engine, evaluator, SearchSettings(**config.search.model_dump()), seed=config.seed)
+        return TreeSearch(engine, evaluator, config.search, seed=config.seed)
 
     def drain(self) -> None:
         """Finish the calls in flight and begin no others; `trees` then returns."""

@@ -20,7 +20,7 @@ from reasonrag.dpo.pairs import derive_pairs, in_test_split
 from reasonrag.dpo.trajectories import derive_trajectory_pairs
 from reasonrag.formats.base import Format
 from reasonrag.mcts.tree import Node, Tree
-from reasonrag.spre.estimate import Weighting, means_below, node_rewards
+from reasonrag.spre import Weighting, means_below, node_rewards
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, read_shards
 from reasonrag.storage.runs import RunFolder

@@ -29,7 +29,7 @@ from reasonrag.core.config import load_config
 from reasonrag.core.types import Question
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.mcts import SearchSettings, Tree, TreeSearch
+from reasonrag.mcts import Tree, TreeSearch
 from reasonrag.pipeline.export import tree_rows
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine
@@ -64,7 +64,7 @@ def tree(config) -> Tree:
     format = ReasonRAGFormat(passage_order=config.retrieval.passage_order)
     judge = ProcessJudge(ScriptedLLM([f"So the score is {v}" for v in VERDICTS]), PromptSet.find())
     engine = Engine(ScriptedLLM(STEPS), ToyRetriever(), format, max_steps=config.format.max_steps)
-    settings = SearchSettings(**config.search.model_dump())
+    settings = config.search
     return asyncio.run(TreeSearch(engine, JudgeEvaluator(judge), settings).run(Question("1", "Who?", ("X",))))
 
 
@@ -92,7 +92,7 @@ def test_the_whole_budget_is_used_on_a_tree_that_ended_at_once():
     """Two answers at the root: three nodes, and a judge call for every one of the iterations."""
     judge = ScriptedLLM(["So the score is 0.5"] * 64)
     engine = Engine(ScriptedLLM(["<answer>X</answer>"] * 2), ToyRetriever(), ReasonRAGFormat())
-    settings = SearchSettings(**load_config(preset="official").search.model_dump())
+    settings = load_config(preset="official").search
     search = TreeSearch(engine, JudgeEvaluator(ProcessJudge(judge, PromptSet.find())), settings)
     tree = asyncio.run(search.run(Question("1", "Who?", ("X",))))
     assert (len(tree.nodes), tree.root.visits, len(judge.prompts)) == (3, 64, 64)

@@ -8,7 +8,7 @@ import pytest
 from reasonrag.core.types import StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.mcts import Evaluation, Origin, SearchSettings, Tree, TreeSearch
+from reasonrag.mcts import Evaluation, Origin, SearchConfig, Tree, TreeSearch
 from reasonrag.mcts.search import graft
 from reasonrag.mcts.selection import select_child
 from reasonrag.rollout import Engine
@@ -26,7 +26,7 @@ def random_policy(prompt, sampling):
     return f"<query>Jaws {draw:.2f}</query>" if draw < 0.95 else "nonsense"
 
 
-def build(settings: SearchSettings, *, policy=random_policy, seed: int = 0, k: int = 2, max_steps: int = 8):
+def build(settings: SearchConfig, *, policy=random_policy, seed: int = 0, k: int = 2, max_steps: int = 8):
     llm = ScriptedLLM(policy)
     engine = Engine(llm, ToyRetriever(), ReasonRAGFormat(), max_steps=max_steps)
     search = TreeSearch(engine, RolloutEvaluator(engine, k=k, alpha=0.9), settings, seed=seed)
@@ -38,29 +38,29 @@ def shape(tree: Tree):
 
 
 def test_same_seed_same_tree_other_seed_other_tree():
-    settings = SearchSettings(iterations=20)
+    settings = SearchConfig(iterations=20)
     assert shape(build(settings)[0]) == shape(build(settings)[0])
     assert shape(build(settings)[0]) != shape(build(settings, seed=1)[0])
 
 
 def test_every_rollout_step_is_kept_and_was_asked_once():
-    tree, llm = build(SearchSettings(iterations=20))
+    tree, llm = build(SearchConfig(iterations=20))
     assert len(llm.prompts) == len(tree.nodes) - 1
     assert {n.origin for n in tree.nodes} == set(Origin)
 
 
 def test_the_root_is_visited_once_an_iteration():
-    tree, _ = build(SearchSettings(iterations=12))
+    tree, _ = build(SearchConfig(iterations=12))
     assert tree.root.visits == 12
 
 
 def test_no_node_has_more_children_than_allowed():
-    tree, _ = build(SearchSettings(iterations=40, max_children=3), k=2)
+    tree, _ = build(SearchConfig(iterations=40, max_children=3), k=2)
     assert max(len(n.children) for n in tree.nodes) <= 3
 
 
 def test_a_tree_with_nothing_left_to_expand_is_finished():
-    tree, llm = build(SearchSettings(iterations=64, max_children=2), policy=lambda p, s: "<answer>x</answer>")
+    tree, llm = build(SearchConfig(iterations=64, max_children=2), policy=lambda p, s: "<answer>x</answer>")
     assert len(tree.nodes) == 3 and tree.root.visits == 2 and len(llm.prompts) == 2
 
 
@@ -73,13 +73,13 @@ def test_terminal_nodes_are_not_valued_again():
             return Evaluation(0.5)
 
     engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), ReasonRAGFormat())
-    tree = asyncio.run(TreeSearch(engine, Counting(), SearchSettings(iterations=64)).run(QUESTION))
+    tree = asyncio.run(TreeSearch(engine, Counting(), SearchConfig(iterations=64)).run(QUESTION))
     assert len(calls) == len(tree.nodes) - 1
 
 
 def test_depth_never_exceeds_the_step_limit_and_its_leaves_were_forced():
     tree, _ = build(
-        SearchSettings(iterations=60),
+        SearchConfig(iterations=60),
         policy=lambda p, s: (
             random_policy(p, s).replace("answer", "query") if p.stop != ("</answer>",) else "<answer>x</answer>"
         ),
@@ -95,7 +95,7 @@ def test_a_missing_value_counts_the_visit_and_leaves_the_mean():
             return Evaluation(None)
 
     engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), ReasonRAGFormat())
-    tree = asyncio.run(TreeSearch(engine, Silent(), SearchSettings(iterations=5)).run(QUESTION))
+    tree = asyncio.run(TreeSearch(engine, Silent(), SearchConfig(iterations=5)).run(QUESTION))
     assert tree.root.visits == 5 and tree.root.value is None
 
 
@@ -134,7 +134,7 @@ def test_value_of_the_root_is_the_mean_of_what_was_backed_up(selection):
     # Nothing ends within these iterations, so every visit is an expansion with a value of its own.
     wanders = ScriptedLLM(lambda p, s: "<evidence>x</evidence>" if "evidence" in p.stop[0] else "<query>Jaws</query>")
     engine = Engine(wanders, ToyRetriever(), ReasonRAGFormat(), max_steps=30)
-    settings = SearchSettings(iterations=25, selection=selection)
+    settings = SearchConfig(iterations=25, selection=selection)
     tree = asyncio.run(TreeSearch(engine, Recording(), settings).run(QUESTION))
     assert len(values) == tree.root.valued == tree.root.visits == 25
     assert tree.root.value == pytest.approx(sum(values) / 25)
@@ -159,7 +159,7 @@ def test_puct_weighs_value_and_visits_as_eq_5(c_uct, chosen):
 
 
 def test_spre_is_the_mean_over_complete_trajectories_through_a_node():
-    tree, _ = build(SearchSettings(iterations=30))
+    tree, _ = build(SearchConfig(iterations=30))
     rewards = node_rewards(tree, alpha=0.9)
     leaves = [n for n in tree.nodes if n.trajectory.complete]
     for node in tree.nodes:

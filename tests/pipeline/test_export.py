@@ -6,7 +6,7 @@ import pytest
 
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.mcts import SearchSettings, TreeSearch
+from reasonrag.mcts import SearchConfig, TreeSearch
 from reasonrag.pipeline.export import revalued, tree_rows
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator
@@ -18,7 +18,7 @@ from tests.toys import QUESTION, ToyRetriever
 def test_rewards_at_another_alpha_are_those_of_the_tree_valued_with_it(weighting):
     format = ReasonRAGFormat()
     engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), format)
-    search = TreeSearch(engine, RolloutEvaluator(engine, k=2, alpha=0.9), SearchSettings(iterations=12), seed=3)
+    search = TreeSearch(engine, RolloutEvaluator(engine, k=2, alpha=0.9), SearchConfig(iterations=12), seed=3)
     tree = asyncio.run(search.run(QUESTION))
     rows = tree_rows(tree, format, alpha=0.9, weighting=weighting)
     assert len({row["spre"] for row in rows}) > 3
