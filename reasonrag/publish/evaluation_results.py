@@ -1,4 +1,4 @@
-"""Figures of an evaluation that are a policy's own: found by the checksum of its weights."""
+"""The part of an evaluation that belongs to a policy, found by the checksum of its weights."""
 
 from __future__ import annotations
 
@@ -51,39 +51,38 @@ class Measured:
 
 
 def read_measured(report: Path, policy: Path, checksums: Sequence[str], named: str | None) -> Measured:
-    """The part of `REPORT/metrics.json` that is about a policy.
+    """Return a policy's part of `REPORT/metrics.json`.
 
     Args:
-        report: the folder of an evaluation, or its `metrics.json`.
-        policy: its folder.
+        report: folder of an evaluation, or its `metrics.json`.
+        policy: the policy's folder.
         checksums: of its weights.
-        named: its name in the report; None: the one with these weights, or a served one of the folder's name.
+        named: its name in the evaluation; None: the policy with these weights, or a served one of the folder's name.
 
     Raises:
-        ConfigError: no such policy, or one of other weights.
-        DataError: it is no report.
+        ConfigError: there is no such policy, or it has other weights.
+        DataError: it is not the `metrics.json` of an evaluation.
     """
     file = report / "metrics.json" if report.is_dir() else report
     try:
         figures = json.loads(file.read_text(encoding="utf-8"))
         weights = {name: _weights(figures, name) for name in figures["policies"]}
-        found = [name for name, checksum in weights.items() if checksum in checksums]
+        same_weights = [name for name, checksum in weights.items() if checksum in checksums]
         served = [name for name, checksum in weights.items() if checksum is None and name == policy.resolve().name]
-        names = [named] if named is not None else found or served
-        measured = [Measured(figures, name, name in found) for name in names if name in weights]
-        for each in measured:
-            _check(each)
+        names = [named] if named is not None else same_weights or served
+        measured = [Measured(figures, name, name in same_weights) for name in names if name in weights]
+        for candidate in measured:  # build all that the card shows, so that damaged metrics are refused here
+            _ = candidate.results, candidate.differences
+        _ = [str(name) for name in figures["dataset"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise DataError(
-            f"{file} is no metrics.json of `reasonrag eval` ({type(error).__name__}); give its folder as --eval"
+            f"{file} is not a metrics.json of `reasonrag eval` ({type(error).__name__}); give its folder as --eval"
         ) from error
     known = ", ".join(map(quoted, weights))
     if named is not None and named not in weights:
         raise ConfigError(f"{file} has no policy {quoted(named)}; it has: {known}")
     if len(measured) != 1:
-        raise ConfigError(
-            f"{file}: {len(measured)} policies of these weights in it; name one as --eval-policy: {known}"
-        )
+        raise ConfigError(f"{file} holds {len(measured)} policies of these weights; name one as --eval-policy: {known}")
     (one,) = measured
     if weights[one.policy] is not None and not one.verified:
         raise ConfigError(
@@ -94,14 +93,8 @@ def read_measured(report: Path, policy: Path, checksums: Sequence[str], named: s
 
 
 def _weights(figures: Row, name: str) -> str | None:
-    """Checksum of the folder that a policy of the report came from; None where it was a server."""
+    """Return the checksum of the folder that a policy was loaded from; None if a server answered for it."""
     kind, _, model = str(figures["content"]["policies"][name]["policy"]).partition(":")
     name, at, checksum = model.rpartition("@")
     is_folder = kind in ("hf", "vllm") and at and "/" not in name and len(checksum) == 12
     return checksum if is_folder else None
-
-
-def _check(measured: Measured) -> None:
-    """Build everything that the card shows, so that a damaged report is refused here."""
-    _ = measured.results, measured.differences
-    _ = [str(name) for name in measured.figures["dataset"]]

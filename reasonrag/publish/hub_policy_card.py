@@ -1,4 +1,4 @@
-"""The card of a trained policy."""
+"""The Hub card of a trained policy: YAML for the Hub, and a text for people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STAGES = {
     "rl": "online reinforcement learning",
 }
 _HISTORY_ROWS = 10
-# What is shown of a training's history, by the key that has it.
+# The columns of the history, by their keys in `training.json`.
 _CURVES = {
     "loss": "loss",
     "rewards/margins": "reward margin",
@@ -40,17 +40,17 @@ _CURVES = {
     "eval_rewards/accuracies": "held-out reward accuracy",
     "eval_em": "held-out EM",
 }
-_SHARES = ("em", "f1", "acc", "lasj")  # metrics that a leaderboard can read
+_SHARES = ("em", "f1", "acc", "lasj")  # metrics between 0 and 1, for leaderboards
 
 
 def card_data(staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None) -> Yaml:
-    """The card's YAML.
+    """Return the card's YAML.
 
     Args:
-        staged: what goes up.
+        staged: the staged policy.
         repo_id: OWNER/NAME.
-        licence: as it was given; None: that of the base model where its folder says it.
-        measured: figures of it; what was not measured with these very weights is in no `model-index`.
+        licence: as the publisher gave it; None: the licence of the base model, if its folder names one.
+        measured: its evaluation. Only metrics of these very weights enter the `model-index`.
     """
     data: Yaml = {"license": licence or staged.base_licence or UNKNOWN}
     if staged.base_on_hub:
@@ -70,7 +70,7 @@ def card_data(staged: StagedPolicy, *, repo_id: str, licence: str | None, measur
 
 
 def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None) -> str:
-    """The card's text."""
+    """Return the card's text, in Markdown."""
     training = staged.training
     data = {key: value for key, value in mapping(training, "data").items() if key != "lengths"}
     columns, history = _history(training)
@@ -97,7 +97,7 @@ def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measur
 
 
 def _dataset(staged: StagedPolicy) -> str | None:
-    """The Hub data set that it was trained on, where it is one."""
+    """Return the Hub data set that the policy was trained on, or None if it is not on the Hub."""
     source = str(mapping(staged.training, "data").get("source") or "")
     if source_of(source).hub == HUB_REPOSITORY:
         return HUB_REPOSITORY
@@ -106,7 +106,7 @@ def _dataset(staged: StagedPolicy) -> str | None:
 
 
 def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
-    """The first setting's shares, by the library that reads them."""
+    """Return the first setting's metrics, as the library that reads them writes them."""
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
@@ -141,7 +141,7 @@ def _markdown(table: Table) -> Markup:
 
 
 def _history(training: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Headings, and figures at about ten steps from the first to the last."""
+    """Return headings, and the metrics at about ten steps from the first to the last."""
     by_step: dict[Any, dict[str, Any]] = {}
     entries = training.get("history")
     for entry in entries if isinstance(entries, list) else ():
@@ -150,7 +150,7 @@ def _history(training: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     keys = [key for key in _CURVES if any(key in known for known in by_step.values())]
     steps = list(by_step)
     every = max(1, -(-(len(steps) - 1) // (_HISTORY_ROWS - 1)))
-    shown = [step for place, step in enumerate(steps) if place % every == 0 or place == len(steps) - 1]
+    shown = [step for index, step in enumerate(steps) if index % every == 0 or index == len(steps) - 1]
     rows = [
         [str(step), *(number(by_step[step][key]) if key in by_step[step] else "–" for key in keys)] for step in shown
     ]

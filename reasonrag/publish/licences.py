@@ -1,4 +1,4 @@
-"""What may be done with a data set's questions and paragraphs, as far as it is known (`data/README.md`)."""
+"""Licences of the known data sets' questions and paragraphs (`data/README.md`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where part of a data set comes from.
+    """The origin of a part of the data.
 
     Attributes:
         name: of the data set, or of the corpus that was searched.
-        licences: as the Hub abbreviates them; none where they are unknown.
-        note: which licence is of what.
-        hub: the Hub repository that it was read from, `original` for what reasonrag invents; None where unknown.
-        language: as ISO 639-1 has it; None where unknown.
+        licences: the Hub's abbreviations; empty if unknown.
+        note: which licence covers what.
+        hub: the Hub repository that it was read from, or `original` if reasonrag invented it; None if unknown.
+        language: ISO 639-1 code; None if unknown.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Source:
     language: str | None = None
 
 
-# Paragraphs of Wikipedia before June 2023, when its licence went from version 3.0 to 4.0.
+# Wikipedia changed its licence from version 3.0 to 4.0 in June 2023; these paragraphs are older.
 _PARAGRAPHS = "cc-by-sa-3.0"
 _KNOWN: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
     {
@@ -49,7 +49,7 @@ _KNOWN: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
 
 
 def source_of(name: str) -> Source:
-    """What is known of a data set by its name; a file of one's own under a known name passes for that one.
+    """Return what is known of a data set by its name. A local file with a known name is taken for that data set.
 
     >>> source_of("hotpotqa").licences, source_of("mine").licences
     (('cc-by-sa-4.0',), ())
@@ -63,9 +63,9 @@ def source_of(name: str) -> Source:
 
 
 def licence_field(sources: Iterable[Source], given: str | None) -> str | list[str]:
-    """The card's `license`: the one given, else all that the sources have; unknown where one of them has none.
+    """Return the card's `license`: the given one, else all licences of the sources; unknown if a source has none.
 
-    Which of several is to be obeyed is not ours to say.
+    Several licences are listed together, as only the publisher can say which one applies.
 
     >>> licence_field([source_of("musique"), source_of("hotpotqa")], None)
     ['cc-by-4.0', 'cc-by-sa-3.0', 'cc-by-sa-4.0']
@@ -75,21 +75,21 @@ def licence_field(sources: Iterable[Source], given: str | None) -> str | list[st
     sources = list(sources)
     if not sources or any(not source.licences for source in sources):
         return UNKNOWN
-    found = sorted({licence for source in sources for licence in source.licences})
-    return found[0] if len(found) == 1 else found
+    licences = sorted({licence for source in sources for licence in source.licences})
+    return licences[0] if len(licences) == 1 else licences
 
 
 def check_licence(given: str | None) -> str | None:
-    """A licence's identifier on the Hub, in lower case.
+    """Return a licence's identifier on the Hub, in lower case.
 
     Raises:
-        ConfigError: it cannot be one.
+        ConfigError: it is not an identifier.
     """
     if given is None:
         return None
     if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]{1,63}", given.lower()):
         raise ConfigError(
-            f"--license {quoted(given)} is no identifier of a licence; take one of the Hub's, such as cc-by-sa-4.0, "
+            f"--license {quoted(given)} is not a licence's identifier; give one of the Hub's, such as cc-by-sa-4.0, "
             "apache-2.0 or mit"
         )
     return given.lower()

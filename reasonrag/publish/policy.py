@@ -1,6 +1,6 @@
-"""A trained policy's folder to what goes up of it: weights, tokenizer, how it is asked, how it was trained.
+"""Stage a trained policy for the Hub: weights, tokenizer, its settings file, and how it was trained.
 
-Never checkpoints, optimizer states, pickles (`*.bin`), journals or rollouts.
+Checkpoints, optimizer states, pickles (`*.bin`), journals and rollouts are never published.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _MODEL = (
 _CURVES = "curves.svg"
 OWNED = (*_MODEL, _CURVES, SUMMARY)
 
-# Where transformers and peft note what a model was loaded from.
-_FROM = ("base_model_name_or_path", "_name_or_path", "name_or_path")
-_NAMES_A_MODEL = (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json")
-_OF_A_FOLDER = re.compile(r"[^/]+@[0-9a-f]{12}")
+# Keys under which transformers and peft store what a model was loaded from.
+_SOURCE_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
+_FILES_WITH_SOURCE = (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json")
+_FOLDER_CHECKSUM = re.compile(r"[^/]+@[0-9a-f]{12}")
 
 Kind = Literal["adapter", "merged", "full"]
 
 
 @dataclass(frozen=True, slots=True)
 class StagedPolicy:
-    """What was put into the folder.
+    """A staged policy.
 
     Attributes:
-        path: of the training.
-        training: what its `training.json` holds.
+        path: folder of the training run.
+        training: the content of its `training.json`.
         kind: an adapter, an adapter merged into its model, or all weights.
-        checksums: of the weights, as evaluations name them: those that go up, and the same ones merged or not.
-        base: the model that the training began with: its Hub id, or the name of a local folder.
-        base_on_hub: whether it is a Hub id.
-        base_licence: as the local folder of the base says it; None where it says none.
+        checksums: of the published weights, as evaluations name them, both merged and not merged.
+        base: the model that the training run started from: its Hub id, or the name of a local folder.
+        base_on_hub: whether `base` is a Hub id.
+        base_licence: as the card in the local folder of the base names it, or None.
     """
 
     path: Path
@@ -65,28 +65,28 @@ class StagedPolicy:
 
 
 def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
-    """Put what goes up of a finished training into a folder.
+    """Copy what is published of a finished training run into a folder.
 
     Args:
-        path: of the training.
+        path: folder of the training run.
         folder: to fill.
         merged: publish the adapter merged into its model (`PATH/merged`), not the adapter.
 
     Raises:
-        RunError: the training has not finished, or nothing was merged.
+        RunError: the training run has not finished, or nothing was merged.
         DataError: there are no weights in safetensors, or its files cannot be read.
     """
     training = finished(path)
     if training is None:
         raise RunError(
-            f"{path} holds no finished training ({SUMMARY} is missing or cannot be read); the same training command "
+            f"{path} holds no finished training run ({SUMMARY} is missing or cannot be read); the same command "
             "finishes it"
         )
     weights = path / MERGED if merged else path
     if merged and not (weights / "config.json").is_file():
-        raise RunError(f"{path} has no folder {MERGED}; train with --merge, or leave --merged away")
+        raise RunError(f"{path} has no folder {MERGED}; train with --merge, or publish without --merged")
     if not any(any(weights.glob(name)) for name in _WEIGHTS[:-1]):
-        raise DataError(f"{weights} holds no weights in safetensors (pickles are not published); save them as those")
+        raise DataError(f"{weights} holds no weights in safetensors (pickles are not published); save them so")
     for source in _files(weights, _MODEL):
         _place_model_file(source, folder / source.relative_to(weights))
     for source in _files(path, (_CURVES,)):
@@ -110,29 +110,29 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _place_model_file(source: Path, target: Path) -> None:
-    """The very bytes, unless they say where on this machine another model lies: of that the last name is kept."""
-    if source.name in _NAMES_A_MODEL:
+    """Link a file, unless it holds the path of another model on this machine: then write it with the last name only."""
+    if source.name in _FILES_WITH_SOURCE:
         try:
-            held = json.loads(source.read_text(encoding="utf-8"))
-            named = {key: without_places(held[key]) for key in _FROM if isinstance(held.get(key), str)}
+            settings = json.loads(source.read_text(encoding="utf-8"))
+            names = {key: without_places(settings[key]) for key in _SOURCE_KEYS if isinstance(settings.get(key), str)}
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise DataError(f"{source} cannot be read ({type(error).__name__}); train again, or mend it") from error
-        if any(held[key] != value for key, value in named.items()):
-            write_json(target, held | named)
+        if any(settings[key] != value for key, value in names.items()):
+            write_json(target, settings | names)
             return
     place(source, target)
 
 
 def _base(training: dict[str, Any]) -> tuple[str, bool]:
-    """The model's name, and whether the Hub has it; a folder is known by the checksum beside its name."""
+    """Return the base model's name, and whether it is a Hub id. The checksum of a local folder starts with its name."""
     model = mapping(training, "model")
     name, checksum = str(model.get("name") or UNKNOWN), str(model.get("checksum") or "")
     is_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name, re.ASCII)
-    return name, bool(checksum and is_id and not _OF_A_FOLDER.fullmatch(checksum))
+    return name, bool(checksum and is_id and not _FOLDER_CHECKSUM.fullmatch(checksum))
 
 
 def _licence(path: Path) -> str | None:
-    """What the card in the local folder of the base says."""
+    """Return the licence in the card of the base model's local folder."""
     try:
         named = str(read_yaml(path / "config.yaml").get("model") or "")
     except ConfigError:
@@ -144,7 +144,7 @@ def _licence(path: Path) -> str | None:
 
 
 def licence_of_card(file: Path) -> str | None:
-    """`license` of a card, where it is one plain identifier. Nothing else of it is believed."""
+    """Return the `license` of a card if it is one plain identifier, else None."""
     import yaml
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 

@@ -1,7 +1,7 @@
-"""What must not be published without a look: secrets, places on a machine, e-mail addresses.
+"""Search files for what must not be published by mistake: secrets, paths of this machine, e-mail addresses.
 
-Every string of every Parquet file, the header of weights and every line of every other file is searched. A secret is
-never shown, nor is an address or a path that overlaps one.
+The search covers every string of Parquet files, the header of weights, and every line of other files. A finding never
+shows a secret, nor an address or a path that overlaps one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SECRET, PATH, EMAIL = "secret", "path", "email"
-Patterns = tuple[tuple[str, str], ...]  # kind, and an RE2 pattern that names what it `found`
+Patterns = tuple[tuple[str, str], ...]  # kind, and an RE2 pattern with a group `found`
 
 _MOST_HEADER_BYTES = 100_000_000  # as safetensors itself allows
 _BATCH_ROWS = 1_000
 _SHOWN_CHARS = 60
-# RE2: linear time, no look-around. `url.example/home/page` is no path of a machine, `file:///home/me` is one.
+# RE2: linear time, no look-around. `file:///home/me` is a path of a machine, `url.example/home/page` is not.
 _FIRST = r"(?:^|file://|\\[nrt]|[^A-Za-z0-9_./~%])"
 _HOMES = r"""/home/[^\s/"']+|/Users/[^\s/"']+|/root/[^\s"']|[A-Za-z]:(?:\\+|/)Users(?:\\+|/)[^\s\\/"']+"""
 _EMAIL = r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"
@@ -34,15 +34,15 @@ _EMAIL = r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that was found, at its first place.
+    """One finding, with its first position.
 
     Attributes:
         file: relative to the folder that was searched.
-        column: of a table, `prompt[].content` where it is nested; empty in a text file.
-        row: of the table or line of the file, from 1.
+        column: of a table, such as `prompt[].content` if it is nested; empty in a text file.
+        row: row of the table or line of the file, from 1.
         kind: SECRET, PATH or EMAIL.
-        what: the kind of secret; else what was found, shortened and printable.
-        count: of the values or lines in this column or file in which it stands.
+        what: the kind of secret, or the path or address itself, shortened and printable.
+        count: values or lines in this column or file that hold it.
     """
 
     file: str
@@ -59,16 +59,16 @@ class Finding:
 
 
 def places_of(*folders: Path) -> tuple[str, ...]:
-    """What names this machine: folders, the working directory, home, and the host's name where it is no plain word."""
+    """Return names of this machine: folders, working directory, home, and the host's name if it is no plain word."""
     paths = {str(folder.resolve()) for folder in (*folders, Path.cwd(), Path.home())}
     host = socket.gethostname()
     named = {host} if len(host) > 4 and re.search(r"[\d.\-]", host) else set()
-    # `/data` or `/work` is anybody's.
+    # Folders at the root, such as `/data`, are on many machines.
     return tuple(sorted(named | {path for path in paths if path.count("/") > 1}))
 
 
 def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Finding]:
-    """Everything that was found in some files of a folder, by file and column.
+    """Search files of a folder; return the findings by file and column.
 
     Args:
         folder: to be published.
@@ -92,12 +92,12 @@ def _patterns(places: Sequence[str]) -> Patterns:
 
 
 def _in_file(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str, int]]:
-    """Column, row, kind, what, and in how many values."""
+    """Yield column, row, kind, what, and the number of values that hold it."""
     if path.suffix == ".parquet":
         yield from _in_table(path, patterns)
     else:
         text = _text(path)
-        for secret in find_secrets(text):  # in all of it at once: a key may fill many lines
+        for secret in find_secrets(text):  # in the whole text at once: a key may have many lines
             yield "", text.count("\n", 0, secret.start) + 1, SECRET, secret.kind, 1
         import pyarrow as pa
 
@@ -106,7 +106,7 @@ def _in_file(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, st
 
 
 def _text(path: Path) -> str:
-    """As far as it is any: of weights the header, of a card what readers see."""
+    """Return a file's text: of weights the header, of a card the text that readers see."""
     if path.suffix == ".safetensors":
         with path.open("rb") as file:
             header = file.read(min(int.from_bytes(file.read(8), "little"), _MOST_HEADER_BYTES))
@@ -130,7 +130,7 @@ def _in_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, s
 
 
 def _leaves(name: str, array: pa.Array, rows: Any) -> Iterator[tuple[str, pa.Array, Any]]:
-    """The strings of a column, however deep, each with its row."""
+    """Yield the arrays of strings in a column, however deep, each with the row of every string."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -146,7 +146,7 @@ def _leaves(name: str, array: pa.Array, rows: Any) -> Iterator[tuple[str, pa.Arr
 
 
 def _hits(values: pa.Array, patterns: Patterns) -> Iterator[tuple[str, str, list[int]]]:
-    """Kind, what to show, and at which places of `values` it stands."""
+    """Yield kind, what to show, and the positions in `values` that hold it."""
     import pyarrow.compute as pc
 
     unique = values.drop_null().unique()  # siblings share their prompts, searches their passages
@@ -155,20 +155,20 @@ def _hits(values: pa.Array, patterns: Patterns) -> Iterator[tuple[str, str, list
     for _, pattern in patterns:
         suspects |= dict.fromkeys(unique.filter(pc.match_substring_regex(unique, pattern)).to_pylist())
     for text in suspects:
-        places: list[int] | None = None
+        positions: list[int] | None = None
         for kind, what in _found(text, patterns):
-            if places is None:
-                places = pc.indices_nonzero(pc.equal(values, text)).to_pylist()
-            yield kind, what, places
+            if positions is None:
+                positions = pc.indices_nonzero(pc.equal(values, text)).to_pylist()
+            yield kind, what, positions
 
 
 def _secretive(texts: Sequence[str]) -> list[str]:
-    """The texts that hold secrets; all of them are passed over at once if none does."""
+    """Return the texts that hold secrets. One search over all of them together rules out most batches."""
     return [text for text in texts if find_secrets(text)] if find_secrets("\n\n".join(texts)) else []
 
 
 def _found(text: str, patterns: Patterns) -> Iterator[tuple[str, str]]:
-    """Kind and description of everything in one text; of addresses and paths the first."""
+    """Yield kind and description of everything in one text; of addresses and paths, the first."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -234,7 +234,7 @@ def test_settings_of_a_policy_are_not_for_a_run(run):
     for wanted in ({"merged": True}, {"report": run}, {"name": "x", "report": run}):
         with pytest.raises(ConfigError, match="for a trained policy"):
             staged(run, **wanted)
-    with pytest.raises(ConfigError, match="is no identifier of a licence"):
+    with pytest.raises(ConfigError, match="is not a licence"):
         staged(run, licence="my own!")
 
 

@@ -101,7 +101,7 @@ def test_figures_of_other_weights_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="has no policy 'z'"):
         staged(path, report=evaluation, name="z")
     (evaluation / "metrics.json").write_text('{"policies": {"policy": 3}}')
-    with pytest.raises(DataError, match=r"is no metrics\.json"):
+    with pytest.raises(DataError, match=r"is not a metrics\.json"):
         staged(path, report=evaluation)
 
 
