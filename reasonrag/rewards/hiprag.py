@@ -1,4 +1,4 @@
-"""HiPRAG: needless and missing searches, and the reward that pays for steps with neither (arXiv:2510.07794)."""
+"""The reward of HiPRAG: needless and missing searches, and a bonus for steps with neither (arXiv:2510.07794)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from reasonrag.rollout import gather_all
 
 @dataclass(frozen=True, slots=True)
 class StepFlag:
-    """One step: whether it searched, and whether it should have done otherwise.
+    """Whether one step searched, and whether that was the wrong choice.
 
-    `suboptimal` is None where that could not be told, for this `cause`: `unreadable`, `silent`, or a backend's.
+    `suboptimal` is None if that is unknown, for this `cause`: `unreadable`, `silent`, or a backend's.
     """
 
     kind: Literal["search", "own"]
@@ -36,19 +36,19 @@ class StepFlag:
 def hiprag_reward(
     answer: float, well_formed: bool, optimal: float | None, *, lambda_f: float, lambda_p: float
 ) -> tuple[float, float]:
-    """Reward and bonus: `A(1 - lf) + lf F + lp A F Ncorr/N` (arXiv:2510.07794, eq. 1).
+    """Return reward and bonus: `A(1 - lf) + lf F + lp A F Ncorr/N` (arXiv:2510.07794, eq. 1).
 
     Args:
         answer: A, 0 or 1.
         well_formed: F.
-        optimal: Ncorr/N in [0, 1]; None where no step is known, which earns no bonus.
+        optimal: Ncorr/N in [0, 1]; None if no step is known, which earns no bonus.
         lambda_f: lf in [0, 1].
         lambda_p: lp, the largest bonus.
 
     Returns:
         The reward in [0, 1 + lp], and the part of it that is the bonus, in [0, lp].
 
-    Right, in form, 3 of 4 steps well chosen: 0.8 + 0.2 + 0.4 * 3/4. Right but out of form: 0.8, and no bonus.
+    Right, well-formed, 3 of 4 steps well chosen: 0.8 + 0.2 + 0.4 * 3/4. Right but not well-formed: 0.8, no bonus.
 
     >>> hiprag_reward(1.0, True, 3 / 4, lambda_f=0.2, lambda_p=0.4)
     (1.3, 0.30000000000000004)
@@ -60,7 +60,7 @@ def hiprag_reward(
 
 
 def optimal_share(flags: Iterable[StepFlag]) -> float | None:
-    """`Ncorr/N` of eq. 1 over the steps that are known; None where none is.
+    """Return `Ncorr/N` of eq. 1 over the known steps; None if no step is known.
 
     >>> good, needless, unknown = StepFlag("own", False), StepFlag("search", True), StepFlag("search", None)
     >>> optimal_share([good, needless, unknown]), optimal_share([unknown])
@@ -71,7 +71,7 @@ def optimal_share(flags: Iterable[StepFlag]) -> float | None:
 
 
 def osr(flags: Iterable[Sequence[StepFlag]]) -> float | None:
-    """Over-search rate: needless searches among all known searches of a set (eq. 2); None where there is none.
+    """Return the over-search rate: needless searches among all known searches of a set (eq. 2); None without any.
 
     A micro-average: two trajectories with 1 of 1 and 0 of 3 needless searches give 1/4, not the mean of 1 and 0.
 
@@ -83,7 +83,7 @@ def osr(flags: Iterable[Sequence[StepFlag]]) -> float | None:
 
 
 def usr(flags: Iterable[Sequence[StepFlag]]) -> float | None:
-    """Under-search rate: false steps among all known steps without a search (eq. 2); None where there is none.
+    """Return the under-search rate: false steps among all known steps without a search (eq. 2); None without any.
 
     >>> usr([[StepFlag("own", True), StepFlag("search", True)], [StepFlag("own", False), StepFlag("own", None)]])
     0.5
@@ -92,7 +92,9 @@ def usr(flags: Iterable[Sequence[StepFlag]]) -> float | None:
 
 
 def _rate(flags: Iterable[Sequence[StepFlag]], kind: str) -> float | None:
-    known = [f.suboptimal for steps in flags for f in steps if f.kind == kind and f.suboptimal is not None]
+    known: list[bool] = []
+    for steps in flags:
+        known += [flag.suboptimal for flag in steps if flag.kind == kind and flag.suboptimal is not None]
     return known.count(True) / len(known) if known else None
 
 
@@ -106,37 +108,42 @@ async def detect(
     max_tokens: int = 256,
     counts: Counter[str] | None = None,
 ) -> list[list[StepFlag]]:
-    """`[B][steps]` a flag for each step of each reading, whatever its format (arXiv:2510.07794, sec. 3.2).
+    """Return `[B][steps]`, a flag for each step of each reading, in any format (arXiv:2510.07794, sec. 3.2).
 
-    A search is needless where the policy, asked the query alone, says what the step concluded. A step without a search
-    is false where a verifier finds its reasoning or conclusion wrong. Both kinds are looked at concurrently, equal
-    steps once; each distinct query is asked once, greedily. What cannot be told (a judge or a policy that fails, a
-    step that says nothing to be judged) is None and counted; it is never good or bad.
+    A search is needless if the policy, given the query alone, says what the step concluded. A step without a search is
+    false if a verifier finds its reasoning or conclusion wrong. Both kinds are judged concurrently, equal steps once;
+    each distinct query is asked once, greedily. If a judge or a policy fails, or a step says nothing that could be
+    judged, its flag is None and counted; it is never good or bad.
 
     Args:
-        readings: of trajectories.
-        judge: compares and verifies; its prompt set has `hiprag/direct`, which asks for what is known.
-        policy: the model whose knowledge is asked for; needed to find needless searches.
-        over_search: False takes every search for needed, without a call (the ablation "under-search only").
-        under_search: False takes every step without a search for right, without a call.
-        max_tokens: of what the policy says without a search.
-        counts: added to, by name: `over.asked`, `over.unknown` and `over.CAUSE`, likewise `under`; `regenerated`.
+        readings: the trajectories as their format reads them.
+        judge: compares and verifies; its prompt set has `hiprag/direct`, which asks the policy for what it knows.
+        policy: the model whose knowledge is probed; needed to find needless searches.
+        over_search: False takes every search as needed, without a call (the ablation "under-search only").
+        under_search: False takes every step without a search as right, without a call.
+        max_tokens: length limit of the policy's answer without a search.
+        counts: increased by name: `over.asked`, `over.unknown` and `over.CAUSE`, likewise `under`; `regenerated`.
 
     Raises:
         ConfigError: the judge or the policy is needed and missing, or the prompt set lacks a text.
         Interrupted: the run is draining.
     """
     counts = Counter() if counts is None else counts
-    steps = [block for reading in readings for block in reading.blocks]
-    wanted = dict.fromkeys(_key(block) for block in steps if (over_search if block.is_search else under_search))
-    found: dict[Block, StepFlag] = {}
-    if wanted:
+    to_judge: dict[Block, None] = {}  # an ordered set
+    for reading in readings:
+        for block in reading.blocks:
+            if over_search if block.is_search else under_search:
+                to_judge[_key(block)] = None
+    flag_of: dict[Block, StepFlag] = {}
+    if to_judge:
         if judge is None:
             raise ConfigError("needless and missing searches are found by a judge, and there is none; name one")
-        known = _Known(policy, judge, max_tokens, counts) if any(key.is_search for key in wanted) else None
-        flags = await gather_all(_flag(key, judge, known, counts) for key in wanted)
-        found = dict(zip(wanted, flags, strict=True))
-    return [[found.get(_key(b)) or StepFlag(_kind(b), False) for b in reading.blocks] for reading in readings]
+        known = _Known(policy, judge, max_tokens, counts) if any(key.is_search for key in to_judge) else None
+        flags = await gather_all(_flag(key, judge, known, counts) for key in to_judge)
+        flag_of = dict(zip(to_judge, flags, strict=True))
+    return [
+        [flag_of.get(_key(block)) or StepFlag(_kind(block), False) for block in reading.blocks] for reading in readings
+    ]
 
 
 def _kind(step: Block) -> Literal["search", "own"]:
@@ -144,14 +151,14 @@ def _kind(step: Block) -> Literal["search", "own"]:
 
 
 def _key(block: Block) -> Block:
-    """What a step's flag depends on: two steps with the same key are looked at once."""
+    """Return the texts that a step's flag depends on: steps with the same key are judged once."""
     if block.is_search:
         return Block(query=one_line(block.query or ""), conclusion=block.conclusion)
     return Block(block.reasoning, conclusion=block.conclusion)
 
 
 class _Known:
-    """What the policy says to each query without a search, asked once a query."""
+    """What the policy answers to each query without a search; each query is asked once."""
 
     def __init__(self, policy: LLM | None, judge: JudgeService, max_tokens: int, counts: Counter[str]) -> None:
         if policy is None:
@@ -165,10 +172,10 @@ class _Known:
         self._said: dict[str, asyncio.Task[str]] = {}
 
     async def says(self, query: str) -> str:
-        """Its reply.
+        """Return the policy's reply.
 
         Raises:
-            LLMError: it does not answer.
+            LLMError: the policy does not answer.
         """
         if query not in self._said:
             self._counts["regenerated"] += 1
@@ -182,9 +189,9 @@ class _Known:
 
 
 async def _flag(step: Block, judge: JudgeService, known: _Known | None, counts: Counter[str]) -> StepFlag:
-    """Over(step) of a search, Under(step) of any other."""
+    """Compute Over(step) for a search, Under(step) for any other."""
     detector = "over" if step.is_search else "under"
-    # A search that concludes nothing cannot be compared: were it good, to conclude nothing would earn the bonus.
+    # A search without a conclusion cannot be compared. If it counted as good, silence would earn the bonus.
     if not step.conclusion.strip() and (step.is_search or not step.reasoning.strip()):
         cause = "silent"
     else:
@@ -198,33 +205,33 @@ async def _flag(step: Block, judge: JudgeService, known: _Known | None, counts: 
 
 
 async def _suboptimal(step: Block, judge: JudgeService, known: _Known | None) -> bool:
-    """The verdict on one step.
+    """Return the verdict on one step.
 
     Raises:
-        BackendError: there is none.
+        BackendError: there is no verdict.
     """
     if known is None or step.query is None:
         return not await step_holds(judge, step.reasoning, step.conclusion)
     said = await known.says(step.query)
-    # A policy that has nothing to say does not know it: the search was needed.
+    # A policy with nothing to say does not know the answer: the search was needed.
     return bool(said) and await same_meaning(judge, step.conclusion, said)
 
 
 class HiPRAGReward(BatchReward):
-    """Eq. 1. Only trajectories that are right (cover match) and in form are looked at; the others cost no call.
+    """Eq. 1. Only trajectories that are right (cover match) and well-formed are judged; the others cost no call.
 
-    A step that is unknown, as the judge's reply could not be read, is left out of Ncorr and N; where none is known
-    there is no bonus. Where none is known because a backend is late or not there, there is no score.
+    A step that is unknown because the judge's reply was unreadable is left out of Ncorr and N; if no step is known,
+    there is no bonus. If no step is known because a backend is late or unreachable, there is no score.
 
-    Parts: `answer` A, `format` F, `bonus`, `steps`, `searches`, `own_steps`; and of trajectories that were looked at
-    `known_steps` N, `over`, `under` (how many steps of each kind are suboptimal), None of the others.
+    Parts: `answer` A, `format` F, `bonus`, `steps`, `searches`, `own_steps`; for judged trajectories also `known_steps`
+    N, `over`, `under` (how many steps of each kind are suboptimal), which are None for the others.
     """
 
     def __init__(self, settings: HiPRAGSettings, parts: RewardParts) -> None:
-        """Take the weights and the parts.
+        """Check and store the parts.
 
         Raises:
-            ConfigError: a bonus is to be paid, and there is no judge or no policy to tell for what.
+            ConfigError: the bonus needs a judge or a policy, and there is none.
         """
         super().__init__(parts)
         self.settings = settings
@@ -239,9 +246,9 @@ class HiPRAGReward(BatchReward):
         self._policy = parts.policy
 
     async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        looked_at = [r for r in batch if self.settings.lambda_p and r.parts["cem"] and r.reading.well_formed]
+        judged = [read for read in batch if self.settings.lambda_p and read.parts["cem"] and read.reading.well_formed]
         flags = await detect(
-            [read.reading for read in looked_at],
+            [read.reading for read in judged],
             judge=self._judge,
             policy=self._policy,
             over_search=self.settings.over_search,
@@ -249,7 +256,7 @@ class HiPRAGReward(BatchReward):
             max_tokens=self.settings.max_tokens,
             counts=self.counts,
         )
-        by_read = {id(read): steps for read, steps in zip(looked_at, flags, strict=True)}
+        by_read = {id(read): steps for read, steps in zip(judged, flags, strict=True)}
         return [self._scored(read, by_read.get(id(read))) for read in batch]
 
     def _scored(self, read: Read, flags: Sequence[StepFlag] | None) -> Score:
@@ -278,13 +285,13 @@ class HiPRAGReward(BatchReward):
 
 
 def _outage(flags: Sequence[StepFlag]) -> str:
-    """The cause for which nothing is known of any step, though it could have been told; "" where something is."""
+    """Return why no step is known although one could be judged; "" if some step is known."""
     causes = [flag.cause for flag in flags if flag.cause not in ("", "silent", "unreadable")]
     return causes[0] if causes and all(flag.suboptimal is None for flag in flags) else ""
 
 
 def _counted(flags: Sequence[StepFlag] | None) -> dict[str, float | None]:
-    """The parts that only trajectories have that were looked at."""
+    """Return the parts that only judged trajectories have."""
     if flags is None:
         return dict.fromkeys(("known_steps", "over", "under"))
     bad = Counter(flag.kind for flag in flags if flag.suboptimal)

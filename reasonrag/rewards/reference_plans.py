@@ -1,4 +1,4 @@
-"""Search-P1's reference plans: made once, before training, and kept (sec. 3.2.1, eq. 5; Alg. 1)."""
+"""Search-P1's reference plans, made once before training (sec. 3.2.1, eq. 5; Alg. 1)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Correct = Literal["em", "cem"]
 
 
 class Counts(Protocol):
-    """Is told of every question that is through: `failed` where a judge let it down, `done` otherwise."""
+    """Progress: `failed` counts questions on which the judge failed, `done` all other finished ones."""
 
     done: int
     failed: int
@@ -34,9 +34,9 @@ class Counts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What came of some questions: `plans`, and those without one by cause (`no_correct_candidate`, or a failure's).
+    """How many questions got a plan, and how many did not by cause (`no_correct_candidate`, or a failure's).
 
-    `untried` were left alone after too many failures.
+    `untried` questions were not started after too many failures.
     """
 
     plans: int
@@ -59,33 +59,33 @@ async def make_plans(
 ) -> Made:
     """Make a reference plan for each question and write them all to one Parquet file (`tables.plan_schema`).
 
-    A plan is a function of the judge's replies: with a `JournaledLLM` behind the judge, the same call after a kill goes
-    on where it was, pays for nothing twice, and writes the same file. The file is there whole or not at all.
+    A plan depends on the judge's replies alone: with a `JournaledLLM` behind the judge, the same call resumes after a
+    kill, pays for nothing twice, and writes the same file. The file is written completely or not at all.
 
     Args:
-        questions: each with an id of its own in its data set.
-        judge: who plans and votes.
-        k: candidates a question.
-        out: the file; written anew.
-        concurrency: questions in work at a time.
+        questions: with ids that are unique in their data set.
+        judge: the planner and voter.
+        k: candidates per question.
+        out: the file; replaced if it exists.
+        concurrency: questions in flight.
         correct: which candidates are kept: exact match, or cover match (a golden answer is contained).
         show_answer: show the planner the golden answers, as the prompt in App. D.2 does; then all are correct.
-        max_failed: share of questions that may fail; beyond it no further one is tried.
-        counts: is told as the work goes on.
+        max_failed: share of questions that may fail; beyond it no further question is started.
+        counts: updated during the work.
 
     Raises:
-        Interrupted: the run is draining; nothing is written, and the next one goes on.
+        Interrupted: the run is shutting down; nothing is written, and the next call resumes.
         RunError: the journal cannot be written.
     """
     work = _Work(judge, k, correct, show_answer)
     rows: list[Row | None] = [None] * len(questions)
-    most = max_failed * len(questions)
+    failures_allowed = max_failed * len(questions)
     waiting = iter(enumerate(questions))
 
     async def worker(waiting: Iterator[tuple[int, Question]]) -> None:
         for index, question in waiting:
             rows[index] = await work.row(question, counts)
-            if work.failed > most:
+            if work.failed > failures_allowed:
                 return
 
     await gather_all(worker(waiting) for _ in range(min(concurrency, len(questions))))
@@ -95,7 +95,7 @@ async def make_plans(
 
 
 class _Work:
-    """Plans question after question, and counts those that get none."""
+    """Plans question after question, and counts the questions without a plan."""
 
     def __init__(self, judge: JudgeService, k: int, correct: Correct, show_answer: bool) -> None:
         self._judge = judge
@@ -106,7 +106,7 @@ class _Work:
         self.failed = 0
 
     async def row(self, question: Question, counts: Counts | None) -> Row | None:
-        """The question's row, or None, counted under its cause."""
+        """Return the question's row; None without a plan, counted by cause."""
         row: Row | None = None
         try:
             row = await self._plan(question)
@@ -125,14 +125,15 @@ class _Work:
 
     async def _plan(self, question: Question) -> Row | None:
         errors: list[JudgeError] = []
-        found = await gather_all(self._candidate(question, sample, errors) for sample in range(self._k))
-        candidates = [candidate for candidate in found if candidate is not None]
+        proposed = await gather_all(self._candidate(question, sample, errors) for sample in range(self._k))
+        candidates = [candidate for candidate in proposed if candidate is not None]
         if not candidates:
             raise errors[0]
-        right = [c for c in candidates if self._matches(c.answer, question.golden_answers)]
+        right = [plan for plan in candidates if self._matches(plan.answer, question.golden_answers)]
         if not right:
             return None
-        votes = len(right) if len({tuple(map(normalize_answer, c.steps)) for c in right}) > 1 else 0
+        distinct = {tuple(map(normalize_answer, plan.steps)) for plan in right}
+        votes = len(right) if len(distinct) > 1 else 0
         plan = await vote_plan(self._judge, question, right) if votes else right[0]
         return {
             "dataset": question.dataset,
@@ -145,7 +146,7 @@ class _Work:
         }
 
     async def _candidate(self, question: Question, sample: int, errors: list[JudgeError]) -> PlanCandidate | None:
-        """One that cannot be had is no reason to lose the others."""
+        """Return a candidate, or None if the judge failed: the other candidates still count."""
         try:
             return await propose_plan(self._judge, question, sample=sample, show_answer=self._show_answer)
         except JudgeError as error:
@@ -154,10 +155,10 @@ class _Work:
 
 
 def load_plans(path: Path) -> dict[tuple[str, str], ReferencePlan]:
-    """The plans of a file that `make_plans` wrote, by data set and question id.
+    """Read the plans that `make_plans` wrote, by data set and question id.
 
     Raises:
-        DataError: the file cannot be read, or is none of plans.
+        DataError: the file cannot be read, or holds no plans.
     """
     plans: dict[tuple[str, str], ReferencePlan] = {}
     for row in read_parquet(path, plan_schema()):

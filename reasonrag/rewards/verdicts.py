@@ -1,20 +1,20 @@
-"""The questions that a judge is asked, and how its replies are read: HiPRAG, Search-P1, When-to-search.
+"""The questions put to a judge, and how its replies are parsed: HiPRAG, Search-P1, When-to-search.
 
-Each function asks once, with the retries of `JudgeService`, and raises `JudgeError` where there is no verdict. What
-is judged is quoted: tags in it lose their opening bracket and every text is one line, so no trajectory, passage or
-answer can speak for the judge. A reply is read strictly: what is not plainly a verdict is none.
+Each function asks once, with the retries of `JudgeService`, and raises `JudgeError` if there is no verdict. The texts
+to judge are quoted: tags in them lose their opening bracket and every text is one line, so no trajectory, passage or
+answer can speak for the judge. Replies are parsed strictly: anything unclear is no verdict.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
 
 from reasonrag.core.errors import JudgeError
 from reasonrag.core.text import one_line
@@ -22,54 +22,58 @@ from reasonrag.core.types import Question
 from reasonrag.formats.tags import last_tag, tags
 from reasonrag.rewards.judge import Contract, Fields, JudgeService
 
-MAX_STEPS = 100  # planned or executed steps that a judge may count: more is a misreading, not a trajectory
+MAX_STEPS = 100  # planned or executed steps that a judge may count: a larger number is an error of the judge
 PLANNER_SCORES = (0.2, 0.6, 1.0, 1.2)
 ACCURACY_SCORES = (0.0, 0.5, 1.0)
 REASONING_SCORES = (0.0, 0.5, 0.8, 1.0)
 
 _MARKS = " \t\r\n*_`\"'“”"
 
+_Count = Annotated[int, Field(strict=True, ge=0, le=MAX_STEPS)]
+
+
+def _one_of(allowed: tuple[float, ...]) -> Any:
+    def check(value: object) -> float:
+        # True equals 1.0, and is no score.
+        if isinstance(value, bool) or not isinstance(value, int | float) or value not in allowed:
+            raise ValueError(f"is none of {allowed}")
+        return float(value)
+
+    return PlainValidator(check)
+
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlan:
-    """How to answer a question with no step too many: a text, and the searches in order (Search-P1, sec. 3.2.1)."""
+    """How to answer a question without a needless step: a text, and the searches in order (Search-P1, sec. 3.2.1)."""
 
     planner: str
     steps: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PlanCandidate:
-    """One proposal of a reference plan, and the answer that it expects, by which it is kept or not (Eq. 5)."""
+class PlanCandidate(ReferencePlan):
+    """A proposed reference plan with the answer that it expects, which decides whether it is kept (Eq. 5)."""
 
-    planner: str
-    steps: tuple[str, ...]
     answer: str
 
 
 @dataclass(frozen=True, slots=True)
 class PathScores:
-    """The six scores of Search-P1's evaluator (App. D.3).
+    """The six scores of Search-P1's evaluator (App. D.3)."""
 
-    Args:
-        planner_score: of the policy's own plan: 0.2 bad, 0.6 average, 1.0 good, 1.2 excellent.
-        model_plan_steps: n_plan of Eq. 6, from 0.
-        effective_steps_self: n_exec of Eq. 6, from 0 to `model_plan_steps`.
-        effective_steps_ref: n_covered of Eq. 7, from 0 to the number of reference steps.
-        outcome_accuracy_score: 0, 0.5 or 1.
-        outcome_reasoning_score: 0, 0.5, 0.8 or 1.
-    """
+    planner_score: Annotated[float, _one_of(PLANNER_SCORES)]  # the policy's plan: bad, average, good, excellent
+    model_plan_steps: _Count  # n_plan of Eq. 6
+    effective_steps_self: _Count  # n_exec of Eq. 6, at most `model_plan_steps`
+    effective_steps_ref: _Count  # n_covered of Eq. 7, at most the number of reference steps
+    outcome_accuracy_score: Annotated[float, _one_of(ACCURACY_SCORES)]
+    outcome_reasoning_score: Annotated[float, _one_of(REASONING_SCORES)]
 
-    planner_score: float
-    model_plan_steps: int
-    effective_steps_self: int
-    effective_steps_ref: int
-    outcome_accuracy_score: float
-    outcome_reasoning_score: float
+
+_PATH_REPLY = TypeAdapter(PathScores)
 
 
 async def same_meaning(judge: JudgeService, statement: str, other: str) -> bool:
-    """Whether two statements say the same (HiPRAG, Fig. 5): a search that brought what was known was needless.
+    """Return whether two statements say the same (HiPRAG, Fig. 5): a search for something known was needless.
 
     Raises:
         JudgeError: there is no verdict.
@@ -78,7 +82,7 @@ async def same_meaning(judge: JudgeService, statement: str, other: str) -> bool:
 
 
 async def step_holds(judge: JudgeService, reasoning: str, conclusion: str) -> bool:
-    """Whether a step made without a search is right in its facts and its logic (HiPRAG, Fig. 6).
+    """Return whether a step without a search is right in its facts and its logic (HiPRAG, Fig. 6).
 
     Raises:
         JudgeError: there is no verdict.
@@ -87,16 +91,16 @@ async def step_holds(judge: JudgeService, reasoning: str, conclusion: str) -> bo
 
 
 async def path_scores(judge: JudgeService, question: Question, plan: ReferencePlan, trajectory_text: str) -> PathScores:
-    """The six scores of a trajectory, in one call (Search-P1, App. D.3).
+    """Return the six scores of a trajectory, in one call (Search-P1, App. D.3).
 
     Args:
-        judge: who is asked.
+        judge: the evaluator.
         question: shown with its golden answers.
-        plan: what the trajectory is compared with; without steps, `effective_steps_ref` has no meaning.
-        trajectory_text: with its tags; shown with each element on a line of its own.
+        plan: the reference plan; if it has no steps, `effective_steps_ref` has no meaning.
+        trajectory_text: with its tags; each element is shown on a separate line.
 
     Raises:
-        JudgeError: there is no verdict; one that counts more steps than there are is none.
+        JudgeError: there is no verdict, or it counts more steps than there are.
     """
     fields: Fields = {
         "Question": question.question,
@@ -111,9 +115,9 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
 
 
 async def answer_matches(judge: JudgeService, prediction: str, golden_answers: Sequence[str]) -> bool:
-    """Whether the prediction means the same as one of the golden answers (LasJ; When-to-search, App. B.4).
+    """Return whether the prediction means the same as one of the golden answers (LasJ; When-to-search, App. B.4).
 
-    The texts are shown as they are, not normalised as in the paper: without punctuation "3.5" and "35" are the same.
+    The texts are shown unchanged, not normalised as in the paper: without punctuation "3.5" and "35" are the same.
 
     Raises:
         JudgeError: there is no verdict.
@@ -125,14 +129,14 @@ async def answer_matches(judge: JudgeService, prediction: str, golden_answers: S
 async def propose_plan(
     judge: JudgeService, question: Question, *, sample: int, show_answer: bool = False
 ) -> PlanCandidate:
-    """One sampled candidate for a reference plan (Search-P1, App. D.2, Alg. 1).
+    """Sample one candidate for a reference plan (Search-P1, App. D.2, Alg. 1).
 
     Args:
-        judge: who plans.
-        question: to plan for.
-        sample: number of the candidate; another number is another sample.
+        judge: the planner.
+        question: the question to plan for.
+        sample: number of the candidate; each number is a different sample.
         show_answer: show the golden answers, as the prompt in App. D.2 does. Eq. 5 keeps the candidates whose answer is
-            right, which tells nothing of a planner that was shown it, so by default it is not.
+            right, which means nothing if the planner was shown it, so the default is False.
 
     Raises:
         JudgeError: there is no plan.
@@ -145,12 +149,12 @@ async def propose_plan(
 
 
 async def vote_plan(judge: JudgeService, question: Question, candidates: Sequence[PlanCandidate]) -> ReferencePlan:
-    """The minimal set of steps that the candidates agree on (Search-P1, Eq. 5).
+    """Return the minimal set of steps that the candidates agree on (Search-P1, Eq. 5).
 
     Args:
-        judge: who is asked.
-        question: that all of them plan for.
-        candidates: those whose answer is right.
+        judge: the voter.
+        question: the question of all candidates.
+        candidates: the candidates whose answer is right.
 
     Raises:
         JudgeError: there is no plan, or no candidate (`no_candidates`; nothing is asked then).
@@ -164,9 +168,9 @@ async def vote_plan(judge: JudgeService, question: Question, candidates: Sequenc
 
 
 def read_boolean(reply: str) -> bool | None:
-    """The word in the last well-formed `<answer>`: True or Yes, False or No, else None.
+    """Parse the last well-formed `<answer>`: True or Yes, False or No, else None.
 
-    A reply that lists choices ("<answer>True</answer> or <answer>False</answer>") has made none.
+    A reply that lists both choices ("<answer>True</answer> or <answer>False</answer>") is no verdict.
 
     >>> read_boolean("They agree. <answer>True</answer>"), read_boolean("<answer>no.</answer>")
     (True, False)
@@ -182,7 +186,7 @@ def read_boolean(reply: str) -> bool | None:
 
 
 def read_yes_no(reply: str) -> bool | None:
-    """YES or NO as the only word, whatever its case; quotes, emphasis and a final mark may stand around it.
+    """Parse YES or NO as the only word, in any case; quotes, emphasis and a final mark around it are ignored.
 
     >>> read_yes_no("**YES**."), read_yes_no("no"), read_yes_no("YES or NO"), read_yes_no("True")
     (True, False, None, None)
@@ -191,7 +195,7 @@ def read_yes_no(reply: str) -> bool | None:
 
 
 def read_path(reply: str, *, reference_steps: int = MAX_STEPS) -> PathScores | None:
-    """The six scores in the last JSON object of the reply, or None where any is missing or out of its range.
+    """Parse the six scores in the last JSON object of the reply; None if one is missing or out of range.
 
     >>> scores = {"planner_score": 1.2, "model_plan_steps": 2, "effective_steps_self": 2, "effective_steps_ref": 1}
     >>> scores |= {"outcome_accuracy_score": 1, "outcome_reasoning_score": 0.8}
@@ -200,18 +204,17 @@ def read_path(reply: str, *, reference_steps: int = MAX_STEPS) -> PathScores | N
     >>> read_path(json.dumps(scores | {"planner_score": 0.9})) is None
     True
     """
-    found = last_json_object(_after_thinking(reply))
     try:
-        scores = _PathReply.model_validate(found)
+        scores = _PATH_REPLY.validate_python(last_json_object(_after_thinking(reply)))
     except ValidationError:
         return None
     if scores.effective_steps_self > scores.model_plan_steps or scores.effective_steps_ref > reference_steps:
         return None
-    return PathScores(**scores.model_dump())
+    return scores
 
 
 def read_candidate(reply: str) -> PlanCandidate | None:
-    """`<correct_reasoning_path>`, `<optimized_planner>` and `<answer>`, or None where one is missing or empty."""
+    """Parse `<correct_reasoning_path>`, `<optimized_planner>` and `<answer>`; None if one is missing or empty."""
     plan = read_plan(reply)
     answer = last_tag(_after_thinking(reply), ("answer",))
     if plan is None or answer is None or not _says(answer[1]):
@@ -220,7 +223,7 @@ def read_candidate(reply: str) -> PlanCandidate | None:
 
 
 def read_plan(reply: str) -> ReferencePlan | None:
-    """`<correct_reasoning_path>` with a numbered list, and `<optimized_planner>`; None where one is missing or empty.
+    """Parse `<correct_reasoning_path>`, a numbered list, and `<optimized_planner>`; None if one is missing or empty.
 
     >>> path = "<correct_reasoning_path>\\n1. a\\n2. b\\n</correct_reasoning_path>"
     >>> read_plan(f"{path} <optimized_planner>first a</optimized_planner>")
@@ -232,16 +235,16 @@ def read_plan(reply: str) -> ReferencePlan | None:
         return None
     lines = [_NUMBERED.fullmatch(line) for line in path[1].splitlines() if line.strip()]
     steps = tuple(one_line(line[1]).strip(_MARKS) for line in lines if line)
-    # A line that is not numbered is not left out: what is missing then may be what matters.
+    # A line without a number is not ignored: it may be the step that matters.
     if not 0 < len(lines) == len(steps) <= MAX_STEPS or not all(map(_says, steps)):
         return None
     return ReferencePlan(one_line(planner[1]), steps)
 
 
 def last_json_object(reply: str) -> dict[str, Any] | None:
-    """The last outermost JSON object in a text, fenced or not; None where there is none.
+    """Return the last outermost JSON object in a text, fenced or not; None if there is none.
 
-    NaN, Infinity and a key that occurs twice are no JSON here.
+    NaN, Infinity and duplicate keys are not accepted as JSON.
 
     >>> last_json_object('first {"a": 1}, then ```json\\n{"a": {"b": 2}}\\n```')
     {'a': {'b': 2}}
@@ -255,7 +258,7 @@ def last_json_object(reply: str) -> dict[str, Any] | None:
         except ValueError:
             end = at + 1
         except RecursionError:
-            return None  # nested a thousand deep: no verdict, and each brace would be tried as the first
+            return None  # nested a thousand deep; trying each brace in turn would take quadratic time
         at = reply.find("{", end)
     return found
 
@@ -271,42 +274,18 @@ def _no_constant(name: str) -> float:
 
 
 def _after_thinking(reply: str) -> str:
-    """What a model that thinks aloud says when it is done; nothing if it never was."""
+    """Return the reply after `</think>`; "" if the model never stopped thinking."""
     said = reply.rpartition("</think>")[2]
     return "" if "<think>" in said else said
 
 
 def _word(text: str) -> str:
-    """A word without what may stand around it."""
     return text.strip(f"{_MARKS}.!").lower()
 
 
 def _says(text: str) -> bool:
-    """Whether there is more than the dots of a form that was given back as it is."""
+    """Return whether the text has content: a form that was returned unfilled holds only dots."""
     return any(char.isalnum() for char in text)
-
-
-def _one_of(allowed: tuple[float, ...]) -> Callable[[float], float]:
-    def check(value: float) -> float:
-        if value not in allowed:
-            raise ValueError(f"is none of {allowed}")
-        return value
-
-    return check
-
-
-_Count = Annotated[int, Field(ge=0, le=MAX_STEPS)]
-
-
-class _PathReply(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-    planner_score: Annotated[float, AfterValidator(_one_of(PLANNER_SCORES))]
-    model_plan_steps: _Count
-    effective_steps_self: _Count
-    effective_steps_ref: _Count
-    outcome_accuracy_score: Annotated[float, AfterValidator(_one_of(ACCURACY_SCORES))]
-    outcome_reasoning_score: Annotated[float, AfterValidator(_one_of(REASONING_SCORES))]
 
 
 _NUMBERED = re.compile(r"\s*\d+[.)]\s*(.*)")

@@ -178,7 +178,7 @@ def test_a_second_attempt_gets_the_same_verdict():
 def test_a_question_of_no_demo_world_has_no_verdict():
     judge = ProcessJudge(DemoJudge(), PromptSet.find())
     evaluation = asyncio.run(JudgeEvaluator(judge).evaluate(trajectory(QUESTION, "<answer>x</answer>"), seed=0))
-    assert evaluation.value is None and judge.unreadable == 1
+    assert evaluation.value is None and judge.service.counts["process.unreadable"] == 1
 
 
 def test_a_question_that_another_world_answers_otherwise_has_no_verdict():

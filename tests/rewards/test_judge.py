@@ -122,7 +122,7 @@ def test_unreadable_replies_are_asked_for_again_and_then_counted(share, most_mis
         return [(await evaluator.evaluate(Trajectory(QUESTION), seed=seed)).value for seed in range(200)]
 
     found = asyncio.run(verdicts())
-    assert found.count(None) == judge.unreadable <= most_missing
+    assert found.count(None) == judge.service.counts["process.unreadable"] <= most_missing
     assert set(found) - {None} == {0.5}
 
 

@@ -69,7 +69,7 @@ def judge(replies):
 def test_a_judge_that_cannot_be_read_gives_no_value_and_is_counted():
     process = judge(["?", "??", "???"])
     assert asyncio.run(JudgeEvaluator(process).evaluate(Trajectory(QUESTION), seed=0)).value is None
-    assert process.unreadable == 1
+    assert process.service.counts["process.unreadable"] == 1
 
 
 def test_an_unreadable_reply_is_asked_for_again():
