@@ -11,9 +11,8 @@ from pydantic.fields import FieldInfo
 
 from docs.reference.settings import SETTINGS, fields
 from reasonrag.core.settings import Flag
-from reasonrag.reproduce.ablation import AblationScale
-from reasonrag.reproduce.papers import PAPERS
-from reasonrag.reproduce.reasonrag import BASE, VARIANTS, Scale
+from reasonrag.reproduce import PAPERS
+from reasonrag.reproduce.paper import Paper, Scale
 from reasonrag.retrieval.server.settings import ServeSettings
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean"}
@@ -24,10 +23,7 @@ def options_json() -> str:
     flags = {model.__name__: _flags(model) for _, model, _ in SETTINGS}
     flags[ServeSettings.__name__] = _flags(ServeSettings)
     presets = {model.__name__: sorted(presets) for _, model, presets in SETTINGS if presets}
-    table3 = [name for name in VARIANTS if name != BASE]
-    papers = {"reasonrag": _paper("ReasonRAG's Table 3", table3, Scale())}
-    for name, paper in PAPERS.items():
-        papers[name] = _paper(paper.title, [variant.name for variant in paper.variants], AblationScale())
+    papers = {name: _paper(paper) for name, paper in PAPERS.items()}
     return json.dumps({"flags": flags, "presets": presets, "papers": papers}, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -61,5 +57,11 @@ def _type(annotation: Any) -> tuple[str | list[str], bool]:
     return _TYPES[annotation], False
 
 
-def _paper(title: str, variants: list[str], scale: Scale | AblationScale) -> dict[str, Any]:
-    return {"title": title, "variants": variants, "seeds": scale.seeds, "test_questions": scale.test_questions}
+def _paper(paper: Paper) -> dict[str, Any]:
+    return {
+        "title": paper.title,
+        "variants": [variant.name for variant in paper.variants],
+        "builds_trees": paper.builds_trees,
+        "seeds": Scale().seeds,
+        "test_questions": Scale().test_questions,
+    }

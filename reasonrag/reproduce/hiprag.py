@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reasonrag.reproduce.ablation import BASE, Paper, Row, Table, Variant
+from reasonrag.reproduce.paper import BASE, OnlinePaper, Row, Table, Variant
 
 _BONUS = "reward.hiprag.lambda_p={}".format
 
@@ -94,7 +94,7 @@ _GRPO_7B = {
 }
 _SOURCE = "Table 2 (sets: Tables 4 to 6)"
 
-PAPER = Paper(
+PAPER = OnlinePaper(
     name="hiprag",
     title="HiPRAG's ablations in the demo world",
     preset="demo-hiprag",

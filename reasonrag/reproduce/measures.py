@@ -1,7 +1,7 @@
-"""Figures of ablations from their evaluations: means and rates over questions and seeds, and paired differences.
+"""Metrics of a comparison, read from its evaluations: means and rates over questions and seeds, and paired differences.
 
-A question's value is its mean over the seeds. OSR and USR are micro-averages (arXiv:2510.07794, eq. 2): over all steps
-of all questions and seeds. Questions are resampled, whole: intervals are about other questions, with these seeds.
+The value of a question is its mean over the seeds. OSR and USR are micro-averages (arXiv:2510.07794, eq. 2): over all
+steps of all questions and seeds. Whole questions are resampled: an interval is about other questions, with these seeds.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from reasonrag.core.errors import RunError
 from reasonrag.evaluation.bootstrap import Column, Ratio, intervals, subtract
-from reasonrag.reproduce.figures import Figures, Row, read_rows
+from reasonrag.evaluation.tables import excludes_zero
 
-Seeds = Mapping[int, Mapping[str, Row]]  # by seed and question id
+Row = dict[str, Any]
+Results = dict[str, Any]
+Seeds = Mapping[int, Mapping[str, Row]]  # rows by seed and question id
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of an evaluation.
+    """One metric of a comparison.
 
     Attributes:
         label: in tables.
-        part: the column that is averaged, or the numerator.
-        whole: the column of the denominator, of a rate over steps.
-        share: whether it lies in [0, 1]; differences are then told in points.
+        part: the column that is averaged, or the numerator of a rate.
+        whole: the denominator of a rate over steps.
+        share: whether the metric lies in [0, 1], so that differences are shown in percentage points.
     """
 
     label: str
@@ -44,89 +47,99 @@ METRICS = {
     "usr": Metric("USR", "steps_under", "own_steps_known"),
     "retrievals": Metric("RC", "retrievals", share=False),
     "steps": Metric("steps", "steps", share=False),
+    "forced": Metric("forced", "forced"),
     "format_rate": Metric("in form", "format_rate"),
+    "needless": Metric("needless", "needless", share=False),
+    "early": Metric("early", "early"),
 }
 
 
 def read_seeds(folders: Mapping[int, Path], policy: str, setting: str) -> dict[int, dict[str, Row]]:
-    """The rows of a policy's evaluations at one setting, by seed and question id.
+    """Read a policy's evaluations at one setting, by seed and question id; `setting` may be a pattern of file names.
 
     Raises:
-        RunError: one of them is not there.
+        RunError: an evaluation is missing.
     """
-    columns = {column for metric in METRICS.values() for column in (metric.part, metric.whole) if column}
-    return {seed: read_rows(folder, policy, setting, columns) for seed, folder in folders.items()}
+    return {seed: _read_rows(folder, policy, setting) for seed, folder in folders.items()}
 
 
-def described(seeds: Seeds, metrics: Sequence[str], *, seed: int = 0) -> Figures:
-    """One variant: `all` and `by_kind` with an interval (or None) a metric, `by_seed` with a mean (or None) a seed.
+def described(seeds: Seeds, metrics: Sequence[str], *, seed: int = 0) -> Results:
+    """Return the metrics of one variant.
 
     Args:
-        seeds: at least one.
+        seeds: rows of at least one seed.
         metrics: keys of `METRICS`.
-        seed: of the bootstrap.
+        seed: random seed of the bootstrap.
+
+    Returns:
+        `all` and `by_kind` with an interval (or None) per metric, `by_seed` with a list of means per metric.
     """
-    ids = sorted({question for rows in seeds.values() for question in rows})
-    kinds = {question: row["kind"] for rows in seeds.values() for question, row in rows.items()}
-    columns = {name: _column(METRICS[name], seeds, ids) for name in metrics}
-    groups: dict[str, list[int]] = {}
-    for place, question in enumerate(ids):
-        groups.setdefault(kinds[question], []).append(place)
+    by_seed = {}
+    for name in metrics:
+        by_seed[name] = [_mean(METRICS[name], seeds[number]) for number in sorted(seeds)]
+    columns = _Columns(seeds)
+    intervals_of = {name: columns.of(METRICS[name]) for name in metrics}
     return {
         "seeds": sorted(seeds),
-        "questions": len(ids),
-        "all": _intervals(columns, seed),
-        "by_kind": {
-            kind: _intervals({name: _take(column, places) for name, column in columns.items()}, seed)
-            for kind, places in sorted(groups.items())
-            if kind
-        },
-        "by_seed": {name: [_mean(METRICS[name], seeds[number]) for number in sorted(seeds)] for name in metrics},
+        "questions": len(columns.ids),
+        "all": _intervals(intervals_of, seed),
+        "by_kind": columns.by_kind(intervals_of, seed),
+        "by_seed": by_seed,
     }
 
 
-def difference(first: Seeds, second: Seeds, metrics: Sequence[str], *, seed: int = 0) -> Figures | None:
-    """First minus second, paired by question over the seeds that both have; None where they share none.
+def difference(
+    first: Seeds, second: Seeds, metrics: Sequence[str], *, by_kind: bool = False, seed: int = 0
+) -> Results | None:
+    """Return first minus second, paired by question over the seeds that both have; None if they share none.
 
-    Returns:
-        `all` with an interval (or None) a metric, `by_seed` with a difference (or None) a seed.
+    The result has the shape of `described`; it holds `by_kind` only on request.
     """
     common = sorted(first.keys() & second.keys())
     # A question counts for both or for neither, seed by seed.
-    a = {number: _where(first[number], second[number]) for number in common}
-    b = {number: _where(second[number], first[number]) for number in common}
-    ids = sorted({question for rows in a.values() for question in rows})
-    if not ids:
+    left, right = _Columns(_shared(first, second, common)), _Columns(_shared(second, first, common))
+    if not left.ids:
         return None
-    columns = {
-        name: _minus(_column(METRICS[name], a, ids), _column(METRICS[name], b, ids), METRICS[name]) for name in metrics
-    }
+    columns, by_seed = {}, {}
+    for name in metrics:
+        metric = METRICS[name]
+        columns[name] = _minus(left.of(metric), right.of(metric), metric)
+        means = [(_mean(metric, left.seeds[number]), _mean(metric, right.seeds[number])) for number in common]
+        by_seed[name] = [None if a is None or b is None else a - b for a, b in means]
     return {
         "seeds": common,
-        "questions": len(ids),
+        "questions": len(left.ids),
         "all": _intervals(columns, seed),
-        "by_seed": {
-            name: [_less(_mean(METRICS[name], a[number]), _mean(METRICS[name], b[number])) for number in common]
-            for name in metrics
-        },
+        **({"by_kind": left.by_kind(columns, seed)} if by_kind else {}),
+        "by_seed": by_seed,
     }
+
+
+def mean_hops(seeds: Seeds) -> dict[str, float]:
+    """Return the searches that questions of each kind need on average, for the kinds whose data set says so."""
+    hops: dict[str, dict[str, int]] = {}
+    for rows in seeds.values():
+        for question, row in rows.items():
+            if row["kind"] and row["hops"] is not None:
+                hops.setdefault(row["kind"], {})[question] = row["hops"]
+    return {kind: fmean(by_question.values()) for kind, by_question in sorted(hops.items())}
 
 
 def sign(interval: Mapping[str, float] | None) -> int | None:
-    """Of an interval that excludes 0; 0 where it holds 0, None where nothing is known.
+    """Return the sign of an interval that excludes 0, 0 for one that includes it, None if nothing was measured.
 
     >>> sign({"mean": 0.2, "low": 0.1, "high": 0.3}), sign({"mean": 0.2, "low": 0.0, "high": 0.3}), sign(None)
     (1, 0, None)
     """
     if interval is None:
         return None
-    return int(interval["low"] > 0) - int(interval["high"] < 0)
+    return (1 if interval["low"] > 0 else -1) if excludes_zero(interval) else 0
 
 
 def verdict(interval: Mapping[str, float] | None, paper: float) -> str:
-    """How the sign of a difference compares with the paper's: `agree`, `disagree`, or neither of the two.
+    """Compare the sign of a difference with the paper's: "agree", "disagree", or neither.
 
-    `undecided` where our interval holds 0, `unknown` where there is none, `no sign` where the paper's difference is 0.
+    "undecided" if our interval includes 0, "unknown" if there is none, "no sign" if the paper's difference is 0.
 
     >>> verdict({"mean": -0.2, "low": -0.3, "high": -0.1}, 5.9), verdict({"mean": 0.2, "low": -0.1, "high": 0.3}, 5.9)
     ('disagree', 'undecided')
@@ -136,32 +149,77 @@ def verdict(interval: Mapping[str, float] | None, paper: float) -> str:
         return "unknown"
     if not paper:
         return "no sign"
-    return "undecided" if not ours else "agree" if (ours > 0) == (paper > 0) else "disagree"
+    if not ours:
+        return "undecided"
+    return "agree" if (ours > 0) == (paper > 0) else "disagree"
 
 
-def _intervals(columns: Mapping[str, Column | Ratio], seed: int) -> Figures:
-    return {name: found and asdict(found) for name, found in intervals(columns, seed=seed).items()}
+class _Columns:
+    """Values by question over several seeds, ready to be resampled."""
+
+    def __init__(self, seeds: Seeds) -> None:
+        self.seeds = seeds
+        self.ids = sorted({question for rows in seeds.values() for question in rows})
+        self._kinds = {question: row["kind"] for rows in seeds.values() for question, row in rows.items()}
+
+    def of(self, metric: Metric) -> Column | Ratio:
+        """Return `[n]` means over the seeds, or the sums of numerator and denominator."""
+        if metric.whole is None:
+            return [self._over_seeds(fmean, metric.part, question) for question in self.ids]
+        return Ratio(
+            [self._over_seeds(sum, metric.part, question) for question in self.ids],
+            [self._over_seeds(sum, metric.whole, question) for question in self.ids],
+        )
+
+    def by_kind(self, columns: Mapping[str, Column | Ratio], seed: int) -> Results:
+        """Return the intervals of `columns`, whose values are in the order of `ids`, for each kind of question."""
+        groups: dict[str, list[int]] = {}
+        for index, question in enumerate(self.ids):
+            if self._kinds[question]:
+                groups.setdefault(self._kinds[question], []).append(index)
+        found = {}
+        for kind, members in sorted(groups.items()):
+            found[kind] = _intervals({name: _take(column, members) for name, column in columns.items()}, seed)
+        return found
+
+    def _over_seeds(self, combine: Callable[[Sequence[float]], float], column: str, question: str) -> float | None:
+        """Combine a question's values of the seeds that have one; None if no seed has."""
+        rows = [rows[question] for rows in self.seeds.values() if question in rows]
+        values = [float(row[column]) for row in rows if row.get(column) is not None]
+        return combine(values) if values else None
 
 
-def _column(metric: Metric, seeds: Seeds, ids: Sequence[str]) -> Column | Ratio:
-    """`[n]` a question: its mean over the seeds, or its sums of both."""
-    if metric.whole is None:
-        return [_over(fmean, metric.part, seeds, question) for question in ids]
-    return Ratio(
-        [_over(sum, metric.part, seeds, question) for question in ids],
-        [_over(sum, metric.whole, seeds, question) for question in ids],
-    )
+def _read_rows(evaluation: Path, policy: str, setting: str) -> dict[str, Row]:
+    """Read the columns of `METRICS` by question id; `needless` and `early` are derived from searches and hops."""
+    import pyarrow.parquet as pq
+
+    files = sorted((evaluation / policy / "trajectories").glob(f"{setting}-*.parquet"))
+    if not files:
+        raise RunError(f"{evaluation / policy} has no trajectories at {setting}; run the evaluation again")
+    wanted = {"question_id", "kind", "hops"}
+    for metric in METRICS.values():
+        wanted |= {metric.part, metric.whole or metric.part}
+    rows: dict[str, Row] = {}
+    for path in files:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            # An evaluation without a judge has no judged columns.
+            columns = sorted(wanted & set(file.schema_arrow.names))
+            for row in file.read(columns).to_pylist():
+                if row["hops"] is not None:
+                    extra = row["retrievals"] - row["hops"]
+                    row["needless"] = max(extra, 0)
+                    row["early"] = int(extra < 0 and row["kind"] != "known")
+                rows[row["question_id"]] = row
+    return rows
 
 
-def _over(combine: Callable[[Sequence[float]], float], column: str, seeds: Seeds, question: str) -> float | None:
-    """Of a question's values over the seeds that have one; None where none has."""
-    rows = [rows[question] for rows in seeds.values() if question in rows]
-    values = [float(row[column]) for row in rows if row.get(column) is not None]
-    return combine(values) if values else None
+def _intervals(columns: Mapping[str, Column | Ratio], seed: int) -> Results:
+    found = intervals(columns, seed=seed)
+    return {name: None if interval is None else asdict(interval) for name, interval in found.items()}
 
 
-def _take(column: Column | Ratio, places: Sequence[int]) -> Column | Ratio:
-    return column.take(places) if isinstance(column, Ratio) else [column[place] for place in places]
+def _take(column: Column | Ratio, members: Sequence[int]) -> Column | Ratio:
+    return column.take(members) if isinstance(column, Ratio) else [column[index] for index in members]
 
 
 def _minus(first: Column | Ratio, second: Column | Ratio, metric: Metric) -> Column | Ratio:
@@ -172,16 +230,17 @@ def _minus(first: Column | Ratio, second: Column | Ratio, metric: Metric) -> Col
     return subtract(first, second)
 
 
-def _where(rows: Mapping[str, Row], other: Mapping[str, Row]) -> dict[str, Row]:
-    return {question: row for question, row in rows.items() if question in other}
+def _shared(seeds: Seeds, other: Seeds, common: Sequence[int]) -> dict[int, dict[str, Row]]:
+    """Return the rows of `seeds` whose question and seed `other` has too."""
+    shared = {}
+    for number in common:
+        shared[number] = {question: row for question, row in seeds[number].items() if question in other[number]}
+    return shared
 
 
 def _mean(metric: Metric, rows: Mapping[str, Row]) -> float | None:
+    """Return the mean or rate of one seed."""
     known = [row for row in rows.values() if row.get(metric.part) is not None]
     part = sum(float(row[metric.part]) for row in known)
     whole: Any = len(known) if metric.whole is None else sum(row[metric.whole] for row in known)
     return part / whole if whole else None
-
-
-def _less(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else first - second

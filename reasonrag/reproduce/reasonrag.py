@@ -1,113 +1,115 @@
 """ReasonRAG's Table 3 in the demo world (arXiv:2505.14069, sec. 3.4): which training signal helps a policy most.
 
-Every variant starts from the same policy. Trees valued by rollouts and by a judge get nearly the same number of model
-calls (verdicts included; the page says how many); the variants without the shortest-path term and with outcomes alone
-use the rollout trees again. How many optimizer steps each variant takes was chosen on the dev split.
+Trees valued by rollouts and trees valued by a judge get about the same number of model calls, verdicts included. The
+variants without the shortest-path term and with outcomes alone reuse the trees that are valued by rollouts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from reasonrag.reproduce.paper import BASE, JUDGE, Paper, Row, Scale, Table, Variant
 from reasonrag.reproduce.stages import Stage
 
-BASE = "base"
 MAIN = "dpo-rollout"
-# Name to what it is, in the order of tables.
-VARIANTS = {
-    BASE: "the policy before any of it",
-    "sft": "SFT on the chosen steps",
-    "dpo-outcome": "DPO on whole trajectories, by outcome alone",
-    "dpo-alpha1": "DPO on steps, alpha 1: no shortest-path term",
-    "dpo-judge": "DPO on steps, search valued by a judge (Eq. 6), pairs by SPRE",
-    "dpo-judge-reward": "DPO on steps, search valued by a judge, pairs by its values too",
-    MAIN: "DPO on steps, search valued by rollouts (Eq. 1), pairs by SPRE",
-}
-# Optimizer steps of each, chosen on the dev split.
-STEPS = {"sft": 180, "dpo-outcome": 75, "dpo-alpha1": 110, "dpo-judge": 75, "dpo-judge-reward": 110, MAIN: 150}
-# Calls of an iteration with two rollouts, from 5.7 to 6.0 as measured: what a tree valued by a judge may spend.
-_CALLS_AN_ITERATION = 5.75
-# Which difference is looked at, and the same one between the rows of the paper's Table 3 (average EM, F1).
-TABLE_3 = {"base": (22.0, 32.8), "sft": (23.9, 32.0), "orl": (21.3, 28.9), "prl": (34.5, 42.3)}
-COMPARISONS = (
-    (MAIN, BASE, "prl", "base"),
-    ("dpo-judge", BASE, "prl", "base"),
-    ("dpo-judge-reward", BASE, "prl", "base"),
-    ("sft", BASE, "sft", "base"),
-    ("dpo-outcome", BASE, "orl", "base"),
-    (MAIN, "sft", "prl", "sft"),
-    (MAIN, "dpo-outcome", "prl", "orl"),
-    (MAIN, "dpo-alpha1", None, None),
-    (MAIN, "dpo-judge", None, None),
-    (MAIN, "dpo-judge-reward", None, None),
+_QUESTIONS = 600
+_ITERATIONS = 8
+# Calls of one iteration with two rollouts, measured as 5.7 to 6.0: the budget of a tree that is valued by a judge.
+_CALLS_PER_ITERATION = 5.75
+# Optimizer steps of each variant, chosen on the dev split.
+_STEPS = {"sft": 180, "dpo-outcome": 75, "dpo-alpha1": 110, "dpo-judge": 75, "dpo-judge-reward": 110, MAIN: 150}
+
+
+def _row(label: str, em: tuple[float, ...], f1: tuple[float, ...], averages: tuple[float, float]) -> Row:
+    return Row(label, {"em": em, "f1": f1}, dict(zip(("em", "f1"), averages, strict=True)))
+
+
+# Table 3: PopQA, HotpotQA, 2WikiMulti, Bamboogle, MuSiQue.
+BASE_ROW = _row("ReasonRAG (Base)", (35.6, 23.7, 15.2, 28.0, 7.7), (42.7, 38.2, 28.9, 38.7, 15.4), (22.0, 32.8))
+SFT = _row("ReasonRAG (SFT)", (31.6, 26.8, 35.1, 17.6, 8.6), (37.4, 38.7, 40.9, 27.3, 15.5), (23.9, 32.0))
+OUTCOME_5K = _row(
+    "ReasonRAG (RL-ORL): 5k queries", (23.0, 28.1, 32.0, 17.5, 5.9), (30.9, 32.6, 43.8, 24.1, 13.1), (21.3, 28.9)
 )
+OUTCOME_10K = _row(
+    "ReasonRAG (RL-ORL): 10k queries", (39.5, 36.7, 40.5, 30.7, 12.6), (45.7, 46.7, 47.2, 40.6, 19.5), (32.0, 39.9)
+)
+PROCESS = _row("ReasonRAG (RL-PRL)", (41.5, 38.4, 43.6, 36.0, 12.8), (46.2, 48.9, 50.4, 45.5, 20.6), (34.5, 42.3))
+_SOURCE = ("Table 3", "Qwen2.5-7B-Instruct")
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How large the comparison is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflinePaper(Paper):
+    """Table 3: SFT and DPO on trees that are built once per seed."""
 
-    Args:
-        seeds: of trees, training and sampling; everything is done once for each.
-        questions: of the train split that trees are built for.
-        iterations: of a tree valued by rollouts; one valued by a judge gets as many calls.
-        test_questions: held out; 1,200 are all.
-        max_steps: of each training at most, to see it run; None takes as many as were chosen.
-        only: these variants, and the policy that they start from; all of them if none is named.
-    """
+    builds_trees: bool = True
 
-    seeds: int = 3
-    questions: int = 600
-    iterations: int = 8
-    test_questions: int = 1200
-    max_steps: int | None = None
-    only: tuple[str, ...] = ()
+    def method(self, steps: int | None) -> str:
+        return (
+            f"Every variant is trained from `{self.policy}` on trees of the demo world. Learning rates and\n"
+            "optimizer steps were chosen on the dev split, with more settings tried for the main variant than for the\n"
+            "others."
+        )
 
-    @property
-    def variants(self) -> list[str]:
-        """Those that are compared, in the order of tables."""
-        return [name for name in VARIANTS if name == BASE or not self.only or name in self.only]
+    def steps(self, scale: Scale) -> None:
+        return None
 
-
-def stages(out: Path, scale: Scale) -> list[Stage]:
-    """The commands, in order."""
-    return [stage for seed in range(scale.seeds) for stage in _of_seed(out / f"seed-{seed}", seed, scale)]
-
-
-def _of_seed(folder: Path, seed: int, scale: Scale) -> list[Stage]:
-    rollout, judge = folder / "trees-rollout", folder / "trees-judge"
-    data = {
-        "sft": rollout,
-        "dpo-outcome": folder / "pairs-outcome",
-        "dpo-alpha1": folder / "pairs-alpha1",
-        "dpo-judge": judge,
-        "dpo-judge-reward": folder / "pairs-judge-reward",
-        MAIN: rollout,
-    }
-    trees = ("build-tree", "--preset", "demo", "--limit", str(scale.questions), "--seed", str(seed))
-    budget = ("--iterations", "64", "--max-calls", str(round(scale.iterations * _CALLS_AN_ITERATION)))
-    found = [
-        _stage(rollout, *trees, "--iterations", str(scale.iterations)),
-        _stage(judge, *trees, *budget, "--value", "judge", "--judge", "demo-judge"),
-        _stage(data["dpo-alpha1"], "pairs", str(rollout), "--alpha", "1"),
-        _stage(data["dpo-judge-reward"], "pairs", str(judge), "--pair-reward", "judge"),
-        _stage(data["dpo-outcome"], "pairs", str(rollout), "--level", "trajectory"),
-    ]
-    data = {name: source for name, source in data.items() if name in scale.variants}
-    read = {str(source) for source in data.values()}
-    read |= {stage.arguments[1] for stage in found if stage.arguments[0] == "pairs" and str(stage.out) in read}
-    found = [stage for stage in found if str(stage.out) in read]
-    for name, source in data.items():
-        kind = "sft" if name == "sft" else "dpo"
-        dose = ("--seed", str(seed), "--set", f"max_steps={min(STEPS[name], scale.max_steps or STEPS[name])}")
-        train = (kind, "train", "--preset", "demo", "--data", str(source), *dose)
-        found.append(_stage(folder / name, *train))
-    policies = [f"{BASE}=demo", *(f"{name}=hf:{folder / name}" for name in data)]
-    named = [argument for policy in policies for argument in ("--policy", policy)]
-    test = ("--split", "test", "--limit", str(scale.test_questions), "--temperature", "0,1", "--seed", str(seed))
-    return [*found, _stage(folder / "eval", "eval", "--preset", "demo", *named, *test)]
+    def training(self, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
+        rollout, judge = folder / "trees-rollout", folder / "trees-judge"
+        outcome, alpha1, judge_reward = (folder / f"pairs-{name}" for name in ("outcome", "alpha1", "judge-reward"))
+        iterations = scale.iterations or _ITERATIONS
+        limit = ("--limit", str(scale.questions or _QUESTIONS))
+        trees = ("build-tree", "--preset", "demo", *limit, "--seed", str(seed))
+        budget = ("--iterations", "64", "--max-calls", str(round(iterations * _CALLS_PER_ITERATION)))
+        yield Stage.writing(rollout, *trees, "--iterations", str(iterations))
+        yield Stage.writing(judge, *trees, *budget, "--value", "judge", "--judge", JUDGE)
+        yield Stage.writing(alpha1, "pairs", str(rollout), "--alpha", "1", needs=(rollout,))
+        yield Stage.writing(judge_reward, "pairs", str(judge), "--pair-reward", "judge", needs=(judge,))
+        yield Stage.writing(outcome, "pairs", str(rollout), "--level", "trajectory", needs=(rollout,))
+        data = {
+            "sft": rollout,
+            "dpo-outcome": outcome,
+            "dpo-alpha1": alpha1,
+            "dpo-judge": judge,
+            "dpo-judge-reward": judge_reward,
+            MAIN: rollout,
+        }
+        for name, source in data.items():
+            steps = min(_STEPS[name], scale.max_steps or _STEPS[name])
+            train = ("sft" if name == "sft" else "dpo", "train", "--preset", "demo", "--data", str(source))
+            settings = ("--seed", str(seed), "--set", f"max_steps={steps}")
+            yield Stage.writing(folder / name, *train, *settings, needs=(source,))
 
 
-def _stage(out: Path, *arguments: str) -> Stage:
-    return Stage((*arguments, "--out", str(out)), out)
+PAPER = OfflinePaper(
+    name="reasonrag",
+    title="ReasonRAG's Table 3 in the demo world",
+    policy="demo",
+    variants=(
+        Variant("sft", "SFT on the chosen steps"),
+        Variant("dpo-outcome", "DPO on whole trajectories, by outcome alone"),
+        Variant("dpo-alpha1", "DPO on steps, alpha 1: no shortest-path term"),
+        Variant("dpo-judge", "DPO on steps, search valued by a judge (Eq. 6), pairs by SPRE"),
+        Variant("dpo-judge-reward", "DPO on steps, search valued by a judge, pairs by its values too"),
+        Variant(MAIN, "DPO on steps, search valued by rollouts (Eq. 1), pairs by SPRE; alpha 0.9"),
+    ),
+    pairs=(
+        *((name, BASE) for name in (MAIN, "dpo-judge", "dpo-judge-reward", "sft", "dpo-outcome")),
+        *((MAIN, name) for name in ("sft", "dpo-outcome", "dpo-alpha1", "dpo-judge", "dpo-judge-reward")),
+    ),
+    metrics=("em", "f1", "acc", "retrievals", "steps", "forced", "format_rate", "needless", "early"),
+    by_kind=("em", "retrievals", "steps", "needless", "early"),
+    pairs_by_kind=((MAIN, "dpo-alpha1"),),
+    tables=(
+        Table(*_SOURCE, {BASE: BASE_ROW, "sft": SFT, "dpo-outcome": OUTCOME_5K, MAIN: PROCESS}),
+        Table(*_SOURCE, {BASE: BASE_ROW, "dpo-judge": PROCESS}),
+        Table(*_SOURCE, {BASE: BASE_ROW, "dpo-judge-reward": PROCESS}),
+    ),
+    notes=(
+        "The paper's `RL-PRL` row is compared with each of our variants of DPO on steps, and its `RL-ORL` row with 5k "
+        "questions with DPO on outcomes.",
+        "`dpo-alpha1` is trained on pairs of the same trees as `dpo-rollout`: their difference is the effect of the "
+        "shortest-path term.",
+    ),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reasonrag.reproduce.ablation import BASE, Claim, Paper, Row, Table, Variant
+from reasonrag.reproduce.paper import BASE, Claim, OnlinePaper, Row, Table, Variant
 
 FULL = "full"
 _REWARD = "reward.search_p1.{}={}".format
@@ -38,7 +38,7 @@ _FORM_3B = {
 }
 _7B, _3B = "Qwen2.5-7B-Instruct, GRPO", "Qwen2.5-3B-Instruct, GRPO"
 
-PAPER = Paper(
+PAPER = OnlinePaper(
     name="search-p1",
     title="Search-P1's ablations in the demo world",
     preset="demo-search-p1",

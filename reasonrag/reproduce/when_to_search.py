@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reasonrag.reproduce.ablation import BASE, Paper, Row, Table, Variant
+from reasonrag.reproduce.paper import BASE, OnlinePaper, Row, Table, Variant
 
 FULL = "full"
 _REWARD = "reward.when_to_search.{}={}".format
@@ -45,7 +45,7 @@ def _half_way(steps: int) -> tuple[str, ...]:
     return (_REWARD("switch_step", max(1, steps // 2)),)
 
 
-PAPER = Paper(
+PAPER = OnlinePaper(
     name="when-to-search",
     title="The ablations of Learning when to search in the demo world",
     preset="demo-when-to-search",

@@ -17,9 +17,10 @@ def test_reproduce_says_each_command_and_writes_a_page_next_to_the_papers_table(
     done = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out", timeout_s=600)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "out" / "results" / "reasonrag.md").read_text(encoding="utf-8")
-    assert "| `dpo-rollout` - `base` | +12.5 (+9.5) |" in page and "4 held-out questions" in page
+    assert "| `dpo-rollout` - `base` | EM | Table 3" in page and "+12.5 (5 of 5)" in page
+    assert "4 held-out questions" in page
     assert (tmp_path / "out" / "results" / "reasonrag.svg").stat().st_size > 1000
-    assert "`dpo-alpha1`" not in page and "trees-judge" not in page
+    assert "`dpo-alpha1` with seed 0" in page and "trees-judge" not in page
     commands = [line for line in done.stderr.splitlines() if line.startswith("[")]
     again = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out")
     assert again.returncode == 0

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.reproduce.measures import described, difference, sign, verdict
+from reasonrag.core.errors import RunError
+from reasonrag.reproduce.measures import described, difference, mean_hops, read_seeds, sign, verdict
+from reasonrag.storage.parquet import write_parquet
+from reasonrag.storage.tables import trajectory_schema
 
 
 def row(em=1.0, *, over=None, searches=None, lasj=None, retrievals=1, kind="one_hop"):
@@ -79,3 +82,57 @@ def test_a_sign_counts_only_where_the_interval_excludes_zero(low, high, paper, e
 
 def test_nothing_measured_has_no_sign():
     assert sign(None) is None and verdict(None, 5.9) == "unknown"
+
+
+def attempt(question, *, em=1.0, retrievals=1, hops=1, kind="one_hop"):
+    return {
+        **dict.fromkeys(("f1", "acc", "format_rate"), em),
+        **{"dataset": "d", "question_id": question, "question": "?", "golden_answers": ["x"], "kind": kind},
+        **{"hops": hops, "answer": "x", "stop_reason": "answered", "em": em, "retrievals": retrievals},
+        **{"steps": 2 * retrievals + 1, "forced": 0, "prompt_tokens": 1, "completion_tokens": 1, "trajectory": []},
+    }
+
+
+def written(folder, *rows):
+    """The rows of an evaluation, as they are read back."""
+    (folder / "p" / "trajectories").mkdir(parents=True)
+    write_parquet(folder / "p" / "trajectories" / "t0-00000-of-00001.parquet", rows, trajectory_schema())
+    return read_seeds({0: folder}, "p", "t0")[0]
+
+
+def test_needless_and_early_searches_are_told_from_those_needed(tmp_path):
+    rows = written(
+        tmp_path,
+        attempt("more", retrievals=3, hops=1),
+        attempt("less", retrievals=1, hops=3),
+        attempt("by heart", retrievals=0, hops=1, kind="known"),
+        attempt("no hops", hops=None),
+    )
+    assert {q: (r.get("needless"), r.get("early")) for q, r in rows.items()} == {
+        **{"more": (2, 0), "less": (0, 1), "by heart": (0, 0), "no hops": (None, None)},
+    }
+    assert mean_hops({0: rows}) == {"known": 1.0, "one_hop": 2.0}
+
+
+def test_an_evaluation_that_is_missing_is_named(tmp_path):
+    with pytest.raises(RunError, match="no trajectories at t0"):
+        read_seeds({0: tmp_path}, "p", "t0")
+
+
+def test_a_question_counts_once_with_its_mean_over_the_seeds(tmp_path):
+    first = written(tmp_path / "0", attempt("a", em=1.0), attempt("b", em=0.0))
+    second = written(tmp_path / "1", attempt("a", em=0.0), attempt("b", em=0.0))
+    em = described({0: first, 1: second}, ["em"])["all"]["em"]
+    assert (em["mean"], em["n"]) == (0.25, 2)
+
+
+def test_differences_are_paired_by_question_and_seeds_are_kept_apart(tmp_path):
+    base = [written(tmp_path / f"base{s}", *(attempt(str(q), em=float(q == 0)) for q in range(4))) for s in range(2)]
+    mine = [written(tmp_path / f"mine{s}", *(attempt(str(q), em=float(q <= s)) for q in range(4))) for s in range(2)]
+    assert described(dict(enumerate(mine)), ["em"])["by_seed"]["em"] == [0.25, 0.5]
+    found = difference(dict(enumerate(mine)), dict(enumerate(base)), ["em", "steps"], by_kind=True)
+    assert found["questions"] == 4
+    assert found["all"]["em"]["mean"] == pytest.approx(0.125)
+    assert found["by_seed"]["em"] == [0.0, 0.25]
+    assert found["by_kind"]["one_hop"]["em"] == found["all"]["em"]
+    assert found["all"]["steps"] == {"mean": 0, "low": 0, "high": 0, "n": 4}

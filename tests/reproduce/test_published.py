@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.reproduce import hiprag, outcome, search_p1, when_to_search
-from reasonrag.reproduce.ablation import BASE
+from reasonrag.reproduce import hiprag, outcome, reasonrag, search_p1, when_to_search
+from reasonrag.reproduce.paper import BASE
 
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 pytestmark = [
@@ -82,7 +82,11 @@ def test_rows_beside_outcome_rewards_are_those_of_two_papers():
         for line in lines("reasonrag", "Table 3: Impact", "3.3 Training Efficiency")
         if (found := cells(line))
     }
-    for row in (few.rows[BASE], few.rows["grpo"], many.rows["grpo"]):
+    table_3 = [row for table in reasonrag.PAPER.tables for row in table.rows.values()]
+    assert {row.label for row in table_3} == {name for name in printed if name.startswith("ReasonRAG (")} - {
+        many.rows["grpo"].label
+    }
+    for row in (few.rows[BASE], few.rows["grpo"], many.rows["grpo"], *table_3):
         values = tuple(map(float, printed[row.label]))
         assert (*row.values["em"], row.averages["em"]) == values[::2]
         assert (*row.values["f1"], row.averages["f1"]) == values[1::2]
@@ -93,7 +97,7 @@ def test_rows_beside_outcome_rewards_are_those_of_two_papers():
 
 
 def test_an_average_that_is_printed_lies_within_its_data_sets():
-    for paper in (hiprag.PAPER, search_p1.PAPER, outcome.PAPER):
+    for paper in (hiprag.PAPER, search_p1.PAPER, outcome.PAPER, reasonrag.PAPER):
         for table in paper.tables:
             for row in table.rows.values():
                 for metric, average in row.averages.items():

@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import RunError
-from reasonrag.reproduce.ablation import BASE, AblationScale, Claim, Paper, Row, Table, Variant, evaluation_of, stages
-from reasonrag.reproduce.ablation_figures import summarise
-from reasonrag.reproduce.ablation_page import page, write
+from reasonrag.reproduce import PAPERS
+from reasonrag.reproduce.page import page, write
+from reasonrag.reproduce.paper import BASE, Claim, OnlinePaper, Row, Scale, Table, Variant, evaluation_of, stages
+from reasonrag.reproduce.results import comparisons, summarise
 from reasonrag.reproduce.stages import Plan
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import trajectory_schema
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "reproduce" / "ablation.md"
+GOLDEN = Path(__file__).parents[1] / "golden" / "reproduce" / "page.md"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
-PAPER = Paper(
+PAPER = OnlinePaper(
     name="toy",
     title="A toy's ablations",
     preset="demo-hiprag",
@@ -40,7 +42,7 @@ PAPER = Paper(
     claims=(Claim("with", "without", "retrievals", -1, "Fig. 9"),),
     notes=("A note.",),
 )
-SCALE = AblationScale(seeds=2, test_questions=8, max_steps=6)
+SCALE = Scale(seeds=2, test_questions=8, max_steps=6)
 
 
 def attempt(number, *, em, searches, needless):
@@ -101,6 +103,13 @@ def test_the_page_is_the_golden_one(figures):
     assert "\n".join(page(PAPER, figures)) + "\n" == GOLDEN.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_published_page_follows_from_the_results_beside_it(name):
+    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    assert list(comparisons(PAPERS[name], results["settings"])) == results["comparisons"]
+    assert "\n".join(page(PAPERS[name], results)) + "\n" == (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+
+
 def test_signs_are_compared_row_by_row(figures):
     found = {(row["metric"], row["shown"]): row for row in figures["comparisons"]}
     assert found["em", "+4.1"]["verdicts"] == {"greedy": "agree", "sampled (T = 1)": "agree"}
@@ -111,7 +120,7 @@ def test_signs_are_compared_row_by_row(figures):
 
 def test_what_is_missing_is_said_and_the_rest_is_compared(figures):
     assert figures["missing"] == {"without": [1]}
-    assert "**Not there yet**: `without` with seed 1." in list(page(PAPER, figures))
+    assert "**Missing**: `without` with seed 1." in list(page(PAPER, figures))
     greedy = figures["settings"]["greedy"]
     assert greedy["differences"]["with - without"]["seeds"] == [0]
     assert greedy["differences"]["with - base"]["seeds"] == [0, 1]

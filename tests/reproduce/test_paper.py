@@ -11,12 +11,14 @@ from reasonrag.commands.options import given_settings
 from reasonrag.commands.rl import online_settings
 from reasonrag.core.config import load_config
 from reasonrag.pipeline.parts import open_questions
-from reasonrag.reproduce.ablation import BASE, AblationScale, outs, stages
+from reasonrag.reproduce import PAPERS
 from reasonrag.reproduce.measures import METRICS
-from reasonrag.reproduce.papers import PAPERS
+from reasonrag.reproduce.paper import BASE, OnlinePaper, Scale, outputs, stages
+from reasonrag.reproduce.reasonrag import MAIN
 
-SMALL = AblationScale(seeds=2, questions=30, test_questions=10, max_steps=8)
+SMALL = Scale(seeds=2, questions=30, test_questions=10, max_steps=8)
 every_paper = pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
+ONLINE = [paper for paper in PAPERS.values() if isinstance(paper, OnlinePaper)]
 
 
 def parsed(stage):
@@ -48,7 +50,7 @@ def test_every_command_is_one_that_the_command_line_knows(paper):
     assert all(parsed(stage)["out"] == stage.out for stage in stages(paper, Path("OUT"), SMALL))
 
 
-@every_paper
+@pytest.mark.parametrize("paper", ONLINE, ids=lambda paper: paper.name)
 def test_variants_differ_in_their_reward_and_in_nothing_else(paper):
     settings = trainings(paper)
     assert list(settings) == [variant.name for variant in paper.variants]
@@ -94,15 +96,21 @@ def test_every_variant_is_trained_and_evaluated_on_questions_that_no_training_se
     plan = stages(paper, Path("OUT"), SMALL)
     for seed in range(2):
         folder = Path("OUT") / f"seed-{seed}"
-        evaluated = {stage.out.name for stage in plan if stage.out.parent == folder / "eval"}
-        assert evaluated == set(paper.names)
+        evaluated = {stage.out.name: stage for stage in plan if stage.out.parent == folder / "eval"}
+        assert set(evaluated) == set(paper.names)
+        trained = {stage.out.name for stage in plan if stage.out.parent == folder and stage.arguments[1] == "train"}
+        assert trained == set(paper.names) - {BASE}
+        for name, stage in evaluated.items():
+            spec = paper.policy if name == BASE else f"hf:{folder / name}"
+            assert f"{name}={spec}" in stage.arguments
+            assert "--split test --limit 10 --temperature 0,1" in stage.line
     for stage in plan:
         assert stage.line.count("--split test") == stage.line.count("--split") == (stage.arguments[0] == "eval")
 
 
 def test_plans_are_made_for_the_questions_that_are_trained_on():
     paper = PAPERS["search-p1"]
-    (stage,) = (s for s in stages(paper, Path("OUT"), AblationScale(seeds=1, questions=30)) if s.arguments[1] == "plan")
+    (stage,) = (s for s in stages(paper, Path("OUT"), Scale(seeds=1, questions=30)) if s.arguments[1] == "plan")
     given = parsed(stage)
     limit = {"questions__limit": given["questions__limit"]}
     config = load_config(preset=given["preset"], overrides=given_settings(limit, given["assignments"]))
@@ -122,16 +130,34 @@ def test_what_a_stage_reads_is_written_before_it(paper):
 
 def test_some_variants_bring_what_they_need_and_the_policy_they_start_from():
     folder = Path("OUT/seed-0")
-    scale = AblationScale(seeds=1)
-    assert outs(PAPERS["search-p1"], Path("OUT"), scale, ["outcome"]) == {
+    scale = Scale(seeds=1)
+    assert outputs(PAPERS["search-p1"], Path("OUT"), scale, ["outcome"]) == {
         folder / "outcome",
         folder / "eval" / "outcome",
         folder / "eval" / BASE,
     }
-    assert folder / "plans.parquet" in outs(PAPERS["search-p1"], Path("OUT"), scale, ["full"])
+    assert folder / "plans.parquet" in outputs(PAPERS["search-p1"], Path("OUT"), scale, ["full"])
+
+
+@pytest.mark.parametrize("name", [variant.name for variant in PAPERS["reasonrag"].variants])
+def test_one_variant_of_table_3_brings_what_it_reads_and_nothing_else(name):
+    paper, scale = PAPERS["reasonrag"], Scale(seeds=1)
+    wanted = outputs(paper, Path("OUT"), scale, [name])
+    plan = [stage for stage in stages(paper, Path("OUT"), scale) if stage.out in wanted]
+    assert [stage.out.name for stage in plan if stage.arguments[1] == "train"] == [name]
+    read = {argument for stage in plan for argument in stage.arguments if argument.startswith("OUT")}
+    assert read == {str(path) for path in wanted}, "what a command reads is written by another"
+    assert sum(stage.arguments[0] == "build-tree" for stage in plan) == 1
+
+
+def test_trees_valued_by_a_judge_get_as_many_calls_as_trees_valued_by_rollouts():
+    lines = [stage.line for stage in stages(PAPERS["reasonrag"], Path("OUT"), Scale(seeds=1, iterations=4))]
+    assert "--iterations 4 --out OUT/seed-0/trees-rollout" in lines[1]
+    assert "--iterations 64 --max-calls 23 --value judge --judge demo-judge" in lines[2]
+    assert any(f"max_steps=150 --out OUT/seed-0/{MAIN}" in line for line in lines)
 
 
 @every_paper
 def test_all_variants_are_the_whole_plan(paper):
     whole = {stage.out for stage in stages(paper, Path("OUT"), SMALL)}
-    assert outs(paper, Path("OUT"), SMALL, paper.names) == whole
+    assert outputs(paper, Path("OUT"), SMALL, paper.names) == whole

@@ -1,0 +1,249 @@
+"""The results of a comparison as a page, JSON and a picture. Every sentence follows from the results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from reasonrag.core.markdown import table_lines
+from reasonrag.core.plots import Bar, Line, Panel, save_bars, save_panels
+from reasonrag.evaluation.tables import excludes_zero, interval_text
+from reasonrag.reproduce.measures import METRICS, Results, sign
+from reasonrag.reproduce.paper import BASE, Paper
+from reasonrag.storage.files import write_json, write_text
+
+
+def write(paper: Paper, results: Results, folder: Path) -> Path:
+    """Write `PAPER.md`, `.json`, `.svg` and `.png` into a folder; return the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if paper.curves:
+        save_panels(folder / paper.name, list(_panels(paper, results)))
+    else:
+        label = METRICS[paper.metrics[0]].label
+        title = f"{label} in the demo world, 95 % intervals"
+        save_bars(folder / paper.name, list(_bars(paper, results)), title=title, x_label=label)
+    write_json(folder / f"{paper.name}.json", results, indent=1)
+    write_text(folder / f"{paper.name}.md", "\n".join(page(paper, results)) + "\n")
+    return folder / f"{paper.name}.md"
+
+
+def page(paper: Paper, results: Results) -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield from _head(paper, results)
+    yield from ["", "## Findings", "", *_against_base(paper, results), *_signs(results)]
+    for setting, found in results["settings"].items():
+        yield from ["", f"## {setting[0].upper()}{setting[1:]}", "", *_variants(paper, found)]
+        yield from ["", "First minus second, paired by question over the seeds that both have; shares in points."]
+        yield from ["**Bold**: the interval excludes 0.", "", *_differences(paper, found)]
+    yield from ["", "## Compared with the paper", ""]
+    yield "The paper's models are large and answer real questions; ours has about a million parameters and answers"
+    yield "questions of an invented world. Signs can be compared, sizes cannot. Paper: the difference of its averages"
+    yield "in its own units, and on how many of its data sets the difference has that sign. `agree` or `disagree`: our"
+    yield "interval excludes 0; `undecided`: it includes 0; `no sign`: the paper's difference is 0; `unknown`: there is"
+    yield "nothing to measure; `missing`: it was not run."
+    yield from ["", *_comparisons(results)]
+    if paper.notes:
+        yield from ["", *(f"- {note}" for note in paper.notes)]
+    yield from ["", "## By kind of question", ""]
+    yield "`known` facts are in the policy's weights: they need no search."
+    if "early" in paper.by_kind:
+        yield "Hops: searches that a question needs. Needless: searches beyond the hops. Early: share of attempts that"
+        yield "answered with fewer searches than hops."
+    yield from ["", *_by_kind(paper, results)]
+    for first, second in paper.pairs_by_kind:
+        yield from ["", f"`{first}` minus `{second}`:", "", *_difference_by_kind(paper, results, first, second)]
+    yield from ["", "## Runs", "", *_cost(results), *_commands(results)]
+
+
+def _head(paper: Paper, results: Results) -> Iterator[str]:
+    counts = [variant["questions"] for found in results["settings"].values() for variant in found["variants"].values()]
+    yield f"# {paper.title}"
+    yield ""
+    yield f"Made on {results['date']} by `{results['command']}`;"
+    yield f"{', '.join(f'{name} {version}' for name, version in results['versions'].items())}."
+    yield ""
+    yield f"{max(counts, default=0)} held-out questions of an invented world, about entities that no training question"
+    yield f"mentions. {paper.method(results['steps'])}"
+    yield "The value of a question is its mean over the seeds; OSR and USR are over all steps of all questions and"
+    yield "seeds. Intervals are 95 % bootstrap intervals over questions; they do not cover other seeds, so each seed is"
+    yield "shown too."
+    yield ""
+    yield f"- `{BASE}`: `{paper.policy}`, before training"
+    for variant in paper.variants:
+        yield f"- `{variant.name}`: {variant.meaning}"
+    if results["missing"]:
+        missing = []
+        for name, seeds in results["missing"].items():
+            missing.append(f"`{name}` with seed {', '.join(map(str, seeds))}")
+        yield from ["", f"**Missing**: {'; '.join(missing)}."]
+    if paper.curves:
+        yield from ["", f"![curves]({paper.name}.svg)", ""]
+        yield "Means over the seeds; curves of rollouts are also means over the last five steps."
+    else:
+        yield from ["", f"![{METRICS[paper.metrics[0]].label}]({paper.name}.svg)"]
+
+
+def _against_base(paper: Paper, results: Results) -> Iterator[str]:
+    """Yield how the main metric of each variant compares with the policy that all start from."""
+    main = paper.metrics[0]
+    words = {1: "higher", -1: "lower", 0: "too close to tell", None: "unknown"}
+    for setting, found in results["settings"].items():
+        by_sign: dict[int | None, list[str]] = {}
+        for first, second in paper.pairs:
+            ours = found["differences"].get(f"{first} - {second}")
+            if second == BASE and ours:
+                interval = ours["all"][main]
+                by_sign.setdefault(sign(interval), []).append(f"`{first}` ({_difference(main, interval)})")
+        if by_sign:
+            parts = "; ".join(f"{words[way]} with {', '.join(names)}" for way, names in by_sign.items())
+            yield f"- {setting}: {METRICS[main].label}, compared with `{BASE}`, is {parts}."
+
+
+def _signs(results: Results) -> Iterator[str]:
+    """Yield how many of the paper's signs came out, and which did not."""
+    rows = results["comparisons"]
+    if not rows:
+        yield "There is no row of the paper to compare with."
+        return
+    for setting in results["settings"]:
+        counts = Counter(row["verdicts"][setting] for row in rows)
+        summary = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        yield f"- {setting}: of {len(rows)} rows of the paper, {summary}."
+    for outcome, heading in (("disagree", "Against the paper's sign"), ("undecided", "Too close to tell")):
+        for setting in results["settings"]:
+            named: dict[str, None] = {}  # an ordered set: several rows of the paper may stand for one difference
+            for row in rows:
+                if row["verdicts"][setting] == outcome:
+                    named[f"{METRICS[row['metric']].label} of `{row['first']}` - `{row['second']}`"] = None
+            if named:
+                yield f"- {heading}, {setting}: {'; '.join(named)}."
+
+
+def _variants(paper: Paper, found: Results) -> Iterator[str]:
+    main = paper.metrics[0]
+    rows = []
+    for name, variant in found["variants"].items():
+        by_seed = ", ".join("?" if value is None else f"{value:.3f}" for value in variant["by_seed"][main])
+        rows.append([f"`{name}`", *(interval_text(variant["all"][metric]) for metric in paper.metrics), by_seed])
+    return table_lines(["policy", *_labels(paper.metrics), f"{METRICS[main].label} by seed"], rows)
+
+
+def _differences(paper: Paper, found: Results) -> Iterator[str]:
+    main = paper.metrics[0]
+    digits, scale = (1, 100) if METRICS[main].share else (3, 1)
+    rows = []
+    for name, difference in found["differences"].items():
+        first, second = name.split(" - ")
+        cells = [_difference(metric, difference["all"][metric]) for metric in paper.metrics]
+        seeds = difference["by_seed"][main]
+        by_seed = ", ".join("?" if value is None else f"{scale * value:+.{digits}f}" for value in seeds)
+        rows.append([f"`{first}` - `{second}`", len(difference["seeds"]), *cells, by_seed])
+    return table_lines(["difference", "seeds", *_labels(paper.metrics), f"{METRICS[main].label} by seed"], rows)
+
+
+def _difference(metric: str, interval: Mapping[str, Any] | None) -> str:
+    """Return a difference with its interval, in points if it is one of shares; bold if the interval excludes 0."""
+    in_points = METRICS[metric].share
+    text = interval_text(interval, digits=1 if in_points else 3, scale=100 if in_points else 1, signed=True)
+    return f"**{text}**" if excludes_zero(interval) else text
+
+
+def _comparisons(results: Results) -> Iterator[str]:
+    rows = []
+    for row in results["comparisons"]:
+        sets = "" if row["sets"] is None else " ({} of {})".format(*row["sets"])
+        cells = [f"`{row['first']}` - `{row['second']}`", METRICS[row["metric"]].label, row["source"]]
+        cells.append(row["shown"] + sets)
+        for setting, found in results["settings"].items():
+            ours = found["differences"].get(f"{row['first']} - {row['second']}")
+            cells.append("" if ours is None else _difference(row["metric"], ours["all"][row["metric"]]))
+            cells.append(row["verdicts"][setting])
+        rows.append(cells)
+    headings = ["difference", "metric", "the paper's rows", "paper"]
+    for setting in results["settings"]:
+        headings += [setting, "sign"]
+    return table_lines(headings, rows)
+
+
+def _by_kind(paper: Paper, results: Results) -> Iterator[str]:
+    shown = [metric for metric in paper.metrics if metric in paper.by_kind]
+    with_hops = any(found.get("hops") for found in results["settings"].values())
+    rows = []
+    for setting, found in results["settings"].items():
+        kinds = dict.fromkeys(kind for variant in found["variants"].values() for kind in variant["by_kind"])
+        for kind in kinds:
+            hops = [f"{found['hops'][kind]:g}" if kind in found["hops"] else ""] if with_hops else []
+            for name, variant in found["variants"].items():
+                metrics = variant["by_kind"].get(kind)
+                if metrics:
+                    main = metrics[paper.metrics[0]]
+                    cells = [interval_text(metrics[metric]) for metric in shown]
+                    rows.append([setting, kind, *hops, main["n"] if main else 0, f"`{name}`", *cells])
+    headings = ["setting", "kind", *(["hops"] if with_hops else []), "n", "policy"]
+    return table_lines([*headings, *_labels(shown)], rows)
+
+
+def _difference_by_kind(paper: Paper, results: Results, first: str, second: str) -> Iterator[str]:
+    shown = [metric for metric in paper.metrics if metric in paper.by_kind]
+    rows = []
+    for setting, found in results["settings"].items():
+        difference = found["differences"].get(f"{first} - {second}")
+        if difference:
+            for kind, metrics in {"all": difference["all"], **difference["by_kind"]}.items():
+                rows.append([setting, kind, *(_difference(metric, metrics[metric]) for metric in shown)])
+    return table_lines(["setting", "kind", *_labels(shown)], rows)
+
+
+def _cost(results: Results) -> Iterator[str]:
+    if results.get("trees"):
+        rows = []
+        for name, trees in results["trees"].items():
+            rows.append([f"`{name}`", *(f"{trees[key]:.0f}" for key in ("policy_calls", "judge_calls", "pairs"))])
+        yield from [*table_lines(["trees", "policy calls", "judge calls", "pairs"], rows), ""]
+    columns = {"examples": "examples", "steps": "steps", "seconds": "seconds", "best": "best held-out at step, by seed"}
+    shown = [key for key in columns if any(key in cost for cost in results["training"].values())]
+    rows = []
+    for name, cost in results["training"].items():
+        cells = [f"`{name}`"]
+        for key in shown:
+            if key == "best":
+                cells.append(", ".join("none" if step is None else str(step) for step in cost[key]))
+            else:
+                cells.append(f"{cost[key]:.0f}")
+        rows.append(cells)
+    yield from table_lines(["training", *(columns[key] for key in shown)], rows)
+    yield from ["", "Means over the seeds."]
+
+
+def _commands(results: Results) -> Iterator[str]:
+    """Yield the commands of the first seed: the others differ only in their seed and folder."""
+    first = [line for line in results["commands"] if "OUT/seed-0/" in line]
+    others = len(results["commands"]) - len(first)
+    if first:
+        more = f"; {others} more are the same with other seeds" if others else ""
+        yield from ["", f"Commands with seed 0{more}:", "", "```", *first, "```"]
+
+
+def _panels(paper: Paper, results: Results) -> Iterator[Panel]:
+    drawn = {key: curves for key, curves in results["curves"].items() if curves}
+    for key, curves in drawn.items():
+        lines = []
+        for name, points in curves.items():
+            lines.append(Line(name, [float(step) for step, _ in points], [value for _, value in points]))
+        yield Panel(paper.curves[key], "optimizer step", "", tuple(lines))
+    if not drawn:
+        yield Panel("no training run is done", "optimizer step", "", ())
+
+
+def _bars(paper: Paper, results: Results) -> Iterator[Bar]:
+    for setting, found in results["settings"].items():
+        for name, variant in found["variants"].items():
+            interval = variant["all"][paper.metrics[0]]
+            if interval:
+                yield Bar(name, setting, interval["mean"], interval["low"], interval["high"])
+
+
+def _labels(metrics: list[str] | tuple[str, ...]) -> list[str]:
+    return [METRICS[metric].label for metric in metrics]

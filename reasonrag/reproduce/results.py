@@ -1,0 +1,193 @@
+"""The results of a comparison, read from what its commands left: metrics, the paper's rows beside them, and curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from reasonrag.reproduce.measures import Results, Seeds, described, difference, mean_hops, read_seeds, verdict
+from reasonrag.reproduce.paper import Paper, Scale, Table, evaluation_of
+from reasonrag.reproduce.stages import Plan
+from reasonrag.storage.files import require_json
+from reasonrag.storage.runs import versions
+
+# Beginning of an evaluation's file names at each temperature; the policy's own settings give the rest.
+SETTINGS = {"greedy": "t0_*", "sampled (T = 1)": "t1_*"}
+_ADVICE = "run the same command again"
+_SMOOTHED = 5  # a batch has few questions, so a point of a rollout's curve is the mean of the last steps
+
+
+def summarise(paper: Paper, plan: Plan, out: Path, scale: Scale) -> Results:
+    """Collect the results of the variants whose evaluations are done.
+
+    Args:
+        paper: the comparison.
+        plan: its commands, which knows those that are done.
+        out: its folder.
+        scale: its size.
+
+    Returns:
+        The contents of `PAPER.json`. A variant has the seeds that are done; `missing` names the others.
+    """
+    done = {stage.out for stage in plan.stages if plan.is_done(stage)}
+    folders = {seed: out / f"seed-{seed}" for seed in range(scale.seeds)}
+    evaluated: dict[str, dict[int, Path]] = {}
+    missing = {}
+    for name in paper.names:
+        paths = {seed: evaluation_of(folder, name) for seed, folder in folders.items()}
+        evaluated[name] = {seed: path for seed, path in paths.items() if path in done}
+        if len(evaluated[name]) < len(folders):
+            missing[name] = sorted(folders.keys() - evaluated[name].keys())
+    settings = {}
+    for setting, files in SETTINGS.items():
+        rows = {name: read_seeds(paths, name, files) for name, paths in evaluated.items() if paths}
+        settings[setting] = _at_setting(paper, rows)
+    trained = {}
+    for variant in paper.variants:
+        seeds = evaluated[variant.name]
+        if seeds:
+            trained[variant.name] = [
+                require_json(folders[seed] / variant.name / "training.json", _ADVICE) for seed in seeds
+            ]
+    return {
+        "paper": paper.name,
+        "date": date.today().isoformat(),
+        "command": command(paper, scale),
+        "commands": [stage.line.replace(str(out), "OUT") for stage in plan.stages if stage.out in done],
+        "versions": versions(),
+        "steps": paper.steps(scale),
+        "missing": missing,
+        "settings": settings,
+        "comparisons": list(comparisons(paper, settings)),
+        "trees": _trees(plan),
+        "training": {name: _cost(summaries) for name, summaries in trained.items()},
+        "curves": {key: _curves(paper, trained, key) for key in paper.curves},
+    }
+
+
+def comparisons(paper: Paper, settings: Mapping[str, Results]) -> Iterator[Results]:
+    """Yield the paper's difference of each pair and metric, and how the sign of ours compares with it.
+
+    Args:
+        paper: its tables and claims.
+        settings: as `summarise` gives them; a difference that was not run is "missing".
+    """
+    for first, second in paper.pairs:
+        for metric in paper.metrics:
+            for reported in _reported(paper, first, second, metric):
+                verdicts = {}
+                for setting, at_setting in settings.items():
+                    ours = at_setting["differences"].get(f"{first} - {second}")
+                    verdicts[setting] = verdict(ours["all"][metric], reported["paper"]) if ours else "missing"
+                yield {"first": first, "second": second, "metric": metric, **reported, "verdicts": verdicts}
+
+
+def command(paper: Paper, scale: Scale) -> str:
+    """Return the command that makes the whole page, without its folders."""
+    options = {
+        "seeds": scale.seeds,
+        "limit": scale.questions,
+        "iterations": scale.iterations,
+        "test-limit": scale.test_questions,
+        "max-steps": scale.max_steps,
+    }
+    flags = "".join(f" --{name} {value}" for name, value in options.items() if value is not None)
+    return f"reasonrag reproduce {paper.name}{flags}"
+
+
+def _at_setting(paper: Paper, seeds: Mapping[str, Seeds]) -> Results:
+    """Return all variants and differences at one setting."""
+    differences = {}
+    for first, second in paper.pairs:
+        if first in seeds and second in seeds:
+            by_kind = (first, second) in paper.pairs_by_kind
+            found = difference(seeds[first], seeds[second], paper.metrics, by_kind=by_kind)
+            if found:
+                differences[f"{first} - {second}"] = found
+    return {
+        "hops": mean_hops(next(iter(seeds.values()), {})),
+        "variants": {name: described(rows, paper.metrics) for name, rows in seeds.items()},
+        "differences": differences,
+    }
+
+
+def _reported(paper: Paper, first: str, second: str, metric: str) -> Iterator[Results]:
+    """Yield what the paper's tables and text say about `first - second`."""
+    for table in paper.tables:
+        if {first, second} <= table.rows.keys() and metric in table.rows[first].metrics & table.rows[second].metrics:
+            yield _from_table(table, first, second, metric)
+    for claim in paper.claims:
+        if (claim.first, claim.second, claim.metric) == (first, second, metric):
+            shown = "+" if claim.sign > 0 else "-"
+            yield {"source": claim.source, "paper": claim.sign, "shown": shown, "sets": None}
+
+
+def _from_table(table: Table, first: str, second: str, metric: str) -> Results:
+    """Return a difference of averages, and on how many data sets it has the same sign."""
+    a, b = table.rows[first], table.rows[second]
+    # Papers print few digits; anything below is a rounding error of this subtraction.
+    paper = round(a.average(metric) - b.average(metric), 6)
+    sets = None
+    if paper and metric in a.values and metric in b.values:
+        alike = [(x - y) * paper > 0 for x, y in zip(a.values[metric], b.values[metric], strict=True)]
+        sets = [sum(alike), len(alike)]
+    return {
+        "source": f"{table.source}, {table.model}: {a.label} - {b.label}",
+        "paper": paper,
+        "shown": f"{paper:+.{table.digits}f}",
+        "sets": sets,
+    }
+
+
+def _trees(plan: Plan) -> Results:
+    """Return calls and pairs of the trees that were built, means over the seeds."""
+    by_name: dict[str, list[Results]] = {}
+    for stage in plan.stages:
+        if stage.arguments[0] == "build-tree" and plan.is_done(stage):
+            by_name.setdefault(stage.out.name, []).append(require_json(stage.out / "run.json", _ADVICE))
+    trees = {}
+    for name, runs in by_name.items():
+        trees[name] = {"pairs": fmean(run["pairs"]["total"] for run in runs)}
+        for kind in ("policy", "judge"):
+            trees[name][f"{kind}_calls"] = fmean(run["calls"].get(kind, {}).get("calls", 0) for run in runs)
+    return trees
+
+
+def _cost(summaries: Sequence[Results]) -> Results:
+    """Return means over the seeds; of online training also the step of the best policy by validation."""
+    cost: Results = {name: fmean(summary[name] for summary in summaries) for name in ("steps", "seconds")}
+    if all("pairs" in summary.get("data", {}).get("train", {}) for summary in summaries):
+        cost["examples"] = fmean(summary["data"]["train"]["pairs"] for summary in summaries)
+    if all("best" in summary for summary in summaries):
+        cost["best"] = [summary["best"] and summary["best"]["step"] for summary in summaries]
+    return cost
+
+
+def _curves(paper: Paper, trained: Mapping[str, Sequence[Results]], key: str) -> Results:
+    """Return the curve of each variant whose reward measures it."""
+    curves = {}
+    for variant in paper.variants:
+        if variant.name in trained and key not in variant.blind:
+            points = _curve([summary["history"] for summary in trained[variant.name]], key)
+            if points:
+                curves[variant.name] = points
+    return curves
+
+
+def _curve(histories: Sequence[Sequence[Mapping[str, Any]]], key: str) -> list[tuple[int, float]]:
+    """Return `[T]` steps and means over the seeds that have them; of rollouts, the mean of the last few steps."""
+    by_step: dict[int, list[float]] = {}
+    for history in histories:
+        for entry in history:
+            if entry.get(key) is not None:
+                by_step.setdefault(int(entry["step"]), []).append(float(entry[key]))
+    steps = sorted(by_step)
+    means = [fmean(by_step[step]) for step in steps]
+    window = 1 if key.startswith("eval_") else _SMOOTHED
+    points = []
+    for index, step in enumerate(steps):
+        points.append((step, round(fmean(means[max(0, index + 1 - window) : index + 1]), 6)))
+    return points
