@@ -176,7 +176,7 @@ def _demo_judge(rest: str, config: ModelConfig) -> LLM:
 
 
 def _extractive(rest: str, config: ModelConfig) -> LLM:
-    from reasonrag.demo.extractive import ExtractiveLLM
+    from reasonrag.demo.reader import ExtractiveLLM
 
     return ExtractiveLLM()
 

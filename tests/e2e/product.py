@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.types import Message, Prompt
-from reasonrag.demo.extractive import ExtractiveLLM
+from reasonrag.demo.reader import ExtractiveLLM
 from reasonrag.llm.base import Sampling
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema

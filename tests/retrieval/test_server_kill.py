@@ -17,7 +17,7 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.types import Completion, Prompt, Question
-from reasonrag.demo.extractive import ExtractiveLLM
+from reasonrag.demo.reader import ExtractiveLLM
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.pipeline.build import Build

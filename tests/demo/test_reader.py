@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Answer, Completion, Message, Note, Passage, Prompt, Question, Search, Step
-from reasonrag.demo.answers import candidates
-from reasonrag.demo.extractive import ExtractiveLLM
-from reasonrag.demo.heuristics import Kind, analyse, names, sentences
+from reasonrag.demo.reader import ExtractiveLLM, candidates
+from reasonrag.demo.wording import Kind, analyse, names, sentences
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
 
@@ -191,7 +190,7 @@ _SAMPLES = """
 import asyncio
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
-from reasonrag.demo.extractive import ExtractiveLLM
+from reasonrag.demo.reader import ExtractiveLLM
 from reasonrag.core.types import *
 f, q = ReasonRAGFormat(), Question("q", "Did Ada Holm and Bo Lind of Osset direct the same blue film there?", ())
 note = "Ada Holm (1900 – 1950) directed Tin Rain with Cy Roe. Bo Lind is an Irish judge who knew Cy Roe of Quell Bay."
