@@ -1,9 +1,9 @@
-"""What was paid for, on disk before it is used: a run can be killed at any moment and resumed.
+"""Write-ahead journal of model calls and finished trees, so that a killed run can resume.
 
-SQLite in WAL mode with full sync. One thread writes and commits whatever has queued up since its last commit, so that
-hundreds of calls a second cost a few dozen syncs. SQLite does not notice a flipped bit in a value, so each reply and
-tree has a checksum, and one that does not fit is asked for again. Because a search is a pure function of its
-configuration and of the replies it got, replaying it over the journal gives the same tree: no other state is saved.
+The journal is SQLite in WAL mode with full sync. One thread writes, and commits everything that has queued up since
+its last commit, so that hundreds of calls a second cost a few dozen syncs. SQLite does not notice a flipped bit in a
+value, so each reply and each tree has a checksum; a call whose reply is damaged is made again. A search is a pure
+function of its configuration and of the replies, so replaying the journal gives the same tree: no other state is saved.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS failures (
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Totals of one kind of call. `unknown_tokens` counts calls whose backend reported no usage."""
+    """Totals of one kind of call. `unknown_tokens` counts the calls whose backend reported no token counts."""
 
     calls: int
     prompt_tokens: int
@@ -66,13 +66,13 @@ class _Write:
 
 
 class Journal:
-    """One file. Reads happen in the caller's thread, writes in the journal's own."""
+    """The journal of one run. The caller's thread reads; a thread of the journal writes."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.
 
         Raises:
-            RunError: it is not a journal, or is damaged.
+            RunError: the file is damaged, or is not a journal.
         """
         self.path = path
         self._draining = False
@@ -80,9 +80,10 @@ class Journal:
         try:
             self._reader = self._connect()
             self._reader.executescript(_LAYOUT)
-            if (found := self._reader.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
-                raise sqlite3.DatabaseError(found)
-            # A look-up that finds nothing costs a third of a millisecond in WAL mode; most of a fresh run's do.
+            (verdict,) = self._reader.execute("PRAGMA quick_check").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+            # A failed look-up costs a third of a millisecond in WAL mode, and in a fresh run most look-ups fail.
             self._known = {key for (key,) in self._reader.execute("SELECT key FROM calls")}
         except sqlite3.DatabaseError as error:
             raise RunError(
@@ -108,7 +109,7 @@ class Journal:
                 batch.append(more)
             error = _commit(connection, batch)
             for item in batch:
-                # One value that SQLite refuses must not take the others with it.
+                # One value that SQLite refuses must not fail the rest of its batch.
                 failure = _commit(connection, [item]) if error and len(batch) > 1 else error
                 with contextlib.suppress(RuntimeError):  # the loop is gone: stopped by a second Ctrl-C
                     item.loop.call_soon_threadsafe(_resolve, item.done, failure)
@@ -118,11 +119,11 @@ class Journal:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._queue.put(_Write(list(statements), done, loop))
-        # A write that was queued is committed whatever becomes of the task that asked for it.
+        # A queued write is committed even if its task is cancelled.
         await asyncio.shield(done)
 
     def close(self) -> None:
-        """Commit what is queued and close. Calling it twice does no harm."""
+        """Commit the queued writes and close. A second call does nothing."""
         self._queue.put(None)
         self._thread.join()
         self._reader.close()
@@ -146,12 +147,12 @@ class Journal:
             raise Interrupted
 
     def call(self, key: str) -> Any | None:
-        """The reply kept under a key, as it was given to `put_call`; None if there is none."""
+        """Return the reply stored under a key, as it was given to `put_call`, or None."""
         if key not in self._known:
             return None
         reply, checksum = self._reader.execute("SELECT reply, checksum FROM calls WHERE key = ?", (key,)).fetchone()
         if checksum != _checksum(key, reply):
-            log.warning("a reply in the journal is damaged and is asked for again", journal=self.path.name, key=key)
+            log.warning("a reply in the journal is damaged; its call is made again", journal=self.path.name, key=key)
             self._known.discard(key)
             return None
         return json.loads(reply)
@@ -159,7 +160,7 @@ class Journal:
     async def put_call(
         self, key: str, kind: str, reply: Any, *, prompt_tokens: int | None = None, completion_tokens: int | None = None
     ) -> None:
-        """Keep a reply (JSON-able, no NaN); returns once it is on disk.
+        """Store a reply (JSON without NaN); return when it is on disk.
 
         Raises:
             RunError: the disk is full or the file cannot be written.
@@ -174,18 +175,18 @@ class Journal:
         self._known.add(key)
 
     async def put_tree(self, dataset: str, question_id: str, rows: list[dict[str, Any]]) -> None:
-        """Keep a finished tree's node rows; a failure noted earlier is forgotten."""
+        """Store the node rows of a finished tree, and delete the question's earlier failure."""
         blob = zlib.compress(json.dumps(rows, ensure_ascii=False, allow_nan=False).encode())
-        who = (dataset, question_id)
+        question_key = (dataset, question_id)
         await self._write(
-            ("INSERT OR REPLACE INTO trees VALUES (?, ?, ?, ?)", (*who, blob, _checksum(*who, blob))),
-            ("DELETE FROM failures WHERE dataset = ? AND question_id = ?", who),
+            ("INSERT OR REPLACE INTO trees VALUES (?, ?, ?, ?)", (*question_key, blob, _checksum(*question_key, blob))),
+            ("DELETE FROM failures WHERE dataset = ? AND question_id = ?", question_key),
         )
 
     async def put_failure(self, dataset: str, question_id: str, cause: str, message: str) -> None:
-        """Note why a question was set aside; the next run tries it again.
+        """Store why a question was set aside; the next run tries it again.
 
-        Secrets are taken out of the message, and then it is cut: half a key would not be known for one.
+        Secrets are replaced before the message is cut: half a key would not be recognised.
         """
         await self._write(
             (
@@ -195,26 +196,26 @@ class Journal:
         )
 
     def put_meta(self, key: str, value: Any) -> None:
-        """Keep a small JSON-able value; on disk when this returns."""
+        """Store a small JSON value; it is on disk when this returns."""
         self._reader.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def meta(self, key: str) -> Any | None:
-        """A value kept by `put_meta`, or None."""
+        """Return a value stored by `put_meta`, or None."""
         row = self._reader.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return json.loads(row[0]) if row else None
 
     def finished(self) -> set[tuple[str, str]]:
-        """(dataset, question id) of every question whose tree is kept, and whole."""
-        whole = set()
+        """Return (dataset, question id) of every question whose tree is stored and undamaged."""
+        undamaged = set()
         for dataset, question_id, blob, checksum in self._reader.execute("SELECT * FROM trees"):
             if checksum == _checksum(dataset, question_id, blob):
-                whole.add((dataset, question_id))
+                undamaged.add((dataset, question_id))
             else:
-                log.warning("a tree in the journal is damaged and is built again", question=question_id)
-        return whole
+                log.warning("a tree in the journal is damaged; it is built again", question=question_id)
+        return undamaged
 
     def tree(self, dataset: str, question_id: str) -> list[dict[str, Any]] | None:
-        """The node rows of a finished question; None if there are none, or not whole."""
+        """Return the node rows of a finished question, or None if there are none or they are damaged."""
         row = self._reader.execute(
             "SELECT rows, checksum FROM trees WHERE dataset = ? AND question_id = ?", (dataset, question_id)
         ).fetchone()
@@ -224,11 +225,11 @@ class Journal:
         return rows
 
     def failures(self) -> Iterator[tuple[str, str, str, str]]:
-        """(dataset, question id, cause, message) of every question set aside."""
+        """Yield (dataset, question id, cause, message) of every question that was set aside."""
         yield from self._reader.execute("SELECT * FROM failures ORDER BY dataset, question_id")
 
     def usage(self) -> dict[str, Usage]:
-        """Totals by kind of call."""
+        """Return the totals by kind of call."""
         rows = self._reader.execute(
             "SELECT kind, COUNT(*), COALESCE(SUM(prompt_tokens), 0), COALESCE(SUM(completion_tokens), 0),"
             " SUM(completion_tokens IS NULL) FROM calls GROUP BY kind ORDER BY kind"
@@ -237,14 +238,14 @@ class Journal:
 
 
 def _commit(connection: sqlite3.Connection, batch: list[_Write]) -> Exception | None:
-    """All of a batch in one transaction, or nothing of it and why."""
+    """Commit a batch in one transaction; if that fails, roll it back and return the error."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         for item in batch:
             for statement, values in item.statements:
                 connection.execute(statement, values)
         connection.execute("COMMIT")
-    except Exception as error:  # whatever it is: a writer that dies leaves every caller waiting
+    except Exception as error:  # any error: a writer that dies would leave every caller waiting
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         if isinstance(error, sqlite3.OperationalError):

@@ -1,6 +1,6 @@
-"""Parquet files: written whole or not at all, with page checksums that are verified by every reading.
+"""Parquet files, written whole or not at all, with page checksums that every read verifies.
 
-Without page checksums most single-bit flips read back as other data.
+Without page checksums, most single-bit flips are read back as different data.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def write_parquet(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
 
 
 def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
-    """The rows of a file, its page checksums verified.
+    """Return the rows of a file, with its page checksums verified.
 
     Raises:
-        DataError: unreadable, damaged, or of another schema.
+        DataError: the file is unreadable, damaged, or has another schema.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -64,9 +64,8 @@ def _unreadable(path: Path, error: Exception) -> DataError:  # ValueError: a dam
 class ShardWriter:
     """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows.
 
-    Without rows there is no shard, as `datasets` refuses a file without rows; with `keep_empty` there is one. How many
-    shards there are is known only at the end, so each is written under a working name and renamed by `close`, which
-    also drops the shards of an earlier writing.
+    Without rows there is no shard, as `datasets` refuses an empty file; `keep_empty` writes one. The number of shards
+    is known only at the end, so each gets a temporary name, and `close` renames them and deletes older shards.
     """
 
     def __init__(
@@ -81,18 +80,17 @@ class ShardWriter:
         self._pending: list[Row] = []
         self._working: list[Path] = []
         folder.mkdir(parents=True, exist_ok=True)
-        for unfinished in folder.glob(f".{stem}-*"):  # of a process that was killed
+        for unfinished in folder.glob(f".{stem}-*"):  # left by a process that was killed
             unfinished.unlink()
 
     def add(self, row: Row) -> None:
-        """Take one more row."""
         self.rows += 1
         self._pending.append(row)
         if len(self._pending) == self._shard_rows:
             self._flush()
 
     def close(self) -> list[Path]:
-        """Write what is pending and give the shards their names; returns their paths."""
+        """Write the pending rows and give the shards their names; return their paths."""
         if self._pending or (self._keep_empty and not self._working):
             self._flush()
         count = len(self._working)
@@ -111,17 +109,17 @@ class ShardWriter:
 
 
 def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """The rows of every shard, in order, a batch at a time: no more than that is held in memory.
+    """Yield the rows of all shards in order, reading one batch at a time.
 
     Args:
-        folder: of the shards.
-        stem: what their names begin with.
-        schema: of all their columns.
-        columns: to read; all of them where None.
+        folder: folder of the shards.
+        stem: prefix of their names.
+        schema: schema of all their columns.
+        columns: columns to read; None reads all.
 
     Raises:
-        RunError: no shard, or not all of them.
-        DataError: one is unreadable, damaged, or of another schema; its rows before the damage have been given.
+        RunError: shards are missing.
+        DataError: a shard is unreadable, damaged, or has another schema. Rows before the damage have been yielded.
     """
     for path in shard_paths(folder, stem):
         for batch in read_batches(path, schema, columns=columns):
@@ -129,14 +127,14 @@ def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence
 
 
 def shard_paths(folder: Path, stem: str) -> list[Path]:
-    """`stem-00000-of-000NN.parquet`, ..., in order.
+    """Return the paths of `stem-00000-of-000NN.parquet`, ..., in order.
 
     Raises:
-        RunError: no shard, or not all of them.
+        RunError: shards are missing.
     """
     paths = sorted(folder.glob(f"{stem}-*-of-*.parquet"))
-    names = [f"{stem}-{place:05d}-of-{len(paths):05d}.parquet" for place in range(len(paths))]
-    if not paths or [path.name for path in paths] != names:
+    full_set = [f"{stem}-{number:05d}-of-{len(paths):05d}.parquet" for number in range(len(paths))]
+    if not paths or [path.name for path in paths] != full_set:
         raise RunError(
             f"{folder.name}/{stem}-*.parquet: {len(paths)} shards found, not the full set; run build-tree again"
         )
@@ -144,10 +142,10 @@ def shard_paths(folder: Path, stem: str) -> list[Path]:
 
 
 def read_batches(path: Path, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, `_BATCH_ROWS` at a time, their page checksums verified.
+    """Yield the rows of a file, `_BATCH_ROWS` at a time, with their page checksums verified.
 
     Raises:
-        DataError: unreadable, damaged, or of another schema; what came before the damage has been given.
+        DataError: the file is unreadable, damaged, or has another schema. Rows before the damage have been yielded.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

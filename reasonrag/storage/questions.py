@@ -1,6 +1,6 @@
-"""Questions: FlashRAG files and Hub data sets in, checked `Question` values out.
+"""Load questions from FlashRAG files and Hub data sets, checked.
 
-Rows that cannot be used are never skipped in silence: all of them are collected, and one `DataError` names them.
+Rows that cannot be used are never skipped silently: one `DataError` names all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reasonrag.storage.records import SUFFIXES, Row, RowProblems, read_rows, tex
 
 HUB_REPOSITORY = "RUC-NLPIR/FlashRAG_datasets"
 
-# Data sets that are known by name, and their splits on the Hub; the first one is the default.
+# Data sets known by name, with their splits on the Hub; the first split is the default.
 KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "hotpotqa": ("train", "dev"),
@@ -43,17 +43,17 @@ _HUB_TIMEOUT_S = 10.0
 def load_questions(
     dataset: str, *, split: str | None = None, limit: int | None = None, seed: int = 0
 ) -> list[Question]:
-    """Questions of a file or of a known data set on the Hub, checked, in file order.
+    """Load and check the questions of a file or of a known data set on the Hub, in file order.
 
     Args:
         dataset: a .jsonl(.gz, .zst), .json or .parquet file with FlashRAG's fields (id, question, golden_answers,
-            metadata; `answers` and `answer` are read too), or a name in `KNOWN`. Further columns join `metadata`.
-        split: of a known data set; None takes the first one in `KNOWN`.
-        limit: at most so many questions, a random sample; None takes all.
-        seed: of the sample. The same seed, limit and file give the same questions.
+            metadata; `answers` and `answer` are read too), or a name in `KNOWN`. Other columns join `metadata`.
+        split: split of a known data set; None takes the first one in `KNOWN`.
+        limit: largest number of questions; more are sampled at random. None takes all.
+        seed: random seed of the sample. The same seed, limit and file give the same questions.
 
     Raises:
-        DataError: nothing of that name, the Hub out of reach, or rows that cannot be used (all are named).
+        DataError: the name is unknown, the Hub cannot be reached, or rows cannot be used (all are named).
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit is {limit}; a sample needs at least one question")
@@ -69,14 +69,14 @@ def load_questions(
 
 
 def sample_questions(questions: list[Question], limit: int | None, *, seed: int = 0) -> list[Question]:
-    """A random sample of at most `limit` questions, in their order; all of them if None."""
+    """Return a random sample of at most `limit` questions, in their order; all of them if `limit` is None."""
     if limit is None or limit >= len(questions):
         return questions
     return [questions[i] for i in sorted(random.Random(seed).sample(range(len(questions)), limit))]
 
 
 def _file_name(path: Path) -> str:
-    """The data set's name: FlashRAG keeps `hotpotqa/dev.jsonl` and `nq/dev.jsonl`, whose ids are equal."""
+    """Return the data set's name; FlashRAG has `hotpotqa/dev.jsonl` and `nq/dev.jsonl` with equal ids."""
     stem = Path(path.name.removesuffix(".gz").removesuffix(".zst")).stem
     parent = path.resolve().parent.name
     return valid_unicode(parent if stem in ("train", "dev", "test", "validation") and parent else stem)
@@ -98,10 +98,10 @@ def _hub_rows(name: str, split: str | None) -> Iterator[Row]:
 
     try:
         if not huggingface_hub.is_offline_mode():
-            # `load_dataset` tries a dead Hub for half a minute, and talks about it.
+            # `load_dataset` tries an unreachable Hub for half a minute, and logs every attempt.
             huggingface_hub.HfApi().dataset_info(HUB_REPOSITORY, timeout=_HUB_TIMEOUT_S)
         rows = datasets.load_dataset(HUB_REPOSITORY, name, split=split)
-    # Offline mode, sockets, HTTP statuses and damaged caches each raise a type of their own, from three libraries.
+    # Offline mode, sockets, HTTP statuses and damaged caches raise different types, from three libraries.
     except Exception as error:
         raise DataError(
             f"data set {name!r} has to be fetched from the Hub, which cannot be used ({type(error).__name__}); "
@@ -141,7 +141,7 @@ def _parse(rows: Iterable[Row], dataset: str, problems: RowProblems) -> list[Que
 
 
 def _answers(value: object) -> tuple[str, ...]:
-    """Golden answers from a list, an array, a single value or a JSON list written as text; empty ones left out."""
+    """Return the non-empty golden answers in a list, an array, a single value, or a JSON list written as text."""
     value = _plain(value)
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
@@ -154,14 +154,15 @@ def _answers(value: object) -> tuple[str, ...]:
 
 
 def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
-    further = {key: value for key, value in row.items() if key not in ("id", "question", "metadata", *_ANSWERS)}
-    given = row.get("metadata")
-    plain: dict[str, Any] = _plain({**further, **given} if isinstance(given, Mapping) else further)
+    known = ("id", "question", "metadata", *_ANSWERS)
+    further = {key: value for key, value in row.items() if key not in known}
+    metadata = row.get("metadata")
+    plain: dict[str, Any] = _plain({**further, **metadata} if isinstance(metadata, Mapping) else further)
     return plain
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON knows it: arrays become lists, NaN and infinities None, surrogates are replaced."""
+    """Return the value as JSON holds it: arrays become lists, NaN and infinities None, surrogates are replaced."""
     if isinstance(value, str):
         return valid_unicode(value)
     if isinstance(value, Mapping):
@@ -176,12 +177,12 @@ def _plain(value: Any) -> Any:
 
 
 def paragraph_corpus(questions: Iterable[Question]) -> list[Passage]:
-    """The paragraphs that HotpotQA, 2WikiMultihopQA and MuSiQue carry with their questions, each once.
+    """Return the paragraphs that HotpotQA, 2WikiMultihopQA and MuSiQue carry with their questions, each once.
 
-    They are read from `metadata["context"]` or `metadata["paragraphs"]`, in the order in which they first come.
+    They are read from `metadata["context"]` or `metadata["paragraphs"]`, in order of first appearance.
 
     Raises:
-        DataError: no question carries any, or the layout is not one of those data sets'.
+        DataError: no question carries paragraphs, or their layout is unknown.
     """
     corpus: dict[str, Passage] = {}
     for question in questions:
@@ -201,13 +202,13 @@ def paragraph_corpus(questions: Iterable[Question]) -> list[Passage]:
 
 
 def _paragraphs(given: Any) -> Iterator[tuple[str, str]]:
-    """Titles and texts from {"title": [...], "sentences": [...]}, [[title, sentences], ...] or [{...}, ...]."""
+    """Yield titles and texts from {"title": [...], "sentences": [...]}, [[title, sentences], ...] or [{...}, ...]."""
     if isinstance(given, Mapping):
         given = list(zip(given["title"], _body(given), strict=True))
     for item in given:
         title, body = (item["title"], _body(item)) if isinstance(item, Mapping) else item
         sentences = [body] if isinstance(body, str) else body
-        # Some sets start each sentence with a blank, others leave it out.
+        # Only some data sets start each sentence with a blank.
         text = " ".join(one_line(sentence) for sentence in sentences if sentence.strip())
         if text:
             yield one_line(title), text
@@ -218,14 +219,14 @@ def _body(item: Mapping[str, Any]) -> Any:
 
 
 def passage_id(contents: str) -> str:
-    """The id of a passage that has none: the first 12 hex digits of the SHA-1 of its contents."""
+    """Return an id for a passage without one: the first 12 hex digits of the SHA-1 of its contents."""
     return hashlib.sha1(contents.encode(), usedforsecurity=False).hexdigest()[:12]
 
 
 def questions_fingerprint(questions: Sequence[Question]) -> str:
-    """16 hex digits that change with any data set's name, id, question or golden answer, and with their order."""
+    """Return 16 hex digits over the names, ids, texts and golden answers of the questions, in order."""
     digest = hashlib.sha256()
     for question in questions:
-        known_by = [question.dataset, question.id, question.question, question.golden_answers]
-        digest.update(json.dumps(known_by).encode() + b"\n")
+        fields = [question.dataset, question.id, question.question, question.golden_answers]
+        digest.update(json.dumps(fields).encode() + b"\n")
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Rows of files: JSON lines, packed or not, JSON lists and Parquet, read one row at a time from any row on."""
+"""Read rows from files (JSON lines, compressed or not, JSON lists, Parquet), and report rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
 Row = tuple[int, Any]
 
 _NAMED_ROWS = 5  # of one kind of problem, in a message
-_PARQUET_ROWS = 256  # at a time: they may hold whole books
+_PARQUET_ROWS = 256  # read at a time: each may hold a whole book
 
 
 def raw_rows(
     path: Path, start: int = 0, reached: Callable[[float], object] = lambda share: None
 ) -> Generator[Row, None, int]:
-    """1-based number and value of each row of a .jsonl(.gz, .zst), .json or .parquet file; returns how many there are.
+    """Yield the 1-based number and the value of each row of a file; return the number of rows.
 
-    A line ends at "\\n" alone: U+2028 inside a string is text. Blank lines are left out, and count as rows. All but
-    .json is read in constant memory.
+    A line ends at "\\n" alone: U+2028 inside a string is text. Blank lines are skipped, and count as rows. Every kind
+    of file except .json is read in constant memory.
 
     Args:
-        path: of the file.
-        start: rows to leave out at the beginning, which costs little.
-        reached: told now and then what share of the file is read, in [0, 1].
+        path: a .jsonl(.gz, .zst), .json or .parquet file.
+        start: number of rows to skip at the beginning, which is cheap.
+        reached: called now and then with the share of the file that has been read, in [0, 1].
 
     Raises:
-        DataError: no such file, an unknown kind of file, or one that is damaged as a whole.
+        DataError: the file is missing, of an unknown kind, or damaged as a whole.
     """
     name = path.name.lower()
     if not name.endswith(SUFFIXES):
@@ -70,16 +70,16 @@ def _lines(file: IO[bytes], name: str) -> Iterable[bytes]:
 
 
 def _tar_lines(unpacked: gzip.GzipFile) -> Iterator[bytes]:
-    """The Wikipedia of 2018 that the field shares, wiki-18.jsonl.gz, is a tar archive of one file."""
+    """Yield the lines of a tar archive of one file, such as wiki-18.jsonl.gz, the usual Wikipedia dump of 2018."""
     with tarfile.open(fileobj=unpacked, mode="r|") as archive:
         member = next((member for member in archive if member.isfile()), None)
         yield from (member and archive.extractfile(member)) or ()
-    while unpacked.read(1 << 20):  # to the end, where the checksum is
+    while unpacked.read(1 << 20):  # up to the end, where the checksum is
         pass
 
 
 def _zstd_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The package's own reader takes a file that was cut off for a shorter one."""
+    """Yield lines, and raise if the file was cut off: zstandard's own reader takes that for the end."""
     import zstandard
 
     frame, rest = None, b""
@@ -140,7 +140,7 @@ def _parquet_rows(path: Path, start: int, reached: Callable[[float], object]) ->
 
 
 def parsed(line: bytes) -> Any:
-    """What a line of JSON holds; None where it is not JSON."""
+    """Return the value of a line of JSON, or None if it is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -148,18 +148,16 @@ def parsed(line: bytes) -> Any:
 
 
 def read_rows(path: Path, problems: RowProblems) -> Iterator[Row]:
-    """1-based row number and parsed row of a .jsonl, .jsonl.gz, .jsonl.zst, .json or .parquet file.
-
-    Lines that are not JSON objects go to `problems`. A line ends at "\\n" alone: U+2028 inside a string is text.
+    """Yield the 1-based number and the object of each row of a file, as `raw_rows`; other rows go to `problems`.
 
     Raises:
-        DataError: no such file, an unknown kind of file, or one that is damaged as a whole.
+        DataError: the file is missing, of an unknown kind, or damaged as a whole.
     """
     return _objects(raw_rows(path), problems)
 
 
 def json_lines(lines: Iterable[bytes], problems: RowProblems) -> Iterator[Row]:
-    """Numbered objects, one a line; blank lines are skipped, and what is no object is noted."""
+    """Yield the 1-based number and the object of each line; blank lines are skipped, other lines go to `problems`."""
     return _objects(((number, parsed(line)) for number, line in enumerate(lines, 1) if line.strip()), problems)
 
 
@@ -172,32 +170,31 @@ def _objects(rows: Iterable[Row], problems: RowProblems) -> Iterator[Row]:
 
 
 class RowProblems:
-    """Rows that cannot be used, by kind of problem; `check` raises one error that names them all."""
+    """Collects rows that cannot be used, by kind of problem; `check` raises one error that names them all."""
 
     def __init__(self, source: str) -> None:
-        """Collect for `source`, the file or data set named in the message."""
+        """Name the file or data set (`source`) for the message."""
         self._source = source
         self._rows: dict[str, list[str]] = {}
 
     def add(self, kind: str, row: int, value: object = None) -> None:
-        """Note that 1-based `row` has the problem `kind`; `value` is what stands there, if that helps."""
+        """Note that 1-based `row` has the problem `kind`; show `value` if it helps."""
         shown = "" if value is None else f" {quoted(value)}"
         self._rows.setdefault(kind, []).append(f"{row}{shown}")
 
     def check(self, advice: str) -> None:
-        """Raise DataError, with `advice` at its end, if anything was noted."""
+        """Raise DataError, ending with `advice`, if any problem was noted."""
         if not self._rows:
             return
-        found = "; ".join(
-            f"{kind} in {len(rows)} row{'s' * (len(rows) > 1)} "
-            f"({', '.join(rows[:_NAMED_ROWS])}{', ...' if len(rows) > _NAMED_ROWS else ''})"
-            for kind, rows in self._rows.items()
-        )
-        raise DataError(f"{self._source}: {found}. {advice}")
+        problems = []
+        for kind, rows in self._rows.items():
+            named = ", ".join(rows[:_NAMED_ROWS]) + (", ..." if len(rows) > _NAMED_ROWS else "")
+            problems.append(f"{kind} in {len(rows)} row{'s' * (len(rows) > 1)} ({named})")
+        raise DataError(f"{self._source}: {'; '.join(problems)}. {advice}")
 
 
 def text_id(value: object) -> str | None:
-    """An id as text, or None where it is missing, empty, or neither text nor a whole number."""
+    """Return an id as text, or None if it is missing, empty, or neither text nor a whole number."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     return valid_unicode(str(value)).strip() or None

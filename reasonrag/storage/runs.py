@@ -1,9 +1,9 @@
-"""A run's folder: who may write it, what it depends on, what came out.
+"""A run's folder: its lock, its identity, and its files.
 
 RUN/
 ├── config.yaml        the resolved configuration
-├── journal.sqlite     every paid call and finished tree
-├── trees/*.parquet    one row a node
+├── journal.sqlite     every model call and finished tree
+├── trees/*.parquet    one row per node
 ├── pairs/{train,test}-*.parquet
 └── run.json           counts, calls, tokens, cost, failures, versions
 """
@@ -29,7 +29,7 @@ _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers
 
 
 class RunFolder:
-    """A folder that this process alone writes to."""
+    """The folder of one run, locked by this process."""
 
     def __init__(self, path: Path, journal: Journal, config_hash: str) -> None:
         self.path = path
@@ -41,16 +41,16 @@ class RunFolder:
     def open(
         cls, path: Path, config: Config, content: Mapping[str, str], *, varying: Collection[str] = ()
     ) -> Iterator[RunFolder]:
-        """Create the folder, or go on in it if it is of the same run.
+        """Create the folder, or reopen it to resume the same run.
 
         Args:
-            path: of the folder.
-            config: the resolved configuration; what cannot change a result may differ from last time.
-            content: names and checksums of what the configuration points at (questions, corpus, prompts, models).
-            varying: settings that may differ within the folder, such as those that an evaluation sweeps.
+            path: the folder.
+            config: the resolved configuration. Settings that cannot change a result may differ from the last time.
+            content: names and checksums of the inputs (questions, corpus, prompts, models).
+            varying: settings that may differ within the folder, such as the ones that an evaluation sweeps.
 
         Raises:
-            RunError: another process writes there, it is not a run's folder, or the run in it is another one.
+            RunError: another process uses the folder, or it holds other files or another run.
         """
         described = {name: value for name, value in identity(config).items() if name not in varying}
         described |= {f"content.{name}": value for name, value in sorted(content.items())}
@@ -69,7 +69,7 @@ class RunFolder:
             yield cls(path, journal, digest[:16])
 
     def bind(self) -> None:
-        """From now on the folder is this run's. A preview, or a try with a model that is not there, does not bind."""
+        """Mark the folder as used by this run. A preview, or a failed start, leaves it unmarked."""
         self.journal.put_meta("bound", True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -78,10 +78,10 @@ class RunFolder:
 
 
 def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
-    """Configuration and summary (`run.json`) of a finished run.
+    """Return the configuration and the summary (`run.json`) of a finished run.
 
     Raises:
-        RunError: there is no finished run in the folder.
+        RunError: the folder holds no finished run.
     """
     summary = read_json(path / "run.json")
     if summary is None:
@@ -92,9 +92,9 @@ def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what can change a result."""
-    found = {}
+    """Return the installed versions of the packages that can change a result."""
+    installed = {}
     for name in _VERSIONS:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed

@@ -162,7 +162,7 @@ def test_a_flipped_bit_in_a_kept_tree_is_noticed_and_the_tree_built_again(
         (tree,) = database.execute("SELECT rows FROM trees LIMIT 1 OFFSET 3").fetchone()
     flip(journal, [journal.read_bytes().index(tree[:64]) + 32])
     done = product.build(*world.flags, *SETTINGS, "--out", own_run)
-    assert "a tree in the journal is damaged and is built again" in done.stderr
+    assert "a tree in the journal is damaged; it is built again" in done.stderr
     assert ", 0 calls" in done.stderr, "its replies are kept"
     assert product.file_digests(own_run) == product.file_digests(finished_run)
 
@@ -177,7 +177,7 @@ def test_a_flipped_bit_in_a_kept_reply_is_noticed_and_the_reply_asked_for_again(
         database.commit()
     flip(journal, [journal.read_bytes().index(within)])
     done = product.build(*world.flags, *SETTINGS, "--out", own_run)
-    assert "a reply in the journal is damaged and is asked for again" in done.stderr
+    assert "a reply in the journal is damaged; its call is made again" in done.stderr
     assert ", 1 calls" in done.stderr
     assert product.file_digests(own_run) == product.file_digests(finished_run)
 
