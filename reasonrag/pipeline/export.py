@@ -19,7 +19,7 @@ from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Sear
 from reasonrag.dpo.pairs import derive_pairs, in_test_split
 from reasonrag.dpo.trajectories import derive_trajectory_pairs
 from reasonrag.formats.base import Format
-from reasonrag.mcts.tree import Node, Tree
+from reasonrag.mcts import Node, Tree
 from reasonrag.spre import Weighting, means_below, node_rewards
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, read_shards

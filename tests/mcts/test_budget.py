@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from reasonrag.core.config import Config, load_config
+from reasonrag.core.config import Config, SearchConfig, load_config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import identity
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.mcts import SearchConfig, Tree, TreeSearch
+from reasonrag.mcts import Tree, TreeSearch
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from reasonrag.core.config import SearchConfig
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.mcts import SearchConfig, TreeSearch
+from reasonrag.mcts import TreeSearch
 from reasonrag.pipeline.export import revalued, tree_rows
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator

@@ -1,19 +1,133 @@
 """Monte Carlo tree search over steps: select, expand, evaluate, backpropagate (arXiv:2505.14069, sec. 2.2.2, App. A).
 
-The search of one question is sequential and depends on (seed, question id) alone; throughput comes from many questions
-at once. Any `Evaluator` values the nodes: SPRE by rollouts or a judge.
+A tree holds many trajectories that share prefixes. The search of one question is sequential and depends on (seed,
+question id) alone; throughput comes from many questions at once. Any `Evaluator` values the nodes: SPRE by rollouts or
+a judge.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from reasonrag.core.config import SearchConfig
-from reasonrag.core.types import Question, Trajectory
-from reasonrag.mcts.selection import select_child
-from reasonrag.mcts.tree import Node, Origin, Tree
+from reasonrag.core.types import Question, Step, Trajectory
 from reasonrag.rollout import Engine, derive_seed
+
+
+class Origin(StrEnum):
+    """How a node came into the tree."""
+
+    ROOT = "root"
+    EXPANSION = "expansion"
+    ROLLOUT = "rollout"  # a step of a completion made to value a node above it (Eq. 1): paid for, so kept
+
+
+@dataclass(slots=True)
+class Node:
+    """A state: the trajectory up to here and the statistics of the search. The only mutable domain type.
+
+    `visits` is N(s) of Eq. 7. `value_sum / valued` is Q(s); `valued` counts the visits that had a value to back up,
+    fewer than `visits` if the judge could not be parsed or a rollout ended without an answer.
+    """
+
+    id: int
+    parent: int | None
+    trajectory: Trajectory
+    origin: Origin
+    children: list[int] = field(default_factory=list)
+    visits: int = 0
+    valued: int = 0
+    value_sum: float = 0.0
+
+    @property
+    def depth(self) -> int:
+        return len(self.trajectory.steps)
+
+    @property
+    def step(self) -> Step | None:
+        """The last step; None at the root."""
+        return self.trajectory.steps[-1] if self.trajectory.steps else None
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the trajectory has ended, with or without an answer."""
+        return self.trajectory.stop_reason is not None
+
+    @property
+    def value(self) -> float | None:
+        """Q(s): the mean of the values backed up through this node; None while there is none."""
+        return self.value_sum / self.valued if self.valued else None
+
+
+class Tree:
+    """Nodes by id, in the order of their creation; node 0 is the root."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.nodes = [Node(0, None, Trajectory(question), Origin.ROOT)]
+
+    @property
+    def root(self) -> Node:
+        return self.nodes[0]
+
+    def add(self, parent: Node, trajectory: Trajectory, origin: Origin) -> Node:
+        """Add a child to `parent`; `trajectory` is the parent's with one more step."""
+        node = Node(len(self.nodes), parent.id, trajectory, origin)
+        self.nodes.append(node)
+        parent.children.append(node.id)
+        return node
+
+    def children(self, node: Node) -> list[Node]:
+        """Return the node's children, oldest first."""
+        return [self.nodes[child] for child in node.children]
+
+    def path_up(self, node: Node) -> Iterator[Node]:
+        """Yield the node, its parent, ... and the root."""
+        while True:
+            yield node
+            if node.parent is None:
+                return
+            node = self.nodes[node.parent]
+
+
+def puct(value: float, visits: int, sibling_visits: int, parent_visits: int, c_uct: float) -> float:
+    """Return `Q + c * sqrt(sum of N over the siblings, itself included) / (1 + N)` (arXiv:2505.14069, eq. 5).
+
+    >>> puct(0.5, 1, 4, 4, c_uct=1.0)
+    1.5
+    """
+    return value + c_uct * math.sqrt(sibling_visits) / (1 + visits)
+
+
+def ucb1(value: float, visits: int, sibling_visits: int, parent_visits: int, c_uct: float) -> float:
+    """Return `Q + c * sqrt(ln N_parent / N)`; an unvisited child comes first (Kocsis & Szepesvari 2006, [74] there).
+
+    >>> ucb1(0.5, 1, 1, 1, c_uct=1.0)
+    0.5
+    """
+    return value + c_uct * math.sqrt(math.log(max(parent_visits, 1)) / visits) if visits else math.inf
+
+
+SELECTIONS: dict[str, Callable[[float, int, int, int, float], float]] = {"puct": puct, "ucb1": ucb1}
+
+
+def select_child(parent: Node, children: Sequence[Node], *, selection: str, c_uct: float) -> Node:
+    """Return the child with the highest score, the oldest one among equals.
+
+    A child without a value (the judge could not be parsed, no answer) gets its parent's, so that a failure neither
+    attracts the search nor repels it.
+    """
+    score = SELECTIONS[selection]
+    unknown = parent.value if parent.value is not None else 0.0
+    total = sum(child.visits for child in children)
+    return max(
+        children,
+        key=lambda c: score(c.value if c.value is not None else unknown, c.visits, total, parent.visits, c_uct),
+    )
 
 
 @dataclass(frozen=True, slots=True)
