@@ -15,7 +15,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="session")
 def finished_run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole run of the extractive policy in the product's own process. Read only."""
+    """A whole run of the extractive policy in a new interpreter. Read only."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    product.build(*world.flags, "--policy", "extractive", "--iterations", "12", "--seed", "7", "--out", out)
+    product.build(*world.flags, "--policy", "extractive", "--iterations", "12", "--seed", "7", "--out", out, fresh=True)
     return out

@@ -34,8 +34,10 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"} | changes
 
 
-def start(*args: str | Path, **env: str) -> subprocess.Popen[str]:
-    """Start `reasonrag` with these arguments."""
+def start(*args: str | Path, fresh: bool = False, **env: str) -> warmed.Child | subprocess.Popen[str]:
+    """Start `reasonrag` with these arguments: forked from a process that has everything imported, or a `fresh` one."""
+    if not fresh:
+        return warmed.Child(warmed.reasonrag, tuple(map(str, args)), environment(**env))
     command = [REASONRAG, *map(str, args)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment(**env)
@@ -43,30 +45,17 @@ def start(*args: str | Path, **env: str) -> subprocess.Popen[str]:
 
 
 def run(
-    *args: str | Path, warm: bool = False, timeout_s: float = 120.0, **env: str
+    *args: str | Path, fresh: bool = False, timeout_s: float = 120.0, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `reasonrag` to its end, in a new interpreter or in a `warm` one."""
-    if warm:
-        return warmed.run(warmed.reasonrag, *map(str, args), environment=environment(**env), timeout_s=timeout_s)
-    child = start(*args, **env)
-    return subprocess.CompletedProcess(child.args, *_ended(child, timeout_s))
-
-
-def _ended(child: subprocess.Popen[str], timeout_s: float) -> tuple[int, str, str]:
-    try:
-        stdout, stderr = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        stdout, stderr = child.communicate()
-        raise AssertionError(f"still running after {timeout_s:g} s; it wrote:\n{stdout}\n{stderr}") from None
-    return child.returncode, stdout, stderr
+    """Run `reasonrag` to its end."""
+    return warmed.ended(start(*args, fresh=fresh, **env), timeout_s)
 
 
 def build(
-    *args: str | Path, warm: bool = False, timeout_s: float = 120.0, **env: str
+    *args: str | Path, fresh: bool = False, timeout_s: float = 120.0, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `reasonrag build-tree`, which has to succeed."""
-    done = run("build-tree", *args, warm=warm, timeout_s=timeout_s, **env)
+    done = run("build-tree", *args, fresh=fresh, timeout_s=timeout_s, **env)
     assert done.returncode == 0, f"exit code {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done
 

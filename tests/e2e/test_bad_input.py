@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,21 @@ EXTRACTIVE = ("--policy", "extractive")
 SECRET = "sesame-4711"
 
 
-def refusal(*args: str | Path, within_s: float = 20.0, **env: str) -> str:
+def refusal(*args: str | Path, **env: str) -> str:
     """The one line with which `reasonrag` refuses."""
-    began = time.monotonic()
-    done = product.run(*args, timeout_s=60, **env)
-    seconds = time.monotonic() - began
+    done = product.run(*args, **env)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
-    print(f"{seconds:.1f} s: {line}")
-    assert seconds < within_s
+    print(line)
     return line
 
 
-def build_refusal(*args: str | Path, within_s: float = 20.0, **env: str) -> str:
+def build_refusal(*args: str | Path, **env: str) -> str:
     """The one line with which `reasonrag build-tree` refuses."""
-    return refusal("build-tree", *args, within_s=within_s, **env)
+    return refusal("build-tree", *args, **env)
 
 
 @pytest.fixture

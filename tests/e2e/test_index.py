@@ -89,7 +89,7 @@ def test_an_index_finds_what_its_corpus_finds(index: Path, world: World, tmp_pat
 @contextmanager
 def served(index: Path, *args: str) -> Iterator[str]:
     """The URL of a server."""
-    child = product.start("index", "serve", index, "--port", "0", *args)
+    child = product.start("index", "serve", index, "--port", "0", *args, fresh=True)
     try:
         assert child.stdout is not None
         line = child.stdout.readline()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from reasonrag.storage.tables import trajectory_schema
 from tests.e2e import product
 
 pytestmark = pytest.mark.slow
-run = partial(product.run, warm=True)
+run = product.run
 SHORT = ("--set", "max_steps=6", "--batch-size", "4")
 
 
@@ -24,7 +23,7 @@ SHORT = ("--set", "max_steps=6", "--batch-size", "4")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the demo policy: 24 questions, a few dozen pairs. Read only."""
     out = tmp_path_factory.mktemp("trained") / "trees"
-    product.build("--preset", "demo", "--limit", "24", "--seed", "3", "--out", out, warm=True)
+    product.build("--preset", "demo", "--limit", "24", "--seed", "3", "--out", out)
     return out
 
 
@@ -176,7 +175,6 @@ def test_trees_of_a_trained_policy_are_built_with_its_own_settings(trained: Path
     product.build(
         *("--dataset", "demo", "--policy", f"hf:{trained}", "--limit", "2", "--iterations", "4"),
         *("--out", tmp_path / "r"),
-        warm=True,
     )
     settings = (tmp_path / "r" / "config.yaml").read_text()
     assert "prompts: brief" in settings and "top_k: 1" in settings

@@ -165,7 +165,7 @@ def test_what_the_policy_should_not_have_written_is_found_and_nothing_is_sent(
     finished_run: Path, tmp_path: Path, hub: FakeHub, online: dict[str, str], text: str, kind: str, shown: str
 ) -> None:
     run = planted(finished_run, tmp_path / "run", f" {text} ")
-    done = product.run("publish", run, "--repo-id", f"{USER}/planted", warm=True, **online)
+    done = product.run("publish", run, "--repo-id", f"{USER}/planted", **online)
     assert done.returncode == 2
     assert f"found: trees/nodes-00000-of-00001.parquet, column text, row 3: {kind}" in done.stdout
     assert "so nothing was sent" in done.stderr and shown in done.stderr
@@ -179,7 +179,7 @@ def test_a_dry_run_writes_what_would_go_up_and_sends_nothing(
     finished_run: Path, tmp_path: Path, hub: FakeHub, online: dict[str, str]
 ) -> None:
     command = ("publish", finished_run, "--repo-id", ID, "--dry-run")
-    done = product.run(*command, "--out", tmp_path / "out", warm=True, **online)
+    done = product.run(*command, "--out", tmp_path / "out", **online)
     assert done.returncode == 0, done.stderr
     assert hub.log == []
     train = "pairs/sea/train-00000-of-00001.parquet"
@@ -205,7 +205,7 @@ REFUSED: dict[str, Callable[[Path, Path], tuple[str | Path, ...]]] = {
 def test_what_cannot_work_is_one_line(
     finished_run: Path, tmp_path: Path, hub: FakeHub, online: dict[str, str], expected: str
 ) -> None:
-    done = product.run("publish", *REFUSED[expected](finished_run, tmp_path), warm=True, **online)
+    done = product.run("publish", *REFUSED[expected](finished_run, tmp_path), **online)
     assert (done.returncode, hub.log) == (2, [])
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert expected in done.stderr

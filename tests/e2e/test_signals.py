@@ -29,7 +29,7 @@ def test_one_signal_drains_and_the_printed_command_goes_on(
         child = product.start("build-tree", *arguments(world, server, out))
         product.wait_until(lambda: len(server.requests) >= 100)
         child.send_signal(number)
-        stdout, stderr = child.communicate(timeout=10)
+        stdout, stderr = child.communicate(timeout=60)
         asked = len(server.requests)
         assert child.returncode == exit_code
         assert "Traceback" not in stderr
@@ -47,29 +47,26 @@ def test_one_signal_drains_and_the_printed_command_goes_on(
 
 
 def test_a_second_interrupt_stops_at_once(world: World, tmp_path: Path) -> None:
-    with ExtractiveServer(latency_s=10.0) as server:
+    with ExtractiveServer(latency_s=600.0) as server:
         child = product.start("build-tree", *arguments(world, server, tmp_path / "run"))
         product.wait_until(lambda: len(server.requests) >= 8)
         child.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert child.poll() is None  # draining: the calls take ten seconds
-        began = time.monotonic()
+        product.wait_until(lambda: "once more stops now" in child.said())  # draining: the calls take ten minutes
+        assert child.poll() is None
         child.send_signal(signal.SIGINT)
-        _, stderr = child.communicate(timeout=30)
-        seconds = time.monotonic() - began
-    print(f"out {seconds:.2f} s after the second SIGINT")
+        _, stderr = child.communicate(timeout=60)
+        assert server.paid.total() == 0
     assert child.returncode == 130
-    assert seconds < 3
     assert "Traceback" not in stderr
 
 
 def test_two_signals_at_once_stop_without_a_traceback(world: World, tmp_path: Path) -> None:
-    with ExtractiveServer(latency_s=10.0) as server:
+    with ExtractiveServer(latency_s=600.0) as server:
         child = product.start("build-tree", *arguments(world, server, tmp_path / "run"))
         product.wait_until(lambda: len(server.requests) >= 8)
         child.send_signal(signal.SIGINT)
         child.send_signal(signal.SIGTERM)
-        _, stderr = child.communicate(timeout=5)
+        _, stderr = child.communicate(timeout=60)
     assert child.returncode in (130, 143)
     assert "Traceback" not in stderr
 
@@ -81,7 +78,7 @@ def test_an_interrupt_while_it_starts_shows_no_traceback(wait_s: float, world: W
         child = product.start("build-tree", *arguments(world, server, tmp_path / "run"))
         time.sleep(wait_s)
         child.send_signal(signal.SIGINT)
-        stdout, stderr = child.communicate(timeout=10)
+        stdout, stderr = child.communicate(timeout=60)
     assert child.returncode == 130
     assert "Traceback" not in stderr
     assert stdout == ""

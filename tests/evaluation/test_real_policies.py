@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -98,8 +97,6 @@ def test_a_server_that_is_not_there_is_one_clear_error_and_pays_for_nothing(tmp_
     from reasonrag.core.errors import ReasonRAGError
 
     config = load_config(overrides={**DEMO, "policy.spec": "http://127.0.0.1:9/v1", "policy.model": "x"})
-    began = time.monotonic()
     with pytest.raises(ReasonRAGError):
         evaluate({"gone": config}, tmp_path / "out")
     assert not (tmp_path / "out/metrics.json").exists()
-    assert time.monotonic() - began < 120

@@ -1,8 +1,11 @@
-"""A megabyte of anything is read in less than a second of one core, by every format."""
+"""Reading a text takes time in proportion to its length, whatever is in it, in every format."""
 
 from __future__ import annotations
 
+import gc
+import math
 import time
+from functools import partial
 
 import pytest
 
@@ -11,8 +14,12 @@ from reasonrag.formats import FORMATS
 from reasonrag.formats.tags import SEALED, before_tag, last_tag, tags
 from tests.toys import QUESTION
 
-SIZE = 1_000_000
-LIMIT_S = 1.0
+SIZE = 50_000
+GROWTH = 4
+# A reader that is quadratic takes `GROWTH` squared, 16 times as long, for a text that is `GROWTH` times as long.
+LIMIT = 10
+# Less than this is not measured well.
+LEAST_S = 0.004
 TAGS = ["think", "step", "reasoning", "search", "context", "conclusion", "information", "reflect", "tool_call"]
 TAGS += ["tool_response", "query", "evidence", "answer"]
 ENDINGS = ["", "</search>", "</tool_call>", "</conclusion>", "</answer>", "</query>"]
@@ -52,9 +59,13 @@ def shapes(search, found, size=SIZE):
 
 
 def seconds(call):
+    """Seconds of a core, without the garbage collector: it looks at what other tests left behind."""
+    gc.disable()
     started = time.process_time()
     call()
-    return time.process_time() - started
+    took = time.process_time() - started
+    gc.enable()
+    return took
 
 
 def trajectory(format, text):
@@ -80,28 +91,49 @@ def shapes_for(format, size=SIZE):
     return shapes(getattr(format, "search", "query"), getattr(format, "found", "evidence"), size)
 
 
+def growth(measure, shape):
+    """The largest ratio of the times for a text and for one of the same shape, `GROWTH` times as long.
+
+    A ratio that is too large is measured again: what disturbs a machine does not come three times, a slow reader does.
+    """
+    ratio = math.inf
+    for _ in range(3):
+        short, long = measure(shape(SIZE)), measure(shape(GROWTH * SIZE))
+        ratio = min(ratio, max(long[name] / max(short[name], LEAST_S) for name in long))
+        if ratio < LIMIT:
+            break
+    return ratio
+
+
 @pytest.mark.parametrize("name", list(FORMATS))
-def test_a_megabyte_of_everything_at_once_is_read_in_a_second(name):
+@pytest.mark.parametrize("measure", [readings, parsings])
+def test_everything_at_once_is_read_in_linear_time(measure, name):
     format = FORMATS[name]()
-    parts = shapes_for(format, SIZE // 20)
-    text = "".join(parts.values())
-    assert len(text) > 0.95 * SIZE
-    assert max((readings(format, text) | parsings(format, text)).values()) < LIMIT_S
+
+    def everything(size):
+        return "".join(shapes_for(format, size // 20).values())
+
+    assert growth(lambda text: measure(format, text), everything) < LIMIT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(FORMATS))
-def test_a_megabyte_of_any_shape_is_read_in_a_second(name):
+def test_any_shape_is_read_in_linear_time(name):
     format = FORMATS[name]()
-    taken = ((readings(format, text), shape) for shape, text in shapes_for(format).items())
-    slowest = max((seconds, shape, of) for found, shape in taken for of, seconds in found.items())
-    print(f"{name}: {slowest[0]:.2f} s for {slowest[2]} of {slowest[1]!r}")
-    assert slowest[0] < LIMIT_S, slowest
+    ratios = {
+        shape: growth(lambda text: readings(format, text), lambda size, shape=shape: shapes_for(format, size)[shape])
+        for shape in shapes_for(format, 1000)
+    }
+    assert max(ratios.values()) < LIMIT, ratios
 
 
 @pytest.mark.slow
-def test_tags_in_a_megabyte_are_found_in_a_second():
+def test_tags_are_found_in_linear_time():
     names = ["think", "search", "information", "answer"]
-    calls = (tags, last_tag, lambda text, names: before_tag(text, names[-1]))
-    for text in shapes("search", "information").values():
-        assert max(seconds(lambda call=call, text=text: call(text, names)) for call in calls) < LIMIT_S
+    calls = {"tags": tags, "last_tag": last_tag, "before_tag": lambda text, names: before_tag(text, names[-1])}
+
+    def measure(text):
+        return {name: seconds(partial(call, text, names)) for name, call in calls.items()}
+
+    for shape in shapes("search", "information", 1000):
+        assert growth(measure, lambda size, shape=shape: shapes("search", "information", size)[shape]) < LIMIT, shape

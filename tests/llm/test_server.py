@@ -98,7 +98,7 @@ def test_a_closing_tag_is_restored_for_a_tag_that_the_open_turn_began():
 def test_a_call_waits_as_long_as_retry_after_says():
     with FakeOpenAI(faults=[Answer(429, "{}", {"Retry-After": "1"})]) as server:
         ask(server)
-    assert 1.0 <= server.arrived_at[1] - server.arrived_at[0] < 3.0
+    assert server.arrived_at[1] - server.arrived_at[0] >= 1.0
 
 
 def test_retry_after_may_be_a_date():
@@ -109,11 +109,10 @@ def test_retry_after_may_be_a_date():
 
 
 def test_a_wait_longer_than_the_time_left_fails_at_once():
-    began = time.monotonic()
     with FakeOpenAI(faults=[Answer(429, "", {"Retry-After": "3600"})]) as server:
         error = failure(server)
     assert error.cause == "unreachable"
-    assert time.monotonic() - began < 5
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def real(tmp_path_factory):
     """The run of a real policy, and its report."""
     world = World.write(tmp_path_factory.mktemp("world"))
     run = tmp_path_factory.mktemp("real") / "run"
-    product.build(*world.flags, "--policy", "extractive", "--iterations", "12", "--seed", "7", "--out", run, warm=True)
+    product.build(*world.flags, "--policy", "extractive", "--iterations", "12", "--seed", "7", "--out", run)
     return run, write_report(run).parent
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
 
 import pytest
@@ -206,7 +205,7 @@ class Meeting:
         self.kinds.add("Statement 1" in prompt.messages[-1].content)
         if len(self.kinds) == 2:
             self.both.set()
-        await asyncio.wait_for(self.both.wait(), 5)
+        await asyncio.wait_for(self.both.wait(), 60)  # one after the other they would never meet
         return (Completion(TRUE),)
 
     async def aclose(self) -> None:
@@ -220,6 +219,4 @@ def test_both_detectors_run_at_the_same_time():
         service = JudgeService(Meeting(), judge(verdict).prompts)
         return await detect([reading], judge=service, policy=knowing({"Jaws": FACT}))
 
-    began = time.monotonic()
     assert asyncio.run(both()) == [[StepFlag("search", True), StepFlag("own", False)]]
-    assert time.monotonic() - began < 5

@@ -1,0 +1,23 @@
+"""Imported by the process that `tests.warmed` forks from: the package, and the libraries of training."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+import datasets
+import matplotlib.figure
+import peft
+import pytest
+import transformers.generation.continuous_batching
+import trl.trainer.dpo_trainer
+import trl.trainer.grpo_trainer
+import trl.trainer.sft_trainer
+
+import reasonrag
+
+LIBRARIES = (datasets, matplotlib, peft, pytest, transformers, trl)
+
+for module in pkgutil.walk_packages(reasonrag.__path__, "reasonrag."):
+    if not module.name.endswith("__main__"):
+        import_module(module.name)
