@@ -130,4 +130,5 @@ def _call(
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     function(*arguments)

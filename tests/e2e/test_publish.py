@@ -67,7 +67,7 @@ def online(serving: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.fixture(scope="module")
 def published(finished_run: Path, online: dict[str, str]) -> str:
     """What was said while the run was published at v1.0.0."""
-    done = product.run("publish", finished_run, "--repo-id", ID, **online)
+    done = product.run("publish", finished_run, "--repo-id", ID, fresh=True, **online)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -110,7 +110,7 @@ def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrot
     card = there["README.md"].content.decode().replace("tags:\n", "tags:\n- by-hand\n") + "\nWords by hand.\n"
     repo.edit("README.md", card.encode())
     again = product.run(
-        *("publish", finished_run, "--repo-id", ID, "--without-trees", "--license", "cc-by-4.0"), **online
+        *("publish", finished_run, "--repo-id", ID, "--without-trees", "--license", "cc-by-4.0"), fresh=True, **online
     )
     assert again.returncode == 0, again.stderr
     assert "v1.1.0, private" in again.stdout
@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_no_staged_folder_and_the_printed_command_goes_on(
 ) -> None:
     run, name = tmp_path / "run", f"{USER}/stopped"
     shutil.copytree(finished_run, run)
-    child = product.start("publish", run, "--repo-id", name, **online)
+    child = product.start("publish", run, "--repo-id", name, fresh=True, **online)
     hub.fail("commit", do=lambda: child.send_signal(signal.SIGINT), status=503)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
@@ -143,6 +143,7 @@ def test_a_policy_trained_on_a_published_version_is_asked_as_that_run_asked(
     trained = product.run(
         *("dpo", "train", "--data", f"{ID}@v1.0.0:sea", "--model", "demo", "--set", "max_steps=1", "--set"),
         *("method=full", "--out", tmp_path / "policy"),
+        fresh=True,
         **online,
     )
     assert trained.returncode == 0, trained.stderr
@@ -214,7 +215,9 @@ def test_what_cannot_work_is_one_line(
 def test_a_policy_is_published_as_a_model(tmp_path: Path, hub: FakeHub, online: dict[str, str]) -> None:
     path = write_policy(tmp_path / "policy")
     done = product.run(
-        *("publish", path, "--repo-id", f"{USER}/policy", "--license", "mit", "--public", "--tag", "v2.0.0"), **online
+        *("publish", path, "--repo-id", f"{USER}/policy", "--license", "mit", "--public", "--tag", "v2.0.0"),
+        fresh=True,
+        **online,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{hub.url}/{USER}/policy, v2.0.0, public\n"
