@@ -249,11 +249,5 @@ def test_a_judge_has_the_configured_time_for_a_verdict_with_all_its_attempts(tmp
     with FakeOpenAI(lambda request: proposal("a"), latency_s=600.0) as server:
         names = {"value.kind": "judge", "judge.spec": server.base_url, "judge.model": "fake", "judge.timeout_s": 0.3}
         config = load_config(overrides=names | {"questions.dataset": str(data)})
-<<<<<<< HEAD
-        began = time.monotonic()
         assert plan(config, tmp_path / "plans.parquet", candidates=1) == 1
-        assert time.monotonic() - began < 5
-=======
-        assert plan(config, tmp_path / "plans.parquet", k=1) == 1
->>>>>>> 33f98c2 (tests: commands run in forked processes that have everything imported; linear time is measured by growth, not seconds)
     assert "without: timeout" in capsys.readouterr().out
