@@ -1,4 +1,4 @@
-"""How a policy is trained. Names are those of TRL; `trainer.*` reaches every other argument of its configuration."""
+"""Settings of training runs. Names are TRL's; `trainer.*` sets every other argument of its configuration."""
 
 from __future__ import annotations
 
@@ -16,87 +16,90 @@ class LoraSettings(Section):
 
     r: Annotated[int, Field(ge=1, description="rank of the adapters"), Flag("--lora-r")] = 16
     alpha: Annotated[
-        int, Field(ge=1, description="scale of the adapters: they count alpha / r"), Flag("--lora-alpha")
+        int,
+        Field(ge=1, description="scale of the adapters: their output is multiplied by alpha / r"),
+        Flag("--lora-alpha"),
     ] = 32
-    dropout: Annotated[float, Field(ge=0, lt=1, description="share of the adapters' inputs that is dropped")] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1, description="dropout probability of the adapters' inputs")] = 0.0
     target_modules: Annotated[
         str | tuple[str, ...], Field(description="layers that get adapters: all-linear, or names such as q_proj")
     ] = "all-linear"
 
 
 class TrainSettings(Section):
-    """What every training has in common."""
+    """Settings of every training run."""
 
-    seed: Annotated[int, Field(description="of order and adapters"), Flag("--seed")] = 0
+    seed: Annotated[int, Field(description="random seed for data order and adapter initialisation"), Flag("--seed")] = 0
     data: Annotated[
         str | None,
-        Field(description="a run's folder, Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub"),
+        Field(
+            description="preference pairs: a run's folder, Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub"
+        ),
         Flag("--data"),
         EXECUTION,
     ] = None
     model: Annotated[
         str | None,
-        Field(description="the policy to train: a folder or a Hub id; demo is the shipped one"),
+        Field(description="model to train: a folder or a Hub id; demo is the shipped policy"),
         Flag("--model"),
         EXECUTION,
     ] = None
-    revision: Annotated[str | None, Field(description="of the model on the Hub: a commit, a tag or a branch")] = None
+    revision: Annotated[str | None, Field(description="revision of a Hub model: commit, tag or branch")] = None
     trust_remote_code: Annotated[bool, Field(description="run code that comes with a model")] = False
-    method: Annotated[Literal["lora", "full"], Field(description="adapters, or all weights"), Flag("--method")] = "lora"
+    method: Annotated[
+        Literal["lora", "full"], Field(description="train LoRA adapters, or all weights"), Flag("--method")
+    ] = "lora"
     lora: LoraSettings = LoraSettings()
     dtype: Annotated[
         str | None,
-        Field(description="of the weights; if not given, bfloat16 for adapters on a GPU and else float32"),
+        Field(description="dtype of the weights (default: bfloat16 for adapters on a GPU, otherwise float32)"),
     ] = None
     limit: Annotated[
         int | None,
-        Field(ge=1, description="a seeded sample of this many questions; all of them if not given"),
+        Field(ge=1, description="number of questions, sampled with the seed (default: all)"),
         Flag("--limit"),
     ] = None
-    learning_rate: Annotated[float, Field(gt=0, description="peak of the learning rate"), Flag("--learning-rate")] = (
-        1e-6
-    )
-    lr_scheduler_type: Annotated[str, Field(description="schedule of the learning rate, as transformers names it")] = (
+    learning_rate: Annotated[float, Field(gt=0, description="peak learning rate"), Flag("--learning-rate")] = 1e-6
+    lr_scheduler_type: Annotated[str, Field(description="learning rate schedule, by its name in transformers")] = (
         "cosine"
     )
-    warmup_ratio: Annotated[
-        float, Field(ge=0, lt=1, description="share of the steps in which the learning rate rises")
-    ] = 0.1
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1, description="share of the optimizer steps used for warmup")] = 0.1
     per_device_train_batch_size: Annotated[
-        int, Field(ge=1, description="examples of one forward pass on a device"), Flag("--batch-size")
+        int, Field(ge=1, description="examples per device and forward pass"), Flag("--batch-size")
     ] = 2
     gradient_accumulation_steps: Annotated[
-        int, Field(ge=1, description="forward passes of one optimizer step"), Flag("--accumulation")
+        int, Field(ge=1, description="forward passes per optimizer step"), Flag("--accumulation")
     ] = 8
-    weight_decay: Annotated[float, Field(ge=0, description="of AdamW")] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0, description="longer gradients are shortened to it")] = 1.0
-    logging_steps: Annotated[
-        int, Field(ge=1, description="optimizer steps between two lines of figures"), EXECUTION
-    ] = 10
+    weight_decay: Annotated[float, Field(ge=0, description="weight decay of AdamW")] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0, description="gradients with a larger norm are clipped to it")] = 1.0
+    logging_steps: Annotated[int, Field(ge=1, description="optimizer steps between log entries"), EXECUTION] = 10
     save_steps: Annotated[
         int, Field(ge=1, description="optimizer steps between checkpoints"), Flag("--save-steps"), EXECUTION
     ] = 200
-    save_total_limit: Annotated[int, Field(ge=1, description="checkpoints that are kept"), EXECUTION] = 2
+    save_total_limit: Annotated[int, Field(ge=1, description="number of checkpoints to keep"), EXECUTION] = 2
     gradient_checkpointing: Annotated[
         bool | None,
-        Field(description="compute activations twice and keep fewer; on where there is a GPU, if not given"),
+        Field(description="recompute activations instead of keeping them (default: on a GPU only)"),
         EXECUTION,
     ] = None
-    device: Annotated[Literal["auto", "cpu"], Field(description="auto: the GPUs if there are any"), EXECUTION] = "auto"
+    device: Annotated[Literal["auto", "cpu"], Field(description="auto uses the GPUs, if there are any"), EXECUTION] = (
+        "auto"
+    )
     report_to: Annotated[
         tuple[str, ...],
-        Field(description="where figures go too: wandb, tensorboard, ..."),
+        Field(description="also send metrics to wandb, tensorboard, ..."),
         Flag("--report-to"),
         EXECUTION,
     ] = ()
     merge: Annotated[
         bool,
-        Field(description="also write the adapters merged into the model, as OUT/merged"),
+        Field(description="also write the model with the adapters merged into it, as OUT/merged"),
         Flag("--merge/--no-merge"),
         EXECUTION,
     ] = False
     trainer: Annotated[
-        dict[str, Any], Field(default_factory=dict, description="any other argument of TRL's trainer, by its name")
+        dict[str, Any],
+        Field(default_factory=dict, description="any other argument of TRL's configuration, by its name"),
     ]
 
     @field_validator("report_to", "target_modules", mode="before", check_fields=False)
@@ -106,13 +109,13 @@ class TrainSettings(Section):
 
 
 class PairSettings(TrainSettings):
-    """What DPO and SFT have in common: they train on recorded steps."""
+    """Settings of training runs on recorded steps: DPO and SFT."""
 
     max_length: Annotated[
         int | None,
-        Field(ge=8, description="tokens of prompt and step; longer ones are left out, never cut"),
+        Field(ge=8, description="maximum tokens of prompt and step; longer pairs are left out, never cut"),
         Flag("--max-length"),
-    ] = None  # the longest of the data, within the model's context
+    ] = None  # the longest pair, within the model's context
     max_dropped: Annotated[
         float,
         Field(ge=0, le=1, description="share of a split that may be left out as too long"),
@@ -121,14 +124,14 @@ class PairSettings(TrainSettings):
     ] = 0.01
     turn_end: Annotated[
         Literal["as_sampled", "always"],
-        Field(description="score the end-of-turn token where the policy itself wrote it, or after every step"),
+        Field(description="score an end-of-turn token only if the policy wrote one, or after every step"),
     ] = "as_sampled"
-    num_train_epochs: Annotated[
-        float, Field(gt=0, description="times that the data is gone through"), Flag("--epochs")
-    ] = 1.0
-    max_steps: Annotated[int, Field(description="optimizer steps; -1: as many as the epochs have")] = -1
+    num_train_epochs: Annotated[float, Field(gt=0, description="number of passes over the data"), Flag("--epochs")] = (
+        1.0
+    )
+    max_steps: Annotated[int, Field(description="number of optimizer steps; -1 trains for whole epochs")] = -1
     eval_steps: Annotated[
-        int, Field(ge=1, description="optimizer steps between two looks at held-out pairs"), EXECUTION
+        int, Field(ge=1, description="optimizer steps between evaluations on held-out pairs"), EXECUTION
     ] = 200
 
     @field_validator("max_steps")
@@ -143,31 +146,31 @@ class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
 
     beta: Annotated[
-        float, Field(gt=0, description="how strongly the policy is held to the reference"), Flag("--beta")
+        float, Field(gt=0, description="weight of the KL penalty towards the reference"), Flag("--beta")
     ] = 0.3
     loss_type: Annotated[
         str, Field(description="one of TRL's DPO losses: sigmoid, ipo, hinge, ..."), Flag("--loss-type")
     ] = "sigmoid"
     label_smoothing: Annotated[
-        float, Field(ge=0, lt=0.5, description="share of pairs that may be the wrong way round")
+        float, Field(ge=0, lt=0.5, description="assumed share of pairs whose labels are swapped")
     ] = 0.0
     reference: Annotated[
         Literal["auto", "adapter_off", "frozen", "precomputed"],
         Field(
-            description="what the policy is held to: the adapter switched off, a frozen copy, or log-probabilities "
-            "computed before; auto: adapter_off, and frozen in full training"
+            description="reference model: the model without its adapter, a frozen copy, or log-probabilities that "
+            "were precomputed; auto: adapter_off for adapters, frozen for full training"
         ),
         Flag("--reference"),
         EXECUTION,
     ] = "auto"
     weight: Annotated[
         Literal["none", "margin"],
-        Field(description="weigh pairs by the margin of their rewards (with mean 1), or not"),
+        Field(description="weigh each pair by the margin of its rewards (mean 1), or all pairs alike"),
         Flag("--weight"),
     ] = "none"
     reward_margin: Annotated[
         float,
-        Field(ge=0, description="times the pair's margin: what implicit rewards shall differ by"),
+        Field(ge=0, description="required difference of the implicit rewards, as a multiple of the pair's margin"),
         Flag("--reward-margin"),
     ] = 0.0
     sft_weight: Annotated[
@@ -182,18 +185,16 @@ class DPOSettings(PairSettings):
             raise ValueError(
                 "reference adapter_off needs an adapter; use --method lora, or a frozen or precomputed one"
             )
-        own = self.weight != "none" or self.reward_margin or self.sft_weight
-        if own and self.loss_type != "sigmoid":
+        has_our_loss = self.weight != "none" or self.reward_margin or self.sft_weight
+        if has_our_loss and self.loss_type != "sigmoid":
             raise ValueError("weight, reward_margin and sft_weight go with loss_type sigmoid only")
         return self
 
 
 class SFTSettings(PairSettings):
-    """Supervised fine-tuning on chosen steps: the paper's Table 3 rival."""
+    """Supervised fine-tuning on chosen steps: the rival of DPO in the paper's Table 3."""
 
-    learning_rate: Annotated[float, Field(gt=0, description="peak of the learning rate"), Flag("--learning-rate")] = (
-        1e-5
-    )
+    learning_rate: Annotated[float, Field(gt=0, description="peak learning rate"), Flag("--learning-rate")] = 1e-5
 
 
 _DEMO: Tree = {
@@ -206,7 +207,7 @@ _DEMO: Tree = {
     "eval_steps": 50,
 }
 DPO_PRESETS: dict[str, Tree] = {
-    # The published configuration: full fine-tuning, 2 pairs a device and optimizer step.
+    # The published configuration: full fine-tuning, 2 pairs per device and optimizer step.
     "reasonrag": {
         "method": "full",
         "beta": 0.3,
@@ -236,7 +237,7 @@ def load_settings(
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> T:
-    """The resolved settings of a training.
+    """Return the resolved settings of a training run.
 
     Raises:
         ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
