@@ -21,7 +21,7 @@ from reasonrag.publish.licences import UNKNOWN
 from reasonrag.publish.staged_files import place, place_json
 from reasonrag.storage.files import write_json
 from reasonrag.training.folder import SUMMARY, finished, without_places
-from reasonrag.training.outcome import MERGED
+from reasonrag.training.model import MERGED
 
 _ADAPTER = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")

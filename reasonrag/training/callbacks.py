@@ -19,7 +19,7 @@ from accelerate.utils import reduce
 from transformers import Trainer, TrainerCallback
 
 from reasonrag.core.errors import RunError
-from reasonrag.training.checkpoints import mark_complete, remove_old
+from reasonrag.training.folder import mark_complete, remove_old
 
 
 class StopRequest:

@@ -1,13 +1,15 @@
-"""A training's folder: who may write it, which training it holds, whether that one is finished.
+"""A training run's folder: who may write it, which run it holds, whether that is finished, and its checkpoints.
 
 OUT/
 ├── config.yaml            the resolved settings
-├── checkpoints/           what a killed training goes on from
+├── checkpoints/           what a killed run resumes from
 ├── model.safetensors ...  the trained model, or its adapter
 ├── merged/                the adapter merged into its model, if asked for
-├── reasonrag.yaml         how the policy was trained to be asked
+├── reasonrag.yaml         how the policy was prompted in training
 ├── curves.svg, curves.png
-└── training.json          settings, data, figures, versions: there once the training is finished
+└── training.json          settings, data, metrics, versions: written once the run is finished
+
+A checkpoint counts once its marker file is written, and older ones are removed only after that.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,21 +27,24 @@ from typing import Any
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import differences, dump, identity
 from reasonrag.storage.files import claim_folder, lock, read_json, write_json, write_text
-from reasonrag.training.checkpoints import checkpoints_folder, last_checkpoint
 from reasonrag.training.settings import TrainSettings
 
 SUMMARY = "training.json"
 _IDENTITY = "identity.json"
+_MARKER = "complete.json"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://\S*", re.IGNORECASE)
 _HOST = re.compile(r"(?<![\w.])(?:localhost|\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?(?![\w.])")
+# Messages of safetensors and torch about a full disk: neither raises an OSError.
+_DISK_FULL = ("No space left on device", "file write failed", "Disk quota exceeded")
 
 
 @contextlib.contextmanager
 def training_folder(out: Path) -> Iterator[None]:
-    """Create the folder, or see that a training may be in it, and hold it.
+    """Create the folder, or check that a training run may use it, and lock it.
 
     Raises:
-        RunError: another process writes there, or it holds something else.
+        RunError: another process writes there, or the folder holds something else.
     """
     claim_folder(out, "training", already_ours=held_identity(out) is not None, ignore=("checkpoints",))
     with lock(out / ".lock"):
@@ -46,13 +53,13 @@ def training_folder(out: Path) -> Iterator[None]:
 
 
 def describe(stage: str, settings: TrainSettings, *, content: str, model: str) -> dict[str, Any]:
-    """All that can change what comes out of a training, flat, as JSON reads it back.
+    """Return everything that can change the result of a training run, flat, as JSON reads it back.
 
     Args:
-        stage: dpo or sft.
-        settings: what cannot change the result is left out.
+        stage: dpo, sft or rl.
+        settings: those that cannot change the result are left out.
         content: checksum of the data.
-        model: checksum of the model that it begins with.
+        model: checksum of the model to start from.
     """
     described = {"stage": stage, **without_places(identity(settings)), "content.data": content, "content.model": model}
     restored: dict[str, Any] = json.loads(json.dumps(described, sort_keys=True))
@@ -60,15 +67,15 @@ def describe(stage: str, settings: TrainSettings, *, content: str, model: str) -
 
 
 def digest(described: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits that name a training."""
+    """Return 16 hexadecimal digits that name a training run."""
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_same(out: Path, described: Mapping[str, Any]) -> None:
-    """See that the folder holds this training, or nothing worth keeping.
+    """Raise if the folder holds a different training run that is worth keeping.
 
     Raises:
-        RunError: it holds another one; its settings that differ are named.
+        RunError: it names the settings that differ.
     """
     before = held_identity(out)
     if before is None or (last_checkpoint(out) is None and not (out / SUMMARY).exists()):
@@ -80,19 +87,19 @@ def check_same(out: Path, described: Mapping[str, Any]) -> None:
 
 
 def bind(out: Path, settings: TrainSettings, described: Mapping[str, Any]) -> None:
-    """From now on the folder is this training's."""
+    """Write down which training run the folder belongs to from now on."""
     write_json(checkpoints_folder(out) / _IDENTITY, dict(sorted(described.items())), indent=1)
     write_text(out / "config.yaml", dump(settings))
 
 
 def finished(out: Path) -> dict[str, Any] | None:
-    """`training.json` of a finished training; None where there is none."""
+    """Return `training.json` of a finished training run, or None."""
     summary = read_json(out / SUMMARY)
     return summary if summary and isinstance(summary.get("identity"), dict) else None
 
 
 def held_identity(out: Path) -> dict[str, Any] | None:
-    """Which training the folder holds; None where it holds none."""
+    """Return what describes the training run in the folder, or None if it holds none."""
     held = read_json(checkpoints_folder(out) / _IDENTITY)
     if held is not None:
         return held
@@ -100,10 +107,92 @@ def held_identity(out: Path) -> dict[str, Any] | None:
     return summary["identity"] if summary else None
 
 
-def without_places(value: Any) -> Any:
-    """The same tree, in which no text says where on a machine or in a network something is.
+@contextlib.contextmanager
+def explain_full_disk(out: Path) -> Iterator[None]:
+    """Turn any error about a full disk into one line.
 
-    A path from the root, from home or from here is shown by its last name, also behind a scheme; a URL by its scheme.
+    Raises:
+        RunError: a file could not be written; complete checkpoints are kept.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not any(message in str(error) for message in _DISK_FULL):
+            raise
+        raise RunError(
+            f"{out}: the disk is full; free some space and run the same command again, it resumes from the last "
+            "complete checkpoint"
+        ) from error
+
+
+def checkpoints_folder(out: Path) -> Path:
+    """Return the folder of the checkpoints of a training run."""
+    return out / "checkpoints"
+
+
+def last_checkpoint(out: Path) -> Path | None:
+    """Return the latest complete checkpoint, or None.
+
+    A checkpoint whose writing was interrupted has no marker, and one that lost data since (a full disk, a power cut)
+    has files of other sizes than the marker says: both are ignored.
+    """
+    complete = [checkpoint for checkpoint in _checkpoints(out) if _is_complete(checkpoint)]
+    return complete[-1] if complete else None
+
+
+def mark_complete(checkpoint: Path, *, seconds: float) -> None:
+    """Write the marker that makes a checkpoint count; `seconds` is the duration of the run so far."""
+    sizes = {}
+    for folder, _, names in os.walk(checkpoint):
+        for name in names:
+            if name != _MARKER and not name.startswith("."):
+                path = Path(folder) / name
+                sizes[str(path.relative_to(checkpoint))] = path.stat().st_size
+    write_json(checkpoint / _MARKER, {"seconds": seconds, "files": sizes}, indent=1)
+
+
+def seconds_before(checkpoint: Path) -> float:
+    """Return the seconds that a complete checkpoint's run had taken."""
+    return float((read_json(checkpoint / _MARKER) or {})["seconds"])
+
+
+def remove_old(out: Path, *, keep: int, best: str | None = None) -> None:
+    """Remove checkpoints that are not complete, and complete ones except the latest.
+
+    Args:
+        out: the training run's folder.
+        keep: how many of the latest to keep.
+        best: folder of a checkpoint to keep besides them.
+    """
+    complete = [checkpoint for checkpoint in _checkpoints(out) if _is_complete(checkpoint)]
+    kept = set(complete[-keep:]) | {
+        checkpoint for checkpoint in complete if best and checkpoint.name == Path(best).name
+    }
+    for checkpoint in _checkpoints(out):
+        if checkpoint not in kept:
+            (checkpoint / _MARKER).unlink(missing_ok=True)  # first: a half removed checkpoint must not count
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def _checkpoints(out: Path) -> list[Path]:
+    """Return all checkpoints, complete or not, by step."""
+    folders = checkpoints_folder(out).glob("checkpoint-*")
+    checkpoints = [path for path in folders if path.is_dir() and _CHECKPOINT.fullmatch(path.name)]
+    return sorted(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    try:
+        sizes: dict[str, int] = (read_json(checkpoint / _MARKER) or {})["files"]
+        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, KeyError, AttributeError):
+        return False
+
+
+def without_places(value: Any) -> Any:
+    """Return the same tree with every text stripped of where on a machine or in a network something is.
+
+    An absolute, home or relative path is shortened to its last name, also behind a scheme; a URL to its scheme.
 
     >>> without_places({"judge": {"spec": "http://10.0.0.1:8000/v1"}, "url": ["https://corpus.example"]})
     {'judge': {'spec': 'http://…'}, 'url': ['https://…']}

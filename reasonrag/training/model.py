@@ -1,20 +1,27 @@
-"""The model that a training begins with: a folder, a Hub id, the shipped policy, or a LoRA adapter of one of them."""
+"""The model that a training run starts from: a folder, a Hub id, the shipped policy, or a LoRA adapter of one of them.
+
+An adapter can be merged into its model afterwards.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import ConfigError
-from reasonrag.core.policy_card import demo_folder
+from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.policy_card import copy_card, demo_folder
 from reasonrag.llm.base import public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
+MERGED = "merged"  # the folder of the merged model, inside that of the training run
 _DTYPES = ("float32", "bfloat16", "float16")
+# What transformers and peft raise for a model that they cannot load, apart from bugs.
+_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, ImportError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +30,8 @@ class ModelSource:
 
     Attributes:
         path: a folder or a Hub id.
-        base: that of the weights; another one than `path` where that is an adapter.
-        name: without a path, for people.
+        base: folder or Hub id of the weights; differs from `path` if that is an adapter.
+        name: for people, without a path.
         checksum: the folder's name with a checksum, or the Hub id with its revision.
     """
 
@@ -37,21 +44,21 @@ class ModelSource:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether there is a LoRA adapter in `path`."""
+        """Whether `path` holds a LoRA adapter."""
         return self.path != self.base
 
     def chat(self) -> ChatTemplate:
-        """The tokenizer with its chat template.
+        """Load the tokenizer with its chat template; an adapter without a tokenizer has its model's.
 
         Raises:
             ConfigError: there is no such model, or it has no chat template.
         """
-        own = (Path(self.path) / "tokenizer_config.json").is_file()
-        path = self.path if own or not self.is_adapter else self.base
+        has_tokenizer = (Path(self.path) / "tokenizer_config.json").is_file()
+        path = self.base if self.is_adapter and not has_tokenizer else self.path
         return ChatTemplate.load(path, revision=self.revision, trust_remote_code=self.trust_remote_code)
 
     def context(self) -> int | None:
-        """Positions that the model was made for; None where its configuration names none."""
+        """Return the number of positions that the model was made for; None if its configuration has no such entry."""
         from transformers import AutoConfig
 
         check_folder(self.base)
@@ -64,10 +71,10 @@ class ModelSource:
 
 
 def model_path(model: str) -> str:
-    """What transformers loads for a model's name: `demo` and `demo:FORMAT` are the folders of the shipped policies.
+    """Return what transformers loads for a model's name: `demo` and `demo:FORMAT` are folders of shipped policies.
 
     Raises:
-        ConfigError: no shipped policy speaks that format.
+        ConfigError: no shipped policy uses that format.
     """
     scheme, _, format = model.partition(":")
     if scheme == "demo":
@@ -76,10 +83,10 @@ def model_path(model: str) -> str:
 
 
 def open_source(settings: TrainSettings) -> ModelSource:
-    """Where the model of some settings is.
+    """Find the model of the settings.
 
     Raises:
-        ConfigError: none is named, the folder is not there, or its adapter cannot be read or trained.
+        ConfigError: none is named, its folder is missing, or its adapter cannot be read or trained.
     """
     if settings.model is None:
         raise ConfigError("no model to train is named; add --model with a folder, a Hub id, or demo")
@@ -88,7 +95,7 @@ def open_source(settings: TrainSettings) -> ModelSource:
     base = adapter_base(Path(path))
     if base is not None and settings.method == "full":
         raise ConfigError(
-            f"{settings.model} is a LoRA adapter, which has no weights of its own for full training; "
+            f"{settings.model} is a LoRA adapter, which has no full weights to train; "
             "merge it first, or take --method lora to train it further"
         )
     checksum = model_identity(path, settings.revision)
@@ -96,19 +103,19 @@ def open_source(settings: TrainSettings) -> ModelSource:
 
 
 def weight_dtype(settings: TrainSettings, *, gpu: bool) -> str:
-    """The type that weights are kept in.
+    """Return the dtype that weights are kept in.
 
-    In full training steps are taken on the weights themselves: at the usual learning rates they are far below what
-    bfloat16 can add to a weight, so it is float32 unless asked otherwise (computing is in bfloat16 on a GPU anyway).
+    Full training updates the weights themselves, and at the usual learning rates an update is too small for bfloat16
+    to represent: so it is float32 unless asked otherwise (on a GPU the arithmetic is in bfloat16 anyway).
     """
     dtype = settings.dtype or ("bfloat16" if gpu and settings.method == "lora" else "float32")
     if dtype not in _DTYPES:
-        raise ConfigError(f"{dtype!r} is no dtype of weights; use one of: {', '.join(_DTYPES)}")
+        raise ConfigError(f"{dtype!r} is not a dtype of weights; use one of: {', '.join(_DTYPES)}")
     return dtype
 
 
 def load_weights(source: ModelSource, *, dtype: str, init: Mapping[str, Any] | None = None) -> Any:
-    """The model; with its adapter, still trainable, if it is one.
+    """Load the model; an adapter is loaded on top of its model, and stays trainable.
 
     Args:
         source: where it is.
@@ -118,19 +125,27 @@ def load_weights(source: ModelSource, *, dtype: str, init: Mapping[str, Any] | N
     Raises:
         ConfigError: transformers or peft refuse it.
     """
-    model = _load_base(source, dtype=dtype, init=init or {})
+    import torch
+
+    options = {
+        "revision": None if source.is_adapter else source.revision,
+        "trust_remote_code": source.trust_remote_code,
+        "dtype": getattr(torch, dtype),
+        **(init or {}),
+    }
+    model = _load_base(source.base, options)
     if not source.is_adapter:
         return model
     from peft import PeftModel
 
     try:
         return PeftModel.from_pretrained(model, source.path, is_trainable=True)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except _LOAD_ERRORS as error:
         raise cannot_load(source.path, error) from error
 
 
 def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
-    """What peft calls these settings. `revision` of the model is noted, so that merging loads the same one."""
+    """Return peft's configuration. The model's `revision` is noted in it, so that merging loads the same one."""
     from peft import LoraConfig
 
     modules = settings.target_modules
@@ -146,18 +161,62 @@ def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
     )
 
 
-def _load_base(source: ModelSource, *, dtype: str, init: Mapping[str, Any]) -> Any:
+def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -> Path:
+    """Merge a LoRA adapter into its model, as a folder that transformers loads without peft.
+
+    The sum is computed in float32 and rounded once, to the dtype of the model's own files.
+
+    Args:
+        folder: holds the adapter, its tokenizer, and `reasonrag.yaml` if there is one.
+        out: folder to write; it appears once it is complete.
+        trust_remote_code: whether to run code that comes with the model.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ConfigError: there is no adapter, or its model cannot be loaded.
+        RunError: `out` exists already.
+    """
     import torch
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoConfig
+
+    base = adapter_base(folder)
+    if base is None:
+        raise ConfigError(f"{folder} holds no LoRA adapter (adapter_config.json), so there is nothing to merge")
+    if out.exists():
+        raise RunError(f"{out} is there already; remove it, or choose another folder")
+    check_folder(base)
+    try:
+        options = {
+            "revision": PeftConfig.from_pretrained(str(folder)).revision,
+            "trust_remote_code": trust_remote_code,
+        }
+        dtype = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
+        model = _load_base(base, {**options, "dtype": torch.float32})
+        generation_config = model.generation_config
+        merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(dtype)
+    except _LOAD_ERRORS as error:
+        raise cannot_load(base, error) from error
+    merged.config.dtype = dtype
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    merged.save_pretrained(temporary)
+    generation_config.save_pretrained(temporary)
+    adapter = ModelSource(str(folder), base, None, trust_remote_code, folder.name, "")
+    adapter.chat().tokenizer.save_pretrained(temporary)
+    if not copy_card(folder, temporary):
+        copy_card(Path(base), temporary)
+    temporary.replace(out)
+    return out
+
+
+def _load_base(path: str, options: Mapping[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
-    check_folder(source.base)
-    options = {
-        "revision": None if source.is_adapter else source.revision,
-        "trust_remote_code": source.trust_remote_code,
-        "dtype": getattr(torch, dtype),
-        "use_safetensors": True,
-    }
+    check_folder(path)
     try:
-        return AutoModelForCausalLM.from_pretrained(source.base, **(options | dict(init)))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, ImportError) as error:
-        raise cannot_load(source.base, error) from error
+        return AutoModelForCausalLM.from_pretrained(path, **{"use_safetensors": True, **options})
+    except _LOAD_ERRORS as error:
+        raise cannot_load(path, error) from error

@@ -1,37 +1,29 @@
-"""What the end of every training writes: `training.json`, curves, the policy's card, the merged model."""
+"""What the end of every training run writes: `training.json`, curves, the policy's card, the merged model."""
 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.plots import Line, Panel, save_panels
 from reasonrag.core.policy_card import PolicyCard, copy_card
-from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
-from reasonrag.llm.model_folder import adapter_base
 from reasonrag.storage.files import write_json
 from reasonrag.storage.runs import versions
-from reasonrag.training.checkpoints import last_checkpoint
 from reasonrag.training.folder import SUMMARY, digest, without_places
-from reasonrag.training.model import ModelSource
+from reasonrag.training.model import MERGED, ModelSource, merge_adapter
 from reasonrag.training.settings import TrainSettings
 
-__all__ = ["MERGED", "TrainingOutcome", "finish", "last_checkpoint", "merge_adapter", "panels"]
-
-MERGED = "merged"
-_NAMES = ("peft", "accelerate")
-_CURVES = (
-    ("loss", "loss", "loss"),
-    ("rewards/margins", "reward margin", "margin"),
-    ("rewards/accuracies", "reward accuracy", "accuracy"),
-    ("mean_token_accuracy", "token accuracy", "accuracy"),
+# Each curve: key in the log, key in the log of held-out metrics (after `eval_`), title, label of the y axis.
+_PAIR_CURVES = (
+    ("loss", "loss", "loss", "loss"),
+    ("rewards/margins", "rewards/margins", "reward margin", "margin"),
+    ("rewards/accuracies", "rewards/accuracies", "reward accuracy", "accuracy"),
+    ("mean_token_accuracy", "mean_token_accuracy", "token accuracy", "accuracy"),
 )
-# Of online training: in rollouts, and held out.
 _ROLLOUT_CURVES = (
     ("rollout/reward", "reward", "reward", "reward"),
     ("rollout/em", "em", "exact match", "EM"),
@@ -46,17 +38,17 @@ _ROLLOUT_CURVES = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """A training that has come to its end.
+    """A training run after its last step.
 
     Attributes:
-        data: what is to be said of the data: source, checksum, counts, lengths.
-        card: for `reasonrag.yaml`, None where the data's run is not known.
+        data: the data's entry in `training.json`: source, checksum, counts, lengths.
+        card: becomes `reasonrag.yaml`; None if the data's run is not known.
         described: see `folder.describe`.
         state: transformers' `TrainerState`.
-        seconds: of the whole training, those before a kill included.
+        seconds: of the whole training run, earlier processes included.
         device: in words.
-        processes: that took part.
-        more: what this kind of training adds to `training.json`.
+        processes: number of processes.
+        more: what this kind of training run adds to `training.json`.
     """
 
     stage: str
@@ -73,11 +65,14 @@ class TrainingOutcome:
 
 
 def finish(out: Path, outcome: TrainingOutcome) -> dict[str, Any]:
-    """Write everything but the model itself, `training.json` last; returns what that holds."""
-    for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card: both with this machine's paths
+    """Write everything except the model itself, `training.json` last; return what that holds."""
+    for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card: both name paths of this machine
         (out / name).unlink(missing_ok=True)
     save_panels(out / "curves", panels(outcome.state.log_history))
-    write_card(out, outcome.card, outcome.source)
+    if outcome.card is not None:
+        outcome.card.write(out)
+    elif not copy_card(Path(outcome.source.path), out):
+        copy_card(Path(outcome.source.base), out)
     if outcome.settings.merge and outcome.settings.method == "lora":
         merge_adapter(out, out / MERGED, trust_remote_code=outcome.settings.trust_remote_code)
     summary = summarise(outcome)
@@ -86,13 +81,13 @@ def finish(out: Path, outcome: TrainingOutcome) -> dict[str, Any]:
 
 
 def summarise(outcome: TrainingOutcome) -> dict[str, Any]:
-    """What `training.json` holds: no path of this machine, no secret, nothing that JSON cannot say."""
+    """Return what `training.json` holds: no path of this machine, no secret, no NaN."""
     state = outcome.state
-    history = [_finite(entry) for entry in state.log_history]
+    history = [_without_nan(entry) for entry in state.log_history]
     train = [entry for entry in history if "loss" in entry]
     held_out = [entry for entry in history if "eval_loss" in entry or "eval_em" in entry]
-    losses = [entry for entry in held_out if entry.get("eval_loss") is not None]
-    best = min(losses, key=lambda entry: float(entry["eval_loss"]), default=None)
+    with_loss = [entry for entry in held_out if entry.get("eval_loss") is not None]
+    best = min(with_loss, key=lambda entry: float(entry["eval_loss"]), default=None)
     return {
         "stage": outcome.stage,
         "name": digest(outcome.described),
@@ -109,120 +104,41 @@ def summarise(outcome: TrainingOutcome) -> dict[str, Any]:
         "processes": outcome.processes,
         "settings": without_places(outcome.settings.model_dump(mode="json")),
         "identity": dict(outcome.described),
-        "versions": versions() | _more_versions(),
+        "versions": versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
         "history": history,
     }
 
 
 def panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Loss, margin and accuracy by step, in training and on the held-out questions."""
-    if any("rollout/em" in entry for entry in history):
-        return _rollout_panels(history)
+    """Return a panel for each metric of the log, by step, in training and on held-out questions.
+
+    Online training also gets one with the components of the reward.
+    """
+    is_online = any("rollout/em" in entry for entry in history)
     is_dpo = any("rewards/margins" in entry for entry in history)
+    curves, trained_label = (_ROLLOUT_CURVES, "rollouts") if is_online else (_PAIR_CURVES, "train")
     drawn = []
-    for name, title, label in _CURVES:
-        if is_dpo and name == "mean_token_accuracy":
+    for key, held_out_key, title, y_label in curves:
+        if is_dpo and key == "mean_token_accuracy":
             continue
-        lines = _lines(history, (("train", name), ("held-out", f"eval_{name}")))
-        if lines:
-            drawn.append(Panel(title, "step", label, lines))
+        if lines := _lines(history, {trained_label: key, "held-out": f"eval_{held_out_key}"}):
+            drawn.append(Panel(title, "step", y_label, lines))
+    if is_online:
+        components = sorted({key for entry in history for key in entry if key.startswith("reward/")})
+        if lines := _lines(history, {key.removeprefix("reward/"): key for key in components}):
+            drawn.append(Panel("components of the reward", "step", "mean", lines))
     return drawn or [Panel("loss", "step", "loss", ())]
 
 
-def _rollout_panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Of online training, and each component of the reward."""
-    drawn = []
-    for name, held_out, title, label in _ROLLOUT_CURVES:
-        if lines := _lines(history, (("rollouts", name), ("held-out", f"eval_{held_out}"))):
-            drawn.append(Panel(title, "step", label, lines))
-    components = sorted({key for entry in history for key in entry if key.startswith("reward/")})
-    if lines := _lines(history, [(key.removeprefix("reward/"), key) for key in components]):
-        drawn.append(Panel("components of the reward", "step", "mean", lines))
-    return drawn
-
-
-def _lines(history: Sequence[Mapping[str, Any]], named: Sequence[tuple[str, str]]) -> tuple[Line, ...]:
-    """A curve for each key that is there at all."""
+def _lines(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> tuple[Line, ...]:
+    """Return a line for each key of the log that has any value; `keys` are by label."""
     lines = []
-    for shown, key in named:
-        points = [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None]
-        if points:
-            lines.append(Line(shown, [float(x) for x, _ in points], [float(y) for _, y in points]))
+    for label, key in keys.items():
+        entries = [entry for entry in history if entry.get(key) is not None]
+        if entries:
+            lines.append(Line(label, [float(e["step"]) for e in entries], [float(e[key]) for e in entries]))
     return tuple(lines)
 
 
-def write_card(out: Path, card: PolicyCard | None, source: ModelSource) -> None:
-    """That of the data's run, else the one that the model came with, if any."""
-    if card is not None:
-        card.write(out)
-    elif not copy_card(Path(source.path), out):
-        copy_card(Path(source.base), out)
-
-
-def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -> Path:
-    """Merge a LoRA adapter into its model, as a folder that transformers loads without peft.
-
-    The sum is taken in float32 and rounded once, to the type that the model's own files have.
-
-    Args:
-        folder: with the adapter, its tokenizer, and `reasonrag.yaml` if there is one.
-        out: to write; it appears when it is whole.
-        trust_remote_code: whether to run code that comes with the model.
-
-    Returns:
-        `out`.
-
-    Raises:
-        ConfigError: there is no adapter, or its model cannot be loaded.
-        RunError: `out` is there already.
-    """
-    base = adapter_base(folder)
-    if base is None:
-        raise ConfigError(f"{folder} holds no LoRA adapter (adapter_config.json), so there is nothing to merge")
-    if out.exists():
-        raise RunError(f"{out} is there already; remove it, or choose another folder")
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model, generation = _merged(folder, base, trust_remote_code)
-    model.save_pretrained(temporary)
-    generation.save_pretrained(temporary)
-    _tokenizer(folder, base, trust_remote_code).save_pretrained(temporary)
-    if not copy_card(folder, temporary):
-        copy_card(Path(base), temporary)
-    temporary.replace(out)
-    return out
-
-
-def _merged(folder: Path, base: str, trust: bool) -> tuple[Any, Any]:
-    """The merged model and the generation defaults that its base came with."""
-    import torch
-    from peft import PeftConfig, PeftModel
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    check_folder(base)
-    try:
-        options = {"revision": PeftConfig.from_pretrained(str(folder)).revision, "trust_remote_code": trust}
-        stored = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, use_safetensors=True, **options)
-        generation = model.generation_config
-        model = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(stored)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise cannot_load(base, error) from error
-    model.config.dtype = stored
-    return model, generation
-
-
-def _tokenizer(folder: Path, base: str, trust: bool) -> Any:
-    """That of the adapter's folder, else of its model."""
-    place = str(folder) if (folder / "tokenizer_config.json").is_file() else base
-    return ChatTemplate.load(place, trust_remote_code=trust).tokenizer
-
-
-def _finite(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nan(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
-
-
-def _more_versions() -> dict[str, str]:
-    from importlib import metadata
-
-    return {name: metadata.version(name) for name in _NAMES}

@@ -21,15 +21,9 @@ from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import nearest
 from reasonrag.training import folder as folders
-from reasonrag.training.checkpoints import (
-    checkpoint_facts,
-    checkpoints_folder,
-    last_checkpoint,
-    remove_old,
-    room_on_disk,
-)
-from reasonrag.training.model import load_weights, lora_config, open_source, weight_dtype
-from reasonrag.training.outcome import MERGED, TrainingOutcome, finish, merge_adapter
+from reasonrag.training.folder import checkpoints_folder, last_checkpoint
+from reasonrag.training.model import MERGED, load_weights, lora_config, merge_adapter, open_source, weight_dtype
+from reasonrag.training.outcome import TrainingOutcome, finish
 from reasonrag.training.settings import TrainSettings
 
 S = TypeVar("S", bound=TrainSettings)
@@ -144,7 +138,7 @@ class TrainingRun(Generic[S]):
             plan = self._agree(held)
             if plan.finished is not None:
                 return plan.finished
-            with room_on_disk(self.out):
+            with folders.explain_full_disk(self.out):
                 return self._train(plan)
 
     def prepare(self) -> None:
@@ -223,7 +217,7 @@ class TrainingRun(Generic[S]):
             if settings.merge and settings.method == "lora" and not (self.out / MERGED).exists():
                 merge_adapter(self.out, self.out / MERGED, trust_remote_code=settings.trust_remote_code)
             return _ResumePlan("", None, summary)
-        remove_old(self.out, keep=settings.save_total_limit)
+        folders.remove_old(self.out, keep=settings.save_total_limit)
         checkpoint = last_checkpoint(self.out)
         if checkpoint is not None:
             self.log(f"resuming from {checkpoint.name}")
@@ -254,7 +248,7 @@ class TrainingRun(Generic[S]):
         train = load_from_disk(str(rows / "train"))
         test = load_from_disk(str(rows / "test")) if (rows / "test").exists() else None
         self._data_facts["rows"] = {"train": len(train), "held_out": 0 if test is None else len(test)}
-        seconds_before = checkpoint_facts(Path(plan.checkpoint))["seconds"] if plan.checkpoint else 0.0
+        seconds_before = folders.seconds_before(Path(plan.checkpoint)) if plan.checkpoint else 0.0
         trainer = self.make_trainer(train, test, seconds_before=seconds_before)
         if self.is_first:
             folders.bind(self.out, self.settings, self._identity)

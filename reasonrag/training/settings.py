@@ -33,7 +33,8 @@ class TrainSettings(Section):
     data: Annotated[
         str | None,
         Field(
-            description="preference pairs: a run's folder, Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub"
+            description="preference pairs: a run's folder, Parquet or JSONL files, or a Hub data set "
+            "OWNER/NAME[@REVISION][:CONFIG]"
         ),
         Flag("--data"),
         EXECUTION,

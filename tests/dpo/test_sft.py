@@ -11,7 +11,7 @@ from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.dpo.examples import open_examples
 from reasonrag.dpo.train import step_rows
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.training.outcome import last_checkpoint
+from reasonrag.training.folder import last_checkpoint
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, pair_row, sft_settings, train, write_pairs
 

@@ -13,7 +13,7 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, DataError, Interrupted, RunError
 from reasonrag.storage.files import lock
-from reasonrag.training.outcome import last_checkpoint
+from reasonrag.training.folder import last_checkpoint
 from tests import warmed
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, train, write_pairs
@@ -300,7 +300,7 @@ def test_a_step_is_scored_in_the_prompt_that_inference_shows(policy, data, tmp_p
         ({"loss_type": "sigmiod"}, "did you mean 'sigmoid'"),
         ({"label_smoothing": 0.1}, "has no label_smoothing"),
         ({"loss_type": "exo_pair"}, "needs label_smoothing above 0"),
-        ({"dtype": "int8"}, "'int8' is no dtype of weights"),
+        ({"dtype": "int8"}, "'int8' is not a dtype of weights"),
         ({"method": "lora", "lora.target_modules": ["no_such"]}, "TRL or peft refuses these settings: Target modules"),
     ],
 )

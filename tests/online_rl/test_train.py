@@ -15,7 +15,7 @@ from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.policy_card import carried_settings, demo_folder
 from reasonrag.online_rl import task as parts
 from reasonrag.pipeline.models import open_llm
-from reasonrag.training.outcome import last_checkpoint
+from reasonrag.training.folder import last_checkpoint
 from reasonrag.training.run import save_policy
 from tests import warmed
 from tests.online_rl import toys

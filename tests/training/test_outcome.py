@@ -14,10 +14,9 @@ from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.training.checkpoints import last_checkpoint, mark_complete, remove_old
-from reasonrag.training.folder import describe
-from reasonrag.training.model import ModelSource
-from reasonrag.training.outcome import TrainingOutcome, merge_adapter, panels, summarise
+from reasonrag.training.folder import describe, last_checkpoint, mark_complete, remove_old
+from reasonrag.training.model import ModelSource, merge_adapter
+from reasonrag.training.outcome import TrainingOutcome, panels, summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
 
 CARD = "format: {name: reasonrag, prompts: brief}\nretrieval: {top_k: 2}\n"
