@@ -1,4 +1,4 @@
-"""Trees as networkx graphs, and those as files that other tools read: GraphML and node-link JSON."""
+"""Export trees as networkx graphs, and write them as files for other tools: GraphML and node-link JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 _GRAPH_COLUMNS = ("dataset", "question_id", "question", "golden_answers")
-# Prompts hold all that stands above a node once more; token ids and log-probabilities are for training alone.
+# Prompts would repeat the text of all nodes above; only training needs token ids and log-probabilities.
 _NODE_COLUMNS = (
     *("depth", "origin", "stage", "action", "content", "text", "stop_reason", "finish_reason"),
     *("prompt_tokens", "completion_tokens", "visits", "valued", "value", "spre", "f1", "em"),
@@ -31,28 +31,28 @@ _NOT_IN_A_FILE_NAME = re.compile(r"[^A-Za-z0-9_]+")
 
 
 def to_networkx(tree: QuestionTree) -> nx.DiGraph:
-    """The tree as a directed graph, edges from parent to child, nodes named by their ids.
+    """Return a tree as a directed graph with edges from parent to child and ids as nodes.
 
-    Attributes of the graph describe the question. Those of a node are columns of `tables.tree_schema`, `passages` (the
-    ids of what was found) and `best` (whether it is on the best path). What has no value is None.
+    The graph's attributes describe the question. A node's attributes are columns of `tables.tree_schema`, `passages`
+    (the ids of its passages) and `best` (whether it is on the best path). Missing values are None.
     """
     import networkx as nx
 
     graph = nx.DiGraph(**{name: tree.root[name] for name in _GRAPH_COLUMNS})
     best = set(tree.best_path)
     for row in tree.nodes:
-        found = [passage["id"] for passage in row["passages"] or ()]
+        passage_ids = [passage["id"] for passage in row["passages"] or ()]
         columns = {name: row[name] for name in _NODE_COLUMNS}
-        graph.add_node(row["node_id"], **columns, passages=found, best=row["node_id"] in best)
+        graph.add_node(row["node_id"], **columns, passages=passage_ids, best=row["node_id"] in best)
     graph.add_edges_from((row["parent_id"], row["node_id"]) for row in tree.nodes[1:])
     return graph
 
 
 def graphml(graph: nx.DiGraph) -> str:
-    """A graph as GraphML, which knows neither nulls nor lists nor every character.
+    """Return a graph as GraphML, which has no nulls, no lists, and not every character.
 
-    Attributes without a value are left out, lists are joined by ` | `, line ends become line feeds, and characters
-    that XML forbids become U+FFFD.
+    Attributes without a value are omitted, lists are joined by ` | `, line ends become line feeds, and characters that
+    XML forbids become U+FFFD.
     """
     import networkx as nx
 
@@ -67,16 +67,16 @@ def graphml(graph: nx.DiGraph) -> str:
 
 
 def write_graphml(run: Path, out: Path, question_ids: Collection[str] = ()) -> int:
-    """Write one GraphML file a question into the folder `out`, over those of an earlier writing; returns how many.
+    """Write one GraphML file per question into a folder, over existing ones; return the number of files.
 
     Args:
         run: folder of a finished run.
         out: the folder, new or with GraphML files in it.
-        question_ids: whose trees; all of the run where none is named.
+        question_ids: the questions to write; empty for all.
 
     Raises:
         RunError: `out` holds other files, or the run has no tables.
-        DataError: no such question, or what is there is no tree.
+        DataError: there is no such question, or its rows are not a tree.
     """
     claim_folder(out, "set of graphs", already_ours=any(out.glob("*.graphml")))
     files = 0
@@ -87,14 +87,14 @@ def write_graphml(run: Path, out: Path, question_ids: Collection[str] = ()) -> i
 
 
 def write_node_link(run: Path, out: Path, question_ids: Collection[str] = ()) -> int:
-    """Write networkx's node-link JSON, one question a line, to the file `out`; returns how many lines.
+    """Write networkx's node-link JSON, one question per line, to the file `out`; return the number of lines.
 
-    `networkx.node_link_graph(json.loads(line), edges="edges")` reads a line back. Beyond ASCII everything is escaped:
-    no character of a model's acts on a terminal, and lone surrogates survive.
+    `networkx.node_link_graph(json.loads(line), edges="edges")` reads a line back. All but ASCII is escaped, so that no
+    character from a model acts on a terminal, and lone surrogates survive.
 
     Raises:
         RunError: the run has no tables.
-        DataError: no such question, what is there is no tree, or `out` cannot be written.
+        DataError: there is no such question, its rows are not a tree, or `out` cannot be written.
     """
     import networkx as nx
 
@@ -111,7 +111,7 @@ def write_node_link(run: Path, out: Path, question_ids: Collection[str] = ()) ->
 
 
 def file_name(row: Row) -> str:
-    """Of a question's GraphML file: what is plain in its id, and a checksum, as ids may hold anything.
+    """Name a question's GraphML file by the plain characters of its id and a checksum, because ids may hold anything.
 
     >>> file_name({"dataset": "popqa", "question_id": "../a b"})
     'a_b-f2c8b4d99cdb.graphml'
@@ -122,7 +122,7 @@ def file_name(row: Row) -> str:
 
 
 def _chosen(run: Path, question_ids: Iterable[str]) -> Iterator[QuestionTree]:
-    """In the order of the run, of every data set that has such an id; all trees where none is named."""
+    """Yield the trees of these questions, of every data set that has such an id; all trees if no id is given."""
     wanted = set(question_ids)
     missing = set(wanted)
     for tree in trees(run):
@@ -130,7 +130,7 @@ def _chosen(run: Path, question_ids: Iterable[str]) -> Iterator[QuestionTree]:
             missing.discard(tree.root["question_id"])
             yield tree
     if missing:
-        tree_of(run, min(missing))  # says which ids are near
+        tree_of(run, min(missing))  # raises, with the nearest ids
 
 
 def _plain(attributes: dict[str, Any]) -> dict[str, Any]:

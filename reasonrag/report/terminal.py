@@ -1,4 +1,4 @@
-"""Trees and figures for a terminal. Text of models, passages and data sets is shown on one line, and inert."""
+"""Trees and metrics for a terminal. Foreign text is shown on one line, without control characters."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ _LONGEST_CONTENT = 300
 
 
 def show(run: Path, question_id: str, console: Console, dataset: str | None = None) -> None:
-    """Print the tree of one question of a finished run; the errors are those of `tree_of`."""
+    """Print the tree of one question of a finished run; raises what `tree_of` raises."""
     console.print(drawing(tree_of(run, question_id, dataset)))
 
 
 def drawing(tree: QuestionTree) -> Group:
-    """A tree for rich: two lines a node, what was done with its figures, and what it says.
+    """Render a tree with rich, two lines per node: its action with its scores, then its text.
 
-    Lines are cut at the console's width. Marks tell nodes apart, colours only repeat what the marks say.
+    Lines are cut at the console's width. Colours only repeat what the marks say.
     """
     root = tree.root
     golden = " | ".join(root["golden_answers"])
-    heading = _text(f"{root['question'][:_LONGEST_QUESTION]}  [{root['dataset']} {root['question_id']}]", "bold")
-    heading.append(f"\ngold: {_inert(golden)[:_LONGEST_CONTENT]}\n{_figures(root)}", style="not bold")
+    question = f"{root['question'][:_LONGEST_QUESTION]}  [{root['dataset']} {root['question_id']}]"
+    heading = Text(_inert(question), style="bold")
+    heading.append(f"\ngold: {_inert(golden)[:_LONGEST_CONTENT]}\n{_scores(root)}", style="not bold")
     best = set(tree.best_path)
     drawn = {0: Drawing(heading)}
     for row in tree.nodes[1:]:  # a parent comes before its children
@@ -42,9 +43,11 @@ def drawing(tree: QuestionTree) -> Group:
     return Group(drawn[0], Text(_LEGEND, style="dim"))
 
 
-def tables(figures: Mapping[str, Any]) -> Group:
-    """What `stats` returns as tables: counts, pairs by type, what is spread, what was called."""
-    return Group(_counts(figures), _pair_types(figures["pairs"]["by_type"]), _spread(figures), _calls(figures["calls"]))
+def tables(metrics: Mapping[str, Any]) -> Group:
+    """Render the result of `stats.stats` as tables: counts, pairs by type, distributions, calls."""
+    return Group(
+        _counts(metrics), _pair_types(metrics["pairs"]["by_type"]), _distributions(metrics), _calls(metrics["calls"])
+    )
 
 
 def _node(row: Row, best: bool) -> Text:
@@ -52,7 +55,7 @@ def _node(row: Row, best: bool) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{mark} " if mark else "", style=_STYLES.get(mark[:1], ""))
     text.append(_inert(row["action"]), style=_STYLES.get(mark[:1], "bold"))
-    text.append(f"  {_figures(row)}", style="cyan")
+    text.append(f"  {_scores(row)}", style="cyan")
     text.append(f" → {_inert(row['stage'])}  node {row['node_id']}", style="dim")
     text.append("\n" if row["f1"] is None else f"\nF1={_number(row['f1'])}  ")
     text.append(_inert(row["content"])[:_LONGEST_CONTENT])
@@ -60,16 +63,15 @@ def _node(row: Row, best: bool) -> Text:
 
 
 def _mark(row: Row, best: bool) -> str:
-    fault = ""
+    mark = "*" if best else ""
     if row["action"] == "malformed":
-        fault = "!"
+        mark += "!"
     elif row["finish_reason"] == "length":
-        fault = "~"
-    ended = "x" if row["stop_reason"] == "no_answer" else ""
-    return ("*" if best else "") + fault + ended
+        mark += "~"
+    return mark + ("x" if row["stop_reason"] == "no_answer" else "")
 
 
-def _figures(row: Row) -> str:
+def _scores(row: Row) -> str:
     return f"N={row['visits']} Q={_number(row['value'])} SPRE={_number(row['spre'])}"
 
 
@@ -77,33 +79,33 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
 
 
-def _text(text: str, style: str = "") -> Text:
-    return Text(_inert(text), style=style)
-
-
 def _inert(text: str) -> str:
     return printable(one_line(text))
 
 
-def _counts(figures: Mapping[str, Any]) -> Table:
+def _counts(metrics: Mapping[str, Any]) -> Table:
     table = _table("", "number", "share")
-    for name, count, total in _count_rows(figures):
+    for name, count, total in _count_rows(metrics):
         table.add_row(_name(name), str(count), f"{count / total:.1%}" if total else "")
     return table
 
 
-def _count_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Name, count and what it is a share of (0 of nothing)."""
-    questions, nodes, pairs = figures["questions"], figures["nodes"], figures["pairs"]
+def _count_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Yield name, count, and the total of which it is a share (0 for none)."""
+    questions, nodes, pairs = metrics["questions"], metrics["nodes"], metrics["pairs"]
     yield "questions", questions["total"], 0
-    for title, counts in (("", questions["by_dataset"]), ("failed: ", questions["failed"])):
-        yield from ((f"  {title}{name}", count, questions["total"]) for name, count in counts.items())
+    for name, count in questions["by_dataset"].items():
+        yield f"  {name}", count, questions["total"]
+    for cause, count in questions["failed"].items():
+        yield f"  failed: {cause}", count, questions["total"]
     yield "nodes", nodes["total"], 0
-    for title in ("origin", "stage", "action"):
-        yield from ((f"  {title}: {name}", count, nodes["total"]) for name, count in nodes[f"by_{title}"].items())
-    yield "answers", figures["answers"]["total"], 0
+    for column in ("origin", "stage", "action"):
+        for name, count in nodes[f"by_{column}"].items():
+            yield f"  {column}: {name}", count, nodes["total"]
+    yield "answers", metrics["answers"]["total"], 0
     yield "pairs", pairs["total"], 0
-    yield from ((f"  questions of {name}", count, questions["total"]) for name, count in pairs["questions"].items())
+    for name, count in pairs["questions"].items():
+        yield f"  questions of {name}", count, questions["total"]
     for chosen, rejected in pairs["by_type"].items():
         yield f"  chosen: {chosen}", sum(rejected.values()), pairs["total"]
     for depth, count in pairs["by_depth"].items():
@@ -118,19 +120,19 @@ def _pair_types(by_type: Mapping[str, Mapping[str, int]]) -> Table:
     return table
 
 
-def _spread(figures: Mapping[str, Any]) -> Table:
-    spread = {
-        "steps to an answer": figures["answers"]["steps"],
-        "rounds to an answer": figures["answers"]["rounds"],
-        "search iterations": figures["iterations"],
-        "prompt tokens": figures["tokens"]["prompt"],
-        "written tokens": figures["tokens"]["completion"],
-        "written tokens in pairs": figures["tokens"]["in_pairs"],
-        "margin": figures["pairs"]["margin"],
+def _distributions(metrics: Mapping[str, Any]) -> Table:
+    distributions = {
+        "steps to an answer": metrics["answers"]["steps"],
+        "rounds to an answer": metrics["answers"]["rounds"],
+        "search iterations": metrics["iterations"],
+        "prompt tokens": metrics["tokens"]["prompt"],
+        "completion tokens": metrics["tokens"]["completion"],
+        "completion tokens in pairs": metrics["tokens"]["in_pairs"],
+        "margin": metrics["pairs"]["margin"],
     }
     columns = ("count", "mean", "min", "p25", "median", "p75", "p95", "max")
     table = _table("", *columns)
-    for name, values in spread.items():
+    for name, values in distributions.items():
         table.add_row(name, *(f"{values[column]:.4g}" if values else "-" for column in columns))
     return table
 
@@ -158,5 +160,5 @@ def _table(first: str, *columns: str | Text) -> Table:
 
 
 def _name(name: str) -> Text:
-    """Of a data set or a cause, which come from outside; the blanks before it stay."""
+    """Make a foreign name inert, such as a data set's, but keep the blanks before it."""
     return Text(name[: len(name) - len(name.lstrip())] + _inert(name))

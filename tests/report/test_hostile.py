@@ -94,7 +94,7 @@ def hostile(tmp_path_factory):
 @pytest.fixture(scope="module")
 def strange(tmp_path_factory):
     """Tables that `build-tree` never wrote: text stands even where there are names of ours."""
-    tree = rows(15, question_id="q", text=HOSTILE)
+    tree = rows(15, question_id="q", dataset=HOSTILE, text=HOSTILE)
     run = write_run(tmp_path_factory.mktemp("strange") / "run", [tree], text=HOSTILE)
     names = ("origin", "stage", "action", "stop_reason", "finish_reason")
     attacked = [row | dict.fromkeys(names, HOSTILE) for row in tree]
@@ -133,7 +133,7 @@ def test_a_tree_of_a_stranger_does_not_act_on_the_terminal(strange):
 
 def test_figures_of_a_stranger_do_not_act_on_the_terminal(strange):
     code, text, _ = on_a_terminal("stats", strange)
-    assert (code, acting(text)) == (0, set())
+    assert (code, acting(text)) == (0, set()), text
     for name in ("failed", "stage", "action", "chosen"):
         assert f"{name}: {LEGIBLE[0]}" in text
     assert text.count(LEGIBLE[-1]) > 8

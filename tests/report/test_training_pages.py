@@ -107,14 +107,14 @@ def test_a_group_tells_components_with_their_weights_and_what_was_in_the_loss(tr
     assert table["format"] == ["0.2", "1", "1", "1", "1"]
     assert table["bonus"] == ["1", "0.4", "0.4", "0.4", "–"]  # its weight is in it
     assert table["em"] == ["", "0", "1", "0", "1"]
-    assert table["of them the policy's"] == ["", "20", "20", "20", "20"]
-    assert table["of them in the loss"] == ["", "20", "20", "0", "0"]  # cut off; without a verdict
-    assert table["end"] == ["", "answered", "answered", "answered, cut off", "answered"]
+    assert table["policy tokens"] == ["", "20", "20", "20", "20"]
+    assert table["policy tokens in the loss"] == ["", "20", "20", "0", "0"]  # cut off; without a verdict
+    assert table["stop reason"] == ["", "answered", "answered", "answered, cut off", "answered"]
 
 
 def test_what_an_answer_earns_at_least_is_told_where_there_is_such_a_thing(tmp_path):
     folder = write_training(tmp_path / "rl", steps=1, questions=1, text=plain, reward="outcome")
-    least = "and at least 0.1 where there is an answer"
+    least = "and at least 0.1 if there is an answer"
     assert least not in Page(write_report(folder).parent / "groups" / "00000.html").text
     summary = json.loads((folder / "training.json").read_text())
     summary["settings"]["reward"]["outcome"] |= {"format_weight": 0.2, "answer_present": 0.1}
@@ -135,7 +135,7 @@ def test_pieces_join_to_the_turn(before, found):
     turn = f"{before}</search>\n<information>{found}</information>{before}</search>{found}"
     for name in ("search_r1", "hiprag", "unknown"):
         assert "".join(piece.text for piece in pieces(turn, name)) == turn
-    told = [piece.text for piece in pieces(turn, "search_r1") if piece.found]
+    told = [piece.text for piece in pieces(turn, "search_r1") if piece.is_passages]
     assert told[:1] == ([found.partition("</information>")[0]] if found.partition("</information>")[0] else told[:1])
 
 
