@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.core.policy_card import carried_settings
-from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, gather, merge, validate
+from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, carried_settings, gather, merge, validate
 
 
 class QuestionsConfig(Section):

@@ -1,4 +1,4 @@
-"""Settings as frozen models, for every command alike: defaults, then a preset, a YAML file, flags and `--set a.b=c`.
+"""Settings as frozen models: defaults, then a policy's folder, a preset, a YAML file, flags and `--set a.b=c`.
 
 A field marked `EXECUTION` cannot change a result (where things lie, how fast they go, what they cost): work may be
 resumed with another value. Every other field is part of an identity.
@@ -23,7 +23,19 @@ from reasonrag.core.secrets import find_secrets, redact
 
 Tree = dict[str, Any]
 
-# What yaml raises: also for dates that are none, and for brackets thousands deep.
+POLICY_CARD = "reasonrag.yaml"
+SHIPPED_PROMPTS = ("default", "brief")
+OWN_PROMPTS = "prompts"
+# What a policy's folder may set. A folder may come from anywhere: it can name neither code nor a path.
+CARRIED = {
+    "format": {"name", "prompts", "max_steps"},
+    "retrieval": {"top_k", "passage_order", "max_passage_chars"},
+    "policy": {"max_tokens"},
+}
+# The formats of the shipped policy that speaks several; a spec such as `demo:hiprag` names one.
+DEMO_FORMATS = ("search_r1", "hiprag", "search_p1", "when_to_search")
+
+# Everything PyYAML may raise, including ValueError (impossible dates) and RecursionError (deep nesting).
 _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 
 
@@ -55,7 +67,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_secret(cls, tree: Any) -> Any:
-        # Before anything else is looked at: what is wrong with a value is said together with the value.
+        # Runs before field validation, because pydantic's messages quote the value.
         _refuse_secrets(tree, "")
         return tree
 
@@ -164,6 +176,65 @@ def merge(tree: Tree, more: Mapping[str, Any]) -> None:
             merge(tree[key], value)
         else:
             tree[key] = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else value
+
+
+def carried_settings(spec: object) -> Tree:
+    """Return the settings in `reasonrag.yaml` of a policy's folder; an empty tree if there is no such file.
+
+    Args:
+        spec: the address of a policy, as in `--policy`.
+
+    Raises:
+        ConfigError: the file sets something that a policy's folder may not set, or no demo policy speaks that format.
+    """
+    scheme, _, rest = str(spec or "").partition(":")
+    scheme = scheme.lower()
+    if scheme not in ("demo", "hf", "vllm") or not (scheme == "demo" or rest):
+        return {}
+    folder = demo_folder(rest) if scheme == "demo" else Path(rest).expanduser()
+    file = folder / POLICY_CARD
+    if not file.is_file():
+        return {}
+    tree = read_yaml(file)
+    for section, values in tree.items():
+        for name, value in values.items() if isinstance(values, dict) else [(None, values)]:
+            known = name in CARRIED.get(section, ()) and isinstance(value, str | int)
+            if not known or str(value).startswith("python:"):
+                what = section if name is None else f"{section}.{name}"
+                raise ConfigError(
+                    f"{file}: {reprlib.repr(what)} is not for a policy's folder to say, or not in this form; remove "
+                    "it, and set it by a flag or in your own configuration"
+                )
+    if scheme == "demo" and rest in DEMO_FORMATS:
+        merge(tree, {"format": {"name": rest}})
+    return _with_own_prompts(tree, folder)
+
+
+def _with_own_prompts(tree: Tree, folder: Path) -> Tree:
+    name = tree.get("format", {}).get("prompts")
+    if name in (None, *SHIPPED_PROMPTS):
+        return tree
+    if name != OWN_PROMPTS:
+        raise ConfigError(
+            f"{folder / POLICY_CARD}: prompts {reprlib.repr(name)} are neither shipped ({', '.join(SHIPPED_PROMPTS)}) "
+            f"nor the folder {OWN_PROMPTS!r} beside the file; give them with --prompts"
+        )
+    merge(tree, {"format": {"prompts": str(folder / OWN_PROMPTS)}})
+    return tree
+
+
+def demo_folder(format: str = "") -> Path:
+    """Return the folder of the shipped policy that speaks a format; "" and "reasonrag" are ReasonRAG's.
+
+    Raises:
+        ConfigError: no shipped policy speaks it.
+    """
+    if format not in ("", "reasonrag", *DEMO_FORMATS):
+        raise ConfigError(
+            f"no demo policy speaks {reprlib.repr(format)}; choose demo, or one of: "
+            f"{', '.join(f'demo:{name}' for name in DEMO_FORMATS)}"
+        )
+    return Path(__file__).parents[1] / "demo" / ("stream_policy" if format in DEMO_FORMATS else "policy")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reasonrag.core.policy_card import DEMO_FORMATS, demo_folder
+from reasonrag.core.settings import DEMO_FORMATS, demo_folder
 from reasonrag.demo.world import World, demo_corpus, demo_questions, make_world
 
 __all__ = ["World", "demo_corpus", "demo_questions", "make_world", "policy_folder", "stream_policy_folder"]

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.policy_card import POLICY_CARD, PolicyCard
+from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.settings import POLICY_CARD
 from reasonrag.core.text import one_line, quoted, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.dpo.token_rows import ChatSides, CheckedRow, Messages, StepSides, StepText, TextSides

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.policy_card import POLICY_CARD
+from reasonrag.core.settings import POLICY_CARD
 
 # What a loader reads. Reports, curves, locks and checkpoints of a training change no reply, and may come later.
 _READ = (

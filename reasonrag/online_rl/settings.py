@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reasonrag.core.config import Config, FormatConfig, JudgeConfig, ModelConfig, QuestionsConfig, RetrievalConfig
-from reasonrag.core.policy_card import carried_settings
-from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, gather, merge, validate
+from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, carried_settings, gather, merge, validate
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.training.settings import TrainSettings
 

@@ -11,7 +11,7 @@ from typing import Literal
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin
-from reasonrag.core.policy_card import demo_folder
+from reasonrag.core.settings import demo_folder
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import check_folder
 from reasonrag.llm.model_folder import adapter_base, model_identity

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError, DataError, RunError
-from reasonrag.core.policy_card import POLICY_CARD, PolicyCard
+from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.settings import POLICY_CARD
 from reasonrag.pipeline.parts import open_format
 from reasonrag.publish.hub_card import mapping
 from reasonrag.publish.staged_files import place, place_json, settings_text

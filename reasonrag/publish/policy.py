@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reasonrag.core.errors import ConfigError, DataError, RunError
-from reasonrag.core.policy_card import POLICY_CARD, demo_folder
-from reasonrag.core.settings import read_yaml
+from reasonrag.core.settings import POLICY_CARD, demo_folder, read_yaml
 from reasonrag.llm.model_folder import model_checksum
 from reasonrag.publish.hub_card import mapping
 from reasonrag.publish.licences import UNKNOWN

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.core.policy_card import copy_card, demo_folder
+from reasonrag.core.policy_card import copy_card
+from reasonrag.core.settings import demo_folder
 from reasonrag.llm.base import public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.model_folder import adapter_base, model_identity

@@ -4,8 +4,8 @@ import pytest
 
 from reasonrag.core.config import PRESETS, Config, load_config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.policy_card import POLICY_CARD, PolicyCard, copy_card
-from reasonrag.core.settings import Section, dump, identity, parse_assignment, validate
+from reasonrag.core.policy_card import PolicyCard, copy_card
+from reasonrag.core.settings import POLICY_CARD, Section, dump, identity, parse_assignment, validate
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.retrieval.index.settings import IndexConfig
 from reasonrag.retrieval.server.settings import ServeSettings

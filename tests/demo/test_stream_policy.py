@@ -7,7 +7,7 @@ import pytest
 
 from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.policy_card import DEMO_FORMATS, carried_settings
+from reasonrag.core.settings import DEMO_FORMATS, carried_settings
 from reasonrag.demo import demo_questions, policy_folder, stream_policy_folder
 from reasonrag.demo.world import famous_facts, famous_part
 from reasonrag.llm.base import Sampling

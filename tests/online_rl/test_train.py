@@ -12,7 +12,7 @@ import pytest
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.core.policy_card import carried_settings, demo_folder
+from reasonrag.core.settings import carried_settings, demo_folder
 from reasonrag.online_rl import task as parts
 from reasonrag.pipeline.models import open_llm
 from reasonrag.training.folder import last_checkpoint
