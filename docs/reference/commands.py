@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 
 import click
 
-from docs.reference.markdown import NOTE
+from docs.reference.markdown import NOTE, cell, code
 from reasonrag.cli import cli
 
 _WIDTH = 100
@@ -29,7 +30,35 @@ def cli_page() -> str:
     ]
     for path, command in commands(cli, ("reasonrag",)):
         lines += ["", f"## {' '.join(path)}", "", "```text", _help(path, command), "```"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_flag_table()]) + "\n"
+
+
+def _flag_table() -> list[str]:
+    lines = ["", "## Every flag", "", "A flag means the same in every command that has it."]
+    lines += ["", "| flag | meaning | commands |", "|---|---|---|"]
+    found: dict[str, tuple[str, list[str]]] = {}
+    for path, command in commands(cli, ()):
+        for option in flags(command):
+            found.setdefault(option.opts[0], (meaning(option), []))[1].append(code(" ".join(path)))
+    for flag, (text, names) in sorted(found.items()):
+        lines.append(f"| `{flag}` | {cell(text)} | {', '.join(names)} |")
+    return lines
+
+
+def flags(command: click.Command) -> list[click.Option]:
+    """Return the options of a command, without those that only `--help` and `--version` are about."""
+    return [item for item in command.params if isinstance(item, click.Option) and item.name != "version"]
+
+
+def meaning(option: click.Option) -> str:
+    """Return the first sentence of an option's help, without the default, "(repeatable)" and the name of the setting.
+
+    >>> meaning(click.Option(["--top-k"], help="Passages per search (default: 3). A request may ask more.  [k]"))
+    'Passages per search.'
+    """
+    text = re.sub(r"  \[[^]]+\]$", "", option.help or "")
+    text = re.sub(r" \((?:repeatable|default)[^)]*\)", "", text)
+    return re.split(r"(?<=\.) (?=[A-Z`])", text)[0]
 
 
 def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -37,7 +37,8 @@ def _flags(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
 
 def _described(flag: Flag, field: FieldInfo) -> dict[str, Any]:
     kind, several = _type(field.annotation)
-    text = f"{field.description}{' (repeatable)' if several else ''}."
+    text = f"{field.description}{' (repeatable)' if several else ''}"
+    text += "" if text.endswith("...") else "."
     default = field.get_default(call_default_factory=True)
     entry: dict[str, Any] = {"flag": flag.name, "type": kind, "help": text[0].upper() + text[1:]}
     entry["default"] = "" if default is None or default is False or default == () else f"; default: {default}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reasonrag.commands.options import PATH, settings
+from reasonrag.commands.options import out, settings
 
 
 @click.group()
@@ -22,7 +22,7 @@ def demo() -> None:
 
 
 @demo.command("world")
-@click.option("--out", type=PATH, required=True, help="Folder to write: questions and corpus.")
+@out("A folder for questions and corpus.")
 @settings("Config", "questions.world_seed", show_keys=False)
 def demo_world(out: Path, world_seed: int | None) -> None:
     """Write the world as FlashRAG files: train, dev and test questions, and the corpus.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import PATH, RULES, Several, configuration, given_settings, settings
+from reasonrag.commands.options import RULES, Several, configuration, flag_help, given_settings, out, settings
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
@@ -29,52 +29,49 @@ _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?
     multiple=True,
     required=True,
     metavar="[NAME=]SPEC[#MODEL]",
-    help="As of build-tree (repeatable); the others are compared with the first. MODEL: its name at a server.",
+    help=flag_help("Config", "policy.spec")
+    + " NAME is its name in the report, MODEL its name at a server (repeatable; the first policy is the baseline).",
 )
 @click.option(
     "--format",
     "formats",
     multiple=True,
     metavar="[NAME=]FORMAT",
-    help="reasonrag, search_r1, hiprag, ...: of all policies, or of the one called NAME (repeatable). A policy's "
-    "folder says its own.",
+    help=flag_help("Config", "format.name")
+    + " NAME=FORMAT sets that of one policy (repeatable; default: the format in the policy's folder).",
 )
-@settings("Config", "format.prompts", "policy.max_tokens", "seed")
-@click.option(
-    "--judge", help="Also judge every attempt: LasJ, OSR, USR. As --policy, or demo-judge[:WORLD_SEED[:ERROR]]."
-)
-@click.option("--judge-model", help="The judge's name at its server.")
+@settings("Config", "format.prompts", "policy.max_tokens", "seed", "judge.spec", "judge.model")
 @click.option(
     "--judged",
     type=Several(lambda name: name.strip().lower(), "name"),
     metavar="NAMES",
-    help="Some of lasj,osr,usr; all of them if not given.",
+    help="Metrics for the judge: some of lasj,osr,usr (default: all).",
 )
 @click.option(
     "--temperature",
     "temperatures",
-    type=Several(float, "number"),
+    type=Several(float, "float"),
     metavar="NUMBERS",
-    help="One or several: 0,1. Greedy if none.",
+    help=flag_help("Config", "policy.temperature") + " Several evaluate each: 0,1 (default: 0).",
 )
 @click.option(
     "--max-turns",
     type=Several(int, "integer"),
     metavar="NUMBERS",
-    help="One or several: 2,4,6,8 gives the paper's Figure 6.",
+    help=flag_help("Config", "format.max_steps") + " Several evaluate each: 2,4,6,8 as in the paper's Figure 6.",
 )
 @click.option(
     "--top-k",
     "top_ks",
     type=Several(int, "integer"),
     metavar="NUMBERS",
-    help="One or several: 1,3,5 gives the paper's Figure 7.",
+    help=flag_help("Config", "retrieval.top_k") + " Several evaluate each: 1,3,5 as in the paper's Figure 7.",
 )
 @RULES
 @settings("Config", "questions", "retrieval.corpus", "retrieval.index", "retrieval.url")
 @settings("Config", "run", "policy.input_price", "policy.output_price")
 @configuration("Config")
-@click.option("--out", type=PATH, required=True, help="The report's folder; resumed if there.")
+@out("The folder of the report; the same command resumes it.")
 def evaluate(
     preset: str | None,
     file: Path | None,
@@ -85,8 +82,8 @@ def evaluate(
     top_ks: tuple[int, ...] | None,
     rules: Rules,
     formats: tuple[str, ...],
-    judge: str | None,
-    judge_model: str | None,
+    judge__spec: str | None,
+    judge__model: str | None,
     judged: tuple[str, ...] | None,
     out: Path,
     **given: Any,
@@ -119,7 +116,7 @@ def evaluate(
         max_steps=max_turns,
         top_ks=top_ks,
         rules=rules,
-        judging=judging(judge, judge_model, judged, configs),
+        judging=judging(judge__spec, judge__model, judged, configs),
     )
     log_plainly()
     sys.exit(_run(evaluation))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import JSON, PATH, F, Several, configuration, given_settings, settings
+from reasonrag.commands.options import JSON, PATH, F, Several, configuration, given_settings, out, settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +47,7 @@ def index() -> None:
 @index.command()
 @settings("IndexConfig", "corpus", "kind", "max_memory", "encoder", "vectors", "bm25", "passages")
 @configuration("IndexConfig")
-@click.option("--out", type=PATH, required=True, help="The index folder; the same command resumes.")
+@out("The folder of the index; the same command resumes the build.")
 @click.option("--replace", is_flag=True, help="Delete passages of a different corpus from the folder first.")
 def build(file: Path | None, assignments: tuple[str, ...], out: Path, replace: bool, **given: Any) -> None:
     """Build an index, or add a kind to one, within --max-memory. The same command resumes a build that was killed.
@@ -153,7 +153,7 @@ def doctor(folder: Path, trust_remote_code: bool, sample: int, seed: int | None,
     metavar="NUMBERS",
     default="5,10",
     show_default=True,
-    help="Passages of a search that count; one or several values of k.",
+    help="How many passages of a search count; one or several values of k.",
 )
 @click.argument("address", metavar="DIR|URL")
 def recall(

@@ -8,14 +8,14 @@ from typing import Literal
 
 import click
 
-from reasonrag.commands.options import JSON, PATH
+from reasonrag.commands.options import JSON, PATH, out
 
 RUN = click.argument("run", type=PATH)
 
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--out", type=PATH, help="Folder to write (default: FOLDER/report).")
+@out("A folder (default: FOLDER/report).", required=False)
 @click.option("--open", "in_browser", is_flag=True, help="Open the first page in a browser.")
 def report(folder: Path, out: Path | None, in_browser: bool) -> None:
     """Write HTML pages about a run, a training run or an evaluation. They open from disk.
@@ -79,11 +79,11 @@ def stats(run: Path, as_json: bool) -> None:
 
 @click.command()
 @RUN
-@click.option("--out", type=PATH, required=True, help="Folder to write for graphml, file to write for node-link.")
+@out("A folder for graphml, a file for node-link.")
 @click.option(
     "--form", type=click.Choice(["graphml", "node-link"]), default="graphml", show_default=True, help="File format."
 )
-@click.option("--question", "questions", multiple=True, help="Id of a question (repeatable; default: all questions).")
+@click.option("--question", "questions", multiple=True, help="Id of a question (repeatable; default: all).")
 def graph(run: Path, out: Path, form: Literal["graphml", "node-link"], questions: tuple[str, ...]) -> None:
     """Write trees as graphs for other tools. Each is checked to be a tree.
 
@@ -101,8 +101,10 @@ def graph(run: Path, out: Path, form: Literal["graphml", "node-link"], questions
 
 @click.command()
 @RUN
-@click.option("--to", "form", type=click.Choice(["llamafactory", "verl", "jsonl"]), required=True, help="Tool.")
-@click.option("--out", type=PATH, required=True, help="Folder to write.")
+@click.option(
+    "--to", "form", type=click.Choice(["llamafactory", "verl", "jsonl"]), required=True, help="Tool to write for."
+)
+@out("A folder.")
 def export(run: Path, form: str, out: Path) -> None:
     """Write the data of a run in the format of another tool. TRL reads RUN/pairs without an export.
 
@@ -121,7 +123,7 @@ def export(run: Path, form: str, out: Path) -> None:
 @click.argument("source", type=PATH)
 @click.option("--from", "form", type=click.Choice(["proguide", "trl"]), required=True, help="Format of SOURCE.")
 @click.option("--test", type=PATH, help="File of held-out rows with the same fields.")
-@click.option("--out", type=PATH, required=True, help="Folder to write, which `dpo train --data` reads.")
+@out("A folder that `dpo train --data` reads.")
 def import_(source: Path, form: str, test: Path | None, out: Path) -> None:
     """Import preference pairs from another tool. Missing fields stay null.
 

@@ -49,6 +49,17 @@ def settings(model: str, *keys: str, show_keys: bool = True) -> Callable[[F], F]
     return decorate
 
 
+def flag_help(model: str, key: str) -> str:
+    """Return the help text of a setting's flag, for an option that takes the same value in another way."""
+    text: str = table()["flags"][model][key]["help"]
+    return text
+
+
+def out(help: str, *, required: bool = True) -> Callable[[F], F]:
+    """Add `--out`; `help` says what is written there."""
+    return click.option("--out", type=PATH, required=required, help=f"Where to write. {help}")
+
+
 def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], F]:
     kind = flag["type"]
     parameter = key.replace(".", "__") if show_key else key.rpartition(".")[2]
@@ -121,13 +132,10 @@ DRY_RUN = click.option(
     "--dry-run", is_flag=True, help="Only print what the command would do; call no model, send nothing."
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-FORMAT = click.option(
-    "--format", "name", metavar="FORMAT", required=True, help="Format of the steps: reasonrag, search_r1, hiprag, ..."
-)
 RULES = click.option(
     "--rules",
     type=click.Choice(["house", "flashrag"]),
     default="house",
     show_default=True,
-    help="How answers are normalised and compared; flashrag: exactly as FlashRAG, to compare with published numbers.",
+    help="How answers are normalised and compared; flashrag: as FlashRAG does, to compare with published numbers.",
 )

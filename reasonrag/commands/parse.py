@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from reasonrag.commands.options import FORMAT, RULES
+from reasonrag.commands.options import RULES, flag_help
 
 if TYPE_CHECKING:
     from reasonrag.core.text import Rules
@@ -22,7 +22,7 @@ _ADVICE = "Each row is a JSON object with the trajectory as `text` and, to score
 
 
 @click.command("parse")
-@FORMAT
+@click.option("--format", "name", required=True, help=flag_help("Config", "format.name"))
 @RULES
 @click.argument("file")
 def command(name: str, rules: Rules, file: str) -> None:
@@ -49,12 +49,10 @@ def parse(
         ConfigError: the format is unknown.
         DataError: a row cannot be used; the message has its number, and the rows before it are written.
     """
-    from reasonrag.core.errors import ConfigError
-    from reasonrag.formats import FORMATS
+    from reasonrag.core.config import load_config
+    from reasonrag.pipeline.parts import open_format
 
-    if name not in FORMATS:
-        raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}")
-    format = FORMATS[name]()
+    format = open_format(load_config(overrides={"format.name": name}))
     reasons: Counter[str] = Counter()
     answered = 0
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reasonrag.commands.options import DRY_RUN, PATH
+from reasonrag.commands.options import DRY_RUN, PATH, out
 
 if TYPE_CHECKING:
     from reasonrag.publish.publish import PublishOptions
@@ -27,7 +27,7 @@ _MOST_FINDINGS = 20
 @click.option("--public", is_flag=True, help="Make a new repository public, or publish to one that is public.")
 @click.option("--tag", metavar="vX.Y.Z", help="Tag of this version (default: the next version).")
 @DRY_RUN
-@click.option("--out", type=PATH, help="New folder for a copy of the files, with --dry-run.")
+@out("A new folder for the files that --dry-run would upload.", required=False)
 @click.option(
     "--license", "licence", metavar="ID", help="Licence as the Hub abbreviates it (default: that of the sources)."
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reasonrag.commands.options import PATH, settings, table
+from reasonrag.commands.options import PATH, out, settings, table
 
 
 @click.group()
@@ -37,7 +37,7 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
     seeds and variants later. The page says which variants are missing.
     """
     options = [
-        click.option("--out", type=PATH, required=True, help="Folder of all stages; the same command resumes it."),
+        out("The folder of all stages; the same command resumes them."),
         click.option("--results", type=PATH, help="Folder of the results page (default: OUT/results)."),
         click.option(
             "--seeds",

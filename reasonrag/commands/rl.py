@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from reasonrag.commands.options import PATH, configuration, given_settings, settings
+from reasonrag.commands.options import configuration, given_settings, out, settings
 from reasonrag.commands.train import OUT, print_line, run_training
 
 if TYPE_CHECKING:
@@ -91,15 +91,15 @@ def online_settings(
     type=click.Choice(["em", "cem"]),
     default="em",
     show_default=True,
-    help="Which candidates count as correct and are kept: exact match or cover match of their answer.",
+    help="Which candidates are kept: those whose answer is an exact match, or a cover match.",
 )
 @click.option(
     "--show-answer",
     is_flag=True,
-    help="Show the gold answer to the planner, as App. D.2 prints it; then every candidate counts as correct.",
+    help="Show the gold answer to the planner, as Appendix D.2 does; then every candidate counts as correct.",
 )
 @configuration("Config")
-@click.option("--out", type=PATH, required=True, help="A Parquet file; resumed if not finished.")
+@out("A Parquet file; the same command resumes it.")
 def rl_plan(
     preset: str | None,
     file: Path | None,

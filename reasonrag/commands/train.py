@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import PATH, configuration, given_settings, settings
+from reasonrag.commands.options import configuration, given_settings, out, settings
 
 if TYPE_CHECKING:
     from reasonrag.training.run import TrainingRun
 
-OUT = click.option("--out", type=PATH, required=True, help="The policy's folder.")
+OUT = out("The folder of the policy; the same command resumes its training run.")
 _COMMON = ("data", "model", "method", "lora", "learning_rate", "num_train_epochs", "per_device_train_batch_size")
 _PAIRS = (
     "gradient_accumulation_steps",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import DRY_RUN, PATH, configuration, given_settings, settings
+from reasonrag.commands.options import DRY_RUN, PATH, configuration, given_settings, out, settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,9 +31,9 @@ _PAIRS = ("pairs.min_margin", "pairs.reward", "pairs.test_share")
 @settings("Config", "format.prompts", "format.max_steps", "seed", "search", "value", *_PAIRS)
 @settings("Config", "run", "policy.input_price", "policy.output_price")
 @configuration("Config")
-@click.option("--out", type=PATH, help="The run's folder; the same command resumes it.")
+@out("The folder of the run; the same command resumes it.", required=False)
 @DRY_RUN
-@click.option("--preview", is_flag=True, help="Build the first question's tree and print it.")
+@click.option("--preview", is_flag=True, help="Build the tree of the first question and print it.")
 def build_tree(
     preset: str | None,
     file: Path | None,
@@ -43,7 +43,7 @@ def build_tree(
     preview: bool,
     **given: Any,
 ) -> None:
-    """Search trees over agentic-RAG steps, value them by SPRE, write preference pairs as Parquet.
+    """Search trees over agentic-RAG steps, value the steps by SPRE, and write preference pairs as Parquet.
 
     \b
     Your own files, no GPU:
@@ -152,7 +152,7 @@ async def _print_first_tree(build: Build, console: Console) -> None:
 
 @click.command()
 @settings("Config", *_PAIRS, "pairs.alpha", "pairs.level")
-@click.option("--out", type=PATH, help="Write there and leave the run as it is.")
+@out("A folder for the new pairs, which leaves the run unchanged (default: the run itself).", required=False)
 @click.argument("run", type=PATH)
 def pairs(run: Path, out: Path | None, **given: Any) -> None:
     """Derive the pairs of a finished run again, without any model call.

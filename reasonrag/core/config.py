@@ -17,21 +17,22 @@ class QuestionsConfig(Section):
     dataset: Annotated[
         str | None,
         Field(
-            description="questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a file"
+            description="questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a "
+            "JSONL or Parquet file"
         ),
         Flag("--dataset"),
         EXECUTION,
     ] = None
     split: Annotated[
-        str | None, Field(description="split of a named data set: train, dev or test"), Flag("--split"), EXECUTION
+        str | None, Field(description="split of a known data set: train, dev or test"), Flag("--split"), EXECUTION
     ] = None
     limit: Annotated[
         int | None,
-        Field(ge=1, description="a seeded sample of this many questions; all of them if not given"),
+        Field(ge=1, description="use a random sample of this many questions (default: all)"),
         Flag("--limit"),
         EXECUTION,
     ] = None
-    world_seed: Annotated[int, Field(description="which demo world: its seed"), Flag("--world-seed"), EXECUTION] = 0
+    world_seed: Annotated[int, Field(description="seed of the demo world"), Flag("--world-seed"), EXECUTION] = 0
 
 
 class RetrievalConfig(Section):
@@ -39,59 +40,70 @@ class RetrievalConfig(Section):
 
     kind: Annotated[
         str | None,
-        Field(description="how passages are found: bm25, dense, hybrid, remote, or python:PACKAGE.MODULE:NAME"),
+        Field(
+            description="how to search an index: bm25, dense or hybrid (default: the best that it has). Without "
+            "an index also remote, or python:PACKAGE.MODULE:NAME"
+        ),
         Flag("--retriever"),
         EXECUTION,
     ] = None
     corpus: Annotated[
         str | None,
-        Field(description="a file with id and contents: JSONL(.gz, .zst) or Parquet"),
+        Field(description="corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents"),
         Flag("--corpus"),
         EXECUTION,
     ] = None
-    index: Annotated[str | None, Field(description="a folder that `index build` made"), Flag("--index"), EXECUTION] = (
-        None
-    )
+    index: Annotated[
+        str | None, Field(description="folder of an index that `index build` made"), Flag("--index"), EXECUTION
+    ] = None
     encoder: Annotated[
         str | None,
-        Field(description="where the model that built a dense index lies now, if it was moved"),
+        Field(
+            description="sentence-transformers model that encodes passages and queries: a Hub id or a folder. "
+            "Needed only if the model has moved since the index was built"
+        ),
         Flag("--encoder"),
         EXECUTION,
     ] = None
     reranker: Annotated[
         str | None,
-        Field(description="a cross-encoder that reorders what an index found: a Hub id or a folder"),
+        Field(description="cross-encoder that reorders what an index finds: a Hub id or a folder"),
         Flag("--reranker"),
         EXECUTION,
     ] = None
     rerank_depth: Annotated[
-        int, Field(ge=1, description="passages that the reranker reads for a query"), Flag("--rerank-depth"), EXECUTION
+        int, Field(ge=1, description="passages per query that the reranker reads"), Flag("--rerank-depth"), EXECUTION
     ] = 20
-    gpu: Annotated[bool, Field(description="search an index's vectors on all GPUs"), Flag("--gpu"), EXECUTION] = False
+    gpu: Annotated[bool, Field(description="search the vectors of an index on all GPUs"), Flag("--gpu"), EXECUTION] = (
+        False
+    )
     device: Annotated[
         str | None,
-        Field(description="where encoder and reranker run: cpu, cuda, cuda:1, ..."),
+        Field(description="device of encoder and reranker, for example cpu, cuda or cuda:1"),
         Flag("--device"),
         EXECUTION,
     ] = None
     url: Annotated[
-        tuple[str, ...], Field(description="a server that speaks POST /retrieve"), Flag("--retriever-url"), EXECUTION
+        tuple[str, ...],
+        Field(description="URL of a retrieval server that speaks POST /retrieve"),
+        Flag("--retriever-url"),
+        EXECUTION,
     ] = ()
-    identity: Annotated[str, Field(description="what the servers hold, for example corpus and index by name")] = (
-        "remote"
-    )
+    identity: Annotated[
+        str, Field(description="what the retrieval servers hold, for example corpus and index by name")
+    ] = "remote"
     top_k: Annotated[int, Field(ge=1, le=100, description="passages per search"), Flag("--top-k")] = 3
     passage_order: Annotated[
-        Literal["best_first", "best_last"], Field(description="the order in which a prompt shows passages")
+        Literal["best_first", "best_last"], Field(description="order of the passages in a prompt")
     ] = "best_first"
     max_passage_chars: Annotated[
-        int, Field(ge=100, description="characters of a passage that a prompt shows; the rest is cut off")
+        int, Field(ge=100, description="maximum characters of a passage in a prompt; the rest is cut off")
     ] = 4000
-    cache: Annotated[str, Field(description="a folder in which indexes of corpora are kept"), EXECUTION] = (
+    cache: Annotated[str, Field(description="folder that keeps the indexes of corpora"), EXECUTION] = (
         "~/.cache/reasonrag"
     )
     timeout_s: Annotated[
-        float, Field(gt=0, description="seconds that one request to a retrieval server may take"), EXECUTION
+        float, Field(gt=0, description="timeout in seconds of one request to a retrieval server"), EXECUTION
     ] = 60.0
 
     @model_validator(mode="after")
@@ -117,57 +129,69 @@ class ModelConfig(Section):
 
     spec: Annotated[
         str | None,
-        Field(description="the model: http(s)://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME_OR_PATH, demo, extractive"),
+        Field(
+            description="model that acts: http(s)://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME_OR_PATH, "
+            "demo[:FORMAT], extractive, or python:PACKAGE.MODULE:FACTORY"
+        ),
         Flag("--policy", env="REASONRAG_POLICY"),
         EXECUTION,
     ] = None
     model: Annotated[
         str | None,
-        Field(description="the model's name at its server"),
+        Field(description="model name that the policy's server expects"),
         Flag("--policy-model", env="REASONRAG_POLICY_MODEL"),
         EXECUTION,
     ] = None
     api: Annotated[
         Literal["chat", "completions"],
-        Field(description="what a server is sent: chat is messages, completions is text or token ids"),
+        Field(description="API of the server: chat sends messages, completions sends text or token ids"),
     ] = "chat"
-    tokenizer: Annotated[
-        str | None, Field(description="a tokenizer for api=completions; the model's own if not given")
-    ] = None
-    vllm: Annotated[bool, Field(description="the server is vLLM: ask it for token ids and stop strings")] = False
-    api_key_env: Annotated[
-        str, Field(description="the environment variable that holds the key of a server; never the key"), EXECUTION
-    ] = "OPENAI_API_KEY"
-    revision: Annotated[str | None, Field(description="of a model on the Hub: a commit, a tag or a branch")] = None
-    trust_remote_code: Annotated[bool, Field(description="run code that comes with a model")] = False
-    temperature: Annotated[float, Field(ge=0, le=5, description="of sampling; 0 is greedy"), Flag("--temperature")] = (
-        1.0
+    tokenizer: Annotated[str | None, Field(description="tokenizer for api=completions (default: the model's own)")] = (
+        None
     )
-    top_p: Annotated[
-        float, Field(gt=0, le=1, description="nucleus of sampling: share of the probability that is kept")
+    vllm: Annotated[bool, Field(description="the server is vLLM: request token ids and stop strings")] = False
+    api_key_env: Annotated[
+        str,
+        Field(description="name of the environment variable with the server's API key; never the key itself"),
+        EXECUTION,
+    ] = "OPENAI_API_KEY"
+    revision: Annotated[str | None, Field(description="revision of a Hub model: commit, tag or branch")] = None
+    trust_remote_code: Annotated[bool, Field(description="run Python code that comes with a model")] = False
+    temperature: Annotated[
+        float, Field(ge=0, le=5, description="sampling temperature; 0 is greedy decoding"), Flag("--temperature")
     ] = 1.0
-    max_tokens: Annotated[int, Field(ge=1, description="tokens of one reply"), Flag("--max-tokens")] = 512
-    logprobs: Annotated[bool, Field(description="ask a server for token log-probabilities"), EXECUTION] = False
+    top_p: Annotated[float, Field(gt=0, le=1, description="nucleus sampling: probability mass that is kept")] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, description="maximum tokens of one completion"), Flag("--max-tokens")] = 512
+    logprobs: Annotated[bool, Field(description="request token log-probabilities from a server"), EXECUTION] = False
     processed_logprobs: Annotated[
-        bool, Field(description="the server reports them at the sampling temperature"), EXECUTION
+        bool, Field(description="the server reports log-probabilities at the sampling temperature"), EXECUTION
     ] = False
     timeout_s: Annotated[
-        float, Field(gt=0, description="seconds that one request to a server may take, retries included"), EXECUTION
+        float, Field(gt=0, description="timeout in seconds of one request to a server, retries included"), EXECUTION
     ] = 300.0
-    max_retries: Annotated[int, Field(ge=0, description="further attempts after a request that failed"), EXECUTION] = 6
-    concurrency: Annotated[int, Field(ge=1, description="requests in flight at a server"), EXECUTION] = 64
-    batch_size: Annotated[int, Field(ge=1, description="prompts at once, of a model in this process"), EXECUTION] = 32
+    max_retries: Annotated[int, Field(ge=0, description="maximum retries of a failed request"), EXECUTION] = 6
+    concurrency: Annotated[int, Field(ge=1, description="maximum requests in flight at a server"), EXECUTION] = 64
+    batch_size: Annotated[int, Field(ge=1, description="prompts per batch of a model in this process"), EXECUTION] = 32
     device: Annotated[
-        str | None, Field(description="of hf: models: cpu, cuda, cuda:1, ...; the first GPU if there is one"), EXECUTION
+        str | None,
+        Field(description="device of hf: models: cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)"),
+        EXECUTION,
     ] = None
     dtype: Annotated[
-        str | None, Field(description="of the weights: float32, bfloat16 or float16; the backend's choice if not given")
+        str | None,
+        Field(description="dtype of the weights: float32, bfloat16 or float16 (default: the backend's choice)"),
     ] = None
     input_price: Annotated[
-        float | None, Field(ge=0, description="price of a million prompt tokens"), Flag("--input-price"), EXECUTION
+        float | None,
+        Field(ge=0, description="price of one million prompt tokens of the policy"),
+        Flag("--input-price"),
+        EXECUTION,
     ] = None
     output_price: Annotated[
-        float | None, Field(ge=0, description="price of a million completion tokens"), Flag("--output-price"), EXECUTION
+        float | None,
+        Field(ge=0, description="price of one million completion tokens of the policy"),
+        Flag("--output-price"),
+        EXECUTION,
     ] = None
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
@@ -182,23 +206,23 @@ class JudgeConfig(ModelConfig):
 
     spec: Annotated[
         str | None,
-        Field(description="the judge: as a policy is named, or demo-judge[:WORLD_SEED[:ERROR]]"),
+        Field(description="model that judges: as for --policy, or demo-judge[:WORLD_SEED[:ERROR]]"),
         Flag("--judge"),
         EXECUTION,
     ] = None
     model: Annotated[
-        str | None, Field(description="the judge's name at its server"), Flag("--judge-model"), EXECUTION
+        str | None, Field(description="model name that the judge's server expects"), Flag("--judge-model"), EXECUTION
     ] = None
-    temperature: Annotated[float, Field(ge=0, le=5, description="of sampling; 0 is greedy")] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=5, description="sampling temperature; 0 is greedy decoding")] = 0.0
     input_price: Annotated[
         float | None,
-        Field(ge=0, description="price of a million prompt tokens of the judge"),
+        Field(ge=0, description="price of one million prompt tokens of the judge"),
         Flag("--judge-input-price"),
         EXECUTION,
     ] = None
     output_price: Annotated[
         float | None,
-        Field(ge=0, description="price of a million completion tokens of the judge"),
+        Field(ge=0, description="price of one million completion tokens of the judge"),
         Flag("--judge-output-price"),
         EXECUTION,
     ] = None
@@ -209,33 +233,38 @@ class FormatConfig(Section):
 
     name: Annotated[
         str,
-        Field(description="how steps are written: reasonrag, search_r1, hiprag, ..., or python:PACKAGE.MODULE:NAME"),
+        Field(
+            description="format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, or "
+            "python:PACKAGE.MODULE:NAME"
+        ),
         Flag("--format"),
     ] = "reasonrag"
     prompts: Annotated[
-        str, Field(description="the instruction texts: default, brief, or a folder"), Flag("--prompts"), EXECUTION
+        str, Field(description="prompt texts: default, brief, or a folder"), Flag("--prompts"), EXECUTION
     ] = "default"
     max_steps: Annotated[
-        int, Field(ge=1, description="actions of a trajectory; the last one has to answer"), Flag("--max-turns")
+        int,
+        Field(ge=1, description="maximum actions of the policy in a trajectory; the last one must answer"),
+        Flag("--max-turns"),
     ] = 8
 
 
 class SearchConfig(Section):
     """Budget and shape of a tree (arXiv:2505.14069, App. A)."""
 
-    iterations: Annotated[int, Field(ge=1, description="visits to the root of a tree"), Flag("--iterations")] = 64
+    iterations: Annotated[int, Field(ge=1, description="MCTS iterations per tree"), Flag("--iterations")] = 64
     max_calls: Annotated[
         int | None,
-        Field(ge=1, description="policy and judge calls of a tree: a budget beside iterations"),
+        Field(ge=1, description="maximum policy and judge calls per tree, as a second limit beside iterations"),
         Flag("--max-calls"),
     ] = None
-    max_children: Annotated[int, Field(ge=1, description="children of a node"), Flag("--max-children")] = 3
+    max_children: Annotated[int, Field(ge=1, description="maximum children of a node"), Flag("--max-children")] = 3
     selection: Annotated[
         Literal["puct", "ucb1"],
-        Field(description="how a child is chosen on the way down: PUCT (Eq. 5) or UCB1"),
+        Field(description="formula that selects a child: PUCT (Eq. 5) or UCB1"),
         Flag("--selection"),
     ] = "puct"
-    c_uct: Annotated[float, Field(ge=0, description="weight of exploration in Eq. 5 and UCB1")] = 1.414
+    c_uct: Annotated[float, Field(ge=0, description="exploration weight in Eq. 5 and UCB1")] = 1.414
     rejudge_terminal: Annotated[bool, Field(description="ask the judge again at every visit of an answer")] = False
 
 
@@ -244,16 +273,19 @@ class ValueConfig(Section):
 
     kind: Annotated[
         Literal["rollout", "judge"],
-        Field(description="what values a new node: rollouts (Eq. 1) or a judge (Eq. 6)"),
+        Field(description="what estimates the value of a new node: rollouts (Eq. 1) or a judge (Eq. 6)"),
         Flag("--value"),
     ] = "rollout"
-    rollouts: Annotated[int, Field(ge=1, description="rollouts from a new node: k of Eq. 1"), Flag("--rollouts")] = 2
+    rollouts: Annotated[int, Field(ge=1, description="rollouts per new node: k of Eq. 1"), Flag("--rollouts")] = 2
     alpha: Annotated[
-        float, Field(gt=0, le=1, description="decay per action; 1 leaves the shortest-path term out"), Flag("--alpha")
+        float, Field(gt=0, le=1, description="SPRE decay per action; 1 removes the shortest-path term"), Flag("--alpha")
     ] = 0.9
     weighting: Annotated[
         Literal["trajectories", "visits"],
-        Field(description="how a node's SPRE is averaged: each complete trajectory once, or children by their visits"),
+        Field(
+            description="how the SPRE of a node is averaged: every complete trajectory once, or children by their "
+            "visits"
+        ),
     ] = "trajectories"
 
 
@@ -261,11 +293,14 @@ class PairsConfig(Section):
     """Which siblings become pairs (arXiv:2505.14069, sec. 2.2.3). Pairs are derived anew without any call."""
 
     min_margin: Annotated[
-        float, Field(ge=0, description="smallest difference of rewards"), Flag("--min-margin"), EXECUTION
+        float,
+        Field(ge=0, description="minimum difference between the two rewards of a pair"),
+        Flag("--min-margin"),
+        EXECUTION,
     ] = 0.01
     reward: Annotated[
         Literal["spre", "judge"],
-        Field(description="what pairs compare: SPRE, or the judge's values"),
+        Field(description="reward that pairs compare: SPRE, or the judge's values"),
         Flag("--pair-reward"),
         EXECUTION,
     ] = "spre"
@@ -274,19 +309,22 @@ class PairsConfig(Section):
         Field(
             gt=0,
             le=1,
-            description="decay per action, 1 leaves the shortest-path term out; value.alpha if not given",
+            description="SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)",
         ),
         Flag("--alpha"),
         EXECUTION,
     ] = None
     level: Annotated[
         Literal["step", "trajectory"],
-        Field(description="what is compared: sibling steps, or whole trajectories by outcome"),
+        Field(description="what pairs compare: sibling steps, or whole trajectories by outcome"),
         Flag("--level"),
         EXECUTION,
     ] = "step"
     test_share: Annotated[
-        float, Field(ge=0, lt=1, description="share of questions held out"), Flag("--test-share"), EXECUTION
+        float,
+        Field(ge=0, lt=1, description="share of the questions whose pairs form the test split"),
+        Flag("--test-share"),
+        EXECUTION,
     ] = 0.1
 
 
@@ -294,11 +332,11 @@ class RunConfig(Section):
     """How the run goes; nothing here changes a result."""
 
     concurrency: Annotated[
-        int, Field(ge=1, description="questions in work at a time"), Flag("--concurrency"), EXECUTION
+        int, Field(ge=1, description="questions processed at the same time"), Flag("--concurrency"), EXECUTION
     ] = 64
     max_failed: Annotated[
         float,
-        Field(ge=0, le=1, description="share of failed questions above which the run fails"),
+        Field(ge=0, le=1, description="maximum share of failed questions; above it, the exit code is 1"),
         Flag("--max-failed"),
         EXECUTION,
     ] = 0.05
@@ -307,7 +345,9 @@ class RunConfig(Section):
 class Config(Section):
     """Everything a run depends on."""
 
-    seed: Annotated[int, Field(description="of every draw; same seed, same rows"), Flag("--seed")] = 0
+    seed: Annotated[
+        int, Field(description="random seed; the same seed repeats every random choice"), Flag("--seed")
+    ] = 0
     questions: QuestionsConfig = QuestionsConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     policy: ModelConfig = ModelConfig()

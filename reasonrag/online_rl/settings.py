@@ -21,39 +21,42 @@ class RolloutSettings(Section):
     `importance` has to be off then.
     """
 
-    group_size: Annotated[int, Field(ge=2, description="trajectories of each question: G"), Flag("--group-size")] = 8
+    group_size: Annotated[
+        int, Field(ge=2, description="trajectories per question: G of GRPO"), Flag("--group-size")
+    ] = 8
     questions_per_step: Annotated[
-        int, Field(ge=1, description="questions of one batch of rollouts"), Flag("--questions-per-step")
+        int, Field(ge=1, description="questions per batch of rollouts"), Flag("--questions-per-step")
     ] = 16
-    minibatches: Annotated[int, Field(ge=1, description="optimizer steps that use one batch of rollouts")] = 1
-    temperature: Annotated[float, Field(gt=0, le=5, description="of sampling")] = 1.0
-    top_p: Annotated[
-        float, Field(gt=0, le=1, description="nucleus of sampling: share of the probability that is kept")
-    ] = 1.0
-    max_tokens: Annotated[int, Field(ge=1, description="tokens of one completion")] = 512
+    minibatches: Annotated[int, Field(ge=1, description="optimizer steps per batch of rollouts")] = 1
+    temperature: Annotated[float, Field(gt=0, le=5, description="sampling temperature of the rollouts")] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, description="nucleus sampling: probability mass that is kept")] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, description="maximum tokens of one completion")] = 512
     max_trajectory_tokens: Annotated[
-        int | None, Field(ge=8, description="tokens of prompt and turn; a longer trajectory counts as truncated")
+        int | None,
+        Field(ge=8, description="maximum tokens of prompt and turn; a longer trajectory counts as truncated"),
     ] = None
     engine: Annotated[
         Literal["auto", "generate", "continuous", "vllm-server"],
         Field(
-            description="generate: transformers on the trainer's own weights; continuous: its continuous batching; "
-            "vllm-server: a server that is sent the weights before each batch; auto: continuous "
-            "on a GPU where the weights have 16 bits, else generate"
+            description="rollout engine. generate: transformers with the trainer's own weights; continuous: its "
+            "continuous batching; vllm-server: a server that gets the weights before each batch; "
+            "auto: continuous on a GPU if the weights have 16 bits, else generate"
         ),
         EXECUTION,
     ] = "auto"
     url: Annotated[
         str | None,
-        Field(description="a vLLM server that is sent the weights before each batch, such as http://127.0.0.1:8000/v1"),
+        Field(description="URL of a vLLM server for rollouts, which gets the weights before each batch"),
         Flag("--rollout-url"),
         EXECUTION,
     ] = None
     served_model: Annotated[
-        str | None, Field(description="the policy's name at that server; the model's own if not given"), EXECUTION
+        str | None, Field(description="name of the policy at the vLLM server (default: that of the model)"), EXECUTION
     ] = None
-    batch_size: Annotated[int, Field(ge=1, description="rows at once, of an engine in this process"), EXECUTION] = 64
-    concurrency: Annotated[int, Field(ge=1, description="requests in flight, of a server"), EXECUTION] = 256
+    batch_size: Annotated[
+        int, Field(ge=1, description="trajectories per batch of an engine in this process"), EXECUTION
+    ] = 64
+    concurrency: Annotated[int, Field(ge=1, description="maximum requests in flight at a vLLM server"), EXECUTION] = 256
 
 
 class SamplingSettings(Section):
@@ -61,24 +64,24 @@ class SamplingSettings(Section):
 
     dynamic: Annotated[
         bool,
-        Field(description="drop groups whose rewards are all equal, and draw other questions"),
+        Field(description="drop groups whose rewards are all equal, and draw other questions (DAPO)"),
         Flag("--dynamic-sampling/--no-dynamic-sampling"),
     ] = False
-    max_rounds: Annotated[int, Field(ge=1, description="rounds of refilling, for one batch")] = 3
+    max_rounds: Annotated[int, Field(ge=1, description="maximum rounds of refilling per batch")] = 3
 
 
 class OutageSettings(Section):
     """What happens where rewards are missing: a judge's failure never becomes a reward."""
 
     max_unscored: Annotated[
-        float, Field(ge=0, le=1, description="share of a batch that may be without a reward"), EXECUTION
+        float, Field(ge=0, le=1, description="maximum share of a batch without a reward"), EXECUTION
     ] = 0.25
     retries: Annotated[
-        int, Field(ge=0, description="attempts at the missing rewards before the training stops"), EXECUTION
+        int, Field(ge=0, description="retries of missing rewards before the training run stops"), EXECUTION
     ] = 3
     wait_s: Annotated[
         float,
-        Field(ge=0, description="seconds before the first retry; twice as many before each further one"),
+        Field(ge=0, description="seconds before the first retry; doubled before each further one"),
         EXECUTION,
     ] = 5.0
 
@@ -86,22 +89,23 @@ class OutageSettings(Section):
 class GuardSettings(Section):
     """When a training that collapses is stopped, with its state and its best policy kept. 0 switches a guard off."""
 
-    window: Annotated[int, Field(ge=1, description="optimizer steps that are averaged"), EXECUTION] = 10
+    window: Annotated[int, Field(ge=1, description="optimizer steps that the guards average over"), EXECUTION] = 10
     format_rate_drop: Annotated[
         float,
         Field(
             ge=0,
             le=1,
-            description="stop when the share of well-formed trajectories is this far below the best window's; 0: never",
+            description="stop if the share of well-formed trajectories is this far below that of the best window; "
+            "0 disables",
         ),
         EXECUTION,
     ] = 0.4
     min_entropy: Annotated[
-        float, Field(ge=0, description="stop below this entropy of the policy, in nats a token; 0: never"), EXECUTION
+        float, Field(ge=0, description="stop below this policy entropy, in nats per token; 0 disables"), EXECUTION
     ] = 0.0
     max_length_growth: Annotated[
         float,
-        Field(ge=0, description="stop when trajectories are this many times as long as in the first window; 0: never"),
+        Field(ge=0, description="stop if trajectories are this many times as long as in the first window; 0 disables"),
         EXECUTION,
     ] = 4.0
 
@@ -110,15 +114,23 @@ class ValidationSettings(Section):
     """Held-out questions that choose the best policy, greedy unless a temperature is given."""
 
     data: Annotated[
-        str | None, Field(description="questions, as --dataset; the same data set's dev split if not given"), EXECUTION
+        str | None,
+        Field(description="validation questions, as for --dataset (default: the dev split of the training questions)"),
+        EXECUTION,
     ] = None
-    split: Annotated[str | None, Field(description="split of a named data set: train, dev or test"), EXECUTION] = None
-    limit: Annotated[int | None, Field(ge=1, description="a seeded sample of this many questions"), EXECUTION] = 200
-    steps: Annotated[int, Field(ge=0, description="optimizer steps between two looks; 0 looks never"), EXECUTION] = 20
-    temperature: Annotated[float, Field(ge=0, le=5, description="of sampling; 0 is greedy"), EXECUTION] = 0.0
+    split: Annotated[str | None, Field(description="split of a known data set: train, dev or test"), EXECUTION] = None
+    limit: Annotated[
+        int | None, Field(ge=1, description="use a random sample of this many validation questions"), EXECUTION
+    ] = 200
+    steps: Annotated[int, Field(ge=0, description="optimizer steps between two validations; 0 disables"), EXECUTION] = (
+        20
+    )
+    temperature: Annotated[
+        float, Field(ge=0, le=5, description="sampling temperature; 0 is greedy decoding"), EXECUTION
+    ] = 0.0
     metric: Annotated[
         Literal["em", "f1", "acc", "reward"],
-        Field(description="what chooses the best policy; reward: the training's own"),
+        Field(description="metric that chooses the best policy; reward: the training reward"),
         EXECUTION,
     ] = "em"
 
@@ -126,30 +138,35 @@ class ValidationSettings(Section):
 class RLSettings(TrainSettings):
     """Group-relative policy optimisation on rollouts with retrieval (GRPO, DAPO)."""
 
-    seed: Annotated[int, Field(description="of questions, rollouts and adapters"), Flag("--seed")] = 0
+    seed: Annotated[
+        int, Field(description="random seed; the same seed repeats every random choice"), Flag("--seed")
+    ] = 0
     data: Annotated[
         str | None,
-        Field(description="questions: a known data set (hotpotqa, ...), demo, or a file"),
+        Field(
+            description="questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a "
+            "JSONL or Parquet file"
+        ),
         Flag("--dataset"),
         EXECUTION,
     ] = None
     model: Annotated[
         str | None,
-        Field(description="the policy to train: a folder or a Hub id; demo:FORMAT is a shipped one"),
+        Field(description="model to train: a folder, a Hub id, or demo[:FORMAT] for a shipped policy"),
         Flag("--model"),
         EXECUTION,
     ] = None
     split: Annotated[
-        str | None, Field(description="split of a named data set: train, dev or test"), Flag("--split"), EXECUTION
+        str | None, Field(description="split of a known data set: train, dev or test"), Flag("--split"), EXECUTION
     ] = None
-    world_seed: Annotated[int, Field(description="which demo world: its seed"), Flag("--world-seed"), EXECUTION] = 0
+    world_seed: Annotated[int, Field(description="seed of the demo world"), Flag("--world-seed"), EXECUTION] = 0
     retrieval: RetrievalConfig = RetrievalConfig()
     format: FormatConfig = FormatConfig(name="search_r1", max_steps=5)
     judge: JudgeConfig = JudgeConfig()
     reward: RewardSettings = RewardSettings()
     plans: Annotated[
         str | None,
-        Field(description="reference plans for search-p1: the file that `rl plan` writes"),
+        Field(description="reference plans for the reward search-p1: a file that `rl plan` wrote"),
         Flag("--plans"),
         EXECUTION,
     ] = None
@@ -161,40 +178,55 @@ class RLSettings(TrainSettings):
 
     loss_type: Annotated[
         Literal["dapo", "grpo", "dr_grpo", "bnpo"],
-        Field(description="how the loss is averaged over tokens, as TRL names it"),
+        Field(
+            description="loss function, by its name in TRL. The choices differ in how the loss is averaged over tokens"
+        ),
         Flag("--loss-type"),
     ] = "dapo"
     beta: Annotated[
-        float, Field(ge=0, description="weight of the KL penalty; 0 loads no reference model"), Flag("--beta")
+        float,
+        Field(
+            ge=0,
+            description="KL weight: how strongly the policy is held to the reference model. With 0, no reference "
+            "model is loaded",
+        ),
+        Flag("--beta"),
     ] = 0.0
-    epsilon: Annotated[float, Field(gt=0, description="how far a ratio of probabilities may leave 1")] = 0.2
+    epsilon: Annotated[float, Field(gt=0, description="clipping range of the probability ratio around 1")] = 0.2
     epsilon_high: Annotated[
-        float | None, Field(gt=0, description="how far it may rise above 1 (clip-higher); as epsilon if not given")
+        float | None,
+        Field(gt=0, description="upper clipping range of the probability ratio, clip-higher (default: epsilon)"),
     ] = None
     scale_rewards: Annotated[
         Literal["group", "batch", "none"],
         Field(
-            description="what advantages are divided by: the standard deviation in the group, in the batch, or nothing"
+            description="what divides the advantages: the standard deviation of the group, that of the batch, or "
+            "nothing"
         ),
     ] = "group"
-    mask_truncated: Annotated[bool, Field(description="trajectories cut off by a token limit teach nothing")] = True
+    mask_truncated: Annotated[
+        bool, Field(description="exclude trajectories that a token limit cut off from the loss")
+    ] = True
     importance: Annotated[
         Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
-        Field(description="correction where engine and trainer differ; auto: token_truncate with a server, else off"),
+        Field(
+            description="importance sampling correction between engine and trainer; auto: token_truncate with a "
+            "server, else off"
+        ),
     ] = "auto"
-    importance_max: Annotated[
-        float, Field(gt=1, description="the ratio of probabilities at which the correction cuts")
-    ] = 2.0
+    importance_max: Annotated[float, Field(gt=1, description="threshold of the importance ratio")] = 2.0
     max_steps: Annotated[int, Field(ge=1, description="optimizer steps"), Flag("--max-steps")] = 200
     per_device_train_batch_size: Annotated[
-        int, Field(ge=1, description="trajectories of one forward pass"), Flag("--batch-size")
+        int, Field(ge=1, description="training examples per forward pass on each device"), Flag("--batch-size")
     ] = 8
-    gradient_accumulation_steps: Annotated[int, Field(ge=1, description="follows from the batch; not to be set")] = 1
-    lr_scheduler_type: Annotated[str, Field(description="schedule of the learning rate, as transformers names it")] = (
+    gradient_accumulation_steps: Annotated[
+        int, Field(ge=1, description="follows from the other batch settings; must not be set")
+    ] = 1
+    lr_scheduler_type: Annotated[str, Field(description="learning rate schedule, by its name in transformers")] = (
         "constant"
     )
     logging_steps: Annotated[
-        int, Field(ge=1, description="optimizer steps between two lines of figures"), EXECUTION
+        int, Field(ge=1, description="optimizer steps between two lines of metrics"), EXECUTION
     ] = 1
     save_steps: Annotated[
         int, Field(ge=1, description="optimizer steps between checkpoints"), Flag("--save-steps"), EXECUTION

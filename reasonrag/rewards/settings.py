@@ -26,11 +26,14 @@ class OutcomeSettings(Section):
     ] = None
     metric: Annotated[
         Literal["em", "f1", "cem"],
-        Field(description="answer metric: exact match, token F1, or cover match"),
+        Field(
+            description="metric of the answer: exact match, token F1, or cover match (the answer contains a gold "
+            "answer)"
+        ),
     ] = "em"
-    format_weight: Annotated[Share, Field(description="weight of the form; the answer's weight is 1 minus it")] = 0.0
+    format_weight: Annotated[Share, Field(description="weight of the format; the answer has the rest of 1")] = 0.0
     answer_present: Annotated[
-        Share, Field(description="minimum value of a trajectory with any final answer; at most format_weight")
+        Share, Field(description="minimum reward of a trajectory that has any final answer; at most format_weight")
     ] = 0.0
 
     @model_validator(mode="before")
@@ -56,15 +59,19 @@ class OutcomeSettings(Section):
 class HiPRAGSettings(Section):
     """HiPRAG, Eq. 1 (arXiv:2510.07794): a bonus for steps that search when they must, and only then."""
 
-    lambda_f: Annotated[Share, Field(description="weight of the form")] = 0.2
+    lambda_f: Annotated[Share, Field(description="weight of the format")] = 0.2
     lambda_p: Annotated[
-        float, Field(ge=0, description="largest bonus; 0 needs no judge (the paper's Search-R1-step*)")
+        float, Field(ge=0, description="maximum bonus; 0 needs no judge (the paper's Search-R1-step*)")
     ] = 0.4
-    over_search: Annotated[bool, Field(description="find needless searches; false: all are good")] = True
-    under_search: Annotated[
-        bool, Field(description="find false steps taken without a search; false: all of them are good")
+    over_search: Annotated[
+        bool, Field(description="detect searches whose result the policy already knew; off: none counts as needless")
     ] = True
-    max_tokens: Annotated[int, Field(ge=1, description="maximum tokens of the policy's answer without a search")] = 256
+    under_search: Annotated[
+        bool, Field(description="detect false steps without a search; off: none counts as a missing search")
+    ] = True
+    max_tokens: Annotated[
+        int, Field(ge=1, description="maximum tokens of the answer that the policy gives without a search")
+    ] = 256
 
     @property
     def detects(self) -> bool:
@@ -77,52 +84,58 @@ class SearchP1Settings(Section):
 
     lambda_p: Annotated[float, Field(ge=0, description="weight of the path")] = 0.3
     lambda_a: Annotated[float, Field(ge=0, description="weight of the outcome")] = 0.6
-    lambda_f: Annotated[float, Field(ge=0, description="weight of the form")] = 0.1
-    self_track: Annotated[bool, Field(description="score how well the own plan is carried out (Eq. 6)")] = True
-    reference_track: Annotated[bool, Field(description="score coverage of the reference plan (Eq. 7)")] = True
+    lambda_f: Annotated[float, Field(ge=0, description="weight of the format")] = 0.1
+    self_track: Annotated[bool, Field(description="score how well the policy follows its own plan (Eq. 6)")] = True
+    reference_track: Annotated[bool, Field(description="score how much of the reference plan is covered (Eq. 7)")] = (
+        True
+    )
     efficiency_factor: Annotated[
         bool, Field(description="multiply both tracks by effective steps per action (Eq. 6 and 7; Alg. 3 does not)")
     ] = True
     format: Annotated[
         Literal["soft", "strict", "none"],
-        Field(description="soft: 1 or 0.5, invalid earns 0; strict: only well-formed earns; none: form is ignored"),
+        Field(
+            description="format reward. soft: 1 or 0.5, and an invalid trajectory earns 0; strict: a trajectory "
+            "out of format earns 0; none: no format reward"
+        ),
     ] = "soft"
     outcome: Annotated[
         Literal["soft", "binary"],
-        Field(description="soft: partial credit for a wrong answer (Eq. 8); binary: none"),
+        Field(description="soft: a wrong answer can earn part of the outcome (Eq. 8); binary: it cannot"),
     ] = "soft"
     alpha: Annotated[
-        Share, Field(description="weight of a partly right answer; the reasoning has 1 minus it (Eq. 8)")
+        Share, Field(description="weight of a partly right answer; the reasoning has the rest of 1 (Eq. 8)")
     ] = 0.8
 
 
 class WhenToSearchSettings(Section):
     """Learning when to search, Eq. 6 to 12: stage 1 rewards searching if an answer is wrong, stage 2 penalises it."""
 
-    beta: Annotated[float, Field(ge=0, description="value of one retrieval (Eq. 10 and 11)")] = 0.3
-    rc_cap: Annotated[int, Field(ge=0, description="maximum number of retrievals that count (Eq. 10 and 11)")] = 3
+    beta: Annotated[float, Field(ge=0, description="reward of one retrieval (Eq. 10 and 11)")] = 0.3
+    rc_cap: Annotated[int, Field(ge=0, description="maximum retrievals that count in Eq. 10 and 11")] = 3
     switch_step: Annotated[
         int | Literal["auto"],
         Field(description="optimizer step at which stage 2 begins; auto: once retrievals per question stop rising"),
     ] = "auto"
-    auto_window: Annotated[int, Field(ge=1, description="auto: optimizer steps per window")] = 20
+    auto_window: Annotated[int, Field(ge=1, description="optimizer steps per window of switch_step auto")] = 20
     auto_min_rise: Annotated[
-        float, Field(ge=0, description="auto: smallest increase between windows that counts as a rise, in retrievals")
+        float, Field(ge=0, description="minimum rise of retrievals per question from one window to the next")
     ] = 0.02
     correct: Annotated[
         Literal["em", "f1", "judge"],
-        Field(description="when an answer is right: exact match, F1 of at least f1_threshold, or a judge (LasJ)"),
+        Field(description="what counts as correct: exact match, F1 of at least f1_threshold, or a judge (LasJ)"),
     ] = "em"
     f1_threshold: Annotated[
-        float, Field(gt=0, le=1, description="minimum token F1 of a right answer, if correct is f1")
+        float, Field(gt=0, le=1, description="minimum token F1 of a correct answer, if correct is f1")
     ] = 0.8
-    eq8_as_printed: Annotated[bool, Field(description="use half the mean similarity, as Eq. 8 is printed")] = False
+    eq8_as_printed: Annotated[bool, Field(description="use half of the mean similarity, as Eq. 8 is printed")] = False
     encoder: Annotated[
-        str, Field(description="encoder that compares queries: lexical, or a sentence-transformers model")
+        str,
+        Field(description="what compares queries: lexical, or a sentence-transformers model (a Hub id or a folder)"),
     ] = "lexical"
-    no_stage_one: Annotated[bool, Field(description="ablation: stage 2 from the first step")] = False
-    no_stage_two: Annotated[bool, Field(description="ablation: stage 1 until the end")] = False
-    no_r_s: Annotated[bool, Field(description="ablation: queries are not scored (Eq. 9 is 0)")] = False
+    no_stage_one: Annotated[bool, Field(description="ablation: begin with stage 2")] = False
+    no_stage_two: Annotated[bool, Field(description="ablation: stay in stage 1")] = False
+    no_r_s: Annotated[bool, Field(description="ablation: ignore the similarity of queries (Eq. 9 is 0)")] = False
 
     @field_validator("switch_step")
     @classmethod

@@ -20,7 +20,7 @@ class LoraSettings(Section):
         Field(ge=1, description="scale of the adapters: their output is multiplied by alpha / r"),
         Flag("--lora-alpha"),
     ] = 32
-    dropout: Annotated[float, Field(ge=0, lt=1, description="dropout probability of the adapters' inputs")] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1, description="dropout on the inputs of the adapters")] = 0.0
     target_modules: Annotated[
         str | tuple[str, ...], Field(description="layers that get adapters: all-linear, or names such as q_proj")
     ] = "all-linear"
@@ -29,78 +29,88 @@ class LoraSettings(Section):
 class TrainSettings(Section):
     """Settings of every training run."""
 
-    seed: Annotated[int, Field(description="random seed for data order and adapter initialisation"), Flag("--seed")] = 0
+    seed: Annotated[
+        int, Field(description="random seed; the same seed repeats every random choice"), Flag("--seed")
+    ] = 0
     data: Annotated[
         str | None,
         Field(
-            description="preference pairs: a run's folder, Parquet or JSONL files, or a Hub data set "
-            "OWNER/NAME[@REVISION][:CONFIG]"
+            description="preference pairs: a run's folder, Parquet or JSONL files, or "
+            "OWNER/NAME[@REVISION][:CONFIG] on the Hub"
         ),
         Flag("--data"),
         EXECUTION,
     ] = None
     model: Annotated[
         str | None,
-        Field(description="model to train: a folder or a Hub id; demo is the shipped policy"),
+        Field(description="model to train: a folder, a Hub id, or demo[:FORMAT] for a shipped policy"),
         Flag("--model"),
         EXECUTION,
     ] = None
     revision: Annotated[str | None, Field(description="revision of a Hub model: commit, tag or branch")] = None
-    trust_remote_code: Annotated[bool, Field(description="run code that comes with a model")] = False
+    trust_remote_code: Annotated[bool, Field(description="run Python code that comes with a model")] = False
     method: Annotated[
-        Literal["lora", "full"], Field(description="train LoRA adapters, or all weights"), Flag("--method")
+        Literal["lora", "full"],
+        Field(description="what to train: low-rank adapters (lora) or all weights (full)"),
+        Flag("--method"),
     ] = "lora"
     lora: LoraSettings = LoraSettings()
     dtype: Annotated[
         str | None,
-        Field(description="dtype of the weights (default: bfloat16 for adapters on a GPU, otherwise float32)"),
+        Field(description="dtype of the weights (default: bfloat16 for adapters on a GPU, else float32)"),
     ] = None
     limit: Annotated[
         int | None,
-        Field(ge=1, description="number of questions, sampled with the seed (default: all)"),
+        Field(ge=1, description="use a random sample of this many questions (default: all)"),
         Flag("--limit"),
     ] = None
     learning_rate: Annotated[float, Field(gt=0, description="peak learning rate"), Flag("--learning-rate")] = 1e-6
     lr_scheduler_type: Annotated[str, Field(description="learning rate schedule, by its name in transformers")] = (
         "cosine"
     )
-    warmup_ratio: Annotated[float, Field(ge=0, lt=1, description="share of the optimizer steps used for warmup")] = 0.1
+    warmup_ratio: Annotated[
+        float, Field(ge=0, lt=1, description="share of the steps during which the learning rate rises")
+    ] = 0.1
     per_device_train_batch_size: Annotated[
-        int, Field(ge=1, description="examples per device and forward pass"), Flag("--batch-size")
+        int, Field(ge=1, description="training examples per forward pass on each device"), Flag("--batch-size")
     ] = 2
     gradient_accumulation_steps: Annotated[
         int, Field(ge=1, description="forward passes per optimizer step"), Flag("--accumulation")
     ] = 8
     weight_decay: Annotated[float, Field(ge=0, description="weight decay of AdamW")] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0, description="gradients with a larger norm are clipped to it")] = 1.0
-    logging_steps: Annotated[int, Field(ge=1, description="optimizer steps between log entries"), EXECUTION] = 10
+    max_grad_norm: Annotated[float, Field(gt=0, description="gradients are clipped to this norm")] = 1.0
+    logging_steps: Annotated[
+        int, Field(ge=1, description="optimizer steps between two lines of metrics"), EXECUTION
+    ] = 10
     save_steps: Annotated[
         int, Field(ge=1, description="optimizer steps between checkpoints"), Flag("--save-steps"), EXECUTION
     ] = 200
-    save_total_limit: Annotated[int, Field(ge=1, description="number of checkpoints to keep"), EXECUTION] = 2
+    save_total_limit: Annotated[int, Field(ge=1, description="maximum checkpoints to keep"), EXECUTION] = 2
     gradient_checkpointing: Annotated[
         bool | None,
-        Field(description="recompute activations instead of keeping them (default: on a GPU only)"),
+        Field(description="recompute activations to save memory (default: on if there is a GPU)"),
         EXECUTION,
     ] = None
-    device: Annotated[Literal["auto", "cpu"], Field(description="auto uses the GPUs, if there are any"), EXECUTION] = (
-        "auto"
-    )
+    device: Annotated[
+        Literal["auto", "cpu"],
+        Field(description="device of the training run; auto: the GPUs, if there are any"),
+        EXECUTION,
+    ] = "auto"
     report_to: Annotated[
         tuple[str, ...],
-        Field(description="also send metrics to wandb, tensorboard, ..."),
+        Field(description="tracker that also gets the metrics: wandb, tensorboard, ..."),
         Flag("--report-to"),
         EXECUTION,
     ] = ()
     merge: Annotated[
         bool,
-        Field(description="also write the model with the adapters merged into it, as OUT/merged"),
+        Field(description="also write the adapters merged into the model, to OUT/merged"),
         Flag("--merge/--no-merge"),
         EXECUTION,
     ] = False
     trainer: Annotated[
         dict[str, Any],
-        Field(default_factory=dict, description="any other argument of TRL's configuration, by its name"),
+        Field(default_factory=dict, description="any other argument of TRL's trainer, by its name"),
     ]
 
     @field_validator("report_to", "target_modules", mode="before", check_fields=False)
@@ -114,25 +124,23 @@ class PairSettings(TrainSettings):
 
     max_length: Annotated[
         int | None,
-        Field(ge=8, description="maximum tokens of prompt and step; longer pairs are left out, never cut"),
+        Field(ge=8, description="maximum tokens of prompt and step; longer examples are dropped, never cut"),
         Flag("--max-length"),
     ] = None  # the longest pair, within the model's context
     max_dropped: Annotated[
         float,
-        Field(ge=0, le=1, description="share of a split that may be left out as too long"),
+        Field(ge=0, le=1, description="maximum share of a split that may be dropped as too long"),
         Flag("--max-dropped"),
         EXECUTION,
     ] = 0.01
     turn_end: Annotated[
         Literal["as_sampled", "always"],
-        Field(description="score an end-of-turn token only if the policy wrote one, or after every step"),
+        Field(description="score the end-of-turn token if the policy itself wrote it, or after every step"),
     ] = "as_sampled"
-    num_train_epochs: Annotated[float, Field(gt=0, description="number of passes over the data"), Flag("--epochs")] = (
-        1.0
-    )
-    max_steps: Annotated[int, Field(description="number of optimizer steps; -1 trains for whole epochs")] = -1
+    num_train_epochs: Annotated[float, Field(gt=0, description="passes over the training data"), Flag("--epochs")] = 1.0
+    max_steps: Annotated[int, Field(description="optimizer steps; -1 trains for num_train_epochs")] = -1
     eval_steps: Annotated[
-        int, Field(ge=1, description="optimizer steps between evaluations on held-out pairs"), EXECUTION
+        int, Field(ge=1, description="optimizer steps between two evaluations on held-out pairs"), EXECUTION
     ] = 200
 
     @field_validator("max_steps")
@@ -147,31 +155,35 @@ class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
 
     beta: Annotated[
-        float, Field(gt=0, description="weight of the KL penalty towards the reference"), Flag("--beta")
+        float,
+        Field(gt=0, description="KL weight: how strongly the policy is held to the reference model"),
+        Flag("--beta"),
     ] = 0.3
     loss_type: Annotated[
-        str, Field(description="one of TRL's DPO losses: sigmoid, ipo, hinge, ..."), Flag("--loss-type")
+        str,
+        Field(description="loss function, by its name in TRL. For example sigmoid, ipo or hinge"),
+        Flag("--loss-type"),
     ] = "sigmoid"
-    label_smoothing: Annotated[
-        float, Field(ge=0, lt=0.5, description="assumed share of pairs whose labels are swapped")
-    ] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5, description="assumed share of pairs with swapped labels")] = (
+        0.0
+    )
     reference: Annotated[
         Literal["auto", "adapter_off", "frozen", "precomputed"],
         Field(
-            description="reference model: the model without its adapter, a frozen copy, or log-probabilities that "
-            "were precomputed; auto: adapter_off for adapters, frozen for full training"
+            description="reference model: the adapter switched off, a frozen copy, or precomputed "
+            "log-probabilities; auto: adapter_off, or frozen if all weights are trained"
         ),
         Flag("--reference"),
         EXECUTION,
     ] = "auto"
     weight: Annotated[
         Literal["none", "margin"],
-        Field(description="weigh each pair by the margin of its rewards (mean 1), or all pairs alike"),
+        Field(description="weight of each pair in the loss: the margin of its rewards (scaled to mean 1), or none"),
         Flag("--weight"),
     ] = "none"
     reward_margin: Annotated[
         float,
-        Field(ge=0, description="required difference of the implicit rewards, as a multiple of the pair's margin"),
+        Field(ge=0, description="target margin of implicit rewards, as a multiple of the pair's margin"),
         Flag("--reward-margin"),
     ] = 0.0
     sft_weight: Annotated[

@@ -26,13 +26,15 @@ class PassagesConfig(Section):
 
     # The order of these fields is their order in the manifest of an index.
     strict: Annotated[
-        bool, Field(description="refuse a corpus with rows that would be set aside"), Flag("--strict/--no-strict")
+        bool,
+        Field(description="refuse a corpus with unusable rows instead of setting them aside"),
+        Flag("--strict/--no-strict"),
     ] = False
     max_words: Annotated[
-        int, Field(ge=10, description="words of a passage; longer ones are split"), Flag("--max-words")
+        int, Field(ge=10, description="maximum words of a passage; longer ones are split"), Flag("--max-words")
     ] = 1000
     chunk_words: Annotated[
-        int | None, Field(ge=10, description="split all texts into passages of so many words"), Flag("--chunk-words")
+        int | None, Field(ge=10, description="split every text into passages of this many words"), Flag("--chunk-words")
     ] = None
 
 
@@ -41,15 +43,17 @@ class BM25Config(Section):
 
     # The order of these fields is their order in the manifest of an index.
     stemmer: Annotated[
-        str | None, Field(description="stems words: a Snowball language, or none"), Flag("--stemmer")
+        str | None, Field(description="stemmer for words: a Snowball language, or none"), Flag("--stemmer")
     ] = "english"
     stopwords: Annotated[
-        str | None, Field(description="words left out: a list that bm25s knows, or none"), Flag("--stopwords")
+        str | None, Field(description="words to ignore: a list that bm25s knows, or none"), Flag("--stopwords")
     ] = "english"
-    k1: Annotated[float, Field(ge=0, description="how slowly repeated words saturate"), Flag("--k1")] = 1.2
-    b: Annotated[float, Field(ge=0, le=1, description="how much long passages are held back"), Flag("--b")] = 0.75
+    k1: Annotated[float, Field(ge=0, description="BM25 k1: how slowly repeated words saturate"), Flag("--k1")] = 1.2
+    b: Annotated[float, Field(ge=0, le=1, description="BM25 b: how much long passages are penalised"), Flag("--b")] = (
+        0.75
+    )
     title_weight: Annotated[
-        int, Field(ge=1, le=100, description="how often a word of the title counts"), Flag("--title-weight")
+        int, Field(ge=1, le=100, description="how often each word of the title counts"), Flag("--title-weight")
     ] = 1
 
     @field_validator("stemmer", "stopwords", mode="before")
@@ -66,40 +70,48 @@ class EncoderConfig(Section):
     """
 
     name: Annotated[
-        str | None, Field(description="a sentence-transformers model: a Hub id or a folder"), Flag("--encoder")
+        str | None,
+        Field(description="sentence-transformers model that encodes passages and queries: a Hub id or a folder"),
+        Flag("--encoder"),
     ] = None
     family: Annotated[
         str,
-        Field(description="family of the model: e5, bge-en, ...; auto goes by its name, own by its files alone"),
+        Field(
+            description="model family that supplies missing settings: e5, bge-en, ...; auto: by the model's name; "
+            "own: only by the model's files"
+        ),
     ] = "auto"
-    revision: Annotated[str | None, Field(description="of the model on the Hub: a commit, a tag or a branch")] = None
+    revision: Annotated[str | None, Field(description="revision of a Hub model: commit, tag or branch")] = None
     query_prefix: Annotated[
-        str | None, Field(description="text in front of every query; the family's if not given")
+        str | None, Field(description="text in front of every query (default: that of the family)")
     ] = None
     passage_prefix: Annotated[
-        str | None, Field(description="text in front of every passage; the family's if not given")
+        str | None, Field(description="text in front of every passage (default: that of the family)")
     ] = None
     pooling: Annotated[
         Literal["mean", "cls", "lasttoken"] | None,
-        Field(description="how the vectors of a text's tokens become one; the family's way if not given"),
+        Field(description="how token vectors become one vector (default: that of the family)"),
     ] = None
     max_tokens: Annotated[
         int | None,
-        Field(ge=8, description="tokens of a text that are read, the rest is cut off; the family's if not given"),
+        Field(ge=8, description="maximum tokens of a text; the rest is cut off (default: that of the family)"),
     ] = None
-    dtype: Annotated[str | None, Field(description="of the weights: float32, bfloat16, float16"), Flag("--dtype")] = (
-        None
+    dtype: Annotated[
+        str | None, Field(description="dtype of the encoder's weights: float32, bfloat16 or float16"), Flag("--dtype")
+    ] = None
+    batch_size: Annotated[int, Field(ge=1, description="passages per batch of the encoder"), Flag("--encode-batch")] = (
+        64
     )
-    batch_size: Annotated[
-        int, Field(ge=1, description="passages that the encoder reads at once"), Flag("--encode-batch")
-    ] = 64
     device: Annotated[
         str | None,
-        Field(description="where it encodes: cpu, cuda, or several: cuda:0,cuda:1"),
+        Field(
+            description="device of encoder and reranker, for example cpu, cuda or cuda:1. `index build` also "
+            "takes several: cuda:0,cuda:1"
+        ),
         Flag("--device"),
         EXECUTION,
     ] = None
-    trust_remote_code: Annotated[bool, Field(description="run code that comes with a model")] = False
+    trust_remote_code: Annotated[bool, Field(description="run Python code that comes with a model")] = False
 
 
 class VectorsConfig(Section):
@@ -107,17 +119,17 @@ class VectorsConfig(Section):
 
     kind: Annotated[
         Literal["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"],
-        Field(description="which FAISS index; auto looks at the number of vectors and the memory"),
+        Field(description="type of FAISS index; auto chooses by the number of vectors and the memory"),
         Flag("--vectors"),
     ] = "auto"
     recall: Annotated[
         float,
-        Field(gt=0, le=1, description="recall@10 against exact search that the search is tuned for"),
+        Field(gt=0, le=1, description="target recall@10 against exact search, for which the search is tuned"),
         Flag("--recall"),
     ] = 0.95
     adopt: Annotated[
         str | None,
-        Field(description="an existing FAISS index over these passages, in their order"),
+        Field(description="existing FAISS index over these passages, in their order"),
         Flag("--adopt"),
         EXECUTION,
     ] = None
@@ -128,16 +140,19 @@ class IndexConfig(Section):
 
     corpus: Annotated[
         str | None,
-        Field(description="a known name (wiki18, ...); a file or folder of JSONL, Parquet or text; hub:OWNER/NAME"),
+        Field(
+            description="corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents. `index build` "
+            "also takes a folder of them or of texts, a known name (wiki18, ...), or hub:OWNER/NAME"
+        ),
         Flag("--corpus"),
         EXECUTION,
     ] = None
     kind: Annotated[
-        tuple[Kind, ...], Field(description="what is built: bm25, dense, or both"), Flag("--kind"), EXECUTION
+        tuple[Kind, ...], Field(description="what to build: bm25, dense, or both"), Flag("--kind"), EXECUTION
     ] = ()
     max_memory: Annotated[
         str | None,
-        Field(description="memory of the build, for example 8G; half of this machine's if not given"),
+        Field(description="maximum memory of the build, for example 8G (default: half of this machine's)"),
         Flag("--max-memory"),
         EXECUTION,
     ] = None

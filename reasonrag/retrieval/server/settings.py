@@ -20,7 +20,7 @@ class ServeSettings(Section):
 
     host: Annotated[
         str,
-        Field(description="address to listen on; another one than this machine's needs --allow-remote"),
+        Field(description="address to listen on; one that other machines reach needs --allow-remote"),
         Flag("--host"),
     ] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0 takes a free one"), Flag("--port")] = (
@@ -34,7 +34,9 @@ class ServeSettings(Section):
         Field(description="environment variable that holds a token; if it is set, clients must send it"),
         Flag("--token-env"),
     ] = TOKEN_ENV
-    top_k: Annotated[int, Field(ge=1, description="passages per search"), Flag("--top-k")] = 3
+    top_k: Annotated[
+        int, Field(ge=1, description="passages per search. A request may ask for another number"), Flag("--top-k")
+    ] = 3
     max_top_k: Annotated[int, Field(ge=1, description="maximum passages per query")] = 1000
     max_passages: Annotated[
         int, Field(ge=1, description="maximum passages of a request: queries times passages per query")
