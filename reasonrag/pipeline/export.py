@@ -16,8 +16,7 @@ from typing import Any
 from reasonrag.core.config import Config
 from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search
-from reasonrag.dpo.pairs import derive_pairs, in_test_split
-from reasonrag.dpo.trajectories import derive_trajectory_pairs
+from reasonrag.dpo.pairs import derive_pairs, derive_trajectory_pairs, in_test_split
 from reasonrag.formats.base import Format
 from reasonrag.mcts import Node, Tree
 from reasonrag.spre import Weighting, means_below, node_rewards

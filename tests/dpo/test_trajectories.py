@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.dpo.trajectories import derive_trajectory_pairs
+from reasonrag.dpo.pairs import derive_trajectory_pairs
 
 STOPS = ["</query>", "</evidence>", "</answer>"]
 

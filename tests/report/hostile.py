@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from reasonrag.core.config import load_config
 from reasonrag.core.settings import dump
-from reasonrag.dpo.pairs import derive_pairs
-from reasonrag.dpo.trajectories import derive_trajectory_pairs
+from reasonrag.dpo.pairs import derive_pairs, derive_trajectory_pairs
 from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
