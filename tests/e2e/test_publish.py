@@ -182,6 +182,8 @@ def test_a_dry_run_writes_what_would_go_up_and_sends_nothing(
     command = ("publish", finished_run, "--repo-id", ID, "--dry-run")
     done = product.run(*command, "--out", tmp_path / "out", **online)
     assert done.returncode == 0, done.stderr
+    without_out = product.run(*command, **online)
+    assert without_out.stdout == done.stdout.replace(f"{tmp_path / 'out'}/", "")
     assert hub.log == []
     train = "pairs/sea/train-00000-of-00001.parquet"
     size = (finished_run / "pairs/train-00000-of-00001.parquet").stat().st_size
@@ -193,7 +195,6 @@ def test_a_dry_run_writes_what_would_go_up_and_sends_nothing(
 
 
 REFUSED: dict[str, Callable[[Path, Path], tuple[str | Path, ...]]] = {
-    "say where with --out": lambda run, tmp: (run, "--repo-id", ID, "--dry-run"),
     "is not empty": lambda run, tmp: (run, "--repo-id", ID, "--dry-run", "--out", run),
     "--out is for --dry-run": lambda run, tmp: (run, "--repo-id", ID, "--out", tmp / "x"),
     "is neither a run": lambda run, tmp: (tmp / "no/thing", "--repo-id", ID),

@@ -1,9 +1,9 @@
-"""A run's pairs for LLaMA-Factory: ShareGPT preference files and the `dataset_info.json` that describes them.
+"""Export a run's pairs for LLaMA-Factory: ShareGPT preference files and the `dataset_info.json` that describes them.
 
-The layout is that of `data/README.md` of hiyouga/LLaMA-Factory, "Sharegpt Format", "Preference Dataset". Its loader
-passes over a row whose turns do not go user, assistant, ..., user with no more than a warning, so such rows are refused
-here. It ends every completion with an end-of-turn token, also one that a stop string or the length limit ended; where
-that matters, train with `reasonrag dpo train`.
+The layout is documented in `data/README.md` of hiyouga/LLaMA-Factory, "Sharegpt Format", "Preference Dataset". Its
+loader only warns about rows whose turns are not user, assistant, ..., user, and skips them, so such rows are refused
+here. It ends every completion with an end-of-turn token, even if a stop string or the length limit ended it; if that
+matters, train with `reasonrag dpo train`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLUMNS = {"messages": "conversations", "chosen": "chosen", "rejected": "reject
 
 
 def export(run: Path, out: Path) -> dict[str, int]:
-    """Write a file a split and `dataset_info.json`, which names the data sets `reasonrag_train` and `reasonrag_test`.
+    """Write one file per split, and `dataset_info.json` with the data sets `reasonrag_train` and `reasonrag_test`.
 
     Use it with `dataset_dir: OUT`, `dataset: reasonrag_train`, `eval_dataset: reasonrag_test`.
 
@@ -40,7 +40,7 @@ def export(run: Path, out: Path) -> dict[str, int]:
 
     Raises:
         RunError: see `base.read_pairs` and `base.output`.
-        DataError: see `base.read_pairs`; or prompts that the layout cannot hold.
+        DataError: see `base.read_pairs`; or the layout cannot hold the prompts.
     """
     pairs = read_pairs(run)
     with output(out, "llamafactory-export.json", "train.jsonl", "test.jsonl", INFO) as counts:
@@ -54,7 +54,7 @@ def export(run: Path, out: Path) -> dict[str, int]:
 
 
 def description(file_name: str) -> dict[str, Any]:
-    """The entry of `dataset_info.json` for a file of preferences. The tags are the defaults, written out."""
+    """Return the entry of `dataset_info.json` for a file of preferences, with the default tags written out."""
     return {
         "file_name": file_name,
         "formatting": "sharegpt",
@@ -65,7 +65,7 @@ def description(file_name: str) -> dict[str, Any]:
 
 
 def sharegpt(pair: Row) -> Row:
-    """A row of `tables.pair_schema` in ShareGPT's layout; `system` is "" where the prompt has none.
+    """Return a row of `tables.pair_schema` in ShareGPT's layout; `system` is "" if the prompt has none.
 
     Raises:
         Unusable: the turns do not alternate, or a completion is not one message of the assistant.
@@ -79,7 +79,7 @@ def sharegpt(pair: Row) -> Row:
         if [message["role"] for message in pair[side]] != ["assistant"]:
             raise Unusable(f"{side} is not one message of the assistant")
     return {
-        # A column that is null in the first rows would be read as one of nulls.
+        # Not None: a column of nulls in the first rows would get the type null.
         "system": system,
         "conversations": [_tagged(message) for message in prompt],
         "chosen": _tagged(pair["chosen"][0]),

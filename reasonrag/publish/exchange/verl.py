@@ -1,8 +1,8 @@
-"""Questions as the Parquet rows that verl and Search-R1 train on by reinforcement.
+"""Export questions as the Parquet rows that verl and Search-R1 read for reinforcement learning.
 
-Fields as in Search-R1's `scripts/data_process`: `data_source` (by which the reward is chosen), `prompt`, `ability`,
+The fields are those of Search-R1's `scripts/data_process`: `data_source` (selects the reward), `prompt`, `ability`,
 `reward_model` with the golden answers as its target, and `extra_info`. Trainers group the samples of a question by
-`extra_info.index`, so it counts through all data sets and splits.
+`extra_info.index`, so it is unique across data sets and splits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @cache
 def verl_schema() -> pa.Schema:
-    """One row a question."""
+    """Return the schema, one row per question."""
     import pyarrow as pa
 
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -44,22 +44,22 @@ def verl_schema() -> pa.Schema:
 
 
 def export(run: Path, out: Path) -> dict[str, int]:
-    """Write the questions of a run's trees; those that its pairs hold out are held out here too.
+    """Write the questions of a run's trees, with the same held-out questions as its pairs.
 
     Returns:
         Questions by split.
 
     Raises:
-        RunError: no finished run; see also `base.output`.
-        DataError: the run has no tree.
+        RunError: the run is not finished; see also `base.output`.
+        DataError: the run has no trees.
     """
     config, _ = read_run(run)
     splits: dict[str, list[Question]] = {"train": [], "test": []}
-    for question in _asked(run):
+    for question in _questions(run):
         held_out = in_test_split(question.dataset, question.id, config.pairs.test_share)
         splits["test" if held_out else "train"].append(question)
     if not any(splits.values()):
-        raise DataError(f"{run}: not one question has a tree; run build-tree again")
+        raise DataError(f"{run}: no question has a tree; run build-tree again")
     return export_questions(splits, out)
 
 
@@ -84,7 +84,7 @@ def export_questions(splits: Mapping[str, Iterable[Question]], out: Path) -> dic
     return counts
 
 
-def _asked(run: Path) -> Iterator[Question]:
+def _questions(run: Path) -> Iterator[Question]:
     for node in read_shards(run / "trees", "nodes", tree_schema()):
         if node["parent_id"] < 0:
             golden_answers = tuple(node["golden_answers"])
