@@ -31,7 +31,15 @@ LABEL_WORDS = 6
 
 # The files, in order, that a question passes from the command to its Parquet row, and a pair from there to the loss.
 WAYS: dict[str, tuple[str, ...]] = {
-    "files from a question to its Parquet row": (),
+    "files from a question to its Parquet row": (
+        *("cli.py", "commands/trees.py", "commands/options.py", "core/config.py", "core/settings.py"),
+        *("pipeline/parts.py", "storage/questions.py", "storage/records.py", "core/types.py"),
+        *("storage/runs.py", "pipeline/build.py", "mcts.py", "rollout.py"),
+        *("formats/reasonrag.py", "formats/base.py"),
+        *("llm/journaled.py", "storage/journal.py", "llm/server.py", "llm/openai_wire.py"),
+        *("retrieval/batched.py", "retrieval/bm25.py"),
+        *("spre.py", "storage/tables.py", "storage/parquet.py"),
+    ),
     "files from a pair to the DPO loss": (),
 }
 

@@ -135,7 +135,7 @@ def _preview(config: Config, out: Path | None) -> None:
 
 
 async def _print_first_tree(build: Build, console: Console) -> None:
-    from reasonrag.pipeline.export import tree_rows
+    from reasonrag.pipeline.build import tree_rows
     from reasonrag.pipeline.parts import check
     from reasonrag.report.terminal import drawing
     from reasonrag.report.trees import QuestionTree
@@ -169,7 +169,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     from reasonrag.core.config import load_config
     from reasonrag.core.errors import RunError
     from reasonrag.core.settings import dump
-    from reasonrag.pipeline.export import export_pairs
+    from reasonrag.pipeline.pair_tables import export_pairs
     from reasonrag.storage.files import claim_folder, write_json, write_text
     from reasonrag.storage.runs import RunFolder, read_run
 

@@ -36,7 +36,7 @@ from reasonrag.evaluation.sweep import Setting, check_alike, check_names, sweep,
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.pipeline.export import count_calls
+from reasonrag.pipeline.build import count_calls
 from reasonrag.pipeline.models import check_llm, open_llm
 from reasonrag.pipeline.parts import (
     Parts,

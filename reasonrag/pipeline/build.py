@@ -9,22 +9,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from reasonrag.core.config import Config
 from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.core.types import Question
+from reasonrag.core.text import exact_match, token_f1
+from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search
+from reasonrag.formats.base import Format
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.mcts import Evaluator, TreeSearch
-from reasonrag.pipeline.export import count_calls, export_pairs, export_trees, pairs_of, tree_rows
+from reasonrag.mcts import Evaluator, Node, Tree, TreeSearch
+from reasonrag.pipeline.pair_tables import export_pairs, pairs_of
 from reasonrag.pipeline.parts import Parts, open_judge, sampling, set_aside
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
 from reasonrag.rollout import Engine, gather_all
-from reasonrag.spre import JudgeEvaluator, RolloutEvaluator
-from reasonrag.storage.parquet import Row
+from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
+from reasonrag.storage.journal import Journal
+from reasonrag.storage.parquet import Row, ShardWriter
 from reasonrag.storage.runs import RunFolder, versions
+from reasonrag.storage.tables import tree_schema
+
+_TREE_SHARD_ROWS = 20_000
 
 
 class Build:
@@ -146,3 +154,136 @@ class Build:
         }
         run.write_summary(summary)
         return summary
+
+
+def tree_rows(tree: Tree, format: Format, *, alpha: float, weighting: Weighting = "trajectories") -> list[Row]:
+    """Return `[len(tree.nodes)]` rows of `tables.tree_schema` by node id, with each node's SPRE."""
+    rewards = node_rewards(tree, alpha=alpha, weighting=weighting)
+    return [_node_row(tree, node, rewards[node.id], format) for node in tree.nodes]
+
+
+def _node_row(tree: Tree, node: Node, reward: float | None, format: Format) -> Row:
+    question = tree.question
+    trajectory = node.trajectory
+    answer = trajectory.answer
+    return {
+        "dataset": question.dataset,
+        "question_id": question.id,
+        "question": question.question,
+        "golden_answers": list(question.golden_answers),
+        "node_id": node.id,
+        "parent_id": -1 if node.parent is None else node.parent,
+        "depth": node.depth,
+        "origin": node.origin.value,
+        "stage": format.stage(trajectory.steps).value,
+        "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
+        **_step_columns(node),
+        "visits": node.visits,
+        "valued": node.valued,
+        "value": node.value,
+        "spre": reward,
+        "f1": None if answer is None else token_f1(answer, question.golden_answers),
+        "em": None if answer is None else exact_match(answer, question.golden_answers),
+    }
+
+
+def _step_columns(node: Node) -> Row:
+    """Return the columns that describe the step that led to a node."""
+    if node.step is None:
+        return {"action": "", "content": "", "prompt": [], "prefix": "", "stop": [], "text": "", "passages": []}
+    completion = node.step.completion
+    action, content = label(node.step.action)
+    return {
+        "action": action,
+        "content": content,
+        "prompt": [asdict(message) for message in node.step.prompt.messages],
+        "prefix": node.step.prompt.prefix,
+        "stop": list(node.step.prompt.stop),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason.value,
+        "token_ids": completion.token_ids and list(completion.token_ids),
+        "logprobs": completion.logprobs and list(completion.logprobs),
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "passages": [asdict(passage) for passage in node.step.passages],
+    }
+
+
+def label(action: Action) -> tuple[str, str]:
+    """Return the name of an action in tables and reports, and the text inside its tag."""
+    match action:
+        case Search(query):
+            return "query", query
+        case Note(evidence):
+            return "evidence", evidence or "None"
+        case Answer(answer):
+            return "answer", answer
+        case Malformed(reason):
+            return "malformed", reason
+
+
+def export_trees(run: RunFolder, questions: Sequence[Question]) -> dict[str, Any]:
+    """Write the node table, questions in their given order; return counts over its rows."""
+    writer = ShardWriter(run.path / "trees", "nodes", tree_schema(), shard_rows=_TREE_SHARD_ROWS, keep_empty=True)
+    count = _NodeCount()
+    for question in questions:
+        for row in run.journal.tree(question.dataset, question.id) or ():
+            writer.add(row)
+            count.add(row)
+    writer.close()
+    return count.summary()
+
+
+def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
+    """Return calls, tokens and cost by kind of call, over all processes that worked on the run."""
+    prices = config.prices
+    calls: dict[str, Any] = {}
+    for kind, used in journal.usage().items():
+        calls[kind] = {"calls": used.calls}
+        if kind in prices:  # a search has no tokens
+            calls[kind] |= {
+                "prompt_tokens": used.prompt_tokens,
+                "completion_tokens": used.completion_tokens,
+                "calls_without_token_counts": used.unknown_tokens,
+                "cost": prices[kind].cost(used.prompt_tokens, used.completion_tokens),
+            }
+    return calls
+
+
+class _NodeCount:
+    """Counts over the rows of the node table, which may be too many to hold."""
+
+    def __init__(self) -> None:
+        self._nodes = 0
+        self._unvalued = 0
+        self._actions: Counter[str] = Counter()
+        self._stop_reasons: Counter[str] = Counter()
+        self._malformed: Counter[str] = Counter()
+        self._f1: list[float] = []
+        self._em: list[float] = []
+
+    def add(self, row: Row) -> None:
+        self._nodes += 1
+        if row["action"]:
+            self._actions[row["action"]] += 1
+        else:  # every iteration visits the root, so its counts are those of the tree
+            self._unvalued += row["visits"] - row["valued"]
+        if row["action"] == "malformed":
+            self._malformed[row["content"]] += 1
+        if row["stop_reason"]:
+            self._stop_reasons[row["stop_reason"]] += 1
+        if row["f1"] is not None:
+            self._f1.append(row["f1"])
+            self._em.append(row["em"])
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "nodes": self._nodes,
+            "by_action": dict(sorted(self._actions.items())),
+            "by_stop_reason": dict(sorted(self._stop_reasons.items())),
+            "malformed": dict(sorted(self._malformed.items())),
+            "iterations_without_value": self._unvalued,
+            "complete_trajectories": len(self._f1),
+            "mean_f1": fmean(self._f1) if self._f1 else None,
+            "mean_em": fmean(self._em) if self._em else None,
+        }

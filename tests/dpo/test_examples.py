@@ -12,7 +12,7 @@ from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import dump
 from reasonrag.dpo.examples import open_examples, sft_segments
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.pipeline.export import export_pairs
+from reasonrag.pipeline.pair_tables import export_pairs
 from reasonrag.storage.parquet import ShardWriter, write_parquet
 from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema

@@ -11,7 +11,7 @@ from reasonrag.core.types import Question
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import Build
-from reasonrag.pipeline.export import export_pairs
+from reasonrag.pipeline.pair_tables import export_pairs
 from reasonrag.pipeline.parts import Parts
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.runs import RunFolder, read_run

@@ -8,7 +8,8 @@ from reasonrag.core.config import SearchConfig
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.mcts import TreeSearch
-from reasonrag.pipeline.export import revalued, tree_rows
+from reasonrag.pipeline.build import tree_rows
+from reasonrag.pipeline.pair_tables import revalued
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator
 from tests.mcts.test_search import random_policy
