@@ -6,6 +6,7 @@ Every variant starts from the same policy, and its last policy is evaluated even
 
 from __future__ import annotations
 
+import csv
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,8 +54,8 @@ class Row:
     """
 
     label: str
-    values: Mapping[str, tuple[float, ...]]
-    averages: Mapping[str, float] = field(default_factory=dict)
+    values: dict[str, tuple[float, ...]]
+    averages: dict[str, float] = field(default_factory=dict)
 
     def average(self, metric: str) -> float:
         """Return the average over the data sets."""
@@ -78,8 +79,25 @@ class Table:
 
     source: str
     model: str
-    rows: Mapping[str, Row]
+    rows: dict[str, Row]
     digits: int = 1
+
+
+def published(paper: str) -> tuple[Table, ...]:
+    """Read the tables of a paper from `published.csv`, which has a line per row and metric."""
+    tables: dict[tuple[str, str], Table] = {}
+    with Path(__file__).with_name("published.csv").open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if line["paper"] == paper:
+                numbers = line["data_sets"].split()
+                digits = max(len(number.partition(".")[2]) for number in numbers)
+                source = (line["table"], line["model"])
+                table = tables.setdefault(source, Table(*source, rows={}, digits=digits))
+                row = table.rows.setdefault(line["variant"], Row(line["row"], {}, {}))
+                row.values[line["metric"]] = tuple(map(float, numbers))
+                if line["average"]:
+                    row.averages[line["metric"]] = float(line["average"])
+    return tuple(tables.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reasonrag.reproduce.paper import BASE, JUDGE, Paper, Row, Scale, Table, Variant
+from reasonrag.reproduce.paper import BASE, JUDGE, Paper, Scale, Variant, published
 from reasonrag.reproduce.stages import Stage
 
 MAIN = "dpo-rollout"
@@ -20,23 +20,7 @@ _ITERATIONS = 8
 _CALLS_PER_ITERATION = 5.75
 # Optimizer steps of each variant, chosen on the dev split.
 _STEPS = {"sft": 180, "dpo-outcome": 75, "dpo-alpha1": 110, "dpo-judge": 75, "dpo-judge-reward": 110, MAIN: 150}
-
-
-def _row(label: str, em: tuple[float, ...], f1: tuple[float, ...], averages: tuple[float, float]) -> Row:
-    return Row(label, {"em": em, "f1": f1}, dict(zip(("em", "f1"), averages, strict=True)))
-
-
-# Table 3: PopQA, HotpotQA, 2WikiMulti, Bamboogle, MuSiQue.
-BASE_ROW = _row("ReasonRAG (Base)", (35.6, 23.7, 15.2, 28.0, 7.7), (42.7, 38.2, 28.9, 38.7, 15.4), (22.0, 32.8))
-SFT = _row("ReasonRAG (SFT)", (31.6, 26.8, 35.1, 17.6, 8.6), (37.4, 38.7, 40.9, 27.3, 15.5), (23.9, 32.0))
-OUTCOME_5K = _row(
-    "ReasonRAG (RL-ORL): 5k queries", (23.0, 28.1, 32.0, 17.5, 5.9), (30.9, 32.6, 43.8, 24.1, 13.1), (21.3, 28.9)
-)
-OUTCOME_10K = _row(
-    "ReasonRAG (RL-ORL): 10k queries", (39.5, 36.7, 40.5, 30.7, 12.6), (45.7, 46.7, 47.2, 40.6, 19.5), (32.0, 39.9)
-)
-PROCESS = _row("ReasonRAG (RL-PRL)", (41.5, 38.4, 43.6, 36.0, 12.8), (46.2, 48.9, 50.4, 45.5, 20.6), (34.5, 42.3))
-_SOURCE = ("Table 3", "Qwen2.5-7B-Instruct")
+# Rows of the paper: PopQA, HotpotQA, 2WikiMulti, Bamboogle, MuSiQue.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +85,7 @@ PAPER = OfflinePaper(
     metrics=("em", "f1", "acc", "retrievals", "steps", "forced", "format_rate", "needless", "early"),
     by_kind=("em", "retrievals", "steps", "needless", "early"),
     pairs_by_kind=((MAIN, "dpo-alpha1"),),
-    tables=(
-        Table(*_SOURCE, {BASE: BASE_ROW, "sft": SFT, "dpo-outcome": OUTCOME_5K, MAIN: PROCESS}),
-        Table(*_SOURCE, {BASE: BASE_ROW, "dpo-judge": PROCESS}),
-        Table(*_SOURCE, {BASE: BASE_ROW, "dpo-judge-reward": PROCESS}),
-    ),
+    tables=published("reasonrag"),
     notes=(
         "The paper's `RL-PRL` row is compared with each of our variants of DPO on steps, and its `RL-ORL` row with 5k "
         "questions with DPO on outcomes.",

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from reasonrag.reproduce.measures import Results, Seeds, described, difference, mean_hops, read_seeds, verdict
-from reasonrag.reproduce.paper import Paper, Scale, Table, evaluation_of
+from reasonrag.reproduce.paper import Paper, Row, Scale, Table, evaluation_of
 from reasonrag.reproduce.stages import Plan
 from reasonrag.storage.files import require_json
 from reasonrag.storage.runs import versions
@@ -117,17 +117,19 @@ def _at_setting(paper: Paper, seeds: Mapping[str, Seeds]) -> Results:
 def _reported(paper: Paper, first: str, second: str, metric: str) -> Iterator[Results]:
     """Yield what the paper's tables and text say about `first - second`."""
     for table in paper.tables:
-        if {first, second} <= table.rows.keys() and metric in table.rows[first].metrics & table.rows[second].metrics:
-            yield _from_table(table, first, second, metric)
+        if {first, second} <= table.rows.keys():
+            a, b = table.rows[first], table.rows[second]
+            # Two of our variants may stand for one row of the paper, which says nothing about their difference.
+            if a.label != b.label and metric in a.metrics & b.metrics:
+                yield _from_table(table, a, b, metric)
     for claim in paper.claims:
         if (claim.first, claim.second, claim.metric) == (first, second, metric):
             shown = "+" if claim.sign > 0 else "-"
             yield {"source": claim.source, "paper": claim.sign, "shown": shown, "sets": None}
 
 
-def _from_table(table: Table, first: str, second: str, metric: str) -> Results:
+def _from_table(table: Table, a: Row, b: Row, metric: str) -> Results:
     """Return a difference of averages, and on how many data sets it has the same sign."""
-    a, b = table.rows[first], table.rows[second]
     # Papers print few digits; anything below is a rounding error of this subtraction.
     paper = round(a.average(metric) - b.average(metric), 6)
     sets = None
