@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 RESAMPLES = 10_000
 LEVEL = 0.95
-_BYTES = 2_000_000  # what fits a core's cache is done in half the time
-_BYTES_A_DRAW = 24  # an index, a count, and the count as a float
-_DIGITS = 10  # the order in which a processor adds up may not show
+_BYTES = 2_000_000  # resamples that fit the cache of a core take half the time
+_BYTES_PER_DRAW = 24  # an index, a count, and the count as a float
+_DIGITS = 10  # fewer than a float has, so that the order in which a processor adds up does not show
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over `n` questions, or a ratio that is about `n` of them, and the bounds of its bootstrap interval."""
+    """A mean over `n` questions, or a ratio to which `n` questions contribute, with its bootstrap interval."""
 
     mean: float
     low: float
@@ -39,30 +39,21 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A sum over questions divided by another one, or the difference of two such: a micro-average (HiPRAG, eq. 2).
+    """A sum over questions divided by another sum, or the difference of two such ratios (HiPRAG, eq. 2).
 
     Args:
-        part: `[n]` numerators by question, such as its needless searches; None where the question has no value.
-        whole: `[n]` denominators >= 0, such as its searches; 0 where the question has none. None where `part` is.
-        minus: a ratio of the same questions to subtract; a question without a value on either side is left out.
+        part: `[n]` numerators by question, such as needless searches; None if the question has no value.
+        whole: `[n]` denominators >= 0, such as searches; 0 if the question has none, None if `part` is None.
+        minus: a ratio over the same questions to subtract; questions without a value on either side are left out.
     """
 
     part: Column
     whole: Column
     minus: Ratio | None = None
 
-    def __len__(self) -> int:
-        """Questions."""
-        return len(self.part)
-
-    def take(self, places: Sequence[int]) -> Ratio:
-        """That of some of the questions."""
-        minus = None if self.minus is None else self.minus.take(places)
-        return Ratio([self.part[place] for place in places], [self.whole[place] for place in places], minus)
-
     @property
     def columns(self) -> list[Column]:
-        """Numerators and denominators; of a difference four columns, the minuend's first."""
+        """Numerators and denominators; four columns for a difference, the minuend's first."""
         return [self.part, self.whole, *([] if self.minus is None else self.minus.columns)]
 
 
@@ -74,18 +65,19 @@ def intervals(
     level: float = LEVEL,
     max_bytes: int = _BYTES,
 ) -> dict[K, Interval | None]:
-    """The mean of each column, or the ratio, with its percentile interval.
+    """Return the mean of each column, or the ratio, with its percentile interval.
 
     Args:
-        columns: `[n]` values under any key, one a question, in the same order; None where a question has no value,
-            which leaves it out of that column. Or a ratio of two such columns.
-        seed: equal seeds give equal intervals, whatever other columns there are.
-        resamples: of the questions, with replacement. One in which a ratio is about nothing is left out of it.
-        level: of the interval, in (0, 1).
-        max_bytes: memory for the resamples, roughly; never less than one resample. It changes no result.
+        columns: `[n]` values by question under any key, all in the same order; a question whose value is None is left
+            out of that column. Or a ratio of two such columns.
+        seed: random seed; equal seeds give equal intervals, whatever other columns there are.
+        resamples: number of times the questions are drawn with replacement. A resample in which the denominator of a
+            ratio is 0 is left out of that ratio.
+        level: confidence level of the interval, in (0, 1).
+        max_bytes: approximate memory for the resamples, at least one resample. It changes no result.
 
     Returns:
-        None for a column without any value, and for a ratio of nothing.
+        An interval by key; None for a column without any value, and for a ratio whose denominator is 0.
 
     Raises:
         ValueError: a value is not finite, or columns differ in length.
@@ -101,10 +93,10 @@ def intervals(
         raise ValueError("columns of different lengths: their values are not of the same questions")
     found: dict[K, Interval | None] = dict.fromkeys(columns)
     for known, names in _alike(columns).items():
-        places = [place for place, has_value in enumerate(known) if has_value]
-        if not places:
+        indices = [index for index, has_value in enumerate(known) if has_value]
+        if not indices:
             continue
-        raw = [[column[place] for place in places] for name in names for column in _raw(columns[name])]
+        raw = [[column[index] for index in indices] for name in names for column in _raw(columns[name])]
         table = np.array(raw, dtype=np.float64).T
         if not np.isfinite(table).all():
             raise ValueError(f"a value of {', '.join(map(str, names))} is not finite; a missing one has to be None")
@@ -120,18 +112,40 @@ def intervals(
     return found
 
 
-def subtract(first: Column, second: Column) -> list[float | None]:
-    """`[n]` differences by question; None where either side has no value."""
+def group_intervals(
+    columns: Mapping[K, Column | Ratio], groups: Mapping[str, Sequence[int]], *, seed: int
+) -> dict[str, dict[K, Interval | None]]:
+    """Return the intervals of `columns` for each group of questions, given as indices of the columns."""
+    found = {}
+    for group, indices in groups.items():
+        found[group] = intervals({key: _take(column, indices) for key, column in columns.items()}, seed=seed)
+    return found
+
+
+def subtract(first: Column | Ratio, second: Column | Ratio) -> Column | Ratio:
+    """Return differences by question, None if either side has no value; or the difference of two ratios."""
+    if isinstance(first, Ratio) and isinstance(second, Ratio):
+        return Ratio(first.part, first.whole, minus=second)
+    if isinstance(first, Ratio) or isinstance(second, Ratio):
+        raise TypeError("a ratio can only be subtracted from a ratio")
     return [None if a is None or b is None else a - b for a, b in zip(first, second, strict=True)]
 
 
+def _take(column: Column | Ratio, indices: Sequence[int]) -> Column | Ratio:
+    """Return the values of some of the questions."""
+    if isinstance(column, Ratio):
+        columns = [[values[index] for index in indices] for values in column.columns]
+        return Ratio(columns[0], columns[1], Ratio(columns[2], columns[3]) if column.minus else None)
+    return [column[index] for index in indices]
+
+
 def _raw(column: Column | Ratio) -> list[Column]:
-    """The columns that are resampled."""
+    """Return the columns that are resampled."""
     return column.columns if isinstance(column, Ratio) else [column]
 
 
 def _alike(columns: Mapping[K, Column | Ratio]) -> dict[tuple[bool, ...], list[K]]:
-    """Names of columns by which questions have a value: such columns share their resamples."""
+    """Group the names of columns by the questions that have a value: such columns share their resamples."""
     groups: dict[tuple[bool, ...], list[K]] = {}
     for name, column in columns.items():
         known = tuple(None not in values for values in zip(*_raw(column), strict=True))
@@ -140,7 +154,7 @@ def _alike(columns: Mapping[K, Column | Ratio]) -> dict[tuple[bool, ...], list[K
 
 
 def _spans(names: Sequence[K], columns: Mapping[K, Column | Ratio]) -> Iterator[tuple[K, slice]]:
-    """Where in the table the columns of each name are."""
+    """Yield which columns of the table belong to each name."""
     start = 0
     for name in names:
         end = start + len(_raw(columns[name]))
@@ -149,7 +163,7 @@ def _spans(names: Sequence[K], columns: Mapping[K, Column | Ratio]) -> Iterator[
 
 
 def _combined(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`[r]` values of a metric from the `[r, 1, 2 or 4]` means of its columns; NaN where a ratio is about nothing."""
+    """Return `[r]` values of a metric from the `[r, 1, 2 or 4]` means of its columns; NaN for a denominator of 0."""
     import numpy as np
 
     if means.shape[1] == 1:
@@ -160,7 +174,7 @@ def _combined(means: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _about(table: NDArray[np.float64]) -> int:
-    """Questions in a metric; of a ratio those with something in its denominator, of a difference on the poorer side."""
+    """Count the questions of a metric: for a ratio those with a denominator above 0, for a difference the fewer."""
     return len(table) if table.shape[1] == 1 else min(int((whole > 0).sum()) for whole in table.T[1::2])
 
 
@@ -171,12 +185,12 @@ def _rounded(value: float) -> float:
 def _resampled_means(
     table: NDArray[np.float64], rng: np.random.Generator, resamples: int, max_bytes: int
 ) -> NDArray[np.float64]:
-    """`[resamples, m]` means of resampled rows of `table`, `[n, m]`."""
+    """Return `[resamples, m]` means of resampled rows of `table`, `[n, m]`."""
     import numpy as np
 
     n = len(table)
     means = np.empty((resamples, table.shape[1]))
-    chunk = max(1, max_bytes // (_BYTES_A_DRAW * n))
+    chunk = max(1, max_bytes // (_BYTES_PER_DRAW * n))
     for start in range(0, resamples, chunk):
         rows = min(chunk, resamples - start)
         drawn = rng.integers(0, n, size=(rows, n))

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from reasonrag.core.errors import RunError
-from reasonrag.evaluation.bootstrap import Column, Ratio, intervals, subtract
+from reasonrag.evaluation.bootstrap import Column, Ratio, group_intervals, subtract
 from reasonrag.evaluation.tables import excludes_zero
 
 Row = dict[str, Any]
@@ -78,22 +78,18 @@ def described(seeds: Seeds, metrics: Sequence[str], *, seed: int = 0) -> Results
     for name in metrics:
         by_seed[name] = [_mean(METRICS[name], seeds[number]) for number in sorted(seeds)]
     columns = _Columns(seeds)
-    intervals_of = {name: columns.of(METRICS[name]) for name in metrics}
     return {
         "seeds": sorted(seeds),
         "questions": len(columns.ids),
-        "all": _intervals(intervals_of, seed),
-        "by_kind": columns.by_kind(intervals_of, seed),
+        **columns.intervals({name: columns.of(METRICS[name]) for name in metrics}, seed),
         "by_seed": by_seed,
     }
 
 
-def difference(
-    first: Seeds, second: Seeds, metrics: Sequence[str], *, by_kind: bool = False, seed: int = 0
-) -> Results | None:
+def difference(first: Seeds, second: Seeds, metrics: Sequence[str], *, seed: int = 0) -> Results | None:
     """Return first minus second, paired by question over the seeds that both have; None if they share none.
 
-    The result has the shape of `described`; it holds `by_kind` only on request.
+    The result has the shape of `described`.
     """
     common = sorted(first.keys() & second.keys())
     # A question counts for both or for neither, seed by seed.
@@ -103,14 +99,13 @@ def difference(
     columns, by_seed = {}, {}
     for name in metrics:
         metric = METRICS[name]
-        columns[name] = _minus(left.of(metric), right.of(metric), metric)
+        columns[name] = subtract(left.of(metric), right.of(metric))
         means = [(_mean(metric, left.seeds[number]), _mean(metric, right.seeds[number])) for number in common]
         by_seed[name] = [None if a is None or b is None else a - b for a, b in means]
     return {
         "seeds": common,
         "questions": len(left.ids),
-        "all": _intervals(columns, seed),
-        **({"by_kind": left.by_kind(columns, seed)} if by_kind else {}),
+        **left.intervals(columns, seed),
         "by_seed": by_seed,
     }
 
@@ -171,16 +166,16 @@ class _Columns:
             [self._over_seeds(sum, metric.whole, question) for question in self.ids],
         )
 
-    def by_kind(self, columns: Mapping[str, Column | Ratio], seed: int) -> Results:
-        """Return the intervals of `columns`, whose values are in the order of `ids`, for each kind of question."""
+    def intervals(self, columns: Mapping[str, Column | Ratio], seed: int) -> Results:
+        """Return `all` and `by_kind`: the intervals of columns whose values are in the order of `ids`."""
         groups: dict[str, list[int]] = {}
         for index, question in enumerate(self.ids):
-            if self._kinds[question]:
-                groups.setdefault(self._kinds[question], []).append(index)
-        found = {}
-        for kind, members in sorted(groups.items()):
-            found[kind] = _intervals({name: _take(column, members) for name, column in columns.items()}, seed)
-        return found
+            groups.setdefault(self._kinds[question], []).append(index)
+        kinds = {kind: members for kind, members in sorted(groups.items()) if kind}
+        found: Results = {}
+        for group, by_metric in group_intervals(columns, {"": range(len(self.ids)), **kinds}, seed=seed).items():
+            found[group] = {name: None if value is None else asdict(value) for name, value in by_metric.items()}
+        return {"all": found.pop(""), "by_kind": found}
 
     def _over_seeds(self, combine: Callable[[Sequence[float]], float], column: str, question: str) -> float | None:
         """Combine a question's values of the seeds that have one; None if no seed has."""
@@ -211,23 +206,6 @@ def _read_rows(evaluation: Path, policy: str, setting: str) -> dict[str, Row]:
                     row["early"] = int(extra < 0 and row["kind"] != "known")
                 rows[row["question_id"]] = row
     return rows
-
-
-def _intervals(columns: Mapping[str, Column | Ratio], seed: int) -> Results:
-    found = intervals(columns, seed=seed)
-    return {name: None if interval is None else asdict(interval) for name, interval in found.items()}
-
-
-def _take(column: Column | Ratio, members: Sequence[int]) -> Column | Ratio:
-    return column.take(members) if isinstance(column, Ratio) else [column[index] for index in members]
-
-
-def _minus(first: Column | Ratio, second: Column | Ratio, metric: Metric) -> Column | Ratio:
-    if isinstance(first, Ratio) and isinstance(second, Ratio):
-        return Ratio(first.part, first.whole, minus=second)
-    if isinstance(first, Ratio) or isinstance(second, Ratio):
-        raise TypeError(f"{metric.label} is a rate on one side only")
-    return subtract(first, second)
 
 
 def _shared(seeds: Seeds, other: Seeds, common: Sequence[int]) -> dict[int, dict[str, Row]]:

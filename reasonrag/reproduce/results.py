@@ -103,8 +103,7 @@ def _at_setting(paper: Paper, seeds: Mapping[str, Seeds]) -> Results:
     differences = {}
     for first, second in paper.pairs:
         if first in seeds and second in seeds:
-            by_kind = (first, second) in paper.pairs_by_kind
-            found = difference(seeds[first], seeds[second], paper.metrics, by_kind=by_kind)
+            found = difference(seeds[first], seeds[second], paper.metrics)
             if found:
                 differences[f"{first} - {second}"] = found
     return {

@@ -194,8 +194,7 @@ def test_the_report_shows_judged_metrics_where_there_are_some(questions, tmp_pat
     RECORD.judge_fails = lambda request: "nobody" in request
     evaluate(toys(questions, "stepper", "sparing", format__name="hiprag"), tmp_path / "out", judging=ARBITER)
     page = (tmp_path / "out/report.md").read_text()
-    assert "| written tokens | LasJ | OSR | USR |" in page
-    assert "| steps | LasJ | OSR | USR |" in page, "by kind"
+    assert page.count("| written tokens | LasJ | OSR | USR |") == 3, "results, differences, kinds"
     assert "Judged by arbiter" in page
     assert "| stepper | t1_s8_k3 | LasJ | 6 | 6 | unreachable 6 |" in page
     plots = sorted(path.name for path in (tmp_path / "out/plots").glob("*.svg"))
@@ -207,7 +206,7 @@ def test_reasons_for_being_out_of_form_are_counted(questions, tmp_path):
     figures = evaluate(configs, tmp_path / "out")
     assert (figures["format_rate"]["mean"], figures["out_of_form"]) == (0.0, {"thought_order": 12})
     assert {row["reason"] for row in rows(tmp_path / "out", "direct", "t1_s8_k3")} == {"thought_order"}
-    assert r"| direct | t1_s8_k3 | thought\_order | 12 |" in (tmp_path / "out/report.md").read_text()
+    assert "| direct | t1_s8_k3 | thought_order | 12 |" in (tmp_path / "out/report.md").read_text()
 
 
 def test_a_prompt_set_without_a_judges_text_is_refused_before_anything_is_paid_for(questions, tmp_path):

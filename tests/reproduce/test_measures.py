@@ -130,7 +130,7 @@ def test_differences_are_paired_by_question_and_seeds_are_kept_apart(tmp_path):
     base = [written(tmp_path / f"base{s}", *(attempt(str(q), em=float(q == 0)) for q in range(4))) for s in range(2)]
     mine = [written(tmp_path / f"mine{s}", *(attempt(str(q), em=float(q <= s)) for q in range(4))) for s in range(2)]
     assert described(dict(enumerate(mine)), ["em"])["by_seed"]["em"] == [0.25, 0.5]
-    found = difference(dict(enumerate(mine)), dict(enumerate(base)), ["em", "steps"], by_kind=True)
+    found = difference(dict(enumerate(mine)), dict(enumerate(base)), ["em", "steps"])
     assert found["questions"] == 4
     assert found["all"]["em"]["mean"] == pytest.approx(0.125)
     assert found["by_seed"]["em"] == [0.0, 0.25]
