@@ -1,4 +1,4 @@
-"""Prompt ↔ text and token ids, by the tokenizer and chat template that a model comes with."""
+"""Convert prompts to text and token ids with a model's tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Prompt, Span
 
 
 class ChatTemplate:
-    """A tokenizer with its chat template.
-
-    Attributes:
-        tokenizer: of transformers.
-    """
+    """A tokenizer of transformers with its chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
         """Wrap a loaded tokenizer.
 
         Raises:
-            ConfigError: it has no chat template.
+            ConfigError: the tokenizer has no chat template.
         """
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -33,10 +30,10 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, path_or_name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatTemplate:
-        """From a folder or a hub name; only the tokenizer is read.
+        """Load the tokenizer of a folder or a Hub name.
 
         Raises:
-            ConfigError: there is no such folder or model, or it has no chat template.
+            ConfigError: the folder or model does not exist, or has no chat template.
         """
         from transformers import AutoTokenizer
 
@@ -50,23 +47,26 @@ class ChatTemplate:
         return cls(tokenizer)
 
     def text(self, prompt: Prompt) -> str:
-        """The chat as the model reads it, with the open turn's beginning at its end."""
+        """Return the chat as the model reads it, ending with the open turn so far."""
         return self._chat(prompt) + valid_unicode(prompt.prefix)
 
     def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """`[P]` ids: of the chat, then of each span of the open turn by itself, sampled ids untouched."""
-        return (*self.chat_ids(prompt), *(token for span in prompt.turn for token in self.span_ids(span)))
+        """Return `[P]` ids of the chat, then of each span of the open turn by itself; sampled ids are kept."""
+        token_ids = list(self.chat_ids(prompt))
+        for span in prompt.turn:
+            token_ids += self.span_ids(span)
+        return tuple(token_ids)
 
     def chat_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """`[P]` ids of the chat up to where the turn opens. The template writes its own start token: none is added."""
+        """Return `[P]` ids of the chat up to the open turn. The template writes the start token, so none is added."""
         return self.encode(self._chat(prompt))
 
     def span_ids(self, span: Span) -> tuple[int, ...]:
-        """The sampled ids of a span, or those of its text alone."""
+        """Return the sampled ids of a span, or the ids of its text alone."""
         return self.encode(span.text) if span.token_ids is None else span.token_ids
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text, without special tokens around it."""
+        """Return the ids of a text without special tokens around it."""
         return tuple(self.tokenizer(valid_unicode(text), add_special_tokens=False)["input_ids"])
 
     def _chat(self, prompt: Prompt) -> str:
@@ -74,15 +74,15 @@ class ChatTemplate:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens, its blanks untouched."""
+        """Return the text of ids without special tokens, with its blanks unchanged."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def check_folder(path_or_name: str) -> None:
-    """Refuse what is plainly a path and leads nowhere, before a hub is asked for it.
+    """Raise if a name is plainly a path and does not exist, before the Hub is asked for it.
 
     Raises:
-        ConfigError: no such folder.
+        ConfigError: the folder does not exist.
     """
     path = Path(path_or_name).expanduser()
     looks_like_path = path.is_absolute() or path_or_name.startswith(("./", "../", "~")) or path_or_name.count("/") > 1
@@ -91,9 +91,9 @@ def check_folder(path_or_name: str) -> None:
 
 
 def cannot_load(path_or_name: str, error: Exception) -> ConfigError:
-    """What to say when transformers refuses a folder or a name."""
-    reason = one_line(str(error))[:200] or type(error).__name__
+    """Return the error for a model that transformers refuses to load."""
+    reason = excerpt(str(error), 200) or type(error).__name__
     return ConfigError(
-        f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a hub name; "
-        "a hub name that is not in the local cache needs a network)"
+        f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a Hub name; "
+        "a Hub name that is not in the local cache needs a network)"
     )

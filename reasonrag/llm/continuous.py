@@ -1,6 +1,6 @@
-"""A trainer's own weights through transformers' continuous batching: what is done makes room, nobody waits for a batch.
+"""Sample from a trainer's own weights with transformers' continuous batching, where no request waits for a batch.
 
-Read against transformers 5.23, whose manager stops on token ids alone and has one temperature for all its requests.
+Written for transformers 5.23, whose manager stops on token ids only and has one temperature for all requests.
 """
 
 from __future__ import annotations
@@ -11,97 +11,82 @@ import secrets
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.text import one_line
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.row_sampling import end_token_ids, sampled_completion, tail_length
 
-# Kinds of layers whose cache transformers can page; a name that it does not know ends its thread at the first request.
+# Layers whose cache transformers can page; any other kind ends its thread at the first request.
 _PAGED = frozenset({"full_attention", "sliding_attention"})
-# Of the memory that is free when a manager opens; the rest is for what a forward pass needs, and for neighbours.
+# Share of the memory that is free when a manager opens; the rest is for forward passes and other processes.
 _MEMORY_SHARE = 0.7
-# On a CPU the cache would otherwise be sized by the machine's memory, which is not ours alone.
+# On a CPU the cache would otherwise be sized by the machine's whole memory.
 _CPU_PAGE, _CPU_CACHE_TOKENS, _CPU_BATCH_TOKENS = 32, 16_384, 256
-# How often somebody who waits looks whether the manager's thread is still there.
-_LOOK_S = 1.0
-# A token of the tail may decode to nothing (special tokens are skipped), or begin before the stop string.
-_SPARE_TAIL_TOKENS = 16
+_CHECK_S = 1.0  # how often a waiting call checks that the manager's thread is alive
 
 
 class BorrowingLLM(LLM, Protocol):
-    """An LLM that works on a model while one is lent to it."""
+    """An LLM that works on a model lent to it."""
 
     def lent(self, model: Any) -> AbstractContextManager[None]:
-        """Take requests on these weights. No request may be under way when this ends; the model is left as it was."""
+        """Answer requests with these weights. No request may be running when this ends; the model is restored."""
         ...
 
 
 def unsupported(model: Any) -> str | None:
-    """Why continuous batching cannot run a model; None where it can."""
+    """Return why continuous batching cannot run a model, or None if it can."""
     inner = _inner(model)
     name = type(inner).__name__
     if not hasattr(inner, "init_continuous_batching"):
         return f"{name} has no continuous batching in this version of transformers"
     if getattr(inner, "_is_stateful", False) or not getattr(inner, "_supports_attention_backend", False):
         return f"{name} has no attention cache that can be paged"
-    others = sorted(set(getattr(inner.config.get_text_config(), "layer_types", None) or ()) - _PAGED)
-    return f"{name} has layers of kind {', '.join(others)}, whose state cannot be paged" if others else None
+    layer_types = set(getattr(inner.config.get_text_config(), "layer_types", None) or ())
+    unpaged = sorted(layer_types - _PAGED)
+    return f"{name} has layers of kind {', '.join(unpaged)}, whose state cannot be paged" if unpaged else None
 
 
 class ContinuousLLM:
-    """Continuous batching on weights that somebody else holds and changes: there is no second copy.
+    """Continuous batching with weights that a trainer holds and changes, without a second copy.
 
-    Logprobs are at the sampling temperature, at temperature 1 for greedy requests. With `top_p` below 1 there are
-    none: the manager knows only those of the truncated law. Stop strings end a request at the token that completes
-    them, as in `row_sampling`, though a few more tokens may have been computed.
+    Logprobs are at the sampling temperature, and at temperature 1 for greedy requests. With `top_p` below 1 there are
+    none: the manager knows only the truncated distribution. A stop string ends a request at the token that completes
+    it, as in `row_sampling`, though a few more tokens may have been computed.
 
-    The manager has one temperature and top_p, and two of them at a time on one model give wrong numbers, so requests
-    with other ones wait until none of the present kind is under way.
+    A manager has one temperature and one top_p, and two managers on one model give wrong numbers. So requests with
+    other parameters wait until no request of the current ones is running.
 
-    Seeds are not honoured one by one: all requests draw from one stream of numbers, in the order in which they happen
-    to be batched. The first request's seed begins that stream, so a request alone is reproducible, and many at once
-    are not. What is trained on is exact all the same: the ids and logprobs are those that were sampled.
-
-    Attributes:
-        chat: tokenizer and chat template of the model.
+    Seeds are not honoured per request: all requests draw from one random stream, in the order of batching. The first
+    request's seed starts the stream, so a single request is reproducible, and many concurrent ones are not. Training is
+    exact nevertheless: ids and logprobs are the sampled ones.
     """
 
-    def __init__(self, chat: ChatTemplate, *, name: str, batch_size: int) -> None:
-        """See `borrowing`."""
+    def __init__(self, chat: ChatTemplate, *, name: str, batch_size: int = 64) -> None:
+        """Create an engine without a model; it works while one is lent to it.
+
+        Args:
+            chat: tokenizer and chat template of the model.
+            name: name in run identities.
+            batch_size: largest number of concurrent requests; the others wait.
+        """
         if batch_size < 1:
             raise ConfigError(f"batch_size has to be at least 1, not {batch_size}")
         self.chat = chat
-        self._name = name
+        self.name = name
         self._batch_size = batch_size
         self._loan: _Loan | None = None
         self._closed = False
 
-    @classmethod
-    def borrowing(cls, chat: ChatTemplate, *, name: str, batch_size: int = 64) -> ContinuousLLM:
-        """An engine without a model of its own: it works while one is lent to it, see `lent`.
-
-        Args:
-            chat: tokenizer and chat template of the model.
-            name: in run identities.
-            batch_size: requests at once; the others wait.
-        """
-        return cls(chat, name=name, batch_size=batch_size)
-
-    @property
-    def name(self) -> str:
-        """The model's, as given."""
-        return self._name
-
     @contextlib.contextmanager
     def lent(self, model: Any) -> Iterator[None]:
-        """Take requests on these weights, from one event loop, until this ends.
+        """Answer requests with these weights, from one event loop, until the block ends.
 
-        The model is in evaluation mode meanwhile and computes in the type of its weights, not in a trainer's mixed
-        precision: the paged cache holds one type. It is left as it was, and so are torch's random numbers.
+        In the block, the model is in evaluation mode and computes in the dtype of its weights, not in the trainer's
+        mixed precision, as the paged cache holds one dtype. Model and random state of torch are restored afterwards.
 
         Raises:
             ConfigError: continuous batching cannot run this model.
@@ -118,15 +103,15 @@ class ContinuousLLM:
                 loan.close()
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """`[n]` completions, with token ids and logprobs. The prompt's tokens are counted on the first one.
+        """Return `[n]` completions with token ids and logprobs. The prompt's tokens are counted on the first one.
 
         Raises:
-            LLMError: with cause `refused` (the template cannot show the chat), `context_overflow`, `out_of_memory`,
-                `engine` (anything else that generation raises) or `closed` (also while no model is lent).
+            LLMError: with cause `refused` (the template rejects the chat), `context_overflow`, `out_of_memory`,
+                `engine` (any other failure of generation) or `closed` (also while no model is lent).
         """
         loan = self._loan
         if self._closed or loan is None:
-            state = "is closed" if self._closed else "has no model: none is lent to it now"
+            state = "is closed" if self._closed else "has no model: none is lent to it at the moment"
             raise LLMError(f"{self.name} {state}", cause="closed")
         try:
             prompt_ids = self.chat.token_ids(prompt)
@@ -145,7 +130,7 @@ class ContinuousLLM:
             return await self._all(manager, requests, min(sampling.max_tokens, room))
 
     async def aclose(self) -> None:
-        """Refuse every further request. What a loan holds goes when the loan ends."""
+        """Refuse further requests. The resources of a loan are released when it ends."""
         self._closed = True
 
     async def _all(self, manager: Any, requests: list[_Request], max_tokens: int) -> tuple[Completion, ...]:
@@ -154,9 +139,9 @@ class ContinuousLLM:
                 request.start(max_tokens, counted=index == 0)
             waiting = {request.future for request in requests}
             while waiting:
-                # An error that has been sent to us before the thread ended is still to be heard.
+                # An error that was sent before the thread ended may still arrive.
                 ended = not manager.is_running()
-                done, waiting = await asyncio.wait(waiting, timeout=0.1 if ended else _LOOK_S)
+                done, waiting = await asyncio.wait(waiting, timeout=0.1 if ended else _CHECK_S)
                 for future in done:
                     future.result()
                 if waiting and ended:
@@ -167,34 +152,32 @@ class ContinuousLLM:
                 request.end()
 
     def _failure(self, cause: str, found: str) -> LLMError:
-        return LLMError(f"{self.name}: {one_line(found)[:240]}", cause=cause)
+        return LLMError(self.name, quoting=found, cause=cause)
 
 
 @dataclass
 class _Loan:
-    """A model for as long as it is lent, with a manager of the law that is sampled from now."""
+    """A lent model with the manager of the current temperature and top_p, which are called its law."""
 
     model: Any
     chat: ChatTemplate
     batch_size: int
-    open: Any = None  # the manager
-    failed: Any = None  # a manager whose thread is ending, or has ended
+    open: Any = None  # the current manager
+    failed: Any = None  # a manager whose thread is ending or has ended
     law: tuple[float, float] | None = None  # its temperature and top_p
-    inside: int = 0  # calls that use it
-    waiting: list[asyncio.Future[None]] = field(default_factory=list)  # calls of another law
-    running: dict[str, Any] = field(default_factory=dict)  # the manager of each request under way
+    inside: int = 0  # calls that use the manager
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)  # calls with another law
+    running: dict[str, Any] = field(default_factory=dict)  # the manager of each running request
     started: int = 0
 
     def __post_init__(self) -> None:
-        end = self.model.generation_config.eos_token_id
-        ends = end if isinstance(end, list) else [end]
-        self.end_ids = frozenset(token for token in [*ends, self.chat.tokenizer.eos_token_id] if token is not None)
+        self.end_ids = end_token_ids(self.model, self.chat.tokenizer)
         self.context = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
         self._one_token: dict[str, int | None] = {}
 
     @contextlib.asynccontextmanager
     async def turn(self, sampling: Sampling) -> AsyncIterator[None]:
-        """While nothing is sampled by another law."""
+        """Wait until no call samples with another law."""
         while self.inside and self.law != _law(sampling):
             self.waiting.append(asyncio.get_running_loop().create_future())
             await self.waiting[-1]
@@ -213,7 +196,7 @@ class _Loan:
                 self.waiting.clear()
 
     def manager(self, sampling: Sampling) -> Any:
-        """The open one, for a call whose turn it is; another one where its thread has died."""
+        """Return the open manager, or a new one if there is none or its thread has ended."""
         if self.open is not None and (self.open is self.failed or not self.open.is_running()):
             self._stop()
         if self.open is None:
@@ -247,29 +230,29 @@ class _Loan:
             return_logprobs=True,
             max_requests_per_batch=self.batch_size,
             max_memory_percent=_MEMORY_SHARE,
-            # Flash attention computes in 16 bits only.
+            # Flash attention supports 16 bits only.
             auto_switch_to_flash=self.model.dtype in (torch.bfloat16, torch.float16),
-            # With it, cancelling a request that is in a batch ends the thread: the batch's update asks for its blocks.
+            # With async batching, cancelling a request in a batch ends the thread: the update asks for its blocks.
             use_async_batching=False,
             seed=seed,
             **own,
         )
 
     def one_token(self, mark: str) -> int | None:
-        """The id of a stop string that is a token by itself and is seen when decoded."""
+        """Return the id of a stop string that is one token and visible when decoded, or None."""
         if mark not in self._one_token:
             ids = self.chat.encode(mark)
             self._one_token[mark] = ids[0] if len(ids) == 1 and self.chat.decode(ids) == mark else None
         return self._one_token[mark]
 
     def close(self) -> None:
-        """Cancel what somebody left behind, and end the thread."""
+        """Cancel the remaining requests and end the thread."""
         for request_id, manager in self.running.items():
             manager.cancel_request(request_id)
         self._stop()
 
     def _stop(self) -> None:
-        """When this returns, nothing computes."""
+        """Stop the manager and wait until nothing is computed any more."""
         manager, self.open = self.open, None
         if manager is not None:
             manager.stop(block=True)
@@ -281,7 +264,7 @@ def _law(sampling: Sampling) -> tuple[float, float]:
 
 
 class _Request:
-    """One sample: hears of its tokens on the event loop, and ends at a stop string."""
+    """One sample: receives its tokens on the event loop, and ends at a stop string."""
 
     def __init__(
         self,
@@ -295,41 +278,41 @@ class _Request:
         self._llm, self._loan, self._manager = llm, loan, manager
         self._prompt_ids, self._stop = prompt_ids, tuple(mark for mark in stop if mark)
         self._logprobs_known = sampling.temperature == 0 or sampling.top_p >= 1
-        self._tail = max((len(mark.encode()) for mark in self._stop), default=0) + _SPARE_TAIL_TOKENS
+        self._tail = tail_length(self._stop)
         self.future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.id = f"{loan.started}"
         loan.started += 1
 
     def start(self, max_tokens: int, *, counted: bool) -> None:
-        """Queue it. `counted` if the prompt's tokens are counted on this sample."""
+        """Queue the request. `counted` is whether the prompt's tokens are counted on this sample."""
         marks = [self._loan.one_token(mark) for mark in self._stop]
         self._counted = counted
-        self._manager.register_result_handler(self.id, self._hear)
+        self._manager.register_result_handler(self.id, self._receive)
         self._loan.running[self.id] = self._manager
         accepted = self._manager.add_request(
             list(self._prompt_ids),
             request_id=self.id,
             max_new_tokens=max_tokens,
-            # Every token is looked at only where a stop string is made of several. One that is a token may also be
-            # spelled out in several: it is then found, and what follows it dropped, when the request has ended.
+            # Tokens are streamed only if a stop string consists of several. A stop string that is one token may also be
+            # spelled with several: it is then found when the request has ended, and the rest is dropped.
             streaming=None in marks,
             eos_token_id=sorted({*self._loan.end_ids, *(mark for mark in marks if mark is not None)}),
         )
         if accepted is None:
-            raise self._llm._failure("engine", "continuous batching takes no requests, its thread has ended")
+            raise self._llm._failure("engine", "continuous batching takes no requests: its thread has ended")
 
     def end(self) -> None:
-        """Nobody waits for it any more."""
-        # Tokens under way would still be sent to an event loop that may be closed by then, which ends the thread.
+        """Cancel the request if it is still running."""
+        # Otherwise a late token may be sent to a closed event loop, which ends the thread.
         self._manager.output_router.result_handlers.pop(self.id, None)
         if self._loan.running.pop(self.id, None) is not None and (
             self.future.cancel() or self.future.cancelled() or self.future.exception() is not None
         ):
             self._manager.cancel_request(self.id)
 
-    def _hear(self, output: Any) -> None:
+    def _receive(self, output: Any) -> None:
         if self.future.done():
-            return  # tokens that were under way when it was cut or cancelled
+            return  # late tokens of a request that was cut or cancelled
         try:
             if output.error is not None:
                 self._loan.failed = self._manager
@@ -352,27 +335,19 @@ class _Request:
         return cut_at_stop(self._loan.chat.decode(ids), self._stop) is not None
 
     def _completion(self, ids: list[int], logprobs: list[float], reason: FinishReason) -> Completion:
-        text = self._loan.chat.decode(ids)
-        return Completion(
-            # The token that completes a stop string may hold more than its end: ids keep it whole, the text does not.
-            cut_at_stop(text, self._stop) or text,
-            reason,
-            tuple(ids),
-            tuple(logprobs[: len(ids)]) if self._logprobs_known else None,
-            self._prompt_ids,
-            len(self._prompt_ids) if self._counted else 0,
-            len(ids),
-        )
+        known = logprobs if self._logprobs_known else None
+        completion = sampled_completion(self._loan.chat, self._prompt_ids, ids, known, reason, self._stop)
+        return completion if self._counted else replace(completion, prompt_tokens=0)
 
 
 def _inner(model: Any) -> Any:
-    """The model of transformers, also where adapters are laid over it: its layers hold them."""
+    """Return the model of transformers under a PEFT wrapper; its layers hold the adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @contextlib.contextmanager
 def _as_it_was(model: Any) -> Iterator[None]:
-    """Evaluation mode and the weights' own type within; then mode, attention, forward pass and random numbers again."""
+    """Switch to evaluation mode and the dtype of the weights; restore the model and torch's random state afterwards."""
     import torch
 
     inner = _inner(model)
@@ -382,7 +357,7 @@ def _as_it_was(model: Any) -> Iterator[None]:
     with torch.random.fork_rng(devices):
         model.eval()
         if plain is not None:
-            inner.forward = plain  # without accelerate's autocast, whose types the paged cache refuses
+            inner.forward = plain  # without accelerate's autocast, whose dtypes the paged cache refuses
         try:
             yield
         finally:
@@ -394,7 +369,7 @@ def _as_it_was(model: Any) -> Iterator[None]:
 
 
 def _cause(found: str) -> str:
-    """The cause of a failure, of which transformers' thread hands on the message alone.
+    """Return the cause of a failure from its message, which is all that transformers' thread reports.
 
     >>> _cause("CUDA out of memory. Tried to allocate 2 GiB"), _cause("index out of range")
     ('out_of_memory', 'engine')

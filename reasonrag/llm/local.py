@@ -1,4 +1,4 @@
-"""A transformers model in this process: requests of many tasks are gathered into batches by one worker thread."""
+"""A transformers model in this process: one worker thread gathers the requests of many tasks into batches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
-from reasonrag.llm.row_sampling import Row, generate_rows
+from reasonrag.llm.row_sampling import Row, end_token_ids, generate_rows
 
 log = structlog.get_logger()
 
-# How long a batch that is not full waits for more: the time that finished questions need to come back.
+# How long an incomplete batch waits for more requests: about the time until a finished question sends its next one.
 _WINDOW_S = 0.005
-# Below so many parameters a model on the CPU gains nothing from a second thread.
+# A model with fewer parameters gains nothing from a second thread on the CPU.
 _SMALL = 20_000_000
 
 
@@ -43,14 +43,14 @@ class _Waiting:
 
 
 class TransformersLLM:
-    """A causal language model of transformers. The event loop never blocks on it.
+    """A causal language model of transformers, which never blocks the event loop.
 
-    Samples are reproducible from the seed whatever else is in the batch (see `row_sampling` for how exactly); CPU and
-    GPU draw different numbers from the same seed. Logprobs are at the sampling temperature, at temperature 1 for greedy
-    rows, before top_p.
+    Samples depend on the seed and not on the rest of the batch (`row_sampling` says how exactly); CPU and GPU draw
+    different numbers from the same seed. Logprobs are at the sampling temperature before top_p, and at temperature 1
+    for greedy rows.
 
     Attributes:
-        model: the loaded model, None once closed.
+        model: the loaded model; None after `aclose`.
         chat: its tokenizer and chat template.
     """
 
@@ -67,19 +67,19 @@ class TransformersLLM:
         trust_remote_code: bool = False,
         revision: str | None = None,
     ) -> None:
-        """Load the model; this takes seconds to minutes.
+        """Load the model, which takes seconds to minutes.
 
         Args:
-            path_or_name: a folder, or a hub name.
-            batch_size: rows at once. Halved for good when the device runs out of memory.
-            device: `cpu` or such as `cuda:0`; a GPU if there is one, else the CPU, if None.
-            dtype: such as `bfloat16`; as stored in the files if None.
-            name: in run identities; the hub name or the folder's own name if None.
+            path_or_name: a folder or a Hub name.
+            batch_size: largest number of rows in a batch. Halved for good if the device runs out of memory.
+            device: `cpu`, `cuda:0`, ...; None takes a GPU if there is one, else the CPU.
+            dtype: such as `bfloat16`; None takes that of the files.
+            name: name in run identities; None takes the Hub name or the folder's name.
             trust_remote_code: whether to run code that comes with the model.
-            revision: of a hub model.
+            revision: revision of a Hub model.
 
         Raises:
-            ConfigError: the model cannot be loaded, or it has no chat template.
+            ConfigError: the model cannot be loaded, or has no chat template.
         """
         chat = ChatTemplate.load(path_or_name, revision=revision, trust_remote_code=trust_remote_code)
         model: Any = _load(path_or_name, device, dtype, revision, trust_remote_code)
@@ -87,16 +87,16 @@ class TransformersLLM:
 
     @classmethod
     def borrowing(cls, chat: ChatTemplate, *, name: str, batch_size: int = 16) -> TransformersLLM:
-        """An engine without a model of its own: it works while one is lent to it, see `lent`."""
+        """Create an engine without a model; it works while one is lent to it."""
         llm = cls.__new__(cls)
         llm._start(None, chat, name=name, batch_size=batch_size)
         return llm
 
     @contextlib.contextmanager
     def lent(self, model: Any) -> Iterator[None]:
-        """Work on weights that somebody else holds and changes, such as a trainer: there is no second copy.
+        """Use weights that a trainer holds and changes, without a second copy.
 
-        No request may be under way when this ends. The model is in evaluation mode meanwhile, and left as it was.
+        No request may be running when this ends. The model is in evaluation mode in the block, and restored afterwards.
         """
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # under an adapter
         defaults, training = inner.generation_config, model.training
@@ -122,7 +122,7 @@ class TransformersLLM:
             self._take(model)
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._waiting: list[_Waiting] = []
-        self._lock = threading.Lock()  # nothing is queued behind the None that ends the worker
+        self._lock = threading.Lock()  # so that nothing is queued after the None that ends the worker
         self._closed = threading.Event()
         self._worker = threading.Thread(target=self._work, name=f"llm-{self.name}", daemon=True)
         self._worker.start()
@@ -133,11 +133,11 @@ class TransformersLLM:
         self._context = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """`[n]` completions, with token ids and logprobs. The prompt's tokens are counted on the first one.
+        """Return `[n]` completions with token ids and logprobs. The prompt's tokens are counted on the first one.
 
         Raises:
-            LLMError: with cause `refused` (the template cannot show the chat), `context_overflow`, `out_of_memory`,
-                `engine` (anything else that generation raises) or `closed`.
+            LLMError: with cause `refused` (the template rejects the chat), `context_overflow`, `out_of_memory`,
+                `engine` (any other failure of generation) or `closed`.
         """
         futures: list[Future[Completion]] = [Future() for _ in range(sampling.n)]
         with self._lock:
@@ -148,7 +148,7 @@ class TransformersLLM:
         return (first, *(replace(other, prompt_tokens=0) for other in others))
 
     async def aclose(self) -> None:
-        """End the batch that is running, fail what waits, and let go of the model."""
+        """End the running batch, fail the waiting requests, and release the model."""
         with self._lock:
             if not self._closed.is_set():
                 self._closed.set()
@@ -162,7 +162,7 @@ class TransformersLLM:
         _fail([item.future for item in self._waiting], self._closed_error())
 
     def _gather(self) -> bool:
-        """Take requests until a batch is full or the window is over; false once closed."""
+        """Take requests until a batch is full or the window is over; return False if closed."""
         deadline = time.monotonic() + _WINDOW_S
         while True:
             if not self._waiting:
@@ -208,15 +208,20 @@ class TransformersLLM:
         ]
 
     def _next_batch(self) -> list[_Waiting]:
-        """The row that waits longest, with those nearest to it in length: little padding, and nobody starves."""
+        """Return the row that has waited longest, with the rows nearest in length: little padding, no starvation."""
         if not self._waiting:
             return []
         length = len(self._waiting[0].row.prompt_ids)
-        order = sorted(range(len(self._waiting)), key=lambda i: abs(len(self._waiting[i].row.prompt_ids) - length))
-        taken = set(order[: self._batch_size])
-        batch = [self._waiting[i] for i in sorted(taken)]
-        self._waiting = [item for i, item in enumerate(self._waiting) if i not in taken]
-        return [item for item in batch if item.future.set_running_or_notify_cancel()]
+        by_length = sorted(range(len(self._waiting)), key=lambda i: abs(len(self._waiting[i].row.prompt_ids) - length))
+        taken = set(by_length[: self._batch_size])
+        batch, remaining = [], []
+        for index, item in enumerate(self._waiting):
+            if index not in taken:
+                remaining.append(item)
+            elif item.future.set_running_or_notify_cancel():
+                batch.append(item)
+        self._waiting = remaining
+        return batch
 
     def _run(self, batch: list[_Waiting]) -> None:
         import torch
@@ -226,7 +231,9 @@ class TransformersLLM:
         futures = [item.future for item in batch]
         try:
             rows = [item.row for item in batch]
-            made = generate_rows(self.model, self.chat, rows, end_ids=self._end_ids, interrupted=self._closed.is_set)
+            completions = generate_rows(
+                self.model, self.chat, rows, end_ids=self._end_ids, interrupted=self._closed.is_set
+            )
         except torch.OutOfMemoryError as error:
             failure = _failure(self.name, "out_of_memory", error)
         except Exception as error:
@@ -236,13 +243,13 @@ class TransformersLLM:
             if self._closed.is_set():
                 _fail(futures, self._closed_error())
                 return
-            for future, completion in zip(futures, made, strict=True):
+            for future, completion in zip(futures, completions, strict=True):
                 future.set_result(completion)
             return
         self._run_in_halves(batch, failure)
 
     def _run_in_halves(self, batch: list[_Waiting], failure: LLMError) -> None:
-        """After a batch that was too big. Not within its `except`: the traceback holds on to the batch's tensors."""
+        """Retry a batch that was too large; not in its `except`, where the traceback keeps the tensors alive."""
         import torch
 
         torch.cuda.empty_cache()
@@ -251,7 +258,7 @@ class TransformersLLM:
             return
         half = len(batch) // 2
         self._batch_size = min(self._batch_size, half)
-        log.warning("out of memory, going on with smaller batches", llm=self.name, batch_size=self._batch_size)
+        log.warning("out of memory; continuing with smaller batches", llm=self.name, batch_size=self._batch_size)
         self._run(batch[:half])
         self._run(batch[half:])
 
@@ -261,7 +268,7 @@ class TransformersLLM:
 
 def _fail(futures: Iterable[Future[Completion]], failure: LLMError) -> None:
     for future in futures:
-        with contextlib.suppress(InvalidStateError):  # cancelled by its caller
+        with contextlib.suppress(InvalidStateError):  # cancelled by the caller
             future.set_exception(failure)
 
 
@@ -275,7 +282,7 @@ def _load(path_or_name: str, device: str | None, dtype: str | None, revision: st
 
     check_folder(path_or_name)
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ConfigError(f"{dtype!r} is no dtype; use float32, bfloat16 or float16")
+        raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16 or float16")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True
@@ -288,11 +295,10 @@ def _load(path_or_name: str, device: str | None, dtype: str | None, revision: st
 
 
 def _spare_threads(model: Any) -> None:
-    """One torch thread for a small model on the CPU.
+    """Use one torch thread for a small model on the CPU.
 
-    Its matrices are too small to share, and beside other work on the machine each of its many short operations waits
-    for the slower of two threads. The setting is torch's own and holds for the whole process, so a large model on the
-    CPU belongs into another one. vLLM is not concerned: it keeps processes and thread counts of its own.
+    Its matrices are too small to split, and on a busy machine each of its many short operations waits for the slower of
+    two threads. The setting applies to the whole process, so a large model on the CPU needs another process.
     """
     import torch
 
@@ -301,10 +307,9 @@ def _spare_threads(model: Any) -> None:
 
 
 def _neutralise(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Forget the sampling defaults that the model comes with (top_k, penalties); returns its end tokens."""
+    """Remove the model's sampling defaults (top_k, penalties); return its end tokens."""
     from transformers import GenerationConfig
 
-    end = model.generation_config.eos_token_id
-    ends = end if isinstance(end, list) else [end]
+    end_ids = end_token_ids(model, tokenizer)
     model.generation_config = GenerationConfig()
-    return frozenset(token for token in [*ends, tokenizer.eos_token_id] if token is not None)
+    return end_ids

@@ -1,4 +1,4 @@
-"""A model's folder: a checksum of what a loader reads in it, and the model that an adapter belongs to."""
+"""A model's folder: a checksum of the files that a loader reads, and the base model of an adapter."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ from pathlib import Path
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import POLICY_CARD
 
-# What a loader reads. Reports, curves, locks and checkpoints of a training change no reply, and may come later.
+# Files that a loader reads. Reports, curves and checkpoints of a training run change no reply, and may come later.
 _READ = (
-    "*.safetensors",
-    "pytorch_model*.bin",
-    "*.json",
-    "*.jinja",
-    "*.model",
-    "*.tiktoken",
-    "*.txt",
-    "*.py",
+    *("*.safetensors", "pytorch_model*.bin", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py"),
     POLICY_CARD,
 )
 _NOT_READ = frozenset(("training.json", "trainer_state.json"))
@@ -26,7 +19,7 @@ _PART = 2**20
 
 
 def model_identity(name: str, revision: str | None = None) -> str:
-    """A Hub id with its revision, or a folder's name with a checksum of what a loader reads in it."""
+    """Return a Hub id with its revision, or a folder's name with the checksum of its files."""
     folder = Path(name)
     if not folder.is_dir():
         return name + (f"@{revision}" if revision else "")
@@ -34,23 +27,20 @@ def model_identity(name: str, revision: str | None = None) -> str:
 
 
 def model_checksum(folder: Path) -> str:
-    """12 hex digits that change with the model: weights, settings, tokenizer, chat template, code, policy card.
+    """Return 12 hex digits over a model's weights, settings, tokenizer, chat template, code and policy card.
 
-    Of an adapter also with the model that it belongs to, where that is a folder.
+    The checksum of an adapter includes its base model, if that is a folder.
     """
+    files: set[Path] = set()
+    for model_folder in (folder, *_base_folders(folder)):
+        for pattern in _READ:
+            files.update(path for path in model_folder.glob(pattern) if path.is_file())
     digest = hashlib.sha256()
-    files = {
-        path
-        for place in (folder, *_adapted(folder))
-        for pattern in _READ
-        for path in place.glob(pattern)
-        if path.is_file()
-    }
     for path in sorted(path for path in files if path.name not in _NOT_READ):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}\0".encode())
         with path.open("rb") as file:
-            # Whole files up to 64 MiB. Of larger ones 64 evenly spaced parts: any training changes all of the weights,
+            # Files up to 64 MiB are read whole, of larger ones 64 evenly spaced parts: training changes all weights,
             # and reading 15 GB would take longer than a preview.
             for part in range(64):
                 file.seek(size * part // 64)
@@ -59,7 +49,7 @@ def model_checksum(folder: Path) -> str:
 
 
 def adapter_base(folder: Path) -> str | None:
-    """The model that the adapter in a folder belongs to; None where there is no adapter.
+    """Return the base model of the adapter in a folder, or None if it holds no adapter.
 
     Raises:
         ConfigError: the adapter's configuration cannot be read.
@@ -76,6 +66,6 @@ def adapter_base(folder: Path) -> str | None:
     return str(base)
 
 
-def _adapted(folder: Path) -> tuple[Path, ...]:
+def _base_folders(folder: Path) -> tuple[Path, ...]:
     base = adapter_base(folder)
     return (Path(base),) if base and Path(base).is_dir() else ()

@@ -1,4 +1,4 @@
-"""The OpenAI wire format: prompt and sampling to a request body, a reply to completions. Pure, no sockets."""
+"""The OpenAI wire format: request bodies from prompts, completions from replies. Pure functions, no sockets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 
-# vLLM takes the sampling defaults of the model's generation_config.json (top_k 20, repetition_penalty 1.05, ...) for
-# whatever a request leaves out: then the samples do not come from the distribution that was asked for.
+# For parameters that a request omits, vLLM takes the defaults in the model's generation_config.json (top_k 20,
+# repetition_penalty 1.05, ...): the samples would come from a different distribution.
 _VLLM_EXTRAS: Mapping[str, Any] = {
     "return_token_ids": True,
     "include_stop_str_in_output": True,
@@ -40,28 +40,20 @@ _FINISH = {
 }
 
 
-# What the completions endpoint is given: a text, or the token ids themselves, which vLLM takes as they are.
+# From prompt to the input of the completions endpoint: a text, or token ids, which vLLM takes as they are.
 Encode = Callable[[Prompt], str | Sequence[int]]
 
-# math.isfinite and float() raise OverflowError for an integer beyond it, a comparison does not.
+# math.isfinite and float() raise OverflowError for larger integers; a comparison does not.
 _LARGEST = sys.float_info.max
 
 
 class BadReply(ValueError):
-    """A reply with status 200 that holds no completions."""
+    """A reply with status 200 does not hold completions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How one server is spoken to.
-
-    Args:
-        model: the name that the server knows it by.
-        encode: prompt to text or token ids for the completions endpoint; None is the chat endpoint.
-        vllm: whether to use vLLM's own fields.
-        logprobs: whether to ask for logprobs.
-        processed_logprobs: whether the server reports those of the distribution that it sampled from.
-    """
+    """The wire format of one server; the fields are those of `ServerLLM`. Without `encode`, it is the chat endpoint."""
 
     model: str
     encode: Encode | None = None
@@ -71,11 +63,10 @@ class Wire:
 
     @property
     def route(self) -> str:
-        """Under the base URL."""
         return "/chat/completions" if self.encode is None else "/completions"
 
     def body(self, prompt: Prompt, sampling: Sampling, dropped: Collection[str] = ()) -> dict[str, Any]:
-        """The request, without the parameters in `dropped`."""
+        """Return the body of a request, without the parameters in `dropped`."""
         body: dict[str, Any] = {
             "model": self.model,
             "temperature": sampling.temperature,
@@ -90,11 +81,11 @@ class Wire:
         if prompt.stop:
             body["stop"] = list(prompt.stop)
         if self.logprobs:
-            # The number of alternatives: vLLM reports the sampled token without any.
+            # The number is that of alternatives; vLLM reports the sampled token even with 0.
             body["logprobs"] = True if self.encode is None else 0 if self.vllm else 1
         if self.vllm:
             body |= _VLLM_EXTRAS
-        if "max_tokens" in dropped:  # OpenAI's reasoning models know it by another name only
+        if "max_tokens" in dropped:  # OpenAI's reasoning models accept this name only
             body["max_completion_tokens"] = sampling.max_tokens
         return {key: value for key, value in body.items() if key not in dropped} | self._prompt(prompt)
 
@@ -103,7 +94,7 @@ class Wire:
             encoded = self.encode(prompt)
             if not isinstance(encoded, str):
                 return {"prompt": list(encoded)}
-            # A rendered chat begins with its own start token: vLLM would put a second one before it.
+            # A rendered chat begins with its start token; vLLM would add a second one.
             extra = {"add_special_tokens": False} if self.vllm else {}
             return {"prompt": valid_unicode(encoded), **extra}
         messages = [{"role": m.role, "content": valid_unicode(m.content)} for m in prompt.messages]
@@ -113,16 +104,19 @@ class Wire:
         return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
     def completions(self, raw: bytes, prompt: Prompt, sampling: Sampling, sent: object = None) -> list[Completion]:
-        """At most `n` completions; fewer where the server ignores `n`.
+        """Parse at most `n` completions from a reply; fewer if the server ignores `n`.
 
-        `sent` is the request's `prompt`. Where that is ids, they are the prompt's ids, whether the server repeats them
-        or not.
+        The prompt's tokens are counted on the first completion. The tokens of a completion are counted by its ids, or,
+        if the server reports no ids, as an equal share, so that the sums are the server's usage.
 
-        The prompt's tokens are counted on the first of them, the completions' tokens by their ids where the server
-        reports ids, else in equal parts, so that the sums are what the server reported.
+        Args:
+            raw: body of the reply.
+            prompt: prompt of the request.
+            sampling: sampling parameters of the request.
+            sent: field `prompt` of the request; ids in it are the prompt's ids, even if the server reports none.
 
         Raises:
-            BadReply: not JSON, no choices in it, or the server read other ids than those it was sent.
+            BadReply: the reply is not JSON, has no choices, or reports other prompt ids than the request had.
         """
         try:
             reply = json.loads(raw)
@@ -133,17 +127,19 @@ class Wire:
             raise BadReply(f"the reply has no choices: {readable(raw)!r}")
         shared_ids = _ids(reply.get("prompt_token_ids"))
         exact = self._exact_logprobs(sampling)
-        found = [self._completion(choice, prompt, shared_ids, exact) for choice in choices[: sampling.n]]
-        if isinstance(sent, list):
-            found = [replace(c, prompt_token_ids=_same_ids(c.prompt_token_ids, sent)) for c in found]
-        return _with_usage(found, reply.get("usage"))
+        completions = []
+        for choice in choices[: sampling.n]:
+            completion = self._completion(choice, prompt, shared_ids, exact)
+            if isinstance(sent, list):
+                completion = replace(completion, prompt_token_ids=_same_ids(completion.prompt_token_ids, sent))
+            completions.append(completion)
+        return _with_usage(completions, reply.get("usage"))
 
     def _exact_logprobs(self, sampling: Sampling) -> bool:
-        """Whether what the server reports is what `Completion` promises: full vocabulary, at the temperature."""
+        """Return whether the server's logprobs are those of `Completion`: full vocabulary, at the temperature."""
         if not self.logprobs:
             return False
-        # Processed ones are of the distribution that was sampled from, and that is the nucleus where there is one;
-        # others are taken before the temperature is applied.
+        # Processed logprobs are normalised over the nucleus; others are from before the temperature is applied.
         return sampling.top_p >= 1.0 if self.processed_logprobs else sampling.temperature in (0.0, 1.0)
 
     def _completion(
@@ -154,7 +150,7 @@ class Wire:
         written = self._text(choice)
         finish_reason = _FINISH.get(str(choice.get("finish_reason")), FinishReason.OTHER)
         text = cut_at_stop(written, prompt.stop)
-        overrun = text is not None and text != written  # the server ignored the stop strings: its ids go on after them
+        overrun = text is not None and text != written  # the server ignored the stop strings, and its ids continue
         if text is not None:
             finish_reason = FinishReason.STOP
         elif finish_reason is FinishReason.STOP:
@@ -175,7 +171,7 @@ class Wire:
             message = choice.get("message")
             if not isinstance(message, dict):
                 raise BadReply("a choice of the reply has no message")
-            # A server with a reasoning parser may file everything under its own field, the answer tag included.
+            # A reasoning parser may put everything into a separate field, including the answer tag.
             text = message.get("content") or message.get("reasoning_content") or message.get("reasoning") or ""
         if not isinstance(text, str):
             raise BadReply(f"a choice of the reply has {type(text).__name__} where its text should be")
@@ -183,13 +179,13 @@ class Wire:
 
     @staticmethod
     def _restored(text: str, choice: Mapping[str, Any], prompt: Prompt) -> str:
-        if "stop_reason" in choice:  # vLLM says which stop string it was; None or a number is an end token
+        if "stop_reason" in choice:  # vLLM reports the stop string; None or a number is an end token
             return text + choice["stop_reason"] if choice["stop_reason"] in prompt.stop else text
         return restore_stop(prompt.prefix + text, prompt.stop)[len(prompt.prefix) :]
 
 
 def _count(value: object) -> int | None:
-    """An id or a count that the journal and Parquet's int32 can hold: JSON's integers have no bound."""
+    """Return an id or a count if Parquet's int32 can hold it, else None: JSON's integers have no bound."""
     return value if type(value) is int and 0 <= value < 2**31 else None
 
 
@@ -200,15 +196,15 @@ def _ids(value: object) -> tuple[int, ...] | None:
 
 
 def _same_ids(read: tuple[int, ...] | None, sent: Sequence[int]) -> tuple[int, ...]:
-    """The ids that were sent; a server that cut or extended them answered another prompt."""
+    """Return the ids that were sent. A server that changed them has answered a different prompt."""
     ids = tuple(sent)
     if read is not None and read != ids:
-        raise BadReply(f"the server read {len(read)} token ids that are not the {len(ids)} it was sent")
+        raise BadReply(f"the server read {len(read)} token ids that differ from the {len(ids)} of the request")
     return ids
 
 
 def _logprobs(value: object) -> tuple[float, ...] | None:
-    """From `content[].logprob` (chat) or `token_logprobs` (completions)."""
+    """Return the logprobs in `content[].logprob` (chat) or `token_logprobs` (completions), or None."""
     if not isinstance(value, dict):
         return None
     content = value.get("content")
@@ -221,33 +217,37 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
     return None
 
 
-def _with_usage(found: list[Completion], usage: object) -> list[Completion]:
-    counts = usage if isinstance(usage, dict) else {}
-    prompt, written = _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
-    shares: list[int | None] = [None] * len(found)
-    lengths = [len(c.token_ids) for c in found if c.token_ids is not None]
-    if len(lengths) == len(found):
-        shares = list(lengths)
-    elif written is not None:
-        share, rest = divmod(written, len(found))
-        shares = [share + (index < rest) for index in range(len(found))]
-    prompts: list[int | None] = [None] * len(found)
-    if prompt is not None:
-        prompts = [prompt, *([0] * (len(found) - 1))]
-    return [replace(c, prompt_tokens=p, completion_tokens=s) for c, p, s in zip(found, prompts, shares, strict=True)]
+def _with_usage(completions: list[Completion], usage: object) -> list[Completion]:
+    totals = usage if isinstance(usage, dict) else {}
+    prompt_tokens = _count(totals.get("prompt_tokens"))
+    written_tokens = _count(totals.get("completion_tokens"))
+    have_ids = all(completion.token_ids is not None for completion in completions)
+    counted = []
+    for index, completion in enumerate(completions):
+        own_tokens = None
+        if have_ids and completion.token_ids is not None:
+            own_tokens = len(completion.token_ids)
+        elif written_tokens is not None:
+            share, rest = divmod(written_tokens, len(completions))
+            own_tokens = share + (index < rest)
+        shown_tokens = prompt_tokens if index == 0 or prompt_tokens is None else 0
+        counted.append(replace(completion, prompt_tokens=shown_tokens, completion_tokens=own_tokens))
+    return counted
 
 
 def rejected_parameter(raw: bytes, body: Mapping[str, Any]) -> str | None:
-    """The optional parameter of `body` that a strict server says it does not know, or None."""
+    """Return the optional parameter of `body` that a strict server does not know, or None."""
     message = raw.decode("utf-8", "replace")
     if not _UNSUPPORTED.search(message):
         return None
-    named = (key for key in _DROPPABLE if key in body and re.search(rf"(?:['\"`]|\w: ){key}(?!\w)", message))
-    return next(named, None)
+    for key in _DROPPABLE:
+        if key in body and re.search(rf"(?:['\"`]|\w: ){key}(?!\w)", message):
+            return key
+    return None
 
 
 def readable(raw: bytes, secret: str | None = None, *, limit: int = 200) -> str:
-    """The message of an error body: at most `limit` printable characters on one line, without `secret` or any other."""
+    """Return the message in an error body as an `excerpt`, without `secret`."""
     text = raw.decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError):
         text = _message(json.loads(text)) or text
@@ -257,7 +257,7 @@ def readable(raw: bytes, secret: str | None = None, *, limit: int = 200) -> str:
 
 
 def _message(reply: object) -> str | None:
-    """OpenAI's `error.message`, FastAPI's `detail`, or whatever stands for it."""
+    """Return OpenAI's `error.message`, FastAPI's `detail`, or None."""
     if not isinstance(reply, dict):
         return None
     for key in ("error", "message", "detail"):

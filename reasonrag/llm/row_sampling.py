@@ -1,10 +1,10 @@
-"""One batch through transformers' `generate`, each row with its own seed, temperature, length and stop strings.
+"""Generate one batch with transformers' `generate`; each row has its own seed, temperature, length and stop strings.
 
-A row's samples come from its own random generator alone, so they do not depend on its batch mates. Its logits do, a
-little: a batch of another shape sums floats in another order, about 1e-6 apart in float32 and 1e-2 in bfloat16. A near
-tie between two tokens can therefore fall the other way in another batch; float32 makes that rare, not impossible.
+Each row has its own random generator, so its draws do not depend on the rest of the batch. Its logits do slightly: in a
+batch of another shape, floats are summed in another order, about 1e-6 apart in float32 and 1e-2 in bfloat16. A near tie
+between two tokens can therefore have another winner in another batch; float32 makes that rare, not impossible.
 
-On one CPU core and a vocabulary of 150,000, the choice costs about 4 ms per row and token, with top_p < 1 about 17 ms.
+On one CPU core and with 150,000 tokens, sampling costs about 4 ms per row and token, with top_p < 1 about 17 ms.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from reasonrag.llm.chat_template import ChatTemplate
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A token of the tail may decode to nothing (special tokens are skipped), or begin before the stop string.
+# A token at the end may decode to nothing (special tokens are skipped), or begin before the stop string.
 _SPARE_TAIL_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One completion wanted: `prompt_ids` `[P]`, and how to sample it. Temperature 0 is greedy."""
+    """One completion to generate: `prompt_ids` `[P]` and sampling parameters. Temperature 0 is greedy."""
 
     prompt_ids: tuple[int, ...]
     seed: int
@@ -44,14 +44,14 @@ def generate_rows(
     end_ids: Collection[int],
     interrupted: Callable[[], bool] = lambda: False,
 ) -> list[Completion]:
-    """`[len(rows)]` completions. Blocks; for a worker thread.
+    """Return `[len(rows)]` completions. This blocks, so call it from a worker thread.
 
     Args:
-        model: a causal language model of transformers whose `generation_config` is neutral.
+        model: a causal language model of transformers with a neutral `generation_config`.
         chat: its tokenizer.
-        rows: what to generate, in one batch.
+        rows: the completions to generate, in one batch.
         end_ids: tokens that end a turn.
-        interrupted: asked after every token; true ends the batch early, with `FinishReason.OTHER`.
+        interrupted: called after every token; true ends the batch early, with `FinishReason.OTHER`.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -64,11 +64,11 @@ def generate_rows(
         input_ids[index, width - len(row.prompt_ids) :] = torch.tensor(row.prompt_ids)
         attention_mask[index, width - len(row.prompt_ids) :] = 1
     sampler = _RowSampler(rows, chat, end_ids, model.device, interrupted)
-    with torch.no_grad():  # not inference_mode: a model that is trained, too, may keep a tensor that it makes here
+    with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
         model.generate(
             input_ids=input_ids.to(model.device),
             attention_mask=attention_mask.to(model.device),
-            # No end token here: `generate` would overwrite the rows that are done with padding, for nothing.
+            # Without an end token here: `generate` would overwrite finished rows with padding.
             generation_config=GenerationConfig(
                 do_sample=False, max_new_tokens=max(row.max_tokens for row in rows), pad_token_id=0
             ),
@@ -76,6 +76,42 @@ def generate_rows(
             stopping_criteria=StoppingCriteriaList([sampler.finished]),
         )
     return sampler.completions()
+
+
+def sampled_completion(
+    chat: ChatTemplate,
+    prompt_ids: tuple[int, ...],
+    token_ids: Sequence[int],
+    logprobs: Sequence[float] | None,
+    reason: FinishReason,
+    stop: tuple[str, ...],
+) -> Completion:
+    """Build the completion of sampled ids.
+
+    The token that completes a stop string may hold more characters: the ids keep it whole, the text ends at the string.
+    """
+    text = chat.decode(token_ids)
+    return Completion(
+        cut_at_stop(text, stop) or text,
+        reason,
+        tuple(token_ids),
+        None if logprobs is None else tuple(logprobs[: len(token_ids)]),
+        prompt_ids,
+        len(prompt_ids),
+        len(token_ids),
+    )
+
+
+def tail_length(stop: Sequence[str]) -> int:
+    """Return how many of the last tokens to decode to find any stop string that ends in them."""
+    return max((len(mark.encode()) for mark in stop), default=0) + _SPARE_TAIL_TOKENS
+
+
+def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end a turn, by the model's generation config and by its tokenizer."""
+    configured = model.generation_config.eos_token_id
+    end_ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in [*end_ids, tokenizer.eos_token_id] if token is not None)
 
 
 class _RowSampler:
@@ -98,14 +134,14 @@ class _RowSampler:
         self._generators = [torch.Generator(device).manual_seed(row.seed) for row in rows]
         temperatures = [row.temperature or 1.0 for row in rows]
         self._temperature = torch.tensor(temperatures, dtype=torch.float32, device=device)[:, None]
-        # Rounding may carry a cumulated mass past 1: infinity keeps every token where nothing is to be cut.
+        # Rounding may carry the cumulated mass past 1; with infinity, rows without top_p keep every token.
         masses = [row.top_p if row.top_p < 1 else float("inf") for row in rows]
         self._top_p = torch.tensor(masses, dtype=torch.float32, device=device)[:, None]
         self._cuts = any(row.top_p < 1 for row in rows)
-        self._tails = [max((len(mark.encode()) for mark in row.stop), default=0) + _SPARE_TAIL_TOKENS for row in rows]
+        self._tails = [tail_length(row.stop) for row in rows]
 
     def choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """`[B, V]` logits to `[B, V]` scores whose maximum is the sampled token.
+        """Turn `[B, V]` logits into `[B, V]` scores whose maximum is the sampled token.
 
         Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
         """
@@ -119,7 +155,7 @@ class _RowSampler:
         return torch.full_like(scores, float("-inf")).scatter_(1, chosen, 0.0)
 
     def finished(self, input_ids: Tensor, scores: Any) -> Tensor:
-        """`[B]` whether each row is done. A row takes no token after the one that ended it."""
+        """Return `[B]` whether each row is done. A row keeps no token after the one that ended it."""
         import torch
 
         stopped = self._interrupted()
@@ -133,22 +169,11 @@ class _RowSampler:
         import torch
 
         logprobs = torch.stack(self._logprobs, dim=1).tolist()
-        made = []
+        completions = []
         for row, ids, ended, row_logprobs in zip(self._rows, self._token_ids, self._ended, logprobs, strict=True):
-            text = self._chat.decode(ids)
-            # The token that completes a stop string may hold more than its end: ids keep it whole, the text does not.
-            made.append(
-                Completion(
-                    cut_at_stop(text, row.stop) or text,
-                    ended or FinishReason.OTHER,
-                    tuple(ids),
-                    tuple(row_logprobs[: len(ids)]),
-                    row.prompt_ids,
-                    len(row.prompt_ids),
-                    len(ids),
-                )
-            )
-        return made
+            reason = ended or FinishReason.OTHER
+            completions.append(sampled_completion(self._chat, row.prompt_ids, ids, row_logprobs, reason, row.stop))
+        return completions
 
     def _end(self, index: int, token: int) -> FinishReason | None:
         row, ids = self._rows[index], self._token_ids[index]
@@ -159,20 +184,20 @@ class _RowSampler:
         return FinishReason.LENGTH if len(ids) >= row.max_tokens else None
 
     def _within_top_p(self, logprobs: Tensor) -> Tensor:
-        """The smallest set of most likely tokens whose mass reaches top_p; minus infinity elsewhere."""
+        """Keep the smallest set of most likely tokens whose mass reaches top_p; the others become minus infinity."""
         ordered, order = logprobs.sort(dim=-1, descending=True)
         mass = ordered.exp()
         ordered = ordered.masked_fill(mass.cumsum(dim=-1) - mass >= self._top_p, float("-inf"))
         return ordered.new_empty(ordered.shape).scatter_(1, order, ordered)
 
     def _noise(self, like: Tensor) -> Tensor:
-        """`[B, V]` Gumbel noise, each row from its own generator; zero for greedy rows and rows that are done."""
+        """Return `[B, V]` Gumbel noise from each row's generator; zero for greedy and finished rows."""
         import torch
 
         noise = torch.zeros_like(like)
         for index, (row, generator) in enumerate(zip(self._rows, self._generators, strict=True)):
             if row.temperature > 0 and self._ended[index] is None:
-                # Minus the logarithm of an exponential variable is a Gumbel one; zero would give infinity.
+                # Minus the logarithm of an exponential variable has a Gumbel distribution; zero would give infinity.
                 tiny = torch.finfo(noise.dtype).tiny
                 noise[index].exponential_(generator=generator).clamp_min_(tiny).log_().neg_()
         return noise

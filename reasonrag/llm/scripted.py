@@ -1,4 +1,4 @@
-"""An LLM that replays given completions, or computes them: what tests and demos speak to."""
+"""An LLM that replays given completions or computes them, for tests and demos."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Reply = str | Completion | Exception
 
 
 class ScriptedLLM:
-    """Replays `replies` in the order of the requests, or calls them.
+    """Replays a script, or computes each reply with a function.
 
     Attributes:
-        prompts: of all requests so far, in order.
-        samplings: likewise.
+        prompts: prompts of all requests so far, in order.
+        samplings: their sampling parameters, in the same order.
     """
 
     def __init__(
@@ -26,9 +26,9 @@ class ScriptedLLM:
         """Take the script.
 
         Args:
-            replies: a text, a whole `Completion`, or an exception to raise, one per sample in order; or a pure function
-                of prompt and sampling, which is called once per sample with `n=1` and that sample's own seed.
-            name: what identifies it in run identities.
+            replies: one reply per sample in order: a text, a `Completion`, or an exception to raise. Or a pure function
+                of prompt and sampling, called once per sample with `n=1` and the seed of that sample.
+            name: name in run identities.
         """
         self.name = name
         self.prompts: list[Prompt] = []
@@ -37,17 +37,17 @@ class ScriptedLLM:
         self._script = iter(()) if callable(replies) else iter(tuple(replies))
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """`[n]` replies. Tokens are counted as words parted by blanks; the prompt counts for the first sample only.
+        """Return `[n]` replies. Tokens are blank-separated words; the prompt's are counted on the first sample.
 
         Raises:
-            LLMError: the script has run out (`script_exhausted`).
+            LLMError: the script has ended (`script_exhausted`).
         """
         self.prompts.append(prompt)
         self.samplings.append(sampling)
         return tuple(self._completion(prompt, sampling, index) for index in range(sampling.n))
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _completion(self, prompt: Prompt, sampling: Sampling, index: int) -> Completion:
         seed = None if sampling.seed is None else sampling.seed + index

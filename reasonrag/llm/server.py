@@ -1,4 +1,4 @@
-"""An LLM behind any OpenAI-compatible server: vLLM, SGLang, llama.cpp, a hosted API."""
+"""A client for OpenAI-compatible servers: vLLM, SGLang, llama.cpp, hosted APIs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from reasonrag.llm.openai_wire import BadReply, Encode, Wire, readable, rejected
 
 log = structlog.get_logger()
 
-# Below the 5 s after which uvicorn (vLLM's server) closes an idle connection, so that we let go of it first.
+# uvicorn (vLLM's server) closes an idle connection after 5 s; the client has to close it first.
 _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S = 15.0
 
 
 class _ParameterRejected(Exception):
-    """The server does not know a parameter that it can be asked without."""
+    """The server does not know an optional parameter."""
 
 
 class ServerLLM:
     """A model on an OpenAI-compatible server, with retries and bounded concurrency.
 
-    Use one instance in one event loop; after `aclose` it may be used in another.
+    Use an instance in one event loop; after `aclose` it may be used in another.
 
     Attributes:
-        dropped: parameters that the server refused or ignored (`n`), left out of every request since. Where `seed` is
-            among them samples cannot be reproduced; where `n` is, each sample is a request of its own.
+        dropped: parameters that the server refused, or ignored (`n`); later requests omit them. Without `seed`, samples
+            cannot be reproduced; without `n`, each sample is a separate request.
     """
 
     def __init__(
@@ -58,33 +58,33 @@ class ServerLLM:
         """Describe the server; nothing is sent before the first call.
 
         Args:
-            base_url: up to and including the version, such as `http://127.0.0.1:8000/v1`.
-            model: as the server lists it.
-            api: the chat endpoint, whose server applies the chat template, or the completions endpoint.
-            api_key: sent as a bearer token to `base_url` only: redirects are not followed.
-            timeout_s: of one request with all its retries, from the moment it has a slot.
+            base_url: address up to and including the version, such as `http://127.0.0.1:8000/v1`.
+            model: the model's name at the server.
+            api: `chat`, where the server applies the chat template, or `completions`.
+            api_key: sent as a bearer token to `base_url` only; redirects are not followed.
+            timeout_s: seconds for one request with all its retries, from the moment it has a slot.
             max_retries: further attempts after the first one.
-            concurrency: requests in flight; a request that waits for its next attempt keeps its slot.
-            name: in run identities; the model's name if None.
-            encode: for the completions endpoint, prompt to text (`ChatTemplate.text`), or to token ids
-                (`ChatTemplate.token_ids`) for vLLM: it then reads the very ids that it sampled in an open turn, where
-                text would be encoded again. The tokenizer has to be the server's.
-            vllm: whether the server is vLLM. Its own fields bring token ids and stop strings, and neutralise the
-                sampling defaults that it takes from the model's generation config. With the chat endpoint it also
-                continues an open turn (`Prompt.prefix`), which other servers may refuse.
-            logprobs: whether to ask for logprobs. They are reported at temperature 1 and 0 only, as servers give them
+            concurrency: requests in flight; a request that waits for a retry keeps its slot.
+            name: name in run identities; None takes the model's name.
+            encode: for `completions`, a function from prompt to text (`ChatTemplate.text`), or, for vLLM, to token ids
+                (`ChatTemplate.token_ids`), so that an open turn keeps the ids that were sampled instead of being
+                encoded again. The tokenizer has to be the server's.
+            vllm: whether the server is vLLM. Its extra fields report token ids and stop strings, and replace the
+                sampling defaults of the model's generation config. With `chat`, vLLM also continues an open turn
+                (`Prompt.prefix`), which other servers may refuse.
+            logprobs: whether to ask for logprobs. They are kept at temperature 1 and 0 only, as servers compute them
                 before the temperature is applied.
             processed_logprobs: whether the server was started with `--logprobs-mode processed_logprobs` (vLLM). Its
-                logprobs are then reported at any temperature, and at `top_p` 1 only, as they are those of the nucleus.
-            backoff_s: wait before the first retry, doubled for each further one, with jitter.
+                logprobs are kept at any temperature, but at `top_p` 1 only, as they are normalised over the nucleus.
+            backoff_s: wait before the first retry; it doubles with every further retry, with jitter.
 
         Raises:
-            ConfigError: the URL or the key cannot be used, or `encode` does not fit `api`.
+            ConfigError: the address or the key cannot be used, or `encode` does not match `api`.
         """
         check_url(base_url, example="http://127.0.0.1:8000/v1")
         if (api == "completions") != (encode is not None):
             raise ConfigError(
-                "the completions endpoint takes text or token ids: give `encode` with api='completions' and only then"
+                "the completions endpoint takes text or token ids: give `encode` if and only if api is 'completions'"
             )
         if concurrency < 1 or timeout_s <= 0 or max_retries < 0:
             raise ConfigError("concurrency and timeout_s have to be positive, max_retries must not be negative")
@@ -104,33 +104,33 @@ class ServerLLM:
         return f"ServerLLM({self._base_url!r}, {self._wire.model!r})"
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """`[n]` completions. The prompt's tokens are counted on the first one of each request.
+        """Return `[n]` completions. The prompt's tokens are counted on the first one of each request.
 
         Raises:
             LLMError: with cause `refused`, `context_overflow`, `unreachable`, `timeout` or `bad_reply`.
         """
-        done: list[Completion] = []
+        completions: list[Completion] = []
         if sampling.n > 1 and "n" not in self.dropped:
-            done = await self._request(prompt, sampling)
-            if len(done) < sampling.n:
+            completions = await self._request(prompt, sampling)
+            if len(completions) < sampling.n:
                 self._drop("n")
-        missing = range(len(done), sampling.n)
+        missing = range(len(completions), sampling.n)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._request(prompt, _sample(sampling, index))) for index in missing]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
-        return (*done, *(task.result()[0] for task in tasks))
+        return (*completions, *(task.result()[0] for task in tasks))
 
     async def check(self) -> None:
-        """Whether the server answers and serves the model.
+        """Raise if the server does not answer or does not serve the model.
 
-        Some servers do not list what they serve (`transformers serve` with a local folder): one that does not list the
-        model is asked for one token.
+        Some servers do not list the models that they serve (`transformers serve` with a local folder). If the model is
+        not listed, one token is requested from it.
 
         Raises:
-            ConfigError: it lists other models and serves none of that name, or `base_url` leads elsewhere.
-            LLMError: it cannot be reached, or refuses the key.
+            ConfigError: the server lists other models and does not serve this one, or `base_url` is wrong.
+            LLMError: the server cannot be reached, or refuses the key.
         """
         problem = await self._listing_problem()
         if problem is None:
@@ -141,7 +141,7 @@ class ServerLLM:
             raise problem from None
 
     async def _listing_problem(self) -> ConfigError | LLMError | None:
-        """What is wrong with the server's list of models; None where it lists ours, or has no such list."""
+        """Return the problem with the server's list of models, or None if it lists the model or has no list."""
         session, _ = self._session()
         try:
             timeout = aiohttp.ClientTimeout(total=min(self._timeout_s, _CHECK_TIMEOUT_S))
@@ -165,15 +165,14 @@ class ServerLLM:
             names = [str(item["id"]) for item in listed]
         except (ValueError, KeyError, TypeError):
             return ConfigError(
-                f"{self._base_url}/models is no list of models; base_url has to end in the version, mostly /v1"
+                f"{self._base_url}/models is not a list of models; base_url has to end in the version, usually /v1"
             )
         if self._wire.model in names:
             return None
-        shown = ", ".join(readable(n.encode(), self._key, limit=80) for n in names[:10]) or "none"
-        return ConfigError(f"{self._base_url} does not serve {self._wire.model!r}; it lists: {shown}")
+        listing = ", ".join(readable(name.encode(), self._key, limit=80) for name in names[:10]) or "none"
+        return ConfigError(f"{self._base_url} does not serve {self._wire.model!r}; it lists: {listing}")
 
     async def aclose(self) -> None:
-        """Close the connections."""
         if self._open is not None:
             session, _ = self._open
             self._open = None
@@ -182,7 +181,7 @@ class ServerLLM:
     def _session(self) -> tuple[aiohttp.ClientSession, asyncio.Semaphore]:
         if self._open is None:
             session = aiohttp.ClientSession(
-                # No second queue behind the slots: the time of a request starts when it gets one.
+                # No second queue behind the slots: the time of a request starts when it gets its slot.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers=self._headers,
@@ -234,13 +233,13 @@ class ServerLLM:
         if status in (400, 422) and (parameter := rejected_parameter(raw, body)):
             raise _ParameterRejected(parameter)
         if 300 <= status < 400:
-            message = f"HTTP {status}: a redirect, which is not followed; set base_url to where the server is"
+            message = f"HTTP {status}: redirects are not followed; set base_url to the final address"
         raise LLMError(f"{self.name}: {message}", cause="refused")
 
     def _drop(self, parameter: str) -> None:
         if parameter not in self.dropped:
             self.dropped.add(parameter)
-            log.warning("the server does not take a parameter, going on without it", llm=self.name, parameter=parameter)
+            log.warning("the server refuses a parameter; later requests omit it", llm=self.name, parameter=parameter)
 
     def _shown(self, raw: bytes) -> str:
         return readable(raw, self._key)

@@ -1,4 +1,4 @@
-"""A vLLM engine in this process (vLLM's V1 `AsyncLLM`): for jobs that have a GPU and no server beside them."""
+"""A vLLM engine in this process (vLLM's V1 `AsyncLLM`), for jobs that have a GPU and no server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.text import one_line
+from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, cut_at_stop, overflows_context, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
@@ -16,9 +16,9 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 class VLLMEngine:
-    """A model in vLLM. It batches and bounds its own concurrency; use it in one event loop.
+    """A model in vLLM, which forms batches and bounds its concurrency. Use it in one event loop.
 
-    Seeded samples are reproducible on the same hardware and batch; vLLM gives sample `i` the seed `seed + i`, as asked.
+    Seeded samples are reproducible on the same hardware and in the same batch; sample `i` has the seed `seed + i`.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class VLLMEngine:
         """Start the engine; this takes a minute or more.
 
         Args:
-            path_or_name: a folder, or a hub name.
-            name: in run identities; the hub name or the folder's own name if None.
-            revision: of a hub model.
-            engine_args: more of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or `max_model_len`.
+            path_or_name: a folder or a Hub name.
+            name: name in run identities; None takes the Hub name or the folder's name.
+            revision: revision of a Hub model.
+            engine_args: other arguments of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or `max_model_len`.
 
         Raises:
             ConfigError: vLLM is not installed, there is no GPU, or the model cannot be loaded.
@@ -46,7 +46,7 @@ class VLLMEngine:
             from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             raise ConfigError(
-                f"vLLM cannot be imported ({one_line(str(error))[:120]}); install reasonrag[vllm], or use a vLLM server"
+                f"vLLM cannot be imported ({excerpt(str(error), 120)}); install reasonrag[vllm], or use a vLLM server"
             ) from error
         if not current_platform.device_type:
             raise ConfigError("vLLM finds no GPU on this machine; use the transformers backend or a server")
@@ -61,7 +61,7 @@ class VLLMEngine:
             "model": path_or_name,
             "revision": revision,
             "enable_prefix_caching": True,
-            # Else logprobs are those before the temperature is applied.
+            # The default reports logprobs from before the temperature is applied.
             "logprobs_mode": "processed_logprobs",
             **(engine_args or {}),
         }
@@ -71,10 +71,10 @@ class VLLMEngine:
             raise cannot_load(path_or_name, error) from error
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """`[n]` completions with token ids; with logprobs where `top_p` is 1, as vLLM's are those of the cut nucleus.
+        """Return `[n]` completions with token ids; logprobs only if `top_p` is 1, as vLLM normalises over the nucleus.
 
         Raises:
-            LLMError: with cause `context_overflow`, `engine` (anything else that vLLM raises) or `closed`.
+            LLMError: with cause `context_overflow`, `engine` (any other failure of vLLM) or `closed`.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -110,7 +110,7 @@ class VLLMEngine:
 
 
 def completions(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> tuple[Completion, ...]:
-    """`[n]` completions from vLLM's `RequestOutput`. The prompt's tokens are counted on the first one.
+    """Return `[n]` completions of a `RequestOutput` of vLLM. The prompt's tokens are counted on the first one.
 
     Raises:
         LLMError: the engine ended the request without an output.

@@ -1,14 +1,13 @@
-"""New weights from the trainer to the model that writes the rollouts.
+"""Push new weights from the trainer to the vLLM server that writes the rollouts.
 
-Where that model is the trainer's own, there is nothing to do. A vLLM server takes them over its RLHF endpoints
-(`VLLMServerSync`), which it has from version 0.22 on when it is started as
+The server needs vLLM's RLHF endpoints, available from version 0.22 on if it is started as
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "nccl"}' \
         --logprobs-mode processed_logprobs
 
-Generation is paused for the time of a push. Requests that are running then end first, under the old weights; those
-that come while the server is paused wait there and run under the new ones. So no completion mixes two versions, and
-none is cut short; but the time that it waits counts against `ServerLLM`'s `timeout_s`.
+Generation is paused during a push. Running requests finish first, with the old weights; requests that arrive during the
+pause wait, and run with the new weights. So no completion mixes two versions, and none is cut short, but its waiting
+time counts against `ServerLLM`'s `timeout_s`.
 """
 
 from __future__ import annotations
@@ -39,39 +38,30 @@ _MAX_RETRIES = 2
 
 
 class WeightSync(Protocol):
-    """Keeps a rollout model at the trainer's weights."""
+    """Keeps a rollout model at the trainer's weights. `VLLMServerSync` documents the methods."""
 
     @property
     def version(self) -> int | None:
-        """How many pushes the rollout model has taken whole; None where its weights are not known."""
+        """Number of complete pushes, or None if the rollout model's weights are unknown."""
         ...
 
     def push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Give it these weights. Every process of the trainer calls it, with the same names in the same order.
-
-        Args:
-            named_tensors: every weight under its name in the model's checkpoint (`merged_parameters`); walked once.
-
-        Raises:
-            ConfigError: this cannot work as it is set up.
-            LLMError: with cause `weight_sync`: the rollout model has not taken the weights.
-        """
+        """Push these weights."""
         ...
 
     def close(self) -> None:
-        """Release what the transfer holds. Calling it twice does no harm."""
+        """Disconnect. A second call does nothing."""
         ...
 
 
 class VLLMServerSync:
-    """Pushes weights into a vLLM server: pause, transfer, reset of the prefix cache, resume.
+    """Pushes weights into a vLLM server: pause, transfer, reset the prefix cache, resume.
 
-    A prefix that was cached under the old weights would give text that belongs to no policy, so the reset is a part of
-    every push. Where the transfer or the reset fails the server stays paused, as what it would write is wrong:
-    `version` is None, the error says so, and the next push that succeeds resumes it.
+    The reset is needed because text after a prefix that was cached with the old weights would belong to no policy. If
+    the transfer or the reset fails, the server stays paused, `version` is None, and the next successful push resumes.
 
-    Of several processes (`torch.distributed`) rank 0 pushes; the others walk the tensors, as gathering a sharded one
-    takes all of them, and wait. They raise where rank 0 fails.
+    Of several processes (`torch.distributed`), rank 0 pushes. The others iterate over the tensors too, as gathering a
+    sharded tensor needs all of them, and raise if rank 0 fails.
     """
 
     def __init__(
@@ -85,13 +75,13 @@ class VLLMServerSync:
         """Describe the server; nothing is sent before the first push.
 
         Args:
-            base_url: of the server, with or without `/v1`; it must not ask for a key.
-            transport: how the tensors travel; NCCL to the server's GPUs if None.
-            pause_timeout_s: for the requests that are running to end.
-            backoff_s: wait before the second try of a control request that failed, doubled for the third.
+            base_url: address of the server, with or without `/v1`; the server must not require a key.
+            transport: sends the tensors; None uses NCCL to the server's GPUs.
+            pause_timeout_s: seconds for the running requests to finish.
+            backoff_s: wait before the second attempt of a control request, with jitter; doubled for the third.
 
         Raises:
-            ConfigError: the URL cannot be used.
+            ConfigError: the address cannot be used.
         """
         check_url(base_url, example="http://127.0.0.1:8000/v1")
         self._root = base_url.rstrip("/").removesuffix("/v1")
@@ -103,11 +93,15 @@ class VLLMServerSync:
         self.version: int | None = None
 
     def push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Give the server these weights, and return when it writes with them.
+        """Push these weights, and return when the server uses them. Every process of the trainer has to call this.
+
+        Args:
+            named_tensors: every weight under its name in the model's checkpoint (`merged_parameters`), in the same
+                order in every process; iterated once.
 
         Raises:
-            ConfigError: the server was not started for this, or there is no GPU here.
-            LLMError: with cause `weight_sync`; the message says in what state the server is.
+            ConfigError: the server was started without weight transfer, or this process has no GPU.
+            LLMError: with cause `weight_sync`; the message gives the state of the server.
         """
         problem: ReasonRAGError | None = None
         try:
@@ -119,7 +113,7 @@ class VLLMServerSync:
         except ReasonRAGError as error:
             problem = error
         finally:
-            # A generator that was left in the middle holds on to tensors for as long as the traceback lives.
+            # An unfinished generator keeps its tensors alive for as long as the traceback exists.
             if hasattr(named_tensors, "close"):
                 named_tensors.close()
         elsewhere = _from_rank_0(None if problem is None else str(problem))
@@ -132,7 +126,6 @@ class VLLMServerSync:
         self.version = self._pushed
 
     def close(self) -> None:
-        """Leave the transfer group."""
         if self._connected:
             self._connected = False
             self._transport.close()
@@ -149,8 +142,8 @@ class VLLMServerSync:
             self._reset_prefix_cache()
         except Exception as error:
             raise _failed(
-                f"{self._root} did not take the weights of push {self._pushed + 1}: {_said(error)}. It may hold a part "
-                "of them, so it is left paused; push again, or restart it"
+                f"{self._root} did not take the weights of push {self._pushed + 1}: {_reason(error)}. It may hold a "
+                "part of them, so it stays paused; push again, or restart it"
             ) from error
         try:
             self._call("/resume")
@@ -159,30 +152,30 @@ class VLLMServerSync:
         log.info("weights pushed", server=self._root, push=self._pushed + 1, seconds=round(time.monotonic() - began, 2))
 
     def _pause(self) -> None:
-        """Stop generation when what is running has ended, or leave the server as it was."""
+        """Pause generation after the running requests; if that fails, resume the server with its old weights."""
         try:
-            # "abort" would hand back completions cut short, "keep" would write their ends with other weights.
+            # "abort" would cut completions short, "keep" would finish them with other weights.
             self._call("/pause?mode=wait", self._pause_timeout_s)
         except LLMError as error:
-            state = "it is paused, with weights that are not known"
-            if self.version is not None:  # it may have paused all the same
+            state = "it is paused, with unknown weights"
+            if self.version is not None:  # it may have paused nevertheless
                 with contextlib.suppress(LLMError):
                     self._call("/resume")
                 state = f"it still has the weights of push {self.version}"
             raise _failed(f"{self._root} cannot be paused: {error}; {state}") from error
 
     def _reset_prefix_cache(self) -> None:
-        # The flag makes it certain: before 0.26 vLLM kept the cache silently while any request held a block of it.
+        # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of it.
         reply = self._call("/reset_prefix_cache?reset_running_requests=true")
         if reply.get("success", True) is not True:
             raise _failed("the prefix cache was not reset")
 
     def _call(self, path: str, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
-        """POST, tried again after a passing failure: all that is asked for here may be asked twice.
+        """POST with retries after transient failures: every control request may be repeated.
 
         Raises:
-            ConfigError: the server has no such endpoint.
-            LLMError: it did not do it.
+            ConfigError: the server does not have the endpoint.
+            LLMError: the request failed.
         """
         retries = Retries(deadline_s=timeout_s, max_retries=_MAX_RETRIES, first_wait_s=self._backoff_s)
         try:
@@ -196,7 +189,7 @@ class VLLMServerSync:
         except TimeoutError as error:
             raise _failed(f"{path}: no answer in {timeout_s:g} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"{path}: {_said(error)}") from error
+            raise Unavailable(f"{path}: {_reason(error)}") from error
         if status == 200:
             return _object(raw)
         if status == 404:
@@ -218,7 +211,7 @@ def _post(url: str, timeout_s: float) -> tuple[int, bytes]:
 
 
 def _object(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a reply; {} where the body is empty or anything else."""
+    """Return the JSON object in a reply, or {} if the body is anything else."""
     try:
         reply = json.loads(raw)
     except ValueError:
@@ -230,7 +223,7 @@ def _failed(message: str) -> LLMError:
     return LLMError(message, cause="weight_sync")
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return readable(str(error).encode("utf-8", "replace")) or type(error).__name__
 
 
@@ -241,11 +234,11 @@ def _rank() -> int:
 
 
 def _from_rank_0(problem: str | None) -> str | None:
-    """What rank 0 says, in every process; they also wait for each other here."""
+    """Return rank 0's problem in every process. All processes wait for each other here."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
         return problem
-    told = [problem]
-    dist.broadcast_object_list(told, src=0)
-    return told[0]
+    problems = [problem]
+    dist.broadcast_object_list(problems, src=0)
+    return problems[0]

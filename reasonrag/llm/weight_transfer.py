@@ -1,4 +1,4 @@
-"""How weights leave the trainer: whole, with adapters merged, and over NCCL to a vLLM server's workers."""
+"""Send the trainer's weights, with adapters merged, over NCCL to the workers of a vLLM server."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.text import one_line
+from reasonrag.core.secrets import excerpt
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK_BYTES = 1 << 30
-# What PEFT, checkpointing and torch.compile put into the names of the weights that they wrap.
+# Parts that PEFT, checkpointing and torch.compile add to the names of the weights that they wrap.
 _WRAPPERS = re.compile(
     r"^base_model\.model\.|(?<![^.])(?:base_layer|original_module|token_adapter|modules_to_save\.[^.]+"
     r"|_checkpoint_wrapped_module|_orig_mod)\."
@@ -22,28 +22,28 @@ _WRAPPERS = re.compile(
 
 
 class Transport(Protocol):
-    """How tensors travel from the trainer to the server's workers."""
+    """Sends tensors from the trainer to the server's workers."""
 
     def connect(self) -> None:
-        """Meet the workers, once, before the first transfer.
+        """Connect to the workers, once, before the first transfer.
 
         Raises:
-            ConfigError: it cannot work as it is set up.
-            LLMError: it failed.
+            ConfigError: the setup cannot work.
+            LLMError: the connection failed.
         """
         ...
 
     def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """All weights of the model, as one update. Whatever it raises, the server may hold a part of them."""
+        """Send all weights as one update. If it raises, the server may hold a part of them."""
         ...
 
     def close(self) -> None:
-        """Leave the workers."""
+        """Disconnect from the workers."""
         ...
 
 
 class NCCLTransport:
-    """NCCL broadcasts from this process's GPU to those of a vLLM server, by TRL's client."""
+    """Broadcasts tensors from this process's GPU to the GPUs of a vLLM server, with TRL's client."""
 
     def __init__(
         self, root: str, *, group_port: int = 51216, device: int | str | None = None, chunk_bytes: int = _CHUNK_BYTES
@@ -52,9 +52,9 @@ class NCCLTransport:
 
         Args:
             root: the server's address without `/v1`.
-            group_port: a free port of this machine, where the workers meet the trainer.
-            device: a CUDA device, none of those that the server uses; the current one if None.
-            chunk_bytes: tensors that are held at once, more where one tensor is larger.
+            group_port: a free port of this machine, to which the workers connect.
+            device: a CUDA device that the server does not use; None takes the current one.
+            chunk_bytes: upper bound of the tensors held at once, unless a single one is larger.
         """
         self._root = root
         self._group_port = group_port
@@ -63,12 +63,12 @@ class NCCLTransport:
         self._client: Any = None
 
     def connect(self) -> None:
-        """Join the server's workers in a group.
+        """Form a group with the server's workers.
 
         Raises:
             ConfigError: TRL or vLLM is not installed here, there is no CUDA device, or the server has no
                 weight-transfer engine.
-            LLMError: with cause `weight_sync`: the server cannot be reached, or the group was not made.
+            LLMError: with cause `weight_sync`: the server cannot be reached, or the group cannot be formed.
         """
         try:
             from trl.generation.vllm_client import VLLMClient
@@ -85,21 +85,20 @@ class NCCLTransport:
             raise LLMError(f"{self._root}: {_reason(error)}", cause="weight_sync") from error
 
     def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Chunk by chunk: the tensors of one are made before the workers are told to receive it.
+        """Send chunk by chunk. The tensors of a chunk are computed before the workers are told to receive it.
 
-        An iterator that failed in a broadcast would leave them waiting in it for ever.
+        An iterator that failed during a broadcast would leave the workers waiting forever.
         """
         send_chunks(self._client, named_tensors, self._chunk_bytes)
 
     def close(self) -> None:
-        """Leave the group."""
         client, self._client = self._client, None
         if client is not None:
             client.close_communicator()
 
 
 def send_chunks(client: Any, named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> None:
-    """One weight update of `client` (TRL's `VLLMClient`), in chunks of at most `chunk_bytes` or one tensor."""
+    """Send one weight update with `client` (TRL's `VLLMClient`), in chunks of at most `chunk_bytes` or one tensor."""
     with client.weight_update():
         for chunk in _chunks(named_tensors, chunk_bytes):
             client.update_named_params(
@@ -122,18 +121,18 @@ def _chunks(named_tensors: Iterable[tuple[str, Tensor]], chunk_bytes: int) -> It
 
 
 def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of a model with its adapters merged, under its name in the base model's checkpoint.
+    """Yield every weight of a model, with adapters merged, under its name in the base model's checkpoint.
 
-    The model itself keeps its bits: each adapted layer is merged for the moment in which it is copied, and gets its own
-    weights back by a copy, not by a subtraction, which in bfloat16 would wear the base weights down push by push.
-    Tied weights come once. A weight that is sharded over processes (FSDP2) comes whole, so all of them have to walk.
+    The model itself does not change by a bit: each adapted layer is merged only while it is copied, and then restored
+    from a copy; subtracting the adapter in bfloat16 would degrade the base weights with every push. Tied weights are
+    yielded once. Weights sharded over processes (FSDP2) are gathered, so every process has to iterate.
 
     Args:
-        model: of transformers, bare or wrapped by PEFT; `accelerator.unwrap_model(trainer.model)` of a trainer.
+        model: a model of transformers, bare or wrapped by PEFT, such as `accelerator.unwrap_model(trainer.model)`.
 
     Raises:
-        ConfigError: the weights are quantised, sharded in a way that cannot be gathered one by one (FSDP1, ZeRO-3), or
-            the adapter is one that no weight can take up (prompt learning).
+        ConfigError: the weights are quantised or sharded by FSDP1 or ZeRO-3, or the adapter cannot be merged (prompt
+            learning).
     """
     layers, hidden = _adapted(model)
     adapters = {id(p) for layer in layers for p in layer.parameters()}
@@ -153,7 +152,7 @@ def merged_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _adapted(model: Any) -> tuple[list[Any], tuple[str, ...]]:
-    """Layers with an adapter, and the beginnings of the names of copies that are not in use."""
+    """Return the layers with an adapter, and the name prefixes of copies that are not in use."""
     try:
         from peft.tuners.tuners_utils import BaseTunerLayer
         from peft.utils.other import ModulesToSaveWrapper
@@ -186,7 +185,7 @@ def _check_whole(name: str, parameter: Any) -> None:
 
 
 def _merged(parameter: Any, layers: Sequence[Any]) -> Any:
-    """A copy of a base weight with the active adapters of its layers in it; layers that are tied share the weight."""
+    """Return a copy of a base weight with the active adapters of its layers merged; tied layers share the weight."""
     import torch
 
     with torch.no_grad():
@@ -204,4 +203,4 @@ def _merged(parameter: Any, layers: Sequence[Any]) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    return one_line(str(error))[:200] or type(error).__name__
+    return excerpt(str(error), 200) or type(error).__name__

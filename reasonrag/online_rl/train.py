@@ -194,8 +194,8 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         rollout, source = self.settings.rollout, self.source
         if rollout.url is None:
             _check_whole(self.arguments)
-            kind = ContinuousLLM if self._continuous(model) else TransformersLLM
-            local: BorrowingLLM = kind.borrowing(chat, name=source.name, batch_size=rollout.batch_size)
+            engine = ContinuousLLM if self._continuous(model) else TransformersLLM.borrowing
+            local: BorrowingLLM = engine(chat, name=source.name, batch_size=rollout.batch_size)
             self.closing.append(local)
             return local, None, local
         server = ServerLLM(

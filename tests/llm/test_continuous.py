@@ -110,7 +110,7 @@ def both(chat: ChatTemplate, model: Any, *requests: tuple[Prompt, Sampling]) -> 
 
 
 def continuous(chat: ChatTemplate, **settings: Any) -> ContinuousLLM:
-    return ContinuousLLM.borrowing(chat, name="tiny", **settings)
+    return ContinuousLLM(chat, name="tiny", **settings)
 
 
 def said(completions: Sequence[Completion]) -> list[tuple[Any, ...]]:

@@ -120,7 +120,7 @@ def test_a_server_that_read_other_ids_than_it_was_sent_is_not_believed():
     def cut(request: dict[str, Any], answer: dict[str, Any]) -> None:
         answer["choices"][0]["prompt_token_ids"] = request["prompt"][1:]
 
-    with FakeOpenAI(edit=cut) as server, pytest.raises(LLMError, match="1 token ids that are not the 2") as caught:
+    with FakeOpenAI(edit=cut) as server, pytest.raises(LLMError, match="1 token ids that differ from the 2") as caught:
         ask(server, vllm=True, encode=lambda prompt: (3, 4))
     assert caught.value.cause == "bad_reply"
 

@@ -196,7 +196,7 @@ def test_a_transfer_that_fails_leaves_the_server_paused_and_its_version_unknown(
     with FakeVLLM() as server:
         sync = opened(server)
         sync.push(weights(1))
-        with pytest.raises(LLMError, match=r"push 2: no room for the next tensor.*left paused") as caught:
+        with pytest.raises(LLMError, match=r"push 2: no room for the next tensor.*stays paused") as caught:
             sync.push(failing())
         assert caught.value.cause == "weight_sync"
         assert (sync.version, server.paused, server.calls[-1]) == (None, True, "start")
@@ -235,7 +235,7 @@ def test_tensors_left_in_the_middle_are_let_go():
 def test_a_cache_that_is_not_reset_fails_the_push(fault: int | str):
     with FakeVLLM(reset_prefix_cache=[fault]) as server:
         sync = opened(server)
-        with pytest.raises(LLMError, match="left paused"):
+        with pytest.raises(LLMError, match="stays paused"):
             sync.push(weights(1))
         assert (sync.version, server.paused) == (None, True)
 
@@ -256,7 +256,7 @@ def test_a_server_with_unknown_weights_that_cannot_be_paused_is_not_resumed():
         with pytest.raises(LLMError):
             sync.push(failing())
         server.faults["pause"] = [400]
-        with pytest.raises(LLMError, match="not known"):
+        with pytest.raises(LLMError, match="with unknown weights"):
             sync.push(weights(2))
         assert (server.paused, "resume" in server.calls) == (True, False)
 
