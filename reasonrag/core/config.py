@@ -1,4 +1,4 @@
-"""What a search, and every use of a policy, depends on: questions, retrieval, models, format, budget, pairs."""
+"""The settings of `build-tree`, `eval` and `rl plan`: questions, retrieval, models, format, tree search, pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, carried_sett
 
 
 class QuestionsConfig(Section):
-    """Which questions. Their content, not their place, is part of a run's identity."""
+    """Which questions to use. Their content, not their path, is part of the identity of a run."""
 
     dataset: Annotated[
         str | None,
@@ -36,7 +36,7 @@ class QuestionsConfig(Section):
 
 
 class RetrievalConfig(Section):
-    """Where searches go. What is found there, reordered or not, is part of a run's identity by its fingerprint."""
+    """Where to search. The fingerprint of the retriever, reranking included, is part of the identity of a run."""
 
     kind: Annotated[
         str | None,
@@ -125,7 +125,7 @@ class RetrievalConfig(Section):
 
 
 class ModelConfig(Section):
-    """A policy or a judge. The model's own name, not its address, is part of a run's identity."""
+    """A policy or a judge. The name of the model, not its address, is part of the identity of a run."""
 
     spec: Annotated[
         str | None,
@@ -195,14 +195,14 @@ class ModelConfig(Section):
     ] = None
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
-        """In the currency of the prices, per million tokens; None where a price is unknown."""
+        """Return the cost of some tokens in the currency of the prices; None if a price is unknown."""
         if self.input_price is None or self.output_price is None:
             return None
         return (prompt_tokens * self.input_price + completion_tokens * self.output_price) / 1e6
 
 
 class JudgeConfig(ModelConfig):
-    """A model that gives verdicts: greedy unless asked otherwise."""
+    """A model that gives verdicts, by default with greedy decoding."""
 
     spec: Annotated[
         str | None,
@@ -229,7 +229,7 @@ class JudgeConfig(ModelConfig):
 
 
 class FormatConfig(Section):
-    """How steps are written. The prompt texts, not the set's name, are part of a run's identity."""
+    """How steps are written. The prompt texts, not their name, are part of the identity of a run."""
 
     name: Annotated[
         str,
@@ -269,7 +269,7 @@ class SearchConfig(Section):
 
 
 class ValueConfig(Section):
-    """How nodes are valued: Eq. 1 by rollouts, or Eq. 6 by a judge; and SPRE."""
+    """How nodes get values: by rollouts (Eq. 1) or a judge (Eq. 6), and SPRE."""
 
     kind: Annotated[
         Literal["rollout", "judge"],
@@ -290,7 +290,7 @@ class ValueConfig(Section):
 
 
 class PairsConfig(Section):
-    """Which siblings become pairs (arXiv:2505.14069, sec. 2.2.3). Pairs are derived anew without any call."""
+    """Which siblings become pairs (arXiv:2505.14069, sec. 2.2.3). Other pairs can be derived without model calls."""
 
     min_margin: Annotated[
         float,
@@ -329,7 +329,7 @@ class PairsConfig(Section):
 
 
 class RunConfig(Section):
-    """How the run goes; nothing here changes a result."""
+    """How a run proceeds; nothing here changes a result."""
 
     concurrency: Annotated[
         int, Field(ge=1, description="questions processed at the same time"), Flag("--concurrency"), EXECUTION
@@ -343,7 +343,7 @@ class RunConfig(Section):
 
 
 class Config(Section):
-    """Everything a run depends on."""
+    """Everything that a run depends on."""
 
     seed: Annotated[
         int, Field(description="random seed; the same seed repeats every random choice"), Flag("--seed")
@@ -372,12 +372,12 @@ class Config(Section):
 
     @property
     def prices(self) -> dict[str, ModelConfig]:
-        """Whose prices each kind of call has: the policy's own where the policy is the judge."""
+        """Return the model whose prices count for each kind of call; without a judge, the policy judges."""
         own = self.judge.spec or self.judge.model or self.judge.input_price is not None
         return {"policy": self.policy, "judge": self.judge if own else self.policy}
 
 
-# The tiny policy was trained on brief prompts with one passage a query; it is of no use with others.
+# The tiny policy was trained on brief prompts with one passage per query, and is useless with others.
 _DEMO_POLICY: Tree = {
     "policy": {"max_tokens": 48},
     "format": {"prompts": "brief"},
@@ -411,15 +411,15 @@ PRESETS: dict[str, Tree] = {
 def load_config(
     *, preset: str | None = None, file: Path | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Config:
-    """The resolved configuration. A policy's folder brings the prompts that it knows, unless others are asked for.
+    """Return the resolved configuration. The folder of a policy supplies its prompts, unless others are given.
 
     Args:
         preset: a key of `PRESETS`.
-        file: YAML; the same tree as `Config`.
+        file: YAML file with the sections of `Config`.
         overrides: dotted names to values, `{"search.iterations": 32}`.
 
     Raises:
-        ConfigError: an unknown key (with the nearest name), a value out of range, a file that is not YAML.
+        ConfigError: a key is unknown (the message has the nearest name), a value out of range, or the file not YAML.
     """
     asked = gather(PRESETS, preset=preset, file=file, overrides=overrides)
     policy = asked.get("policy")

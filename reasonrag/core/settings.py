@@ -60,7 +60,7 @@ class Flag:
 
 
 class Section(BaseModel):
-    """A frozen group of settings; an unknown key is an error, and so is a secret, whatever it is the value of."""
+    """A frozen group of settings. An unknown key is an error, and so is a secret in any value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -82,16 +82,16 @@ def gather(
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Tree:
-    """What was asked for, as one tree: the preset, below the file, below the overrides.
+    """Merge a preset, a file and overrides into one tree; the later ones win.
 
     Args:
-        presets: by name.
+        presets: settings by name.
         preset: a key of `presets`.
-        file: YAML, a mapping of sections.
+        file: YAML file with a mapping of sections.
         overrides: dotted names to values, `{"search.iterations": 32}`.
 
     Raises:
-        ConfigError: no such preset (with the nearest name), or a file that is not YAML.
+        ConfigError: the preset is unknown (the message has the nearest name), or the file is not YAML.
     """
     tree: Tree = {}
     if preset is not None:
@@ -107,10 +107,10 @@ def gather(
 
 
 def validate(model: type[S], tree: Mapping[str, Any]) -> S:
-    """The settings of a tree.
+    """Return the settings of a tree.
 
     Raises:
-        ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
+        ConfigError: a key is unknown (the message has the nearest name), a value is out of range, or two contradict.
     """
     try:
         return model.model_validate(tree)
@@ -119,7 +119,7 @@ def validate(model: type[S], tree: Mapping[str, Any]) -> S:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`a.b=c` of `--set`, its value read as YAML.
+    """Parse `a.b=c` of `--set` into a name and a value, which is YAML.
 
     >>> parse_assignment("search.iterations=32")
     ('search.iterations', 32)
@@ -134,7 +134,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def identity(settings: Section) -> dict[str, Any]:
-    """The part of some settings that can change a result, flat: `{"search.iterations": 64, ...}`."""
+    """Return the settings that can change a result, flat: `{"search.iterations": 64, ...}`."""
     return dict(_semantic(settings, ""))
 
 
@@ -149,15 +149,15 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def dump(settings: Section) -> str:
-    """The resolved settings as YAML that `gather` reads back."""
+    """Return the resolved settings as YAML that `gather` can read."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(file: Path) -> Tree:
-    """A mapping of sections from a file.
+    """Read a mapping of sections from a YAML file.
 
     Raises:
-        ConfigError: it cannot be read, or is something else.
+        ConfigError: the file cannot be read, or holds something else.
     """
     try:
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -170,7 +170,7 @@ def read_yaml(file: Path) -> Tree:
 
 
 def merge(tree: Tree, more: Mapping[str, Any]) -> None:
-    """Lay `more` over a tree, section by section, in place."""
+    """Merge `more` into a tree in place, section by section; `more` wins."""
     for key, value in more.items():
         if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
             merge(tree[key], value)
@@ -238,18 +238,18 @@ def demo_folder(format: str = "") -> Path:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest one, or all of them."""
+    """Return the end of an error about an unknown name: the nearest known name, or all of them."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
-# A name alone is refused too: `https://TOKEN@host` is how some servers take a token.
+# A user name without a password is refused too: some servers take a token as `https://TOKEN@host`.
 _URL_WITH_USER = re.compile(r"https?://[^/]*@", re.IGNORECASE)
 
 
 def _refuse_secrets(value: object, where: str) -> None:
-    """Settings are written to the run's folder and shown on its pages; a secret among them would be kept there."""
+    """Raise if a value holds a secret: settings are written to the run's folder and shown on its pages."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             path = f"{where}.{name}".lstrip(".")
@@ -289,14 +289,16 @@ def _nest(path: list[str], leaf: Tree) -> Tree:
 
 
 def _explain(model: type[Section], error: ValidationError) -> str:
-    """The first few problems, one line: the key, what was found, what is allowed."""
+    """Describe the first problems in one line: the key, what was found, what is allowed."""
     lines = []
     for problem in error.errors()[:3]:
         where = ".".join(map(str, problem["loc"]))
         if problem["type"] == "extra_forbidden":
             parent = _section(model, problem["loc"][:-1])
             lines.append(f"unknown key {where!r}{nearest(str(problem['loc'][-1]), parent.model_fields)}")
-        elif problem["type"] == "value_error":  # our own validators: what was found may be a secret
+        elif (
+            problem["type"] == "value_error"
+        ):  # raised by our validators, whose messages quote no value: it may be a secret
             lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
         else:
             lines.append(f"{where}: {problem['msg']} (found {reprlib.repr(problem['input'])})")
