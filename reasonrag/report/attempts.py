@@ -1,4 +1,4 @@
-"""An evaluation's trajectories, a question at a time: what every policy did at every setting, read in parallel."""
+"""Read an evaluation's trajectories question by question: the attempts of every policy at every setting."""
 
 from __future__ import annotations
 
@@ -18,31 +18,38 @@ from reasonrag.storage.tables import trajectory_schema
 
 Question = tuple[str, str]  # data set, id
 
-FIGURES = "metrics.json"
-# What the page of a question tells of an attempt: columns of its table, and what they are called.
+METRICS = "metrics.json"
+# Columns of `tables.trajectory_schema` on the page of a question, with their labels.
 _FACTS = {
     "answer": "answer",
-    "stop_reason": "end",
+    "stop_reason": "stop reason",
     "em": "EM",
     "f1": "F1",
     "acc": "ACC",
     "retrievals": "searches",
     "steps": "steps",
     "well_formed": "well-formed",
-    "reason": "flaw of the form",
-    "prompt_tokens": "tokens read",
-    "completion_tokens": "tokens written",
+    "reason": "format error",
+    "prompt_tokens": "prompt tokens",
+    "completion_tokens": "completion tokens",
     "lasj": "right in meaning (LasJ)",
     "steps_over": "needless searches",
-    "searches_known": "of searches known",
-    "steps_under": "false steps without a search",
-    "own_steps_known": "of such steps known",
+    "searches_known": "searches with a verdict",
+    "steps_under": "wrong steps without a search",
+    "own_steps_known": "such steps with a verdict",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """All attempts of one policy at one setting; `failures` are the causes of those that were set aside."""
+    """All attempts of one policy at one setting.
+
+    Attributes:
+        label: short name of the policy at this setting.
+        setting: name of the setting.
+        folder: of the policy, in the evaluation's folder.
+        failures: causes of the attempts that were set aside.
+    """
 
     label: str
     setting: str
@@ -50,88 +57,88 @@ class Attempts:
     failures: Mapping[Question, str]
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Rows of `tables.trajectory_schema`, in the order of the questions.
+        """Yield rows of `tables.trajectory_schema`, in the order of the questions.
 
         Raises:
-            RunError, DataError: they are not there, or damaged.
+            RunError, DataError: the table is missing or damaged.
         """
         return read_shards(self.folder / "trajectories", self.setting, trajectory_schema(), columns=columns)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One question and what came of it: a row, or the cause of there being none, for each of the attempts."""
+class QuestionAttempts:
+    """The attempts at one question: for each policy and setting a row, or the cause why there is none."""
 
-    found: list[Row | str]
+    results: list[Row | str]
 
     @property
     def question(self) -> Row:
-        """A row that tells the question."""
-        return next(row for row in self.found if isinstance(row, dict))
+        """One of the rows; the columns that describe the question are the same in all of them."""
+        return next(row for row in self.results if isinstance(row, dict))
 
 
-def attempts_of(folder: Path, figures: Mapping[str, Any]) -> list[Attempts]:
-    """Policies and settings of an evaluation, in its order.
+def attempts_of(folder: Path, metrics: Mapping[str, Any]) -> list[Attempts]:
+    """Return the policies and settings of an evaluation, in its order.
 
     Args:
-        folder: the evaluation's.
-        figures: what its `metrics.json` holds.
+        folder: of the evaluation.
+        metrics: the content of its `metrics.json`.
 
     Raises:
-        RunError: figures that are not as this version writes them.
+        RunError: the metrics do not have the layout of this version.
     """
-    found = []
-    for policy, settings in figures["policies"].items():
-        file = folder / policy / FIGURES
-        own = require_json(file)
+    attempts = []
+    for policy, settings in metrics["policies"].items():
+        file = folder / policy / METRICS
+        policy_metrics = require_json(file)
         with reading(file):
             if Path(policy).name != policy:
-                raise ValueError(f"policy {policy!r} is no name of a folder")
+                raise ValueError(f"policy {policy!r} is not the name of a folder")
             failures: dict[str, dict[Question, str]] = {setting: {} for setting in settings}
-            for failed in own["failures"]:
-                question = failed["dataset"], failed["question_id"]
-                failures.setdefault(failed["setting"], {})[question] = failed["cause"]
+            for failure in policy_metrics["failures"]:
+                question = failure["dataset"], failure["question_id"]
+                failures.setdefault(failure["setting"], {})[question] = failure["cause"]
             for setting in settings:
-                label = attempts_label(figures, policy, setting)
-                found.append(Attempts(label, setting, folder / policy, failures[setting]))
-    return found
+                label = attempts_label(metrics, policy, setting)
+                attempts.append(Attempts(label, setting, folder / policy, failures[setting]))
+    return attempts
 
 
 def attempts_label(metrics: Mapping[str, Any], policy: str, setting: str) -> str:
-    """Return the short name of a policy at a setting: the setting is left out if it is the only one."""
+    """Return the short name of a policy at a setting: without the setting if it is the only one."""
     return policy if len(metrics["policies"][policy]) == 1 else f"{policy} {setting}"
 
 
-def questions(attempts: Sequence[Attempts]) -> Iterator[Asked]:
-    """Every question that somebody finished, in the order in which they were asked.
+def questions(attempts: Sequence[Attempts]) -> Iterator[QuestionAttempts]:
+    """Yield every question that at least one policy finished, in the order of the evaluation.
 
-    The tables are read side by side, and of each no more than a batch is held in memory. A question is missing in the
-    table of an attempt that failed, so the order that all tables share is found first, from their ids alone.
+    The tables are read in parallel, one batch of each in memory. The table of a policy lacks the questions at which
+    it failed, so the common order is computed first, from the ids alone.
 
     Raises:
-        RunError, DataError: a table is missing or damaged, or they are in different orders.
+        RunError, DataError: a table is missing or damaged, or the tables have different orders.
     """
-    ids = ("dataset", "question_id")
-    order = shared_order([[_id(row) for row in of.rows(ids)] for of in attempts])
-    remaining = [of.rows() for of in attempts]
-    heads = [next(rows, None) for rows in remaining]
+    id_columns = ("dataset", "question_id")
+    order = shared_order([[_id(row) for row in attempt.rows(id_columns)] for attempt in attempts])
+    tables = [attempt.rows() for attempt in attempts]
+    next_rows = [next(table, None) for table in tables]
     for question in order:
-        found: list[Row | str] = []
-        for place, of in enumerate(attempts):
-            head = heads[place]
-            if head is not None and _id(head) == question:
-                found.append(head)
-                heads[place] = next(remaining[place], None)
+        results: list[Row | str] = []
+        for index, attempt in enumerate(attempts):
+            row = next_rows[index]
+            if row is not None and _id(row) == question:
+                results.append(row)
+                next_rows[index] = next(tables[index], None)
             else:
-                found.append(of.failures.get(question, "not tried"))
-        yield Asked(found)
+                results.append(attempt.failures.get(question, "not tried"))
+        yield QuestionAttempts(results)
 
 
 def shared_order(sequences: Sequence[Sequence[Question]]) -> list[Question]:
-    """All questions in an order that agrees with every sequence, each of which may lack some.
+    """Return all questions in an order that agrees with every sequence; a sequence may lack some questions.
 
     Raises:
-        DataError: there is none, or a sequence names a question twice.
+        DataError: there is no such order, or a sequence names a question twice.
 
     >>> shared_order([[("d", "1"), ("d", "3")], [("d", "1"), ("d", "2"), ("d", "3")]])
     [('d', '1'), ('d', '2'), ('d', '3')]
@@ -158,50 +165,49 @@ def _id(row: Row) -> Question:
     return row["dataset"], row["question_id"]
 
 
-def cells(asked: Asked) -> list[list[Any] | str]:
-    """Of each attempt what the list needs: answer, EM, F1, and a number that equal answers share; or the cause."""
-    answers: dict[str | None, int] = {}
-    found: list[list[Any] | str] = []
-    for row in asked.found:
-        if isinstance(row, str):
-            found.append(row)
-        else:
-            said = None if row["answer"] is None else normalize_answer(row["answer"])
-            found.append([row["answer"], row["em"], row["f1"], answers.setdefault(said, len(answers))])
-    return found
+def cells(question: QuestionAttempts) -> list[list[Any] | str]:
+    """Return the list's values of each attempt: answer, EM, F1, and a number that equal answers share; or the cause."""
+    answer_numbers: dict[str | None, int] = {}
+    values: list[list[Any] | str] = []
+    for result in question.results:
+        if isinstance(result, str):
+            values.append(result)
+            continue
+        answer = result["answer"]
+        normalized = None if answer is None else normalize_answer(answer)
+        number_of_answer = answer_numbers.setdefault(normalized, len(answer_numbers))
+        values.append([answer, result["em"], result["f1"], number_of_answer])
+    return values
 
 
-def details(asked: Asked, attempts: Sequence[Attempts]) -> dict[str, Any]:
-    """What the page of a question shows, as JSON; `messages` and `passages` are kept once and named by their place."""
+def details(question: QuestionAttempts, attempts: Sequence[Attempts]) -> dict[str, Any]:
+    """Return what the page of a question shows, as JSON. Prompts and passages are indices into shared lists."""
     messages, passages = TextPool(), TextPool()
-    return {
-        "attempts": [
-            {"label": of.label, "cause": row, "facts": [], "steps": []}
-            if isinstance(row, str)
-            else {"label": of.label, "cause": "", "facts": _facts(row), "steps": _steps(row, messages, passages)}
-            for of, row in zip(attempts, asked.found, strict=True)
-        ],
-        "facts": list(_FACTS.values()),
-        "messages": messages.items,
-        "passages": passages.items,
-    }
+    shown: list[Row] = []
+    for attempt, result in zip(attempts, question.results, strict=True):
+        if isinstance(result, str):
+            shown.append({"label": attempt.label, "cause": result, "facts": [], "steps": []})
+        else:
+            facts = [_fact(result[name]) for name in _FACTS]
+            steps = _steps(result, messages, passages)
+            shown.append({"label": attempt.label, "cause": "", "facts": facts, "steps": steps})
+    labels = list(_FACTS.values())
+    return {"attempts": shown, "facts": labels, "messages": messages.items, "passages": passages.items}
 
 
-def _facts(row: Row) -> list[Any]:
-    return [_word(row[name]) for name in _FACTS]
-
-
-def _word(value: Any) -> Any:
-    """A value as it is shown; verdicts in words. As text a number that is none cannot break the JSON either."""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else number(value)
+def _fact(value: Any) -> Any:
+    """Format a value: verdicts as words, numbers as text, so that NaN cannot break the JSON."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value)
 
 
 def _steps(row: Row, messages: TextPool, passages: TextPool) -> list[Row]:
-    """A trajectory's steps. Of a turn that goes on only what was put in since is kept: turns grow with each step."""
+    """Return a trajectory's steps. If a turn continues, only the text inserted since is kept, because turns grow."""
     steps: list[Row] = []
     written = ""
     for step in row["trajectory"] or []:
-        goes_on = bool(steps) and step["prefix"].startswith(written)
+        continues = bool(steps) and step["prefix"].startswith(written)
         steps.append(
             {
                 "action": step["action"],
@@ -209,8 +215,8 @@ def _steps(row: Row, messages: TextPool, passages: TextPool) -> list[Row]:
                 "text": step["text"],
                 "finish": step["finish_reason"],
                 "prompt": messages.messages(step["prompt"]),
-                "goes_on": goes_on,
-                "prefix": step["prefix"][len(written) :] if goes_on else step["prefix"],
+                "continues": continues,
+                "prefix": step["prefix"][len(written) :] if continues else step["prefix"],
                 "passages": [[passages.passage(passage), number(passage["score"])] for passage in step["passages"]],
             }
         )

@@ -1,4 +1,4 @@
-"""The pages of an evaluation: how good the policies are, and every question with what each of them did."""
+"""Write the pages of an evaluation: its metrics, and every question with the attempts of all policies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import Any
 
 from reasonrag.core.errors import RunError
 from reasonrag.evaluation.tables import evaluation_tables, points
-from reasonrag.report.attempts import FIGURES, Asked, Attempts, attempts_label, attempts_of, cells, details, questions
+from reasonrag.report.attempts import (
+    METRICS,
+    Attempts,
+    QuestionAttempts,
+    attempts_label,
+    attempts_of,
+    cells,
+    details,
+    questions,
+)
 from reasonrag.report.charts import Chart, interval_chart
 from reasonrag.report.site import (
     TITLE_COLUMNS,
@@ -44,49 +53,49 @@ _FILTERS_OF_TWO = (
 
 
 def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
-    """Write the pages of a finished evaluation into `out`; returns the path of the first one.
+    """Write the pages of a finished evaluation into `out`; return the path of the first page.
 
     Raises:
-        RunError: its `metrics.json` cannot be read, or `out` holds something else.
+        RunError: its `metrics.json` cannot be read, or `out` holds other files.
         DataError: its trajectories are damaged.
         OSError: the pages cannot be written.
     """
-    file = evaluation / FIGURES
-    figures = require_json(file)
-    if "policies" not in figures:
+    file = evaluation / METRICS
+    metrics = require_json(file)
+    if "policies" not in metrics:
         raise RunError(
             f"{file} is of one policy of an evaluation; give the evaluation's folder, which holds those of its policies"
         )
     with reading(file):
-        overview = _overview(figures)
-    attempts = attempts_of(evaluation, figures)
+        overview = _overview(metrics)
+    attempts = attempts_of(evaluation, metrics)
     two = len(attempts) > 1
     with open_site(out, folder="questions", scripts=("choice.js", "comparison.js")) as site:
         listing = Listing(site)
-        for place, asked, last in with_last(questions(attempts)):
-            _write_question(site, place, asked, attempts, last=last)
-            of = asked.question
-            row = [place, of["question_id"], of["kind"], of["question"], of["golden_answers"], cells(asked)]
-            listing.add(row, site.page_name(place))
+        for page_number, question, last in with_last(questions(attempts)):
+            _write_question(site, page_number, question, attempts, last=last)
+            row = question.question
+            columns = [row[name] for name in ("question_id", "kind", "question", "golden_answers")]
+            listing.add([page_number, *columns, cells(question)], site.page_name(page_number))
         return site.write_index(
             "evaluation.html.j2",
             **overview,
-            labels=[of.label for of in attempts],
+            labels=[attempt.label for attempt in attempts],
             columns=_QUESTION + (_TWO if two else _ONE),
             filters=_FILTERS_OF_TWO if two else _FILTERS_OF_ONE,
             scripts=listing.close(),
         )
 
 
-def _overview(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """What the first page tells, but for the questions."""
+def _overview(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the first page, without the questions."""
     return {
-        "policies": list(figures["policies"]),
-        "tables": evaluation_tables(figures),
-        "pictures": list(_charts(figures)),
-        "asked_differently": list(figures["asked_differently"]),
-        "run": _what_was_run(figures),
-        "versions": list(figures["versions"].items()),
+        "policies": list(metrics["policies"]),
+        "tables": evaluation_tables(metrics),
+        "pictures": list(_charts(metrics)),
+        "asked_differently": list(metrics["asked_differently"]),
+        "run": _configuration(metrics),
+        "versions": list(metrics["versions"].items()),
     }
 
 
@@ -103,28 +112,30 @@ def _charts(metrics: Mapping[str, Any]) -> Iterator[Chart]:
             yield interval_chart(title, f"interval-{metric}", intervals)
 
 
-def _what_was_run(figures: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    judge = figures["judge"] or {}
+def _configuration(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    judge = metrics["judge"] or {}
     return [
-        ("data set", ", ".join(figures["dataset"]) or None),
-        ("split", figures["split"]),
-        ("questions", figures["questions"]["total"]),
-        ("checksum of the questions", figures["content"]["questions"]),
-        ("checksum of the corpus", figures["content"]["corpus"]),
-        ("seed", str(figures["seed"])),
-        ("rules of the metrics", figures["rules"]),
+        ("data set", ", ".join(metrics["dataset"]) or None),
+        ("split", metrics["split"]),
+        ("questions", metrics["questions"]["total"]),
+        ("checksum of the questions", metrics["content"]["questions"]),
+        ("checksum of the corpus", metrics["content"]["corpus"]),
+        ("seed", str(metrics["seed"])),
+        ("metric rules", metrics["rules"]),
         ("judge", judge.get("model")),
-        ("prompts of the judge", judge.get("prompts")),
+        ("judge prompts", judge.get("prompts")),
     ]
 
 
-def _write_question(site: Site, place: int, asked: Asked, attempts: list[Attempts], *, last: bool) -> None:
+def _write_question(
+    site: Site, page_number: int, question: QuestionAttempts, attempts: list[Attempts], *, last: bool
+) -> None:
     site.write_page(
-        place,
+        page_number,
         "comparison.html.j2",
         last=last,
-        question=asked.question,
-        short_title=shortened(asked.question["question"], TITLE_COLUMNS),
-        labels=[of.label for of in attempts],
-        details=details(asked, attempts),
+        question=question.question,
+        short_title=shortened(question.question["question"], TITLE_COLUMNS),
+        labels=[attempt.label for attempt in attempts],
+        details=details(question, attempts),
     )

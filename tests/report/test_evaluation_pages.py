@@ -71,7 +71,7 @@ def test_a_turn_that_goes_on_is_kept_once_and_whole(evaluation):
     (attempt, *_) = found["attempts"]
     turn = ""
     for step, recorded in zip(attempt["steps"], row["trajectory"], strict=True):
-        turn = turn + step["prefix"] if step["goes_on"] else step["prefix"]
+        turn = turn + step["prefix"] if step["continues"] else step["prefix"]
         assert turn == recorded["prefix"]
         assert [found["messages"][place] for place in step["prompt"]] == recorded["prompt"]
         assert [found["passages"][place]["contents"] for place, _ in step["passages"]] == [
@@ -142,7 +142,7 @@ def test_subsets_of_one_order_are_merged_in_an_order_that_agrees_with_all(subset
 def test_attempts_that_nobody_made_are_told_as_not_tried(evaluation):
     folder, _ = evaluation
     attempts = [Attempts(name, SETTING.name, folder / name, {}) for name in POLICIES]
-    asked = {found.question["question_id"]: found.found for found in questions(attempts)}
+    asked = {found.question["question_id"]: found.results for found in questions(attempts)}
     assert asked["q1 word"][1] == "not tried"
 
 
@@ -182,7 +182,7 @@ def test_a_person_finds_where_policies_differ_and_sees_where_they_part(evaluatio
             chosen.select_by_visible_text(policy)
         browser.find_element(By.ID, "search").send_keys("q3")
         browser.find_element(By.CSS_SELECTOR, "#list a").click()
-        assert browser.find_element(By.ID, "told").text == "They first differ in step 2 of 5."
+        assert browser.find_element(By.ID, "difference").text == "They first differ in step 2 of 5."
         steps = [step.text.splitlines()[0] for step in browser.find_elements(By.CSS_SELECTOR, "#steps > li")]
         assert steps == ["Step 1: the same", "Step 2: here they first differ", "Step 3", "Step 4", "Step 5"]
         assert "own 0" in browser.find_element(By.CSS_SELECTOR, ".fork article").text

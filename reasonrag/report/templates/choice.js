@@ -1,8 +1,8 @@
-// The list of an evaluation's questions: whose answers it shows is chosen by two lists. Loaded behind list.js.
+// The list of an evaluation's questions with the answers of two chosen attempts. Loaded after list.js.
 "use strict";
 
 const [left, right] = ["left", "right"].map((id) => document.getElementById(id));
-const [ANSWER, EM, F1, SAME] = [0, 1, 2, 3]; // of an attempt; a text instead is the cause of there being none
+const [ANSWER, EM, F1, SAME] = [0, 1, 2, 3]; // values of an attempt; a string instead is the cause of its failure
 const ATTEMPTS = 5;
 
 view = (row) => {

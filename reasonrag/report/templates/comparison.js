@@ -1,12 +1,12 @@
-// A question's attempts next to each other, step by step. Loaded behind page.js.
+// A question's attempts side by side, step by step. Loaded after page.js.
 "use strict";
 
 const { attempts, facts, messages, passages } = JSON.parse(document.getElementById("details").textContent);
 const choices = ["left", "right"].map((id) => document.getElementById(id)).filter(Boolean);
 
 for (const { steps } of attempts) {
-  steps.forEach((step, place) => {
-    step.turn = step.goes_on ? steps[place - 1].turn + steps[place - 1].text + step.prefix : step.prefix;
+  steps.forEach((step, index) => {
+    step.turn = step.continues ? steps[index - 1].turn + steps[index - 1].text + step.prefix : step.prefix;
   });
 }
 
@@ -15,8 +15,8 @@ function show() {
   const length = Math.max(...chosen.map((attempt) => attempt.steps.length));
   const fork = chosen.length > 1 ? forkOf(...chosen) : length;
   scores(chosen);
-  document.getElementById("told").textContent = told(chosen, fork, length);
-  const rows = Array.from({ length }, (_, place) => row(chosen, place, fork));
+  document.getElementById("difference").textContent = summary(chosen, fork, length);
+  const rows = Array.from({ length }, (_, index) => row(chosen, index, fork));
   document.getElementById("steps").replaceChildren(...rows);
   if (choices.length) {
     const hash = `#${choices.map((select) => select.value).join(",")}`;
@@ -25,23 +25,23 @@ function show() {
   }
 }
 
-// The first step in which what was done or found differs; the number of steps where none does. The words around it, and
-// the tags of another format, make no difference.
+// Return the index of the first step whose action or passages differ, or the number of steps if none does. Words around
+// the action, and the tags of another format, are ignored.
 function forkOf(first, second) {
   const length = Math.max(first.steps.length, second.steps.length);
-  for (let place = 0; place < length; place += 1) {
-    if (done(first.steps[place]) !== done(second.steps[place])) return place;
+  for (let index = 0; index < length; index += 1) {
+    if (signature(first.steps[index]) !== signature(second.steps[index])) return index;
   }
   return length;
 }
 
-function done(step) {
+function signature(step) {
   if (!step) return "";
   const what = step.action === "malformed" ? step.text : step.content.trim();
-  return JSON.stringify([step.action, what, step.passages.map(([place]) => place)]);
+  return JSON.stringify([step.action, what, step.passages.map(([index]) => index)]);
 }
 
-function told(chosen, fork, length) {
+function summary(chosen, fork, length) {
   if (chosen.length === 1) return `${length} steps`;
   const failed = chosen.find((attempt) => attempt.cause);
   if (failed) return `${failed.label} was set aside: ${failed.cause}`;
@@ -59,11 +59,11 @@ function scores(chosen) {
     heading.append(element("bdi", attempt.label));
     head.append(heading);
   }
-  const rows = facts.map((name, place) => {
+  const rows = facts.map((name, index) => {
     const line = element("tr");
     const heading = element("th", name);
     heading.scope = "row";
-    const values = chosen.map((attempt) => word(attempt, place));
+    const values = chosen.map((attempt) => word(attempt, index));
     line.append(heading, ...values.map(cell));
     if (new Set(values).size > 1) line.className = "differs";
     return line;
@@ -71,9 +71,9 @@ function scores(chosen) {
   table.tBodies[0].replaceChildren(...rows);
 }
 
-function word(attempt, place) {
-  if (attempt.cause) return place ? "–" : `set aside: ${attempt.cause}`;
-  return attempt.facts[place] || "–";
+function word(attempt, index) {
+  if (attempt.cause) return index ? "–" : `set aside: ${attempt.cause}`;
+  return attempt.facts[index] || "–";
 }
 
 function cell(value) {
@@ -82,29 +82,29 @@ function cell(value) {
   return made;
 }
 
-function row(chosen, place, fork) {
-  const item = element("li", "", place === fork ? "fork" : "");
-  item.append(element("h3", `Step ${place + 1}${chosen.length > 1 ? mark(chosen, place, fork) : ""}`));
+function row(chosen, index, fork) {
+  const item = element("li", "", index === fork ? "fork" : "");
+  item.append(element("h3", `Step ${index + 1}${chosen.length > 1 ? mark(chosen, index, fork) : ""}`));
   const sides = element("div", "", chosen.length > 1 ? "sides" : "");
-  sides.append(...chosen.map((attempt) => side(attempt, place)));
+  sides.append(...chosen.map((attempt) => side(attempt, index)));
   item.append(sides);
   return item;
 }
 
-function mark([first, second], place, fork) {
-  if (place === fork) return ": here they first differ";
-  if (place > fork) return "";
-  return first.steps[place].text === second.steps[place].text ? ": the same" : ": the same, in other words";
+function mark([first, second], index, fork) {
+  if (index === fork) return ": here they first differ";
+  if (index > fork) return "";
+  return first.steps[index].text === second.steps[index].text ? ": the same" : ": the same, in other words";
 }
 
-function side(attempt, place) {
+function side(attempt, index) {
   const made = element("article");
   const name = element("h4");
-  const step = attempt.steps[place];
+  const step = attempt.steps[index];
   name.append(element("bdi", attempt.label), step ? `: ${step.action}` : "");
   made.append(name);
   if (!step) {
-    made.append(element("p", place ? "has ended" : "no attempt", "note"));
+    made.append(element("p", index ? "has ended" : "no attempt", "note"));
     return made;
   }
   made.append(element("pre", step.text));
@@ -124,8 +124,8 @@ function asked(step) {
 
 function restore() {
   const wanted = location.hash.slice(1).split(",");
-  choices.forEach((select, place) => {
-    if ([...select.options].some((option) => option.value === wanted[place])) select.value = wanted[place];
+  choices.forEach((select, index) => {
+    if ([...select.options].some((option) => option.value === wanted[index])) select.value = wanted[index];
   });
   show();
 }

@@ -1,4 +1,5 @@
-// The list of a first page: rows come from data/rows-*.js, which call `registerRows`. Foreign text is only text content.
+// The list of the first page. Its rows come from data/rows-*.js, which call `registerRows`. Foreign text is only ever set
+// as text content.
 "use strict";
 
 const PAGE_ROWS = 50;
@@ -11,8 +12,8 @@ const filter = document.getElementById("filter");
 const controls = [...document.querySelectorAll(".controls :is(input, select)")];
 const state = { rows: [], lines: [], found: [], column: 0, direction: 1, page: 0, parts: 0, waiting: false };
 
-// What a row shows: its cells, the page that its link leads to, and the marks that the filter asks for. A page whose
-// columns depend on a choice replaces this and calls `arrange`.
+// Return a row's cells, the page of its link, and the marks for the filter. A page whose columns depend on a choice
+// replaces this function and calls `arrange`.
 let view = (row) => ({ cells: row.slice(0, kinds.length), page: row[kinds.length], marks: row[kinds.length + 1] });
 
 function registerRows(rows) {
@@ -23,7 +24,7 @@ function registerRows(rows) {
     update();
     scripts.slice(1).forEach(load);
   } else if (!state.waiting) {
-    state.waiting = true; // parts that come in quick succession are shown together
+    state.waiting = true; // parts that arrive in quick succession are shown together
     requestAnimationFrame(() => {
       state.waiting = false;
       update();
@@ -47,7 +48,7 @@ function load(source) {
   script.src = source;
   script.async = false; // in order
   script.addEventListener("error", () => {
-    document.getElementById("status").textContent = `${source} cannot be loaded: the list is not whole`;
+    document.getElementById("status").textContent = `${source} cannot be loaded: the list is incomplete`;
   });
   document.head.append(script);
 }
@@ -83,7 +84,7 @@ function pages() {
 function show() {
   const start = state.page * PAGE_ROWS;
   list.tBodies[0].replaceChildren(...state.found.slice(start, start + PAGE_ROWS).map(drawn));
-  const loading = state.parts < scripts.length ? ", more are being loaded" : "";
+  const loading = state.parts < scripts.length ? ", loading more" : "";
   document.getElementById("status").textContent = `${state.found.length} of ${state.rows.length} ${list.dataset.unit}${loading}`;
   document.getElementById("page").textContent = `Page ${pages() ? state.page + 1 : 0} of ${pages()}`;
   document.getElementById("previous").disabled = state.page === 0;
@@ -138,8 +139,8 @@ function restart() {
   update();
 }
 
-// What is searched, chosen and sorted stands behind the address: going back, the pages' link to the list (page.js) and a
-// copied address lead to it.
+// Search, choice and sorting are kept in the address, so that going back, the pages' link to the list (page.js) and a
+// copied address restore them.
 function remember() {
   const kept = new URLSearchParams(controls.map((control) => [control.id, control.value]));
   for (const name of ["column", "direction", "page"]) kept.set(name, state[name]);
@@ -147,7 +148,7 @@ function remember() {
   try {
     sessionStorage.setItem(location.pathname, location.hash);
   } catch {
-    // A browser that keeps nothing for pages from disk.
+    // Some browsers store nothing for pages from disk.
   }
 }
 

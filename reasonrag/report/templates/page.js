@@ -1,7 +1,7 @@
-// What the pages behind a list share: the link back to the list as it was, and how text becomes an element.
+// Shared by the pages behind a list: the link back to the list as it was, and functions that turn text into elements.
 "use strict";
 
-// Foreign text is only ever text content.
+// Foreign text is only ever set as text content.
 function element(name, text = "", className = "") {
   const made = document.createElement(name);
   made.textContent = text;
@@ -17,8 +17,8 @@ function folded(title, content) {
 
 for (const link of document.querySelectorAll("nav a[href='../index.html']")) {
   try {
-    link.hash = sessionStorage.getItem(link.pathname) ?? ""; // list.js has written it down
+    link.hash = sessionStorage.getItem(link.pathname) ?? ""; // written by list.js
   } catch {
-    // A browser that keeps nothing for pages from disk: the link leads to the whole list.
+    // Some browsers store nothing for pages from disk: the link leads to the list from its start.
   }
 }

@@ -1,4 +1,4 @@
-// A question's tree: arrow keys move between nodes, a click or Enter shows one. Loaded behind page.js.
+// A question's tree: arrow keys move between nodes, a click or Enter shows a node's details. Loaded after page.js.
 "use strict";
 
 const { nodes: details, messages, passages } = JSON.parse(document.getElementById("details").textContent);
@@ -31,17 +31,17 @@ function show(node) {
   for (const other of nodes) other.setAttribute("aria-selected", String(other === node));
   const of = details[node.dataset.id];
   document.getElementById("panel-title").textContent = `Node ${of.id}`;
-  history.replaceState(null, "", `#node-${of.id}`); // a copied address leads to the node
+  history.replaceState(null, "", `#node-${of.id}`); // a copied address opens the node
   document.getElementById("panel-body").replaceChildren(facts(of), ...text(of), ...found(of), ...pairs(of), ...prompt(of));
   const panel = document.getElementById("panel");
   panel.scrollTop = 0;
-  // A narrow window has the panel below the tree, where nobody would see that it has changed.
+  // In a narrow window the panel is below the tree, where its change would go unnoticed.
   if (getComputedStyle(panel).position === "static") panel.scrollIntoView();
 }
 
 function facts(of) {
   const table = element("table", "", "facts");
-  table.createCaption().textContent = "What the search knows";
+  table.createCaption().textContent = "Values of the search";
   for (const [name, value] of of.facts) {
     const row = table.insertRow();
     const heading = element("th", name);
@@ -52,12 +52,12 @@ function facts(of) {
 }
 
 function text(of) {
-  return of.text ? [element("h3", "Text of the policy"), element("pre", of.text)] : [];
+  return of.text ? [element("h3", "Text by the policy"), element("pre", of.text)] : [];
 }
 
 function found(of) {
   if (!of.passages.length) return [];
-  return [element("h3", "Passages, best first"), ...of.passages.map(([place, score]) => folded(`${passages[place].id}, score ${score}`, passages[place].contents))];
+  return [element("h3", "Passages, best first"), ...of.passages.map(([index, score]) => folded(`${passages[index].id}, score ${score}`, passages[index].contents))];
 }
 
 function pairs(of) {
@@ -75,7 +75,7 @@ function pairs(of) {
 }
 
 function prompt(of) {
-  const asked = of.prompt.map((place) => folded(messages[place].role, messages[place].content));
+  const asked = of.prompt.map((index) => folded(messages[index].role, messages[index].content));
   if (of.prefix) asked.push(folded("turn so far", of.prefix));
   return asked.length ? [element("h3", "Prompt"), ...asked] : [];
 }
@@ -98,7 +98,7 @@ for (const node of nodes) {
     event.preventDefault();
   });
 }
-// The root stands in the middle of its rows, which may lie below the part that is seen at first.
+// The root is in the middle of its rows, which may be below the visible part.
 const root = nodes[0].querySelector("rect").getBoundingClientRect();
 scroll.scrollTop = root.top - scroll.getBoundingClientRect().top - scroll.clientHeight / 2;
 
