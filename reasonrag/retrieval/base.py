@@ -1,4 +1,4 @@
-"""The Retriever protocol: queries in, ranked passages out."""
+"""The `Retriever` protocol: queries in, ranked passages out."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Retriever(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the same query could give other passages: corpus checksum, index kind and settings."""
+        """Changes whenever the same query may find other passages: a hash of corpus, kind of index and settings."""
         ...
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """`[len(queries)]` rankings of at most `top_k` passages, best first. An empty query finds nothing.
+        """Return `[len(queries)]` rankings of at most `top_k` passages, best first. An empty query finds nothing.
 
         Raises:
-            RetrievalError: no answer after every retry.
+            RetrievalError: all attempts failed.
         """
         ...
 
     async def aclose(self) -> None:
-        """Release sockets and files. Calling it twice does no harm."""
+        """Close sockets and files. A second call does nothing."""
         ...

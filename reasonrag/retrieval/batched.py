@@ -1,4 +1,4 @@
-"""Many tasks, one lookup: queries asked at the same moment travel together, and none is looked up twice."""
+"""Batch the queries of many tasks: those that arrive together share one lookup, and none is looked up twice."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from reasonrag.storage.journal import Journal
 
 Ranking = tuple[Passage, ...]
 
-# What one query can bring upon all that travel with it: refused as malformed, forbidden (a firewall reads the text) or
-# too large, or a reply that cannot be read or matched. A server that is down, busy or elsewhere is not among them.
+# Failures that one query can cause for its whole batch: refused as malformed, forbidden (a firewall reads the text) or
+# too large, or a reply that cannot be parsed or matched. A server that is down, busy or moved is not among them.
 _CAUSED_BY_A_QUERY = frozenset({"http_400", "http_403", "http_413", "http_422", "misaligned", "unreadable"})
-# One bad query among 256 fails 9 calls, then another one succeeds. So many without a success are the server's fault.
+# One bad query among 256 fails 9 calls before one succeeds. This many without a success are the server's fault.
 _MOST_FAILURES_IN_A_ROW = 24
 
 
@@ -30,11 +30,11 @@ class SearchStore(Protocol):
     """Keeps rankings, so that a query is looked up once per run (or once ever, if the store outlives the run)."""
 
     def get(self, query: str, top_k: int) -> Ranking | None:
-        """The ranking kept for this query and `top_k`, or None."""
+        """Return the ranking kept for this query and `top_k`, or None."""
         ...
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
-        """Keep the rankings of one lookup, by query; returns once they are kept."""
+        """Keep the rankings of one lookup, by query. Returns once they are kept."""
         ...
 
 
@@ -42,20 +42,19 @@ class MemoryStore:
     """A store that lives as long as the process."""
 
     def __init__(self, limit: int | None = None) -> None:
-        """Keep everything, or at most `limit` rankings: the one not asked for the longest goes first."""
+        """Keep at most `limit` rankings and drop the least recently used; None keeps all."""
         self._limit = limit
         self._rankings: OrderedDict[tuple[str, int], Ranking] = OrderedDict()
 
     def get(self, query: str, top_k: int) -> Ranking | None:
-        """The ranking kept for this query and `top_k`, or None."""
-        found = self._rankings.get((query, top_k))
-        if found is not None:
+        ranking = self._rankings.get((query, top_k))
+        if ranking is not None:
             self._rankings.move_to_end((query, top_k))
-        return found
+        return ranking
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
-        """Keep the rankings of one lookup, by query."""
-        self._rankings.update({(query, top_k): ranking for query, ranking in rankings.items()})
+        for query, ranking in rankings.items():
+            self._rankings[query, top_k] = ranking
         while self._limit is not None and len(self._rankings) > self._limit:
             self._rankings.popitem(last=False)
 
@@ -72,7 +71,7 @@ class JournalStore:
         return None if kept is None else tuple(Passage(**passage) for passage in kept)
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
-        """Keep the rankings of one lookup; returns once they are on disk."""
+        """Keep the rankings of one lookup. Returns once they are on disk."""
         writes = []
         for query, ranking in rankings.items():
             passages = [asdict(passage) for passage in ranking]
@@ -85,7 +84,7 @@ class JournalStore:
 
 
 class _Batch:
-    """Queries that wait for the same lookup."""
+    """The queries that wait for the same lookup."""
 
     def __init__(self) -> None:
         self.futures: dict[str, asyncio.Future[Ranking]] = {}
@@ -95,8 +94,7 @@ class _Batch:
 class BatchedRetriever:
     """Collects the queries of many trees into few calls of `inner`.
 
-    A call that fails for what one of its queries may have caused is halved until only that query fails.
-    `asked` counts the queries that came in (empty ones apart), `looked_up` those that `inner` answered.
+    If a call fails and one of its queries may be the cause, the call is halved until only that query fails.
     """
 
     def __init__(
@@ -111,43 +109,39 @@ class BatchedRetriever:
         """Wrap a retriever.
 
         Args:
-            inner: what finds the passages.
+            inner: finds the passages.
             window_s: how long the first query of a batch waits for others.
-            max_batch: queries in one call at most; a full batch leaves at once.
-            max_lookups: calls of `inner` at a time; a batch takes more queries while it waits for its turn. None: no
-                limit.
-            store: keeps the rankings; the memory of this process if None.
+            max_batch: most queries in one call; a full batch leaves at once.
+            max_lookups: most calls of `inner` at a time; None is no limit. A batch takes more queries while it waits.
+            store: keeps the rankings; None keeps them in the memory of this process.
         """
         self._inner = inner
         self._window_s = window_s
         self._max_batch = max_batch
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Semaphore(max_lookups) if max_lookups else nullcontext()
         self._store = store if store is not None else MemoryStore()
-        self._open: dict[int, _Batch] = {}  # by top_k: still taking queries
+        self._open: dict[int, _Batch] = {}  # by top_k: batches that still take queries
         self._in_flight: dict[tuple[str, int], asyncio.Future[Ranking]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.asked = 0
-        self.looked_up = 0
 
     @property
     def fingerprint(self) -> str:
-        """That of the inner retriever: batching changes no ranking."""
         return self._inner.fingerprint
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
-        """`[len(queries)]` rankings, as `inner` gives them.
+        """Return `[len(queries)]` rankings, as `inner` gives them.
 
         Raises:
-            RetrievalError: `inner` failed. Everybody who waits for that query gets it; the next to ask tries again.
+            RetrievalError: `inner` failed. All tasks that wait for this query get the error; a later call tries again.
         """
         found: list[Ranking | asyncio.Future[Ranking]] = [self._find(query, top_k) for query in queries]
-        # Shielded: who gives up waiting must not take the answer from the others.
-        pending = {future: asyncio.shield(future) for future in found if isinstance(future, asyncio.Future)}
-        await asyncio.gather(*pending.values())
+        pending = dict.fromkeys(item for item in found if isinstance(item, asyncio.Future))
+        # Shielded, because a task that is cancelled must not take the answer from the others.
+        await asyncio.gather(*map(asyncio.shield, pending))
         return [item.result() if isinstance(item, asyncio.Future) else item for item in found]
 
     async def aclose(self) -> None:
-        """Give up what is still being looked up and close the inner retriever."""
+        """Cancel lookups in flight and close the inner retriever."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -156,9 +150,8 @@ class BatchedRetriever:
     def _find(self, query: str, top_k: int) -> Ranking | asyncio.Future[Ranking]:
         if not query.strip():
             return ()
-        self.asked += 1
-        known = self._in_flight.get((query, top_k)) or self._store.get(query, top_k)
-        return self._enqueue(query, top_k) if known is None else known
+        in_flight_or_kept = self._in_flight.get((query, top_k)) or self._store.get(query, top_k)
+        return self._enqueue(query, top_k) if in_flight_or_kept is None else in_flight_or_kept
 
     def _enqueue(self, query: str, top_k: int) -> asyncio.Future[Ranking]:
         batch = self._open.get(top_k)
@@ -194,13 +187,13 @@ class BatchedRetriever:
             self._close(batch, top_k)
 
     async def _answer(self, batch: _Batch, top_k: int) -> None:
-        """Ask for the whole batch, and for halves of what fails; an error is that of all queries still waiting."""
-        parts = [list(batch.futures)]
+        """Look up the whole batch, and halves of what fails; an error raised here concerns all remaining queries."""
+        waiting_parts = [list(batch.futures)]
         failures_in_a_row = 0
-        while parts:
-            queries = parts.pop()
+        while waiting_parts:
+            queries = waiting_parts.pop()
             try:
-                found = await self._ask(queries, top_k)
+                rankings = await self._ask(queries, top_k)
             except RetrievalError as error:
                 failures_in_a_row += 1
                 if error.cause not in _CAUSED_BY_A_QUERY or failures_in_a_row == _MOST_FAILURES_IN_A_ROW:
@@ -209,33 +202,33 @@ class BatchedRetriever:
                     self._fail(batch, queries, top_k, error)
                 else:
                     half = len(queries) // 2
-                    parts += [queries[half:], queries[:half]]
+                    waiting_parts += [queries[half:], queries[:half]]
                 continue
             failures_in_a_row = 0
-            await self._store.put(found, top_k)
-            self.looked_up += len(found)
-            for query, ranking in found.items():
+            await self._store.put(rankings, top_k)
+            for query, ranking in rankings.items():
                 self._take(batch, query, top_k).set_result(ranking)
 
     async def _ask(self, queries: list[str], top_k: int) -> dict[str, Ranking]:
         rankings = await self._inner.search(queries, top_k)
         if len(rankings) != len(queries):
             raise RetrievalError(f"asked for {len(queries)} rankings, got {len(rankings)}", cause="misaligned")
-        return {query: tuple(map(_without_secrets, found)) for query, found in zip(queries, rankings, strict=True)}
+        redacted = [tuple(map(_without_secrets, ranking)) for ranking in rankings]
+        return dict(zip(queries, redacted, strict=True))
 
     def _fail(self, batch: _Batch, queries: list[str], top_k: int, error: Exception) -> None:
         for query in queries:
             future = self._take(batch, query, top_k)
             future.set_exception(error)
-            future.exception()  # asyncio would complain of one that nobody waits for any more
+            future.exception()  # marks it as retrieved: asyncio warns about an error that nobody awaits
 
     def _take(self, batch: _Batch, query: str, top_k: int) -> asyncio.Future[Ranking]:
-        """Who asks for this query from now on starts another lookup, or finds it in the store."""
+        """Take a query out of its batch: from now on it is in the store, or another call looks it up again."""
         del self._in_flight[query, top_k]
         return batch.futures.pop(query)
 
 
 def _without_secrets(passage: Passage) -> Passage:
-    """Redacted before it is kept or read: a run that was killed reads the same from what was kept."""
+    """Redact a passage before it is kept or used, so that a resumed run reads the same from the journal."""
     contents = redact_data(passage.contents, "a passage")
     return passage if contents is passage.contents else replace(passage, contents=contents)

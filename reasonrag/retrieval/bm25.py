@@ -1,4 +1,4 @@
-"""BM25 in this process, over the memory-mapped parts `passages` and `bm25` of an index."""
+"""BM25 search in this process, over the memory-mapped parts `passages` and `bm25` of an index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import bm25s
+import numpy as np
+from numpy.typing import NDArray
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
@@ -19,12 +22,8 @@ from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_pas
 from reasonrag.retrieval.index.postings import Tokenizer, bm25_plan, build_bm25
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 _STRICT = PassagesConfig(strict=True)
-_MOST_WORDS = 1024
+_MOST_WORDS = 1024  # of a query
 _MAX_BYTES = 1 << 30  # while the scores of an index in the cache are merged
 
 
@@ -32,16 +31,13 @@ class BM25Retriever:
     """Okapi BM25 as Lucene computes it, over a corpus of any size. Accents and case do not matter."""
 
     def __init__(self, index: IndexFolder) -> None:
-        """Map the parts `passages` and `bm25`.
+        """Memory-map the parts `passages` and `bm25`.
 
         Raises:
-            DataError: one is missing, damaged, or made of other passages.
+            DataError: one is missing, damaged, or was made of other passages.
         """
-        import bm25s
-        import numpy as np
-
         passages, bm25 = index.verify("passages"), index.verify("bm25")
-        # The manifest also holds the pattern of a token, which is no setting; an older one may lack later settings.
+        # The manifest also has the token pattern, which is not a setting; an older one may lack newer settings.
         settings = {name: value for name, value in bm25.plan.settings.items() if name in BM25Config.model_fields}
         self._tokenizer = Tokenizer(BM25Config(**settings))
         known = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
@@ -56,12 +52,11 @@ class BM25Retriever:
     def open(cls, corpus: Path | Sequence[Passage], *, cache: Path, config: BM25Config | None = None) -> BM25Retriever:
         """Open the index of a corpus or of given passages; build it in `cache` if it is missing or damaged.
 
-        Several processes may open the same one at once; a damaged index is built again.
+        Several processes may open the same index at once.
 
         Raises:
-            ConfigError: no such stemmer or stop-words.
-            DataError: a corpus that cannot be read, has unusable rows or holds no words, or a cache folder that cannot
-                be written.
+            ConfigError: the stemmer or the list of stop-words is unknown.
+            DataError: the corpus cannot be read, has unusable rows or no words, or the cache cannot be written.
         """
         config = config or BM25Config()
         Tokenizer(config)  # raises before the corpus is read
@@ -78,48 +73,47 @@ class BM25Retriever:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over the passages, the settings, and the versions that cut words."""
+        """16 hex digits of a hash over passages, settings, and versions of the libraries that tokenize."""
         return self._fingerprint
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """`[len(queries)]` rankings of at most `top_k` passages that share a word with the query, best first.
+        """Return `[len(queries)]` rankings of at most `top_k` passages that share a word with the query, best first.
 
-        Equal scores stand in the order of the corpus, so a query gets the same ranking alone and among others. The
-        first 1,024 words of a query count: a policy that repeats itself for ever would hold up everybody else's.
+        Equal scores keep the order of the corpus, so a query gets the same ranking alone and in a batch. Only the first
+        1,024 words of a query count, because a policy that repeats itself endlessly would delay all other queries.
         """
-        # One thread: numpy holds the GIL for most of this, a second one would only add to the wait.
+        # One thread, because numpy holds the GIL for most of this; a second one would only add to the wait.
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)
 
     async def aclose(self) -> None:
-        """Wait for the search in progress, then let go of thread and files."""
+        """Wait for the search in progress, then close thread and files."""
         await asyncio.to_thread(self._thread.shutdown)
         self._passages.close()
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
-        words = (words[:_MOST_WORDS] for words in self._tokenizer.words(queries))
-        return [self._rank(self._index.get_tokens_ids(some), top_k) for some in words]
+        rankings = []
+        for words in self._tokenizer.words(queries):
+            tokens = self._index.get_tokens_ids(words[:_MOST_WORDS])
+            rankings.append(self._rank(tokens, top_k))
+        return rankings
 
     def _rank(self, tokens: list[int], top_k: int) -> tuple[Passage, ...]:
-        import numpy as np
-
         if not tokens or top_k < 1:
             return ()
         scores = self._index.get_scores_from_ids(tokens)
         hits = np.flatnonzero(scores >= self._floor(scores, tokens, top_k))
         if len(hits) > top_k:
-            # Everything that ties with the last place stays in: which of them a partition keeps is left to chance.
+            # Keep everything that ties with the last place, because a partition keeps an arbitrary one of them.
             hits = hits[scores[hits] >= np.partition(scores[hits], -top_k)[-top_k]]
         best = hits[np.argsort(-scores[hits], kind="stable")][:top_k]
         return tuple(self._passages.passage(int(row), float(scores[row])) for row in best)
 
     def _floor(self, scores: NDArray[np.float32], tokens: list[int], top_k: int) -> np.float32:
-        """A score that none of the best `top_k` passages is below; looking for all above 0 takes twice as long.
+        """Return a score that all of the best `top_k` passages reach; comparing with 0 instead takes twice as long.
 
-        It is the `top_k`-th best score among the passages that have the query's rarest word, or its rarest that
-        `top_k` passages have.
+        It is the `top_k`-th best score among the passages with the query's rarest word that at least `top_k` passages
+        have.
         """
-        import numpy as np
-
         starts = self._index.scores["indptr"]
         spans = [(starts[token + 1] - starts[token], starts[token]) for token in tokens]
         size, start = min((span for span in spans if span[0] >= top_k), default=(0, 0))
@@ -130,19 +124,19 @@ class BM25Retriever:
 
 
 def _key(passages: Plan, config: BM25Config) -> str:
-    """16 hex digits over all that decides the index."""
+    """Return 16 hex digits of a hash over everything that decides the index."""
     plan = bm25_plan(json.dumps(passages.document(), sort_keys=True), config)
     return hashlib.sha256(json.dumps(plan.document(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _whole(index: IndexFolder, passages: Plan, config: BM25Config) -> bool:
-    """Whether both parts are there, of these plans, and undamaged."""
-    made = index.sound(passages)
-    return made is not None and index.sound(bm25_plan(made.fingerprint, config)) is not None
+    """Return whether both parts exist with these plans, undamaged."""
+    manifest = index.sound(passages)
+    return manifest is not None and index.sound(bm25_plan(manifest.fingerprint, config)) is not None
 
 
 def _build(index: IndexFolder, source: CorpusSource, config: BM25Config) -> None:
-    """Build what is missing or damaged; a corpus that cannot be used leaves nothing behind."""
+    """Build what is missing or damaged; if the corpus is unusable, leave no folder behind."""
     try:
         build_passages(index, source, _STRICT, progress=Silent())
         build_bm25(index, config, max_bytes=_MAX_BYTES, progress=Silent())

@@ -1,4 +1,4 @@
-"""Corpora: files, folders, data sets on the Hub and names that everybody in the field knows, read one row at a time."""
+"""Corpora: files, folders, data sets on the Hub, and well-known names; read one row at a time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from reasonrag.core.types import Passage
 from reasonrag.storage.questions import load_questions, paragraph_corpus
 from reasonrag.storage.records import SUFFIXES, Row, raw_rows
 
-# Corpora by name: where they are, and how many passages they have. wiki18 is English Wikipedia of December 2018 in
-# pieces of 100 words (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
+# Address and number of passages by name. wiki18 is the English Wikipedia of December 2018 in passages of 100 words
+# (arXiv:2004.04906), the file that FlashRAG and Search-R1 search in.
 KNOWN_CORPORA: Mapping[str, tuple[str, int]] = {
     "wiki18": ("hub:PeterJinGo/wiki-18-corpus:wiki-18.jsonl.gz", 21_015_324),
 }
-# Data sets whose questions carry paragraphs: all of them together are the corpus.
+# Data sets whose questions carry paragraphs, which together are the corpus.
 PARAGRAPH_CORPORA = ("hotpotqa", "2wikimultihopqa", "musique")
 
 _TEXTS = (".txt", ".md")
@@ -30,41 +30,37 @@ _HUB_TIMEOUT_S = 10.0
 
 
 class CorpusSource(Protocol):
-    """Rows of a corpus, in an order that never changes."""
+    """The rows of a corpus, in an order that never changes."""
 
     @property
     def name(self) -> str:
-        """What it is called, without folders."""
+        """Its name, without folders."""
         ...
 
     @property
     def total(self) -> int | None:
-        """How many rows it has, where that is known before they are read."""
+        """Its number of rows, if that is known before they are read."""
         ...
 
     def checksum(self) -> str:
-        """Changes with the content: SHA-256 in hex, or the Hub's commit.
+        """Return what changes with the content: SHA-256 in hex, or the Hub's commit.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the corpus cannot be read.
         """
         ...
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        """1-based number and value of each row behind row `start`; None for what is not JSON.
+        """Yield the 1-based number and the value of each row after row `start`; None for what is not JSON.
 
         Raises:
-            DataError: it cannot be read on.
+            DataError: the corpus cannot be read to its end.
         """
-        ...
-
-    def fraction(self) -> float | None:
-        """What share of it the reader of `rows` is through, in [0, 1]; None where nobody can tell."""
         ...
 
 
 class FileCorpus:
-    """One or several .jsonl(.gz, .zst), .json or .parquet files, one after another."""
+    """One or several .jsonl(.gz, .zst), .json or .parquet files, read one after another."""
 
     def __init__(
         self,
@@ -75,116 +71,91 @@ class FileCorpus:
         checksum: str | None = None,
         total: int | None = None,
     ) -> None:
-        """Name the files, in order; nothing is read.
+        """Name the files, in order; nothing is read yet.
 
         Args:
-            name: of the corpus.
-            files: all in `folder`; one file needs none.
-            folder: what their names are relative to.
-            checksum: where it is known already, else it is computed.
-            total: number of rows, where it is known already.
+            name: name of the corpus.
+            files: the files; several have to be in `folder`.
+            folder: the folder that names in the checksum are relative to.
+            checksum: the checksum, if it is known already.
+            total: number of rows, if it is known already.
         """
         self.name = name
         self.total = total
         self._files = files
         self._folder = folder
         self._checksum = checksum
-        self._summed: list[tuple[int, int]] | None = None  # sizes and times of change when the checksum was computed
-        self._done = 0.0
+        self._summed: list[tuple[int, int]] | None = None  # sizes and modification times when it was computed
 
     def checksum(self) -> str:
-        """SHA-256 of the file's bytes; of names and checksums where there are several files."""
+        """Return the SHA-256 of the file's bytes; of names and checksums if there are several files."""
         if self._checksum is None:
             self._summed = self._stamps()
             self._checksum = _checksum(self._files, self._folder)
         return self._checksum
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        """Rows are numbered through all files."""
-        sizes = [path.stat().st_size if path.exists() else 0 for path in self._files]
-        before, behind = 0, 0
-        for path, size in zip(self._files, sizes, strict=True):
-
-            def reached(share: float, behind: int = behind, size: int = size) -> None:
-                self._done = (behind + share * size) / (sum(sizes) or 1)
-
-            rows = raw_rows(path, max(0, start - before), reached)
+        """Yield rows, numbered across all files."""
+        rows_before = 0
+        for path in self._files:
+            rows = raw_rows(path, max(0, start - rows_before))
             while True:
                 try:
                     number, row = next(rows)
                 except StopIteration as end:
-                    before, behind = before + end.value, behind + size
+                    rows_before += end.value
                     break
-                yield before + number, row
+                yield rows_before + number, row
         if self._summed is not None and self._summed != self._stamps():
-            raise DataError(f"{self.name}: changed while it was read; run the same command again when it is at rest")
-        self._done = 1.0
+            raise DataError(
+                f"{self.name}: changed while it was read; run the same command again when it no longer changes"
+            )
 
     def _stamps(self) -> list[tuple[int, int]]:
         stats = [path.stat() for path in self._files if path.exists()]
         return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
 
-    def fraction(self) -> float | None:
-        """By bytes."""
-        return self._done
-
 
 class TextCorpus:
-    """A folder of .txt and .md files: one document each, its title the file's name, its id the path in the folder."""
+    """A folder of .txt and .md files: one document each, with the file's name as title and its path as id."""
 
     def __init__(self, name: str, folder: Path, files: Sequence[Path]) -> None:
-        """Name the files, in order; nothing is read."""
         self.name = name
         self.total = len(files)
         self._folder = folder
         self._files = files
-        self._done = 0
 
     def checksum(self) -> str:
-        """SHA-256 of names and checksums."""
         return _checksum(self._files, self._folder)
 
     def rows(self, start: int = 0) -> Iterator[Row]:
         """{"id", "title", "text"}; bytes that are not UTF-8 are replaced."""
         for number, path in enumerate(self._files[start:], start + 1):
-            self._done = number
             try:
                 text = path.read_text(encoding="utf-8-sig", errors="replace")
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
             yield number, {"id": path.relative_to(self._folder).as_posix(), "title": path.stem, "text": text}
 
-    def fraction(self) -> float | None:
-        """By files."""
-        return self._done / (self.total or 1)
-
 
 class GivenCorpus:
-    """Passages at hand."""
+    """A corpus of passages in memory."""
 
     def __init__(self, name: str, passages: Sequence[Passage]) -> None:
         self.name = name
         self.total = len(passages)
         self._passages = passages
-        self._done = 0
 
     def checksum(self) -> str:
-        """SHA-256 of ids and contents."""
         digest = hashlib.sha256()
         for passage in self._passages:
             digest.update(json.dumps([passage.id, passage.contents]).encode() + b"\n")
         return digest.hexdigest()
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        """{"id", "contents"}."""
         for number in range(start, len(self._passages)):
             passage = self._passages[number]
-            self._done = number + 1
-            yield self._done, {"id": passage.id, "contents": passage.contents}
-
-    def fraction(self) -> float | None:
-        """By passages."""
-        return self._done / (self.total or 1)
+            yield number + 1, {"id": passage.id, "contents": passage.contents}
 
 
 class HubCorpus:
@@ -198,39 +169,30 @@ class HubCorpus:
 
             self._rows = datasets.load_dataset(repository, split=split, revision=commit, streaming=True)
             known = (self._rows.info.splits or {}).get(split)
-        except Exception as error:  # as many types as there are libraries below
+        except Exception as error:  # each library below raises its own types
             raise _hub_failure(name, error) from error
         self.total: int | None = known.num_examples if known else None
-        self._done = 0
 
     def checksum(self) -> str:
-        """The commit."""
         return self._commit
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        """As the data set has them."""
         try:
-            for number, row in enumerate(self._rows.skip(start), start + 1):
-                self._done = number
-                yield number, row
+            yield from enumerate(self._rows.skip(start), start + 1)
         except Exception as error:
             raise _hub_failure(self.name, error) from error
 
-    def fraction(self) -> float | None:
-        """By rows, where their number is known."""
-        return self._done / self.total if self.total else None
-
 
 def open_corpus(spec: str) -> CorpusSource:
-    """A corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
+    """Open a corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
 
     Args:
         spec: a .jsonl(.gz, .zst), .json or .parquet file; a folder of such files, or of .txt and .md files;
-            `hub:OWNER/NAME[@REVISION][:FILE_OR_SPLIT]` (split train where nothing is said); a name of `KNOWN_CORPORA`;
-            or `hotpotqa`, `2wikimultihopqa`, `musique` (`:SPLIT` behind it), whose questions carry their paragraphs.
+            `hub:OWNER/NAME[@REVISION][:FILE_OR_SPLIT]` (split train by default); a name of `KNOWN_CORPORA`; or
+            `hotpotqa`, `2wikimultihopqa`, `musique` (also with `:SPLIT`), whose questions carry their paragraphs.
 
     Raises:
-        DataError: there is no such corpus, or the Hub cannot be used.
+        DataError: the corpus does not exist, or the Hub cannot be used.
     """
     path = Path(spec).expanduser()
     if spec.startswith("hub:"):
@@ -248,8 +210,8 @@ def open_corpus(spec: str) -> CorpusSource:
     if name in PARAGRAPH_CORPORA:
         return GivenCorpus(spec, paragraph_corpus(load_questions(name, split=split or None)))
     names = [*KNOWN_CORPORA, *PARAGRAPH_CORPORA]
-    near = difflib.get_close_matches(spec, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    nearest = difflib.get_close_matches(spec, names, n=1)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise DataError(
         f"corpus {quoted(spec)} is neither a file nor a folder nor a known name; {hint}Known: {', '.join(names)}, "
         f"hub:OWNER/NAME, a folder, or a path that ends in {', '.join(SUFFIXES)}"
@@ -257,7 +219,7 @@ def open_corpus(spec: str) -> CorpusSource:
 
 
 def passage_contents(row: Mapping[str, Any]) -> str | None:
-    """The `contents` of a passage, or its `title` and `text` put together, or None where there is no text."""
+    """Return the `contents` of a passage, else its `title` and `text` joined, or None if there is no text."""
     contents, title, text = row.get("contents"), row.get("title"), row.get("text")
     if not isinstance(contents, str) and isinstance(text, str) and text.strip():
         contents = f"{one_line(str(title))}\n{text}" if isinstance(title, str | int) else text
@@ -265,12 +227,12 @@ def passage_contents(row: Mapping[str, Any]) -> str | None:
 
 
 def _open_folder(folder: Path) -> CorpusSource:
-    """Files with rows where there are any, else texts; hidden files and folders are none of the corpus."""
+    """Open the files with rows in a folder, else its texts; hidden files and folders are ignored."""
     paths = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    shown = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
+    visible = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
     name = valid_unicode(folder.resolve().name)
-    rows = [folder / path for path in shown if path.name.lower().endswith(SUFFIXES)]
-    texts = [folder / path for path in shown if path.name.lower().endswith(_TEXTS)]
+    rows = [folder / path for path in visible if path.name.lower().endswith(SUFFIXES)]
+    texts = [folder / path for path in visible if path.name.lower().endswith(_TEXTS)]
     if rows:
         return FileCorpus(name, rows, folder=folder)
     if texts:
@@ -279,10 +241,10 @@ def _open_folder(folder: Path) -> CorpusSource:
 
 
 def _open_hub(spec: str, *, name: str | None = None, total: int | None = None) -> CorpusSource:
-    found = _HUB.fullmatch(spec)
-    if found is None:
+    address = _HUB.fullmatch(spec)
+    if address is None:
         raise DataError(f"corpus {quoted(spec)}: write hub:OWNER/NAME, hub:OWNER/NAME@REVISION:FILE or :SPLIT")
-    repository, commit, item = found["repository"], found["revision"], found["item"] or "train"
+    repository, commit, item = address["repository"], address["revision"], address["item"] or "train"
     is_file = item.lower().endswith(SUFFIXES)
     import huggingface_hub
 
@@ -294,24 +256,24 @@ def _open_hub(spec: str, *, name: str | None = None, total: int | None = None) -
         if is_file:
             path = Path(huggingface_hub.hf_hub_download(repository, item, repo_type="dataset", revision=commit))
             commit = path.parts[-1 - len(Path(item).parts)]  # .../snapshots/COMMIT/FILE
-    except Exception as error:  # offline mode, sockets, HTTP statuses: types of their own, from three libraries
+    except Exception as error:  # three libraries below raise their own types
         raise _hub_failure(spec, error) from error
-    found_as = name or f"hub:{repository}@{commit}:{item}"
+    name = name or f"hub:{repository}@{commit}:{item}"
     if is_file:
-        return FileCorpus(found_as, [path], checksum=f"{commit}:{item}", total=total)
-    return HubCorpus(found_as, repository, item, str(commit))
+        return FileCorpus(name, [path], checksum=f"{commit}:{item}", total=total)
+    return HubCorpus(name, repository, item, str(commit))
 
 
 def _hub_failure(spec: str, error: Exception) -> DataError:
-    why = f"{type(error).__name__}: {quoted(error)}"
+    reason = f"{type(error).__name__}: {quoted(error)}"
     return DataError(
-        f"corpus {quoted(spec)} has to be fetched from the Hub, which cannot be used ({why}); download it and give the "
-        "file, set HF_HUB_OFFLINE=1 to read a cached copy, or try again: what was read stays"
+        f"corpus {quoted(spec)} has to be fetched from the Hub, which cannot be used ({reason}); download it and give "
+        "the file, set HF_HUB_OFFLINE=1 to read a cached copy, or try again: rows that were read are kept"
     )
 
 
 def _checksum(files: Sequence[Path], folder: Path | None) -> str:
-    """Of one file its SHA-256; of those of a folder that of their names and checksums."""
+    """Return the SHA-256 of one file, or of the names and checksums of the files of a folder."""
     digests = []
     for path in files:
         try:

@@ -1,4 +1,4 @@
-"""Dense retrieval in this process: an encoder for queries, and the vectors of an index folder."""
+"""Dense retrieval in this process: an encoder for the queries, and the vectors of an index folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _BATCH = 64  # queries that the model reads at once
 
 
 class DenseRetriever:
-    """The passages whose vectors are closest to the query's, by cosine; equal ones in the order of the corpus.
+    """Finds the passages whose vectors are closest to the query's, by cosine; equal ones in the order of the corpus.
 
-    A query's vector depends on the others that it is encoded with, in the last digit of float32 alone; so does its
-    ranking only where two passages are as close to each other as that. In half precision this is seen more often.
+    The other queries of a batch can change the last digit of a query's vector, and so its ranking if two passages are
+    that close to each other. In half precision this happens more often.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class DenseRetriever:
         device: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """Open vectors and encoder, as the index says.
+        """Open vectors and encoder.
 
         Args:
-            index: with passages, and with embeddings or vectors.
-            encoder: an open one, or where it lies now; None is where it lay when the index was built, or the Hub.
+            index: has the part `passages`, and `embeddings` or `vectors`.
+            encoder: an open encoder, or its location; None takes its location when the index was built, or the Hub.
             gpu: search on all GPUs.
-            device: of the encoder.
+            device: device of the encoder.
             trust_remote_code: run Python code that comes with the model.
 
         Raises:
             DataError: a part is missing or damaged.
-            ConfigError: the encoder cannot be opened, or is not the one that the index was built with.
+            ConfigError: the encoder cannot be opened, or the index was built with another one.
         """
         self._index = index
         passages = index.verify("passages")
@@ -64,50 +64,49 @@ class DenseRetriever:
         self._encoder = encoder
         self._store = PassageStore(index.part("passages"))
         searched = index.manifest("vectors") or index.need("embeddings")
-        # By content: the same passages give the same results whatever their file was called.
+        # By content, so that the same passages have the same fingerprint whatever their file was called.
         known = [passages.files[PASSAGES], dict(searched.files), dict(searched.counts), dict(identity)]
         self._fingerprint = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dense")
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over passages, vectors and, through them, the encoder."""
+        """16 hex digits of a hash over passages, vectors and the identity of the encoder."""
         return self._fingerprint
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """`[len(queries)]` rankings of at most `top_k` passages, best first. An empty query finds nothing.
+        """Return `[len(queries)]` rankings of at most `top_k` passages, best first. An empty query finds nothing.
 
         Raises:
-            RetrievalError: the encoder or the search failed, for lack of memory for example.
+            RetrievalError: the encoder or the search failed, for example for lack of memory.
         """
-        # One thread: FAISS on GPUs allows no second one, and the encoder fills all cores by itself.
+        # One thread, because FAISS on GPUs allows no second one, and the encoder uses all cores.
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)
 
     async def recall_at_10(self, queries: Sequence[str]) -> float:
-        """Share of exact search's ten best that this search finds, in [0, 1]; the index has its embeddings."""
+        """Return the share of exact search's ten best that this search finds, in [0, 1]. Needs the embeddings."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._recall, list(queries))
 
     async def aclose(self) -> None:
-        """Wait for the search in progress, then let go of thread and files."""
+        """Wait for the search in progress, then close thread and files."""
         await asyncio.to_thread(self._thread.shutdown)
         self._store.close()
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
         queries = [valid_unicode(query) for query in queries]
-        asked = list(dict.fromkeys(query for query in queries if query.strip()))
-        if not asked or top_k < 1:
+        unique_queries = list(dict.fromkeys(query for query in queries if query.strip()))
+        if not unique_queries or top_k < 1:
             return [() for _ in queries]
         try:
-            scores, rows = self._vectors.search(self._encoder.encode_queries(asked), min(top_k, self._vectors.rows))
+            vectors = self._encoder.encode_queries(unique_queries)
+            scores, rows = self._vectors.search(vectors, min(top_k, self._vectors.rows))
         except (RuntimeError, MemoryError) as error:
             raise RetrievalError(f"dense search failed ({one_line(str(error))[-200:]})", cause="search") from error
-        found = {
-            query: tuple(
-                self._store.passage(int(row), float(score)) for score, row in zip(*best, strict=True) if row >= 0
-            )
-            for query, *best in zip(asked, scores, rows, strict=True)
-        }
-        return [found.get(query, ()) for query in queries]
+        rankings: dict[str, tuple[Passage, ...]] = {}
+        for query, query_scores, query_rows in zip(unique_queries, scores, rows, strict=True):
+            best = [(int(row), float(score)) for row, score in zip(query_rows, query_scores, strict=True) if row >= 0]
+            rankings[query] = tuple(self._store.passage(row, score) for row, score in best)
+        return [rankings.get(query, ()) for query in queries]
 
     def _recall(self, queries: list[str]) -> float:
         vectors = self._encoder.encode_queries(queries)
@@ -118,26 +117,27 @@ class DenseRetriever:
 def _open(
     index: IndexFolder, identity: Mapping[str, str], location: str, device: str | None, trust_remote_code: bool
 ) -> TextEncoder:
-    """The encoder of that identity, from where it is said to lie."""
+    """Open the encoder with this identity from its location."""
     if not location and not identity["revision"]:
         raise ConfigError(
-            f"index {index.path} was built with {_named(identity)} from a folder that is not known here; say where it "
-            "lies (--encoder)"
+            f"index {index.path} was built with {_named(identity)} from a folder that is not known on this "
+            "machine; give its path (--encoder)"
         )
     name = location or identity["name"]
     revision = identity["revision"] if name == identity["name"] else None
     files = find_files(name, revision=revision or None)
-    # Before it is loaded: another model may not even have the length or the pooling that this one is opened with.
-    if (found := files.checksum()) != identity["checksum"]:
-        raise _other(index, identity, {**identity, "name": files.name, "checksum": found})
+    # Checked before loading, because another model may not have the length or the pooling that is asked for.
+    checksum = files.checksum()
+    if checksum != identity["checksum"]:
+        raise _other_encoder(index, identity, {**identity, "name": files.name, "checksum": checksum})
     settings = {
-        **{name: identity[name] for name in ("family", "dtype", "query_prefix", "passage_prefix")},
+        **{key: identity[key] for key in ("family", "dtype", "query_prefix", "passage_prefix")},
         "name": name,
         "revision": revision or None,
         "device": device,
         "batch_size": _BATCH,
         "max_tokens": int(identity["max_tokens"]),
-        # A model with modules may pool in a way that cannot be asked for; `_check` compares it in any case.
+        # A model with modules may pool in a way that is not an option; `_check` compares the pooling in any case.
         "pooling": identity["pooling"] if identity["pooling"] in POOLINGS else None,
         "trust_remote_code": trust_remote_code,
     }
@@ -146,7 +146,7 @@ def _open(
 
 def _check(index: IndexFolder, identity: Mapping[str, str], encoder: TextEncoder, dims: int) -> None:
     if differences(identity, encoder.identity):
-        raise _other(index, identity, encoder.identity)
+        raise _other_encoder(index, identity, encoder.identity)
     if encoder.dims != dims:
         raise ConfigError(
             f"index {index.path} has vectors of {dims} dimensions and {_named(identity)} makes {encoder.dims}; build "
@@ -154,7 +154,7 @@ def _check(index: IndexFolder, identity: Mapping[str, str], encoder: TextEncoder
         )
 
 
-def _other(index: IndexFolder, built: Mapping[str, str], found: Mapping[str, str]) -> ConfigError:
+def _other_encoder(index: IndexFolder, built: Mapping[str, str], found: Mapping[str, str]) -> ConfigError:
     return ConfigError(
         f"index {index.path} was built with {_named(built)}, this is {_named(found)}: {differences(built, found)}; "
         "open it with the encoder that built it, or build it again"

@@ -1,4 +1,4 @@
-"""Texts to vectors: by their words, or by a sentence-transformers model."""
+"""Encode texts as vectors: by their words, or with a sentence-transformers model."""
 
 from __future__ import annotations
 
@@ -25,41 +25,42 @@ if TYPE_CHECKING:
     Vectors = NDArray[np.float32]
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_NAMING = ("name", "family", "revision")  # of an identity; they do not change the vectors
 
 
 class TextEncoder(Protocol):
-    """Makes vectors of texts, so that a query lies close to the passages that answer it. One thread at a time."""
+    """Encodes texts so that a query is close to the passages that answer it. Called from one thread at a time."""
 
     @property
     def name(self) -> str:
-        """Hub id, or name of a folder."""
+        """Hub id or name of a folder."""
         ...
 
     @property
     def location(self) -> str:
-        """What opens it again on this machine: Hub id, or path of a folder."""
+        """Hub id or path that opens the encoder again on this machine."""
         ...
 
     @property
     def dims(self) -> int:
-        """Numbers in a vector."""
+        """Dimensions of a vector."""
         ...
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """All that decides the vectors but rounding: checksum, pooling, prefixes, ...; no path, the same everywhere."""
+        """Everything that decides the vectors, except rounding: checksum, pooling, prefixes, ... It has no paths."""
         ...
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """`[n, dims]` float32, rows of length 1."""
+        """Return `[n, dims]` float32 vectors of length 1."""
         ...
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """`[n, dims]` float32, rows of length 1."""
+        """Return `[n, dims]` float32 vectors of length 1."""
         ...
 
     def count_cut(self, passages: Sequence[str]) -> int:
-        """How many of these passages are longer than what the model reads, so that their end does not count."""
+        """Count the passages that are longer than what the model reads, so that their end is ignored."""
         ...
 
 
@@ -120,27 +121,26 @@ class SentenceTransformerEncoder:
         }
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """`[n, dims]` float32, rows of length 1. Always on the first device."""
+        """Encode on the first device."""
         return self._encode(texts, self._prefixes["query"])
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """`[n, dims]` float32, rows of length 1. Several devices take a share each, in a process of their own."""
+        """Encode on all devices; if there are several, each has a process and takes a share."""
         if len(self._devices) > 1 and self._pool is None:
             self._pool = self._model.start_multi_process_pool(list(self._devices))
         return self._encode(texts, self._prefixes["passage"], pool=self._pool)
 
     def count_cut(self, passages: Sequence[str]) -> int:
-        """How many of these passages are longer than what the model reads."""
         prefix = self._prefixes["passage"]
-        # A token holds one character at least: most passages need no tokenizer to be known as short enough.
+        # A token has at least one character, so most passages are short enough without asking the tokenizer.
         long = [prefix + text for text in passages if len(prefix) + len(text) > self._max_tokens - 8]
         if not long:
             return 0
         ids = self._model.tokenizer(long, truncation=False, padding=False, verbose=False)["input_ids"]
-        return sum(len(found) > self._max_tokens for found in ids)
+        return sum(len(tokens) > self._max_tokens for tokens in ids)
 
     def close(self) -> None:
-        """End the processes of several devices; a single one has none."""
+        """End the processes of several devices."""
         if self._pool is not None:
             self._model.stop_multi_process_pool(self._pool)
             self._pool = None
@@ -150,7 +150,7 @@ class SentenceTransformerEncoder:
 
         if not texts:
             return np.empty((0, self.dims), np.float32)
-        found = self._model.encode(
+        encoded = self._model.encode(
             list(texts),
             prompt=prefix,
             batch_size=self._batch_size,
@@ -158,80 +158,87 @@ class SentenceTransformerEncoder:
             normalize_embeddings=True,
             show_progress_bar=False,
         )
-        vectors = np.asarray(found, dtype=np.float32)
-        # Rows of half precision are of length 1 to three digits only.
+        vectors = np.asarray(encoded, dtype=np.float32)
+        # In half precision the model's own normalization is exact to three digits only.
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit: Vectors = np.divide(vectors, length, out=vectors, where=length > 0)
         return unit
 
 
 def identity_checksum(identity: Mapping[str, str]) -> str:
-    """SHA-256 over all of an encoder that decides its vectors: not over its name, its family and its commit."""
-    deciding = {key: value for key, value in identity.items() if key not in ("name", "family", "revision")}
+    """Return the SHA-256 over everything that decides an encoder's vectors, so not its name, family and commit."""
+    deciding = {key: value for key, value in identity.items() if key not in _NAMING}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
 def differences(built: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """What makes two encoders different, for people; "" where nothing does.
+    """Describe how two encoders differ; "" if their vectors are the same.
 
     >>> differences({"name": "a", "pooling": "cls"}, {"name": "b", "pooling": "mean"})
     "pooling 'cls', not 'mean'"
     """
-    keys = [key for key in built if key not in ("name", "family", "revision") and built[key] != found.get(key)]
-    shown = {key: (built[key], found.get(key, "")) for key in keys}
-    if "checksum" in shown:
-        shown["checksum"] = (built["checksum"][:12], found.get("checksum", "")[:12])
-    return ", ".join(f"{key} {one!r}, not {other!r}" for key, (one, other) in shown.items())
+    described = []
+    for key, expected in built.items():
+        actual = found.get(key, "")
+        if key in _NAMING or expected == actual:
+            continue
+        if key == "checksum":
+            expected, actual = expected[:12], actual[:12]
+        described.append(f"{key} {expected!r}, not {actual!r}")
+    return ", ".join(described)
 
 
 class LexicalEncoder:
-    """Counts of normalised words: no model, the same on every machine.
+    """Counts normalized words. It needs no model and gives the same vectors on every machine.
 
-    Vectors have one dimension for each word of the texts that are encoded together, so only those can be compared.
+    Vectors have one dimension per word of the texts that are encoded together, so only those can be compared.
     """
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
-        """`[n][words]` counts. A text of nothing but articles and punctuation is one word: itself.
+        """Return `[n][words]` counts. A text of only articles and punctuation counts as one word.
 
         >>> asyncio.run(LexicalEncoder().encode(["The Jaws director", "Jaws, Jaws", "?"]))
         [[1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
         """
         counts = [Counter(normalize_answer(text).split() or [text.strip().lower()]) for text in texts]
-        places = {word: place for place, word in enumerate(dict.fromkeys(word for count in counts for word in count))}
-        vectors = [[0.0] * len(places) for _ in counts]
-        for vector, count in zip(vectors, counts, strict=True):
-            for word, times in count.items():  # few of thousands: the zeros are one number, not one each
+        places: dict[str, int] = {}
+        for count in counts:
+            for word in count:
+                places.setdefault(word, len(places))
+        vectors = []
+        for count in counts:
+            # Only the words of the text are set: of thousands of words it has few.
+            vector = [0.0] * len(places)
+            for word, times in count.items():
                 vector[places[word]] = float(times)
+            vectors.append(vector)
         return vectors
 
 
 class SentenceEncoder:
-    """The queries' side of a `TextEncoder` for code on an event loop. One thread encodes, one call after another."""
+    """Encodes queries with a `TextEncoder` for code on an event loop, in one thread, one call after another."""
 
     def __init__(self, encoder: TextEncoder) -> None:
-        """Take an open encoder."""
         self._encoder = encoder
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
-        """`[n][dims]`, each of length 1."""
+        """Return `[n][dims]` vectors of length 1."""
         loop = asyncio.get_running_loop()
         vectors = await loop.run_in_executor(self._thread, self._encoder.encode_queries, list(texts))
-        found: list[list[float]] = vectors.tolist()
-        return found
+        as_lists: list[list[float]] = vectors.tolist()
+        return as_lists
 
 
 def open_encoder(spec: str) -> LexicalEncoder | SentenceEncoder:
-    """`lexical`, or the encoder of that name or folder: the one that the passages are found with.
+    """Open the `lexical` encoder, or a model by Hub id or folder.
 
     Raises:
-        ConfigError: it cannot be opened.
+        ConfigError: the model cannot be opened.
     """
-    return (
-        LexicalEncoder()
-        if spec == "lexical"
-        else SentenceEncoder(open_text_encoder(EncoderConfig(name=spec, batch_size=32)))
-    )
+    if spec == "lexical":
+        return LexicalEncoder()
+    return SentenceEncoder(open_text_encoder(EncoderConfig(name=spec, batch_size=32)))
 
 
 def _devices(config: EncoderConfig) -> list[str] | list[None]:
@@ -267,7 +274,7 @@ def _load(files: EncoderFiles, config: EncoderConfig, family: Family | None) -> 
 
 @contextmanager
 def _no_bars() -> Iterator[None]:
-    """Without transformers' progress bars, which would stand among our own."""
+    """Hide transformers' progress bars, which would mix with our own."""
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
@@ -280,27 +287,27 @@ def _no_bars() -> Iterator[None]:
 
 
 def _check_pooling(files: EncoderFiles, model: Any, wanted: str | None) -> None:
-    found = _pooling(model)
-    if wanted is not None and wanted != found:
+    pooling = _pooling(model)
+    if wanted is not None and wanted != pooling:
         raise ConfigError(
-            f"encoder {files.name!r} says itself that it pools by {found}, not by {wanted}; leave the pooling out, or "
-            "take its modules.json away"
+            f"encoder {files.name!r} says that it pools by {pooling}, not by {wanted}; leave the pooling out, or "
+            "delete its modules.json"
         )
 
 
 def _family_pooling(files: EncoderFiles, wanted: str | None, family: Family | None) -> str:
     pooling = wanted or (family.pooling if family else None)
     if pooling not in POOLINGS:
-        found = f"has no pooling {pooling!r}" if pooling else "has no modules.json and is of no known family"
+        problem = f"has no pooling {pooling!r}" if pooling else "has no modules.json and no known family"
         raise ConfigError(
-            f"encoder {files.name!r} {found}, so nothing says how one vector is made of its tokens'; name its family, "
+            f"encoder {files.name!r} {problem}, so it is unknown how its tokens' vectors become one; give its family, "
             f"or a pooling: {', '.join(POOLINGS)}"
         )
     return pooling
 
 
 def _pooling(model: Any) -> str:
-    """As the model's modules do it; "none" where a module gives one vector in another way."""
+    """Return how the model's modules pool; "none" if they make one vector in another way."""
     for module in model:
         mode = getattr(module, "pooling_mode", None)
         if mode is not None:
@@ -309,23 +316,23 @@ def _pooling(model: Any) -> str:
 
 
 def _own_prompts(model: Any) -> dict[str, str]:
-    """The prefixes that a model's own files give. An empty one says nothing: every saved model has those."""
+    """Return the prefixes in a model's own files, without empty ones, which every saved model has."""
     prompts = model.prompts or {}
-    passage = prompts.get("document") or prompts.get("passage")
-    return {name: text for name, text in (("query", prompts.get("query")), ("passage", passage)) if text}
+    prefixes = {"query": prompts.get("query"), "passage": prompts.get("document") or prompts.get("passage")}
+    return {kind: prefix for kind, prefix in prefixes.items() if prefix}
 
 
-def _first(*found: str | None) -> str:
-    return next((text for text in found if text is not None), "")
+def _first(*texts: str | None) -> str:
+    return next((text for text in texts if text is not None), "")
 
 
 def _limit(model: Any, files: EncoderFiles, wanted: int | None, family: Family | None) -> int:
-    """Tokens that the model reads of a text; sets it in the model."""
-    places = files.document("config.json").get("max_position_embeddings")
-    known = [limit for limit in (model.max_seq_length, places) if isinstance(limit, int) and 0 < limit < 1 << 30]
+    """Set and return how many tokens of a text the model reads."""
+    positions = files.document("config.json").get("max_position_embeddings")
+    limits = [limit for limit in (model.max_seq_length, positions) if isinstance(limit, int) and 0 < limit < 1 << 30]
     if not files.has_modules() and family:
-        known.append(family.max_tokens)
-    longest = min(known, default=family.max_tokens if family else 512)
+        limits.append(family.max_tokens)
+    longest = min(limits, default=family.max_tokens if family else 512)
     if wanted is not None and not 8 <= wanted <= longest:
         raise ConfigError(f"encoder {files.name!r} reads 8 to {longest} tokens of a text, not {wanted}")
     model.max_seq_length = wanted or longest

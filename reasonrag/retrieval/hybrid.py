@@ -1,4 +1,4 @@
-"""Several retrievers at once, their rankings fused by rank: words find what vectors miss, and the other way round."""
+"""Fuse the rankings of several retrievers by rank: words find what vectors miss, and vice versa."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from reasonrag.retrieval.base import Retriever
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Passage]], *, k: int = 60) -> tuple[Passage, ...]:
-    """Every passage of any ranking, by its sum of 1 / (k + rank), ranks from 1 (Cormack et al., SIGIR 2009).
+    """Rank the passages of all rankings by their sum of 1 / (k + rank), ranks from 1 (Cormack et al., SIGIR 2009).
 
-    The scores of the rankings play no part, so they need no common scale. Passages of one id are one passage; of one
-    that a ranking has twice the better rank counts. Equal sums stand in the order of the first ranking, then the next.
+    The scores of the rankings are ignored, so they need no common scale. Passages with the same id are one passage; if
+    a ranking has it twice, its better rank counts. Equal sums keep the order of the first ranking, then of the next.
 
     Args:
         rankings: `[retrievers]` rankings of any length, best first.
-        k: 1 or more; the larger, the less the first ranks outweigh the later ones.
+        k: 1 or more; the larger it is, the less the first ranks outweigh the later ones.
 
     Returns:
         Best first; `Passage.score` is the sum.
@@ -48,11 +48,11 @@ class HybridRetriever:
     """Asks several retrievers over one corpus at the same time and fuses what they find."""
 
     def __init__(self, retrievers: Sequence[Retriever], *, depth: int = 100, k: int = 60) -> None:
-        """Take open retrievers; they are closed with this one.
+        """Wrap open retrievers, which are closed with this one.
 
         Args:
-            retrievers: one or more. The ids of passages mean the same to all of them.
-            depth: how many passages of each are fused; more where more are asked for.
+            retrievers: one or more, over passages with the same ids.
+            depth: how many passages of each are fused, unless a search asks for more.
             k: see `reciprocal_rank_fusion`.
         """
         if not retrievers:
@@ -63,20 +63,19 @@ class HybridRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over those of the retrievers and how they are fused."""
+        """16 hex digits of a hash over the fingerprints of the retrievers, the depth and k."""
         known = [[retriever.fingerprint for retriever in self._retrievers], self._depth, self._k]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """`[len(queries)]` rankings of at most `top_k` passages, best first.
+        """Return `[len(queries)]` rankings of at most `top_k` passages, best first.
 
         Raises:
-            RetrievalError: one of the retrievers failed; what the others found is no ranking of this one.
+            RetrievalError: one of the retrievers failed; the rankings of the others are then discarded.
         """
         depth = max(self._depth, top_k)
         found = await asyncio.gather(*(retriever.search(queries, depth) for retriever in self._retrievers))
         return [reciprocal_rank_fusion(rankings, k=self._k)[: max(top_k, 0)] for rankings in zip(*found, strict=True)]
 
     async def aclose(self) -> None:
-        """Close all retrievers."""
         await asyncio.gather(*(retriever.aclose() for retriever in self._retrievers))

@@ -1,4 +1,4 @@
-"""A second look at what a retriever found: a model reads query and passage together and orders them anew."""
+"""Rerank what a retriever found, with a model that reads query and passage together."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from reasonrag.retrieval.encoder_models import EncoderFiles, find_files, loading
 
 
 class Reranker(Protocol):
-    """Says how well passages answer a query. Called from one thread at a time."""
+    """Scores how well passages answer a query. Called from one thread at a time."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever the same query and passage could get another score."""
+        """Changes whenever the same query and passage may get another score."""
         ...
 
     def score(self, query: str, passages: Sequence[Passage]) -> list[float]:
-        """`[len(passages)]`, higher is better; the scores of two queries need not be comparable."""
+        """Return `[len(passages)]` scores, higher is better. Scores of two queries need not be comparable."""
         ...
 
 
@@ -51,13 +51,13 @@ class CrossEncoderReranker:
         Args:
             name_or_path: Hub id or folder.
             revision: branch, tag or commit on the Hub.
-            device: of torch; None takes the best one.
+            device: torch device; None takes the best one.
             batch_size: passages that the model reads at once.
-            max_tokens: of query and passage together, what goes beyond is cut; None is what the model can read.
+            max_tokens: tokens of query and passage together, the rest is cut off; None is the limit of the model.
             trust_remote_code: run Python code that comes with the model.
 
         Raises:
-            ConfigError: sentence-transformers is missing, there is no such model, or it gives no score to a pair.
+            ConfigError: sentence-transformers is missing, the model cannot be found, or it does not score pairs.
         """
         if find_spec("sentence_transformers") is None:
             raise ConfigError(
@@ -72,16 +72,16 @@ class CrossEncoderReranker:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over the model's files and how much it reads."""
+        """16 hex digits of a hash over the model's files and `max_tokens`."""
         return self._fingerprint
 
     def score(self, query: str, passages: Sequence[Passage]) -> list[float]:
-        """`[len(passages)]` logits: of any size, the better the higher."""
+        """Return `[len(passages)]` logits of any size, higher is better."""
         if not passages:
             return []
         from torch.nn import Identity
 
-        # No sigmoid: it keeps the order, but good passages would all become 1.0 in half precision.
+        # No sigmoid, because good passages would all become 1.0 in half precision.
         pairs = [(valid_unicode(query), passage.contents) for passage in passages]  # tokenizers refuse lone surrogates
         scores: list[float] = self._model.predict(
             pairs, batch_size=self._batch_size, activation_fn=Identity(), show_progress_bar=False
@@ -90,15 +90,15 @@ class CrossEncoderReranker:
 
 
 class RerankedRetriever:
-    """The first passages of another retriever, ordered by a reranker."""
+    """Reorders the first passages of another retriever."""
 
     def __init__(self, inner: Retriever, reranker: Reranker, depth: int = 20) -> None:
-        """Take an open retriever, which is closed with this one.
+        """Wrap an open retriever, which is closed with this one.
 
         Args:
             inner: finds the passages.
             reranker: orders them.
-            depth: how many are read a query; more where more are asked for.
+            depth: how many passages are scored per query, unless a search asks for more.
         """
         self._inner = inner
         self._reranker = reranker
@@ -107,12 +107,12 @@ class RerankedRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over those of retriever and reranker, and the depth."""
+        """16 hex digits of a hash over the fingerprints of retriever and reranker, and the depth."""
         known = [self._inner.fingerprint, self._reranker.fingerprint, self._depth]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """`[len(queries)]` rankings of at most `top_k` passages, best first; equal scores in the order found.
+        """Return `[len(queries)]` rankings of at most `top_k` passages, best first; equal scores keep the order found.
 
         Raises:
             RetrievalError: the retriever failed, or the reranker did.
@@ -121,7 +121,7 @@ class RerankedRetriever:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._reorder, queries, found, top_k)
 
     async def aclose(self) -> None:
-        """Wait for the passages being read, then close the retriever."""
+        """Wait for the scoring in progress, then close the retriever."""
         await asyncio.to_thread(self._thread.shutdown)
         await self._inner.aclose()
 
@@ -140,7 +140,7 @@ class RerankedRetriever:
         if len(scores) != len(passages) or not all(map(math.isfinite, scores)):
             bad = sum(not math.isfinite(score) for score in scores)
             raise RetrievalError(
-                f"the reranker gave {len(scores)} scores for {len(passages)} passages, {bad} of them no number",
+                f"the reranker gave {len(scores)} scores for {len(passages)} passages, {bad} of them not finite",
                 cause="rerank",
             )
         scored = [replace(passage, score=score) for passage, score in zip(passages, scores, strict=True)]
@@ -149,7 +149,6 @@ class RerankedRetriever:
 
 def _load(files: EncoderFiles, device: str | None, max_tokens: int | None, trust_remote_code: bool) -> Any:
     _check_head(files)
-
     library = import_module("sentence_transformers")
     try:
         model = library.CrossEncoder(
@@ -163,16 +162,16 @@ def _load(files: EncoderFiles, device: str | None, max_tokens: int | None, trust
         raise ConfigError(f"reranker {files.name!r} cannot be loaded ({one_line(str(error))[:200]})") from error
     if model.num_labels != 1:
         raise ConfigError(
-            f"{files.name!r} sorts pairs into {model.num_labels} classes; a reranker gives a pair one score"
+            f"{files.name!r} classifies pairs into {model.num_labels} classes; a reranker gives a pair one score"
         )
     return model
 
 
 def _check_head(files: EncoderFiles) -> None:
-    """A model that was not trained to score pairs would be given a head of random numbers without an error."""
-    built = files.document("config.json").get("architectures") or []
-    if not files.has_modules() and not any(str(name).endswith("ForSequenceClassification") for name in built):
+    """Raise if the model was not trained to score pairs: it would get a random head without an error."""
+    architectures = files.document("config.json").get("architectures") or []
+    if not files.has_modules() and not any(str(name).endswith("ForSequenceClassification") for name in architectures):
+        shown = ", ".join(map(str, architectures)) or "no architecture"
         raise ConfigError(
-            f"{files.name!r} ({', '.join(map(str, built)) or 'no architecture'}) does not score pairs of texts; "
-            "take a cross-encoder as the reranker"
+            f"{files.name!r} ({shown}) does not score pairs of texts; choose a cross-encoder as the reranker"
         )

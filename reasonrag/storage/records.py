@@ -6,7 +6,7 @@ import gzip
 import json
 import tarfile
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,9 +21,7 @@ _NAMED_ROWS = 5  # of one kind of problem, in a message
 _PARQUET_ROWS = 256  # read at a time: each may hold a whole book
 
 
-def raw_rows(
-    path: Path, start: int = 0, reached: Callable[[float], object] = lambda share: None
-) -> Generator[Row, None, int]:
+def raw_rows(path: Path, start: int = 0) -> Generator[Row, None, int]:
     """Yield the 1-based number and the value of each row of a file; return the number of rows.
 
     A line ends at "\\n" alone: U+2028 inside a string is text. Blank lines are skipped, and count as rows. Every kind
@@ -32,7 +30,6 @@ def raw_rows(
     Args:
         path: a .jsonl(.gz, .zst), .json or .parquet file.
         start: number of rows to skip at the beginning, which is cheap.
-        reached: called now and then with the share of the file that has been read, in [0, 1].
 
     Raises:
         DataError: the file is missing, of an unknown kind, or damaged as a whole.
@@ -42,21 +39,19 @@ def raw_rows(
         raise DataError(f"{path}: unknown kind of file; give one of {', '.join(SUFFIXES)}")
     kind = _parquet_rows if name.endswith(".parquet") else _json_rows if name.endswith(".json") else _jsonl_rows
     try:
-        return (yield from kind(path, start, reached))
+        return (yield from kind(path, start))
     except FileNotFoundError:
         raise DataError(f"{path}: file not found") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise DataError(f"{path}: cannot be read ({one_line(str(error))}); is the file complete?") from error
 
 
-def _jsonl_rows(path: Path, start: int, reached: Callable[[float], object]) -> Generator[Row, None, int]:
-    number, size = 0, path.stat().st_size
+def _jsonl_rows(path: Path, start: int) -> Generator[Row, None, int]:
+    number = 0
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file, path.name.lower()), 1):
             if number > start and line.strip():
                 yield number, parsed(line)
-            if number % 1000 == 0:
-                reached(file.tell() / size)
     return number
 
 
@@ -99,7 +94,7 @@ def _zstd_lines(file: IO[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def _json_rows(path: Path, start: int, reached: Callable[[float], object]) -> Generator[Row, None, int]:
+def _json_rows(path: Path, start: int) -> Generator[Row, None, int]:
     try:
         rows = json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
@@ -110,13 +105,11 @@ def _json_rows(path: Path, start: int, reached: Callable[[float], object]) -> Ge
         raise DataError(f"{path}: not JSON ({one_line(str(error))})") from None
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
-    for number, row in enumerate(rows[start:], start + 1):
-        yield number, row
-        reached(number / len(rows))
+    yield from enumerate(rows[start:], start + 1)
     return len(rows)
 
 
-def _parquet_rows(path: Path, start: int, reached: Callable[[float], object]) -> Generator[Row, None, int]:
+def _parquet_rows(path: Path, start: int) -> Generator[Row, None, int]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -133,7 +126,6 @@ def _parquet_rows(path: Path, start: int, reached: Callable[[float], object]) ->
                         number += 1
                         if number > start:
                             yield number, row
-                    reached(number / file.metadata.num_rows)
     except pa.ArrowException as error:
         raise DataError(f"{path}: not a readable Parquet file ({one_line(str(error))})") from None
     return number

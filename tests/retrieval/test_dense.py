@@ -119,7 +119,7 @@ def test_another_encoder_is_refused_with_one_clear_line(index, model, tmp_path):
 def test_the_same_encoder_at_another_place_is_taken_when_its_place_is_given(index, model, tmp_path):
     moved = IndexFolder(Path(shutil.copytree(index.path, tmp_path / "index")))
     (moved.path / ".encoder.json").unlink()
-    with pytest.raises(ConfigError, match=r"from a folder that is not known here; say where it lies \(--encoder\)"):
+    with pytest.raises(ConfigError, match=r"a folder that is not known on this machine; give its path \(--enc"):
         DenseRetriever(moved, device="cpu")
     encoder = Path(shutil.copytree(model, tmp_path / "encoder"))
     there, here = DenseRetriever(index, device="cpu"), DenseRetriever(moved, str(encoder), device="cpu")

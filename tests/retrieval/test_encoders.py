@@ -203,7 +203,7 @@ def test_a_models_own_pooling_wins_over_its_familys(folder, tmp_path):
     encoder = opened(str(files), device="cpu")
     assert (encoder.identity["family"], encoder.identity["pooling"]) == ("bge-en", "mean")
     assert encoder.identity["query_prefix"] == FAMILIES["bge-en"].query_prefix
-    with pytest.raises(ConfigError, match="says itself that it pools by mean, not by cls"):
+    with pytest.raises(ConfigError, match="says that it pools by mean, not by cls"):
         opened(str(files), pooling="cls", device="cpu")
 
 

@@ -1,17 +1,17 @@
-"""The folder of an index: parts that are each whole or not there, and that know what they are made of.
+"""The folder of an index. Each of its parts exists completely or not at all, and records what it was made of.
 
     DIR/
-    ├── passages/      what is found: passages.jsonl and where each line begins
-    ├── bm25/          bm25s files
-    ├── embeddings/    one vector a passage, in shards
-    ├── vectors/       a FAISS index over the embeddings; absent where the search is exact
-    ├── .building-*/   a part that is being built, or was when the process was killed: the same command goes on there
-    ├── .encoder.json  where the encoder lay on this machine
-    ├── .verified.json which files were read to the last byte, and their times since
+    ├── passages/      passages.jsonl and the offset of each line
+    ├── bm25/          files of bm25s
+    ├── embeddings/    one vector per passage, in shards
+    ├── vectors/       a FAISS index over the embeddings; missing if the search is exact
+    ├── .building-*/   an unfinished part; the same command resumes it
+    ├── .encoder.json  location of the encoder on this machine
+    ├── .verified.json files whose checksums were verified, and their size, time and inode then
     └── .lock
 
-Each part has a `manifest.json`: what it is made of, settings, counts, and size and SHA-256 of every file. Nothing in a
-part says when, where or how fast it was built, so the same input gives the same bytes.
+Each part has a `manifest.json`: what it is made of, settings, counts, and size and SHA-256 of every file. No part says
+when, where or how fast it was built, so the same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from reasonrag.storage.files import fsync_folder, lock, read_json, write_json, w
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
-_LAYOUT = 1  # raise it when what a part holds changes
+_LAYOUT = 1  # increase it when the content of a part changes
 _MANIFEST, _VERIFIED, _PLAN, _SCRATCH = "manifest.json", ".verified.json", "plan.json", "scratch"
 _REBUILD = "build the index again, or copy it again"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that decides the bytes of a part.
+    """Everything that decides the bytes of a part.
 
     Args:
-        part: which one.
-        made_of: the fingerprint of each part that it is made of, by that part's name; or name and checksum of a
-            corpus, identity of a model.
-        settings: as JSON.
-        versions: of the libraries that write it.
+        part: name of the part.
+        made_of: fingerprints of the parts that it is made of, by name; name and checksum of a corpus; identity of a
+            model.
+        settings: values that JSON can hold.
+        versions: versions of the libraries that write it.
     """
 
     part: Part
@@ -56,7 +56,7 @@ class Plan:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the plan as parsed JSON, so that it compares equal with one read from disk."""
         document: dict[str, Any] = json.loads(json.dumps({"layout": _LAYOUT, **asdict(self)}))
         return document
 
@@ -71,21 +71,17 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits over plan and files."""
+        """16 hex digits of a hash over plan, counts and files."""
         return hashlib.sha256(json.dumps(self.document(), sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of the files in bytes."""
         return sum(size for size, _ in self.files.values())
 
     def document(self) -> dict[str, Any]:
-        """As `manifest.json` holds it."""
-        return {
-            **self.plan.document(),
-            "counts": dict(self.counts),
-            "files": {n: list(f) for n, f in self.files.items()},
-        }
+        files = {name: [size, digest] for name, (size, digest) in self.files.items()}
+        return {**self.plan.document(), "counts": dict(self.counts), "files": files}
 
 
 class BuildProgress(Protocol):
@@ -118,10 +114,10 @@ class Silent:
 
 
 class Draft:
-    """A part that is being built. What is written through it survives a kill; `finish` makes it a part."""
+    """A part that is being built. Files written through it survive a kill; `finish` makes it a part of the index."""
 
     def __init__(self, index: IndexFolder, plan: Plan) -> None:
-        """Go on in the working folder if it is of the same plan, else begin it anew."""
+        """Resume in the working folder if it has the same plan, else clear it."""
         self.folder = index.path / f".building-{plan.part}"
         self._index = index
         self._plan = plan
@@ -133,27 +129,27 @@ class Draft:
 
     @property
     def scratch(self) -> Path:
-        """For what the finished part does not need: gone when it is finished, kept when the process is killed."""
+        """Folder for files that the finished part does not need. It survives a kill."""
         return self.folder / _SCRATCH
 
     @contextlib.contextmanager
     def writing(self, name: str, *, scratch: bool = False) -> Iterator[IO[bytes]]:
-        """A file that is there whole or not at all, and on disk when the body is left."""
+        """Open a file that exists completely or not at all, and is on disk when the block ends."""
         target = (self.scratch if scratch else self.folder) / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with writing(target) as file:
             yield file
 
     def holds(self, name: str, *, scratch: bool = False) -> bool:
-        """Whether that file was written, now or by a process that was killed."""
+        """Return whether that file was written, by this process or by one that was killed."""
         return ((self.scratch if scratch else self.folder) / name).exists()
 
     def finish(self, counts: Mapping[str, int]) -> Manifest:
-        """Checksum all files and give the part its name, in place of an older one."""
-        for left in self.folder.rglob("*.tmp"):  # by a process that was killed while it wrote
-            left.unlink()
+        """Checksum all files and rename the working folder to the part, in place of an older one."""
+        for unfinished in self.folder.rglob("*.tmp"):  # left by a process that was killed while it wrote
+            unfinished.unlink()
         paths = sorted(path for path in self.folder.rglob("*") if path.is_file() and self.scratch not in path.parents)
-        files = {str(path.relative_to(self.folder)): _facts(path) for path in paths}
+        files = {str(path.relative_to(self.folder)): _size_and_digest(path) for path in paths}
         manifest = Manifest(self._plan, dict(counts), files)
         document = {**manifest.document(), "fingerprint": manifest.fingerprint}
         write_json(self.folder / _MANIFEST, document, indent=1)
@@ -165,19 +161,18 @@ class IndexFolder:
     """An index on disk. Reading is safe while another process builds; building happens under `locked`."""
 
     def __init__(self, path: Path) -> None:
-        """Name the folder; nothing is read."""
         self.path = path
 
     def part(self, part: Part) -> Path:
-        """Where a part lies, or would."""
+        """Return the folder of a part, which need not exist."""
         return self.path / part
 
     @contextlib.contextmanager
     def locked(self, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Build alone: waits for a process that builds in the same folder. A killed process holds nothing.
+        """Hold the folder's lock; wait for a process that builds in the same folder. A killed process holds no lock.
 
         Args:
-            waiting: called before it waits.
+            waiting: called before waiting.
 
         Raises:
             DataError: the folder cannot be written.
@@ -192,10 +187,10 @@ class IndexFolder:
             yield
 
     def manifest(self, part: Part) -> Manifest | None:
-        """What a finished part says of itself, or None where there is none.
+        """Read the manifest of a finished part; None if there is no such part.
 
         Raises:
-            DataError: it cannot be read, or is of another version of reasonrag.
+            DataError: the manifest is damaged, or another version of reasonrag wrote it.
         """
         path = self.part(part) / _MANIFEST
         if not path.exists():
@@ -217,28 +212,28 @@ class IndexFolder:
             raise DataError(f"index {self.path}: {part}/{_MANIFEST} is damaged; {_REBUILD}") from None
 
     def need(self, part: Part) -> Manifest:
-        """The manifest of a part that has to be there.
+        """Read the manifest of a part that has to exist.
 
         Raises:
-            DataError: it is not there, or damaged.
+            DataError: the part is missing, or its manifest is damaged.
         """
         manifest = self.manifest(part)
         if manifest is None:
-            found = f"is an index of {', '.join(self.parts())}" if self.parts() else "is no index"
+            content = f"is an index of {', '.join(self.parts())}" if self.parts() else "is not an index"
             unfinished = "; its build was not finished, run the same index build again" if self._drafts() else ""
-            raise DataError(f"{self.path} {found}, and has no {part}{unfinished}")
+            raise DataError(f"{self.path} {content}, and has no {part}{unfinished}")
         return manifest
 
     def parts(self) -> list[Part]:
-        """The parts that are there."""
+        """Return the finished parts."""
         return [part for part in PARTS if (self.part(part) / _MANIFEST).exists()]
 
     def begun(self) -> bool:
-        """Whether an index is there, or the beginning of one; a lock alone may be that of a run."""
+        """Return whether the folder holds an index or an unfinished one; a lock alone may belong to a run."""
         return bool(self.parts() or self._drafts())
 
     def holds(self, plan: Plan) -> bool:
-        """Whether that part is there, made by this very plan. A damaged manifest is not."""
+        """Return whether the part exists and has this plan; False if its manifest is damaged."""
         try:
             manifest = self.manifest(plan.part)
         except DataError:
@@ -246,7 +241,7 @@ class IndexFolder:
         return manifest is not None and manifest.plan.document() == plan.document()
 
     def stale(self, part: Part, under: Manifest) -> bool:
-        """Whether a part was made of another one than this; a damaged manifest does not say so."""
+        """Return whether a part was made of another version of the part `under`; False if its manifest is damaged."""
         try:
             manifest = self.manifest(part)
         except DataError:
@@ -254,58 +249,60 @@ class IndexFolder:
         return manifest is not None and manifest.plan.made_of.get(under.plan.part) not in (None, under.fingerprint)
 
     def sound(self, plan: Plan) -> Manifest | None:
-        """The part made by this very plan, where it is there and undamaged."""
+        """Return the manifest of the part with this plan; None if it is missing or damaged."""
         try:
             return self.verify(plan.part) if self.holds(plan) else None
         except DataError:
             return None
 
     def settle(self) -> None:
-        """Give drafts that were finished their names; a process may have been killed in the middle of this."""
+        """Rename finished drafts to parts. A process may have been killed at any point of this."""
         for part in PARTS:
-            new, here, old = self.path / f".building-{part}", self.part(part), self.path / f".old-{part}"
+            new, current, old = self.path / f".building-{part}", self.part(part), self.path / f".old-{part}"
             if (new / _MANIFEST).exists():
                 shutil.rmtree(new / _SCRATCH, ignore_errors=True)
                 _discard(old)
                 with contextlib.suppress(FileNotFoundError):
-                    here.rename(old)
-                new.rename(here)
+                    current.rename(old)
+                new.rename(current)
                 fsync_folder(self.path)
                 self._remember(part, self.need(part))
             _discard(old)
 
     def remove(self, part: Part) -> None:
-        """Take a part away."""
         _discard(self.part(part))
 
     def verify(self, part: Part, *, fully: bool = False) -> Manifest:
-        """Whether a part's files are the ones that were written.
+        """Check that a part's files are the ones that were written.
 
-        A file is read to the end where it changed since it was last read so (by size, time of change and inode, so that
-        a copy is read too), or was never read on this machine; otherwise a look at these is all it costs, so opening
-        stays quick.
+        A file is checksummed only if its size, modification time or inode changed since the last checksum, or if it was
+        never checksummed on this machine. So a copy is read whole once, and opening stays quick.
 
         Args:
-            part: which one.
-            fully: read every file to the end whatever its times say.
+            part: name of the part.
+            fully: checksum every file in any case.
 
         Raises:
-            DataError: a file is missing, cut or changed, or it was built over another part; one line says which.
+            DataError: a file is missing, truncated or changed, or the part was built over another version of a part.
         """
         manifest = self.need(part)
         for other in PARTS:
             under = self.manifest(other) if other in manifest.plan.made_of else None
             if under is not None and under.fingerprint != manifest.plan.made_of[other]:
-                raise DataError(f"index {self.path}: {part} was built over other {other} than lie there; {_REBUILD}")
-        known = {} if fully else self._known(part, manifest)
-        for name, facts in manifest.files.items():
+                raise DataError(
+                    f"index {self.path}: {part} was built over other {other} than the folder holds; {_REBUILD}"
+                )
+        verified = {} if fully else self._verified(part, manifest)
+        for name, (expected_size, digest) in manifest.files.items():
             path = self.part(part) / name
             try:
-                if known.get(name) == _times(path):
+                if verified.get(name) == _stamp(path):
                     continue
                 size = path.stat().st_size
-                problem = f"has {size} bytes, not {facts[0]}" if size != facts[0] else ""
-                if not problem and _facts(path) != facts:
+                problem = ""
+                if size != expected_size:
+                    problem = f"has {size} bytes, not {expected_size}"
+                elif _size_and_digest(path) != (expected_size, digest):
                     problem = "is damaged: its checksum differs"
             except FileNotFoundError:
                 problem = "is missing"
@@ -316,8 +313,8 @@ class IndexFolder:
         self._remember(part, manifest)
         return manifest
 
-    def _known(self, part: Part, manifest: Manifest) -> dict[str, list[int]]:
-        """Size, time and inode of the files that were read to the end before, where they were of this very manifest."""
+    def _verified(self, part: Part, manifest: Manifest) -> dict[str, list[int]]:
+        """Return the stamps of the files that were checksummed before, if they belong to this manifest."""
         entry = (read_json(self.path / _VERIFIED) or {}).get(part)
         if not isinstance(entry, dict) or entry.get("fingerprint") != manifest.fingerprint:
             return {}
@@ -325,12 +322,12 @@ class IndexFolder:
         return files if isinstance(files, dict) else {}
 
     def _remember(self, part: Part, manifest: Manifest) -> None:
-        files = {name: _times(self.part(part) / name) for name in manifest.files}
-        if self._known(part, manifest) == files:
+        files = {name: _stamp(self.part(part) / name) for name in manifest.files}
+        if self._verified(part, manifest) == files:
             return
         kept = read_json(self.path / _VERIFIED) or {}
         kept[part] = {"fingerprint": manifest.fingerprint, "files": files}
-        with contextlib.suppress(OSError):  # a folder that cannot be written is read to the end at every opening
+        with contextlib.suppress(OSError):  # a read-only folder is checksummed at every opening
             write_json(self.path / _VERIFIED, kept, indent=None)
 
     def _drafts(self) -> list[Path]:
@@ -338,18 +335,18 @@ class IndexFolder:
 
 
 def _discard(path: Path) -> None:
-    """Take a folder away; of a link, which may lead to another disk, the link."""
+    """Delete a folder; if it is a link, which may lead to another disk, delete only the link."""
     if path.is_symlink():
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _times(path: Path) -> list[int]:
+def _stamp(path: Path) -> list[int]:
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
-def _facts(path: Path) -> tuple[int, str]:
+def _size_and_digest(path: Path) -> tuple[int, str]:
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()

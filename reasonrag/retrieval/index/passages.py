@@ -1,4 +1,4 @@
-"""The passages of an index: one file of lines, built row by row from any corpus and memory-mapped."""
+"""The passages of an index: one file of lines, built row by row from any corpus, and memory-mapped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line, printable, valid_unicode
@@ -21,30 +24,24 @@ from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, 
 from reasonrag.retrieval.index.settings import PassagesConfig
 from reasonrag.storage.records import Row, RowProblems, text_id
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 PASSAGES, OFFSETS, SET_ASIDE = "passages.jsonl", "offsets.bin", "set_aside.jsonl"
 
 _IDS, _CHECKPOINT = "ids.bin", "checkpoint.json"
 _NOT_JSON, _NO_CONTENTS, _NO_ID = "not a JSON object", "contents missing or empty", "id missing or empty"
 _DUPLICATE, _TOO_LONG = "duplicate id", "longer than {} words, split"
 _UNUSABLE = "Repair or remove these rows; a passage has an id of its own and contents (or title and text)."
-# A run of more than 100 characters counts as several words: not every script puts blanks between them.
+# More than 100 characters without a blank count as several words, as not every script separates words.
 _WORD = re.compile(r"\S{1,100}")
 _TITLE_WORDS = 30
-_BATCH, _BATCH_CHARS = 1000, 4 << 20  # rows whose ids are looked up together, and characters of them
+_BATCH, _BATCH_CHARS = 1000, 4 << 20  # most rows whose ids are looked up together, and most of their characters
 _as_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each line
 
 
 class PassageStore:
-    """Passages by row, read where they lie. Safe to read from several threads."""
+    """Passages by row, read from a memory-mapped file. Safe to read from several threads."""
 
     def __init__(self, folder: Path) -> None:
-        """Map the finished part `passages` in `folder`: lines of {"id", "contents"}, and `[n + 1]` int64 offsets."""
-        import numpy as np
-
+        """Memory-map the finished part in `folder`: lines of {"id", "contents"}, and `[n + 1]` int64 offsets."""
         # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
         self._offsets = np.asarray(np.memmap(folder / OFFSETS, dtype=np.int64, mode="r"))
         with (folder / PASSAGES).open("rb") as file:
@@ -54,22 +51,21 @@ class PassageStore:
         return len(self._offsets) - 1
 
     def passage(self, row: int, score: float = 0.0) -> Passage:
-        """The passage in a row, 0 <= row < len."""
+        """Return the passage in a row, 0 <= row < len."""
         document = json.loads(self._lines[int(self._offsets[row]) : int(self._offsets[row + 1])])
         return Passage(document["id"], document["contents"], score)
 
     def contents(self, start: int, stop: int) -> Iterator[str]:
-        """The contents of rows `start` to `stop`, one after another."""
+        """Yield the contents of rows `start` to `stop`."""
         for row in range(start, min(stop, len(self))):
             yield self.passage(row).contents
 
     def ranges(self, rows: int) -> Iterator[tuple[int, int]]:
-        """First and last row (exclusive) of ranges that cover all passages in order.
+        """Yield first and last row (exclusive) of ranges that cover all passages in order.
 
-        None has more than `rows` passages, nor more bytes than `rows` passages of mean size, but for single passages.
+        A range of several passages has at most `rows` of them, and at most as many bytes as `rows` passages of mean
+        size.
         """
-        import numpy as np
-
         size = int(self._offsets[-1]) * rows // len(self)
         start = 0
         while start < len(self):
@@ -79,17 +75,16 @@ class PassageStore:
             start = stop
 
     def close(self) -> None:
-        """Let go of the file."""
         self._lines.close()
 
 
 def passages_plan(source: CorpusSource, rules: PassagesConfig) -> Plan:
-    """What decides the passages: name and checksum of the corpus, and the rules."""
+    """Return the plan of the part: name and checksum of the corpus, and the rules."""
     return Plan("passages", {"corpus": source.name, "checksum": source.checksum()}, rules.model_dump())
 
 
 def passages_memory(passages: int) -> dict[str, int]:
-    """Bytes that building takes at most, by cause: hashes of ids, three times while runs of them are merged."""
+    """Return the bytes that building takes at most, by cause. Hashes of ids count three times, for merging them."""
     return {"ids": 24 * passages, "rows": 64 << 20}
 
 
@@ -101,19 +96,17 @@ def build_passages(
     progress: BuildProgress,
     checkpoint_rows: int = 50_000,
 ) -> Manifest:
-    """Build the part `passages`, if it is not there or damaged, going on where a killed process stopped.
-
-    Call it under `index.locked()`.
+    """Build the part `passages` if it is missing or damaged. A killed build resumes.
 
     Args:
-        index: where to.
+        index: the index folder; the caller holds its lock.
         source: the corpus.
-        rules: for rows that are no passage and for long passages.
-        progress: is told.
-        checkpoint_rows: rows between two checkpoints; what a kill loses at most. It does not change the result.
+        rules: what happens to unusable rows and long passages.
+        progress: counts rows.
+        checkpoint_rows: rows between two checkpoints, which is the most that a kill loses. The result is the same.
 
     Raises:
-        DataError: the corpus cannot be read or has no passages; under strict rules, rows that cannot be used.
+        DataError: the corpus cannot be read or has no passages; under strict rules, it has unusable rows.
     """
     plan = passages_plan(source, rules)
     if made := index.sound(plan):
@@ -136,7 +129,7 @@ def build_passages(
 def _report(
     draft: Draft, source: CorpusSource, rules: PassagesConfig, counts: Mapping[str, int], progress: BuildProgress
 ) -> None:
-    """Say what was set aside, or refuse the corpus for it."""
+    """Report the rows that were set aside; raise for them if the rules are strict."""
     if rules.strict:
         problems = RowProblems(source.name)
         with (draft.folder / SET_ASIDE).open("rb") as lines:
@@ -145,23 +138,24 @@ def _report(
                 problems.add(row["reason"], row["row"], row["id"] if row["reason"] == _DUPLICATE else None)
         problems.check(_UNUSABLE)
     reasons = {name: count for name, count in counts.items() if name not in ("rows", "passages")}
-    found = "; ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
+    problem_counts = "; ".join(f"{reason}: {count:,}" for reason, count in reasons.items())
     if not counts["passages"]:
-        raise DataError(f"{source.name}: no passages in it{f' ({found}). {_UNUSABLE}' if found else ''}")
-    if found:
-        progress.note(f"{counts['rows']:,} rows gave {counts['passages']:,} passages. {found}; see {SET_ASIDE}")
+        reason = f" ({problem_counts}). {_UNUSABLE}" if problem_counts else ""
+        raise DataError(f"{source.name}: no passages in it{reason}")
+    if problem_counts:
+        summary = f"{counts['rows']:,} rows gave {counts['passages']:,} passages"
+        progress.note(f"{summary}. {problem_counts}; see {SET_ASIDE}")
 
 
 class _Writer:
-    """The files of the part while they grow, cut back to the last checkpoint when a build goes on."""
+    """The growing files of the part. A build that resumes truncates them to the last checkpoint."""
 
     def __init__(self, draft: Draft, rules: PassagesConfig) -> None:
-        kept = draft.scratch / _CHECKPOINT
         self._draft = draft
         self._rules = rules
-        state: dict[str, Any] = (
-            json.loads(kept.read_bytes()) if kept.exists() else {"row": 0, "sizes": {}, "counts": {}}
-        )
+        state: dict[str, Any] = {"row": 0, "sizes": {}, "counts": {}}
+        if draft.holds(_CHECKPOINT, scratch=True):
+            state = json.loads((draft.scratch / _CHECKPOINT).read_bytes())
         self.row = self.saved = state["row"]
         self._counts = Counter[str](state["counts"])
         folders = {PASSAGES: draft.folder, OFFSETS: draft.folder, SET_ASIDE: draft.folder, _IDS: draft.scratch}
@@ -181,25 +175,26 @@ class _Writer:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows, passages, and rows by what was wrong with them."""
+        """Numbers of rows, of passages, and of rows by problem."""
         return {"rows": self.row, "passages": 0, **dict(sorted(self._counts.items()))}
 
     def add(self, batch: Sequence[tuple[int, Any]]) -> None:
-        """Write the passages of these rows, and set aside what is none."""
+        """Write the passages of these rows, and set unusable rows aside."""
         self._aside = []
-        found = [(number, pieces) for number, row in batch if (pieces := self._passages(number, row))]
-        new, hashes = self._ids.add([piece.id for _, pieces in found for piece in pieces])
+        pieces_by_row = {number: self._passages(number, row) for number, row in batch}
+        new, hashes = self._ids.add([piece.id for pieces in pieces_by_row.values() for piece in pieces])
         self._files[_IDS].write(hashes)
         is_new = iter(new.tolist())
-        for number, pieces in found:
-            self._take(number, pieces, list(islice(is_new, len(pieces))))
+        for number, pieces in pieces_by_row.items():
+            if pieces:
+                self._take(number, pieces, list(islice(is_new, len(pieces))))
         for number, row_id, reason in sorted(self._aside, key=lambda entry: entry[0]):
             self._counts[reason] += 1
             self._files[SET_ASIDE].write(_aside_line(number, row_id, reason))
         self.row = batch[-1][0]
 
     def save(self) -> None:
-        """Let a killed process go on from here."""
+        """Write a checkpoint, from which a killed build resumes."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -209,7 +204,7 @@ class _Writer:
         self.saved = self.row
 
     def _take(self, number: int, pieces: Sequence[Passage], new: Sequence[bool]) -> None:
-        """Write the pieces of one row; a row whose own id came before leaves none, however many pieces it has."""
+        """Write the pieces of one row. If the row's own id came before, none of its pieces is written."""
         if not new[0]:
             self._aside.append((number, pieces[0].id, _DUPLICATE))
             return
@@ -228,13 +223,13 @@ class _Writer:
         self._counts["passages"] += 1
 
     def _passages(self, number: int, row: Any) -> list[Passage]:
-        """The pieces of one row; none where it is set aside."""
-        given = row.get("id") if isinstance(row, dict) else None
-        contents = passage_contents(row) if isinstance(row, dict) else None
-        row_id = text_id(given)
+        """Return the pieces of one row; none if it is set aside."""
+        if not isinstance(row, dict):
+            self._aside.append((number, None, _NOT_JSON))
+            return []
+        row_id, contents = text_id(row.get("id")), passage_contents(row)
         if row_id is None or contents is None:
-            reason = _NOT_JSON if not isinstance(row, dict) else _NO_CONTENTS if contents is None else _NO_ID
-            self._aside.append((number, given, reason))
+            self._aside.append((number, row.get("id"), _NO_CONTENTS if contents is None else _NO_ID))
             return []
         limit = self._rules.chunk_words or self._rules.max_words
         pieces = [contents] if self._rules.strict else split(contents, limit)
@@ -242,22 +237,18 @@ class _Writer:
 
 
 class _Ids:
-    """Which ids came before: 64-bit hashes in sorted runs, 8 bytes a passage.
+    """The ids that came before, as 64-bit hashes in sorted runs: 8 bytes per passage.
 
-    Two of 21 million ids share a hash with a chance of 1 to 80,000; the later passage would be set aside.
+    The chance that two of 21 million ids share a hash is 1 in 80,000. The later passage would then be set aside.
     """
 
     def __init__(self, kept: Path) -> None:
-        """Begin with the hashes that an earlier attempt left in `kept`."""
-        import numpy as np
-
+        """Start with the hashes that an earlier attempt wrote to `kept`."""
         hashes = np.sort(np.fromfile(kept, dtype=np.uint64))
         self._runs = [hashes] if len(hashes) else []
 
     def add(self, ids: Sequence[str]) -> tuple[NDArray[np.bool_], bytes]:
-        """`[len(ids)]` whether each id is new, and the hashes of the new ones."""
-        import numpy as np
-
+        """Return `[len(ids)]` booleans, whether each id is new, and the hashes of the new ones."""
         digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in ids)
         hashes = np.frombuffer(digests, dtype="<u8").astype(np.uint64)
         new = np.zeros(len(ids), dtype=bool)
@@ -272,7 +263,7 @@ class _Ids:
 
 
 def split(contents: str, max_words: int) -> list[str]:
-    """Pieces of at most `max_words` words, the title not counted; each begins with the title.
+    """Split a text into pieces of at most `max_words` words. Each begins with the title, which is not counted.
 
     >>> split("Jaws\\nA film of 1975 about a shark", 4)
     ['Jaws\\nA film of 1975', 'Jaws\\nabout a shark']
@@ -285,12 +276,16 @@ def split(contents: str, max_words: int) -> list[str]:
     words = [word.span() for word in _WORD.finditer(text)]
     if len(words) <= max_words:
         return [contents]
-    bounds = [(words[i][0], words[min(i + max_words, len(words)) - 1][1]) for i in range(0, len(words), max_words)]
-    return [f"{title}{line}{text[start:stop]}" for start, stop in bounds]
+    pieces = []
+    for first in range(0, len(words), max_words):
+        last = min(first + max_words, len(words)) - 1
+        start, stop = words[first][0], words[last][1]
+        pieces.append(f"{title}{line}{text[start:stop]}")
+    return pieces
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows in a row: so many, or fewer large ones, so that whole books take no more memory than sentences."""
+    """Group rows by number or, if they are long, by characters, so that whole books take no more memory."""
     batch: list[Row] = []
     chars = 0
     for number, row in rows:
@@ -309,7 +304,7 @@ def _aside_line(number: int, row_id: object, reason: str) -> bytes:
 
 
 def _opened(path: Path, size: int) -> IO[bytes]:
-    """The file to write on behind `size` bytes; what stands there already is not known to be whole."""
+    """Open a file for appending after `size` bytes, and drop the rest, which may be incomplete."""
     file = path.open("r+b" if path.exists() else "w+b")
     file.truncate(size)
     file.seek(size)

@@ -1,8 +1,8 @@
-"""BM25 in the files that bm25s loads, built in bounded memory.
+"""Build a BM25 index in bounded memory, in the files that bm25s loads.
 
-Passages are cut into words in chunks; each chunk leaves its words in order, and for each word the passages that have
-it. Then the chunks are merged: the vocabulary first, the scores range by range of it. What comes out is what
-`bm25s.BM25.index` computes from the whole corpus in memory.
+Passages are tokenized in chunks. Each chunk writes its sorted words and, for each word, the passages that contain it.
+Then the chunks are merged: first the vocabulary, then the scores, one range of the vocabulary at a time. The result is
+what `bm25s.BM25.index` computes from the whole corpus in memory.
 """
 
 from __future__ import annotations
@@ -12,37 +12,36 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from itertools import chain
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+
+import bm25s
+import numpy as np
+import Stemmer
+from numpy.typing import NDArray
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
 from reasonrag.retrieval.index.settings import BM25Config
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 # The names under which bm25s looks for its files.
 _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
-# Words of one letter count: without them "U.S." or "Malcolm X" would search for less than they say, or for nothing.
+# Words of one letter count, or "U.S." and "Malcolm X" would search for less, or for nothing.
 _TOKEN = r"(?u)\w+"
 CHUNK = 65_536  # passages
 _BYTES_A_POSTING = 80  # while scores are merged
 
 
 class Tokenizer:
-    """Cuts passages and queries into words in the same way: without case, accents, stop-words and endings."""
+    """Tokenizes passages and queries alike: drops case, accents and stop-words, and stems words."""
 
     def __init__(self, settings: BM25Config) -> None:
-        """Find stemmer and stop-words.
+        """Look up stemmer and stop-words.
 
         Raises:
-            ConfigError: there are none of that name.
+            ConfigError: the stemmer or the list of stop-words is unknown.
         """
-        import Stemmer
-
         try:
             stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
             self._options = {
@@ -55,26 +54,21 @@ class Tokenizer:
         except (KeyError, ValueError):
             raise ConfigError(
                 f"BM25 has no stemmer {settings.stemmer!r} or no stop-words {settings.stopwords!r}; "
-                f"stemmers are {', '.join(Stemmer.algorithms())}; none at all works too"
+                f"stemmers are {', '.join(Stemmer.algorithms())}, or none"
             ) from None
 
     def words(self, texts: Iterable[str]) -> list[list[str]]:
-        """The words of each text."""
-        import bm25s
-
         words: list[list[str]] = bm25s.tokenize(map(_fold, texts), return_ids=False, **self._options)
         return words
 
     def ids(self, texts: Iterable[str]) -> tuple[list[list[int]], dict[str, int]]:
-        """Word ids of each text, and the vocabulary. Texts are taken one at a time."""
-        import bm25s
-
+        """Return the word ids of each text, and the vocabulary. Texts are consumed one at a time."""
         ids, vocabulary = bm25s.tokenize(map(_fold, texts), **self._options)
         return ids, vocabulary
 
 
 def _titled(contents: str, weight: int) -> str:
-    """A passage with its title so many times.
+    """Repeat the title of a passage, so that it occurs `weight` times.
 
     >>> _titled("Jaws\\nA shark.", 3)
     'Jaws\\nJaws\\nJaws\\nA shark.'
@@ -84,7 +78,7 @@ def _titled(contents: str, weight: int) -> str:
 
 
 def bm25_plan(passages: str, settings: BM25Config) -> Plan:
-    """What decides the BM25 part: the fingerprint of the passages, the settings, and the libraries that cut words."""
+    """Return the plan of the part: fingerprint of the passages, settings, and versions of the tokenizing libraries."""
     versions = {name: version(name) for name in ("bm25s", "PyStemmer")}
     return Plan("bm25", {"passages": passages}, {**settings.model_dump(), "token": _TOKEN}, versions)
 
@@ -97,20 +91,18 @@ def build_bm25(
     progress: BuildProgress,
     chunk: int = CHUNK,
 ) -> Manifest:
-    """Build the part `bm25`, if it is not there or damaged, going on where a killed process stopped.
-
-    Call it under `index.locked()`.
+    """Build the part `bm25` if it is missing or damaged. A killed build resumes.
 
     Args:
-        index: with the part `passages`.
-        settings: of the search.
-        max_bytes: what scores may take while they are merged; see `bm25_memory` for the rest.
-        progress: is told.
-        chunk: passages cut into words at a time, fewer where they are long. It does not change the result.
+        index: has the part `passages`; the caller holds its lock.
+        settings: how words are cut and weighed.
+        max_bytes: memory for scores while they are merged; `bm25_memory` has the rest.
+        progress: counts passages and scores.
+        chunk: passages that are tokenized at a time, fewer if they are long. The result is the same.
 
     Raises:
-        ConfigError: no such stemmer or stop-words.
-        DataError: no passage holds a word.
+        ConfigError: the stemmer or the list of stop-words is unknown.
+        DataError: no passage contains a word.
     """
     plan = bm25_plan(index.need("passages").fingerprint, settings)
     if made := index.sound(plan):
@@ -134,13 +126,13 @@ def build_bm25(
 
 
 def bm25_memory(passages: int, words: int, *, max_bytes: int, chunk: int = CHUNK) -> dict[str, int]:
-    """Bytes that building takes at most, by cause: their sum is more than the peak, as not all come at once.
+    """Return the bytes that building takes at most, by cause. They are not all needed at once, so the peak is lower.
 
     The vocabulary is an estimate for natural text (Heaps' law, 40 * words ** 0.55); nothing else depends on the text.
 
     Args:
-        passages: in the index.
-        words: of all of them together.
+        passages: number of passages.
+        words: number of words in all passages.
         max_bytes: as for `build_bm25`.
         chunk: as for `build_bm25`.
     """
@@ -154,7 +146,7 @@ def bm25_memory(passages: int, words: int, *, max_bytes: int, chunk: int = CHUNK
 
 
 class _Chunk:
-    """Words and postings of passages `start` to `stop`, as files."""
+    """Words and postings of the passages from `start` to `stop`, as files."""
 
     def __init__(self, draft: Draft, start: int, stop: int) -> None:
         self.start = start
@@ -164,86 +156,75 @@ class _Chunk:
 
     @property
     def done(self) -> bool:
-        """Whether it was written, now or before a kill: the lengths are the last file."""
+        """Whether the chunk is complete: the lengths are written last."""
         return self._draft.holds(f"{self._name}/lengths.npy", scratch=True)
 
     def write(self, ids: list[list[int]], vocabulary: dict[str, int]) -> None:
-        """Keep what the tokenizer found."""
-        import numpy as np
-
+        """Write the postings of what the tokenizer found."""
         words = sorted(vocabulary)
-        place = np.empty(len(words), dtype=np.int64)
-        place[[vocabulary[word] for word in words]] = np.arange(len(words))
+        ranks = np.empty(len(words), dtype=np.int64)  # by the tokenizer's id: the word's place in the sorted words
+        ranks[[vocabulary[word] for word in words]] = np.arange(len(words))
         lengths = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
         flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum()))
-        pairs = place[flat] * len(ids) + np.repeat(np.arange(len(ids)), lengths)
+        # Word and passage in one number, so that sorting orders by word, then by passage.
+        pairs = ranks[flat] * len(ids) + np.repeat(np.arange(len(ids)), lengths)
         pairs, times = np.unique(pairs, return_counts=True)
-        found = np.bincount(pairs // len(ids), minlength=len(words))
+        passages_per_word = np.bincount(pairs // len(ids), minlength=len(words))
         with self._draft.writing(f"{self._name}/words.txt", scratch=True) as file:
             file.write("\n".join(words).encode())
-        self.put("indptr", np.concatenate([[0], np.cumsum(found)]))
+        self.put("indptr", np.concatenate([[0], np.cumsum(passages_per_word)]))
         rows = pairs % len(ids)
         for name, values in (("rows", rows), ("times", times)):
             self.put(name, values.astype(np.min_scalar_type(values.max(initial=0))))
         self.put("lengths", lengths)
 
     def words(self) -> list[str]:
-        """In order."""
         text = (self._draft.scratch / self._name / "words.txt").read_text(encoding="utf-8")
         return text.split("\n") if text else []
 
     def put(self, name: str, values: NDArray[Any]) -> None:
-        """Write an array."""
         with self._draft.writing(f"{self._name}/{name}.npy", scratch=True) as file:
             _save(file, values)
 
     def array(self, name: str) -> NDArray[Any]:
-        """An array, memory-mapped."""
-        import numpy as np
-
-        found: NDArray[Any] = np.load(self._draft.scratch / self._name / f"{name}.npy", mmap_mode="r")
-        return found
+        """Memory-map an array."""
+        values: NDArray[Any] = np.load(self._draft.scratch / self._name / f"{name}.npy", mmap_mode="r")
+        return values
 
 
 def _write_vocabulary(draft: Draft, chunks: Sequence[_Chunk]) -> NDArray[np.int64]:
-    """Write the words of all chunks, in order; returns how many passages have each. Each chunk learns their places."""
-    import numpy as np
-
+    """Write the sorted words of all chunks, and each chunk's places among them; return the passages per word."""
     words = sorted(set(chain.from_iterable(chunk.words() for chunk in chunks)))
     if not words:
-        raise DataError("no passage of the corpus holds a word that could be searched for")
+        raise DataError("no passage of the corpus holds a word that can be searched for")
     places = {word: place for place, word in enumerate(words)}
     frequencies = np.zeros(len(words), dtype=np.int64)
     for chunk in chunks:
-        mine = np.fromiter(map(places.__getitem__, chunk.words()), dtype=np.int64)
-        chunk.put("places", mine)
-        frequencies[mine] += np.diff(chunk.array("indptr"))
+        chunk_places = np.fromiter(map(places.__getitem__, chunk.words()), dtype=np.int64)
+        chunk.put("places", chunk_places)
+        frequencies[chunk_places] += np.diff(chunk.array("indptr"))
     with draft.writing(_VOCABULARY) as file:
         file.write(json.dumps(places, ensure_ascii=False).encode())
     return frequencies
 
 
 class _Merge:
-    """The scores of all chunks in the order of the vocabulary, and within a word in that of the passages."""
+    """Merges the scores of all chunks: in the order of the vocabulary, and of the passages within a word."""
 
     def __init__(
         self, draft: Draft, chunks: Sequence[_Chunk], frequencies: NDArray[np.int64], settings: BM25Config
     ) -> None:
-        import numpy as np
-
         self._draft = draft
         self._chunks = chunks
         self._indptr = np.concatenate([[0], np.cumsum(frequencies)])
         lengths = np.concatenate([chunk.array("lengths") for chunk in chunks])
-        # Lucene's BM25 (Kamphuis et al., ECIR 2020, table 1), with bm25s's types, so that no score differs in a bit.
+        # Lucene's BM25 (Kamphuis et al., ECIR 2020, table 1), in the types of bm25s, so that every bit is the same.
         passages = len(lengths)
         self._idf = np.log(1 + (passages - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
         self._norms = settings.k1 * ((1 - settings.b) + settings.b * lengths / lengths.mean())
 
     def write(self, limit: int, progress: BuildProgress) -> None:
-        """Write the three arrays, in ranges of at most `limit` scores, or of one word that has more."""
-        import numpy as np
-
+        """Write the three arrays in ranges of at most `limit` scores; a word with more scores is a range alone."""
         total = int(self._indptr[-1])
         with self._draft.writing(_INDPTR) as file:
             _save(file, self._indptr)
@@ -254,8 +235,8 @@ class _Merge:
                 np.lib.format.write_array_header_1_0(file, header)
             start = 0
             while start < len(self._idf):
-                behind = int(np.searchsorted(self._indptr, self._indptr[start] + limit, side="right")) - 1
-                stop = max(start + 1, behind)
+                within_limit = int(np.searchsorted(self._indptr, self._indptr[start] + limit, side="right")) - 1
+                stop = max(start + 1, within_limit)
                 scores, rows = self._range(start, stop)
                 data.write(scores.data)
                 indices.write(rows.data)
@@ -263,11 +244,10 @@ class _Merge:
                 start = stop
 
     def _range(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Scores and passages of words `start` to `stop`."""
-        import numpy as np
-
+        """Return scores and passage rows of the words from `start` to `stop`."""
         size = int(self._indptr[stop] - self._indptr[start])
-        scores, found_in = np.empty(size, dtype="<f4"), np.empty(size, dtype="<i4")
+        scores, score_rows = np.empty(size, dtype="<f4"), np.empty(size, dtype="<i4")
+        # Where the next chunk's postings of each word go.
         heads = self._indptr[start:stop] - self._indptr[start]
         for chunk in self._chunks:
             places = chunk.array("places")
@@ -279,28 +259,26 @@ class _Merge:
             times = np.array(chunk.array("times")[part])
             target = np.repeat(heads[words - start] - bounds[:-1], counts) + np.arange(bounds[0], bounds[-1])
             scores[target] = np.repeat(self._idf[words], counts) * (times / (self._norms[rows] + times))
-            found_in[target] = rows
+            score_rows[target] = rows
             heads[words - start] += counts
-        return scores, found_in
+        return scores, score_rows
 
 
 def _save(file: IO[bytes], values: NDArray[Any]) -> None:
-    """The bytes of `np.save`, whose error on a full disk says neither which file nor why."""
-    import numpy as np
-
+    """Write what `np.save` writes; its error on a full disk says neither which file nor why."""
     np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
     file.write(values.data)
 
 
 def _write_parameters(draft: Draft, settings: BM25Config, passages: int) -> None:
-    """What bm25s has to know. It takes numba where it finds it, unless told which backend to take."""
+    """Write the parameters that bm25s loads. Without a named backend it would use numba if it is installed."""
     known = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
     with draft.writing(_PARAMETERS) as file:
         file.write(json.dumps({**known, "num_docs": passages, "version": version("bm25s")}, indent=1).encode())
 
 
 def _fold(text: str) -> str:
-    """Without accents: models and users write "Pal Gabor" for "Pál Gábor"."""
+    """Remove accents: models and users write "Pal Gabor" for "Pál Gábor"."""
     if text.isascii():
         return text
     return "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))

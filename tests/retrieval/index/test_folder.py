@@ -168,7 +168,7 @@ def test_what_a_killed_process_left_half_written_is_no_file_of_the_part(tmp_path
 
 
 def test_a_part_that_is_missing_is_named_beside_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no index, and has no bm25"):
+    with pytest.raises(DataError, match="is not an index, and has no bm25"):
         IndexFolder(tmp_path).need("bm25")
     build(tmp_path)
     Draft(IndexFolder(tmp_path), Plan("vectors", {}))
@@ -189,7 +189,7 @@ def test_a_part_over_another_part_than_lies_there_is_refused(tmp_path: Path) -> 
     over = Plan("bm25", {"passages": under.fingerprint})
     assert build(tmp_path, over) == IndexFolder(tmp_path).verify("bm25")
     build(tmp_path, Plan("passages", {"corpus": "d"}))
-    with pytest.raises(DataError, match="bm25 was built over other passages than lie there"):
+    with pytest.raises(DataError, match="bm25 was built over other passages than the folder holds"):
         IndexFolder(tmp_path).verify("bm25")
 
 
