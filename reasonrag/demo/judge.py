@@ -1,8 +1,8 @@
-"""An exact judge of the demo world: `--value judge` without a model that could judge, and with errors on demand.
+"""An exact judge of the demo world: `--value judge` without a judge model, and with errors on demand.
 
-It reads the requests that `rewards.judge` and `rewards.verdicts` write and no others, knows them by the labels of their
-lines whatever the prompt set, and replies in their contracts. Its scores of a process, for steps of the `reasonrag`
-format, are here; its other verdicts, for formats of one growing turn, in `demo.verdicts`.
+It reads only the requests that `rewards.judge` and `rewards.verdicts` write, recognises them by the labels of their
+lines in any prompt set, and replies in their contracts. This module scores processes of the `reasonrag` format;
+`demo.verdicts` holds the verdicts for formats of one growing turn.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from reasonrag.demo.verdicts import Fields, Verdict
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.base import Sampling
 
-NOTHING = 0.2  # of a trajectory without a step that helps or harms
-ALL_NOTED = 0.8  # with every needed fact noted, and no answer yet
-PER_NEEDLESS_STEP = 0.9  # as alpha of SPRE
-# Low enough that a trajectory with any wrong note is worth less than none: 0.8 * 0.25 = NOTHING, less the wasted step.
+NOTHING = 0.2  # score of a trajectory without a step that helps or harms
+ALL_NOTED = 0.8  # score with every needed fact noted, and no answer yet
+PER_NEEDLESS_STEP = 0.9  # the factor that alpha is in SPRE
+# Low enough that a wrong note is worse than no step at all: 0.8 * 0.25 = NOTHING, less the wasted step.
 PER_WRONG_NOTE = 0.25
 
-_UNKNOWN = "This is not of the demo world that this judge knows."
+_UNKNOWN = "This is not of the demo world that this judge knows."  # parsed as no verdict
 # A judge's prompt shows the tags of a step with another bracket (`text.inert`).
 _SHOWN_TAG = re.compile(r"‹(?=/?(?:query|evidence|answer)>)")
 _NUMBERED = re.compile(r"\d+\. ?(.*)", re.DOTALL)
@@ -37,17 +37,17 @@ _LABELLED = re.compile(r"([A-Z][a-z0-9 ]*):(?: (.*))?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a judge can say of the steps so far.
+    """What an exact judge finds in the steps so far.
 
     Args:
-        needed: facts that the question needs.
-        noted: how many of them are noted rightly.
-        asked: whether the last query asks for one that is not, and its passages are not yet read.
-        needless: steps that brought nothing: repeated or unneeded searches and their notes, a search in vain, what
-            cannot be read; every step before the answer where the question is about a famous entity.
-        wrong: notes that say something else of a needed fact than is true, or something else than was asked for. A
-            note of nothing is needless, not wrong.
-        right: whether the final answer is (house exact match); None while there is none.
+        needed: number of facts that the question needs.
+        noted: how many of them are noted correctly.
+        asked: whether the last query asks for a missing one, and its passages are not yet read.
+        needless: steps that contribute nothing: repeated or unneeded searches and their notes, a failed search, a
+            malformed step; if the question is about a famous entity, every step before the answer.
+        wrong: notes that state a needed fact incorrectly, or something else than was asked for. An empty note is
+            needless, not wrong.
+        right: whether the final answer is correct (exact match); None while there is no answer.
     """
 
     needed: int
@@ -59,10 +59,10 @@ class Findings:
 
     @property
     def score(self) -> float:
-        """In [0, 1]: a right answer 1, a wrong one 0; unfinished, from 0.2 with nothing to 0.8 with every fact noted.
+        """Score in [0, 1]: 1 for a correct answer, 0 for a wrong one, and 0.2 to 0.8 for an unfinished trajectory.
 
-        Between the two every fact counts alike, half for the right query and half for the note. Each needless step
-        takes a factor of 0.9, each wrong note of an unfinished trajectory one of 0.25.
+        Every needed fact adds the same amount, half for the query and half for the note. Each needless step multiplies
+        the score by 0.9, each wrong note of an unfinished trajectory by 0.25.
         """
         worth = PER_NEEDLESS_STEP**self.needless
         if self.right is not None:
@@ -71,7 +71,7 @@ class Findings:
         return worth * PER_WRONG_NOTE**self.wrong * (NOTHING + (ALL_NOTED - NOTHING) * progress)
 
     def reply(self) -> str:
-        """In the judge's contract."""
+        """Return the reply in the contract of `rewards.judge`."""
         ended = "" if self.right is None else f" The answer is {'right' if self.right else 'wrong'}."
         return (
             f"{self.noted} of {self.needed} needed facts noted, {self.wrong} wrong notes, "
@@ -84,7 +84,7 @@ def examine(question: Question, actions: Sequence[Action]) -> Findings:
 
     Args:
         question: with `path` and `known` in its metadata, as `demo.world.ask` writes them.
-        actions: in their order; those after an answer do not count.
+        actions: in order; actions after an answer are ignored.
     """
     facts: dict[str, str] = {hop["query"]: hop["evidence"] for hop in question.metadata["path"]}
     noted: set[str] = set()
@@ -104,7 +104,7 @@ def examine(question: Question, actions: Sequence[Action]) -> Findings:
                 if fact is not None:
                     noted.add(fact)
                 else:
-                    needless += 1 + (asked is not None)  # a search in vain has to be made again
+                    needless += 1 + (asked is not None)  # a failed search has to be repeated
                     wrong += bool(evidence) and (asked is not None or _misstates(evidence, facts))
                 asked = None
             case Malformed():
@@ -116,12 +116,12 @@ def examine(question: Question, actions: Sequence[Action]) -> Findings:
 
 
 def _misstates(evidence: str, facts: dict[str, str]) -> bool:
-    """Whether the note is about a needed fact and says something else."""
+    """Return whether the note is about a needed fact and states it incorrectly."""
     return any(evidence.startswith(query) and not exact_match(evidence, [facts[query]]) for query in facts)
 
 
 def process(world: Knowledge, fields: Fields) -> Verdict | None:
-    """The score of a process, by `examine`; a wrong one is uniform in [0, 1]."""
+    """Score a process with `examine`; a wrong verdict is uniform in [0, 1]."""
     question = world.questions.get((str(fields["Question"]), tuple(str(fields["Golden answers"]).split(" | "))))
     if question is None:
         return None
@@ -129,7 +129,7 @@ def process(world: Knowledge, fields: Fields) -> Verdict | None:
     return Verdict(findings.reply(), lambda rng: _verdict(rng.random()))
 
 
-# By the labels of the request; those of a vote are numbered, as many as there are candidates.
+# By the labels of the request, without the numbers that a vote gives to its candidates.
 _JUDGES: dict[tuple[str, ...], Callable[[Knowledge, Fields], Verdict | None]] = {
     ("Question", "Golden answers", "Steps so far"): process,
     ("Statement 1", "Statement 2"): verdicts.same_meaning,
@@ -143,36 +143,36 @@ _JUDGES: dict[tuple[str, ...], Callable[[Knowledge, Fields], Verdict | None]] = 
 
 
 class DemoJudge:
-    """An LLM that judges, in one demo world (all splits). A pure function of prompt and sampling.
+    """An LLM that judges questions of one demo world (all splits). A pure function of prompt and sampling.
 
-    With probability `error_rate` a verdict is replaced by a wrong one: a boolean by the other, scores by random ones, a
-    plan by one with a needless or a missing step or a wrong answer. Whether, and by which, depends on the seed of the
-    sampling (None counts as 0) and the prompt alone. What it cannot know, as a question of another world, gets a reply
-    that cannot be read, so that the verdict is missing. Temperature, `top_p` and `max_tokens` have no meaning here.
+    With probability `error_rate` a verdict is replaced by a wrong one: a boolean by its opposite, scores by random
+    ones, a plan by one with a needless or a missing step or a wrong answer. The prompt and the seed of the sampling
+    (None counts as 0) decide all of it. A question of another world gets an unparseable reply: a missing verdict.
+    Temperature, `top_p` and `max_tokens` have no effect.
     """
 
     def __init__(self, world_seed: int = 0, *, error_rate: float = 0.0) -> None:
-        """Learn a world.
+        """Create the judge of a world.
 
         Args:
-            world_seed: of `demo.make_world`.
+            world_seed: seed of `demo.world.make_world`.
             error_rate: share of wrong verdicts, in [0, 1].
 
         Raises:
-            ConfigError: the error rate is none.
+            ConfigError: the error rate is not in [0, 1].
         """
         if not 0 <= error_rate <= 1:
-            raise ConfigError(f"the error rate of demo-judge lies between 0 and 1, not at {error_rate:g}")
+            raise ConfigError(f"the error rate of demo-judge must be between 0 and 1, not {error_rate:g}")
         self.name = f"demo-judge:{world_seed}:{error_rate:g}"
         self._error_rate = error_rate
         self._world = knowledge_of(world_seed)
 
     @classmethod
     def from_spec(cls, rest: str) -> DemoJudge:
-        """`[WORLD_SEED[:ERROR]]`, what follows `demo-judge:`.
+        """Parse `[WORLD_SEED[:ERROR]]`, the part of an address after `demo-judge:`.
 
         Raises:
-            ConfigError: it is something else.
+            ConfigError: `rest` has another form.
         """
         seed, _, error = rest.partition(":")
         try:
@@ -183,15 +183,15 @@ class DemoJudge:
             ) from problem
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        """`[n]` verdicts; sample `i` has the seed `seed + i`. Tokens are counted as words.
+        """Return `[n]` verdicts; sample `i` has the seed `seed + i`. Token counts are counts of words.
 
         Raises:
-            LLMError: this is not a judge's prompt (`refused`).
+            LLMError: the prompt is not a judge's (`refused`).
         """
         fields = _read(prompt)
         judge = _JUDGES.get(tuple(dict.fromkeys(_kind(label, fields) for label in fields)))
         if judge is None:
-            raise LLMError("demo-judge reads the prompts of judges and no others", cause="refused")
+            raise LLMError("demo-judge can only answer the prompts of judges", cause="refused")
         verdict = judge(self._world, fields)
         words = sum(len(message.content.split()) for message in prompt.messages)
         texts = (self._reply(prompt, verdict, (sampling.seed or 0) + i) for i in range(sampling.n))
@@ -201,7 +201,7 @@ class DemoJudge:
         )
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        pass
 
     def _reply(self, prompt: Prompt, verdict: Verdict | None, seed: int) -> str:
         if verdict is None:
@@ -215,12 +215,12 @@ def _verdict(score: float) -> str:
 
 
 def _kind(label: str, fields: Fields) -> str:
-    """The label without its number, in a vote."""
+    """Return the label, without its number in a vote."""
     return label.rstrip("0123456789 ") if "Path 1" in fields else label
 
 
 def _read(prompt: Prompt) -> dict[str, str | list[str]]:
-    """The fields of a request as `rewards.judge.quoted` writes them; none of a prompt that is something else."""
+    """Parse the fields of a request as `rewards.judge.quoted` writes them; an empty dict for any other prompt."""
     fields: dict[str, str | list[str]] = {}
     listed: list[str] | None = None
     for line in prompt.messages[-1].content.split("\n"):
@@ -230,7 +230,7 @@ def _read(prompt: Prompt) -> dict[str, str | list[str]]:
             if line and line != "None.":
                 return {}
             if not line:
-                break  # the reminder of a second attempt follows
+                break  # a second attempt adds a reminder behind an empty line
         else:
             listed = [] if labelled[2] is None else None
             fields[labelled[1]] = labelled[2] if listed is None else listed
@@ -244,12 +244,12 @@ def demo_format() -> ReasonRAGFormat:
 
 
 def _actions(texts: Sequence[str]) -> list[Action]:
-    """The steps as the format reads them."""
+    """Parse steps of the `reasonrag` format."""
     format, steps = demo_format(), tuple[Step, ...]()
     for number, text in enumerate(texts, 1):
         action = format.parse(text, steps)
         if number == len(texts) and isinstance(action, Malformed):
-            # At the step limit an answer is asked for whatever came before, and the judge cannot see the limit.
+            # At the step limit any step has to answer, and the judge cannot see the limit.
             action = format.parse(text, steps, final=True)
         steps = (*steps, Step(Prompt(()), Completion(text), action))
     return [step.action for step in steps]

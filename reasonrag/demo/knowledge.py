@@ -1,4 +1,4 @@
-"""What is true in a demo world, and what a text claims of it."""
+"""The facts of a demo world, and the claims that a text makes about them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CLASSES = {relation.key: relation.target for relation in RELATIONS if isinstanc
 _MORE = {relation.more: relation.key for relation in RELATIONS if relation.more}
 _COMPARES = re.compile(rf"(\w+ \w+) (?:is )?({'|'.join(_MORE)}) than (\w+ \w+)")
 _SAME = re.compile(r"(\w+ \w+) and (\w+ \w+) (do not have|have)(?: same| (different)) (\w+)")
-_CLAUSE = re.compile(r"\b\d+[.)]|[;.,:!?\n]")  # the number of a plan's item belongs to no clause
+_CLAUSE = re.compile(r"\b\d+[.)]|[;.,:!?\n]")  # the number of a plan's item is not part of a clause
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A fact that a text states: `query` and `value` as the text has them, normalised, and whether it is so."""
+    """A fact as a text states it: `query` and `value`, normalised, and whether the claim is true."""
 
     query: str
     value: str
@@ -30,12 +30,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """All facts of one world, of every split and the famous part.
+    """All facts of one world: every split and the famous part.
 
     Args:
         facts: query ("NAME KEY") to value, both normalised.
-        names: of all entities, normalised.
-        questions: of all splits, by their text and golden answers.
+        names: names of all entities, normalised.
+        questions: questions of all splits, by text and golden answers.
     """
 
     facts: dict[str, str]
@@ -43,10 +43,7 @@ class Knowledge:
     questions: dict[tuple[str, tuple[str, ...]], Question]
 
     def claims(self, text: str) -> Iterator[Claim]:
-        """Each fact that the text states, at most one in a clause: "NAME KEY" and the words behind it.
-
-        A clause that ends there asks and states nothing.
-        """
+        """Yield each fact that the text states, at most one per clause: "NAME KEY" and the words that follow."""
         for clause in _CLAUSE.split(text):
             words = normalize_answer(clause).split()
             for at in range(len(words) - 3):
@@ -56,7 +53,7 @@ class Knowledge:
                     break
 
     def compares(self, text: str) -> bool | None:
-        """Whether a comparison is right ("A is larger than B", "A and B have the same KEY"); None where it is none."""
+        """Return whether "A is larger than B" or "A and B have the same KEY" is true; None for any other text."""
         said = normalize_answer(text)
         if found := _COMPARES.fullmatch(said):
             key = _MORE[found[2]]
@@ -70,21 +67,21 @@ class Knowledge:
         return None
 
     def speaks_of(self, text: str) -> bool:
-        """Whether a text says nothing, yes or no, or has a word of this world in it: what can be judged here.
+        """Return whether a text can be judged: it is empty, "none", yes or no, or has a word of this world.
 
-        A thing that is made up of such words, as a policy does when it guesses, is known not to be there.
+        A policy that guesses combines such words into entities, which are then known not to exist.
         """
         said = normalize_answer(text)
         return said in ("", "none", "yes", "no") or not _WORDS.isdisjoint(said.split())
 
 
-# Parts of names, and values; what relations are called, such as "capital", is said of the real world as well.
+# Parts of names, and values; names of relations, such as "capital", are words of the real world as well.
 _WORDS = frozenset(normalize_answer(word) for word in words()) - {relation.key for relation in RELATIONS}
 
 
 @lru_cache(maxsize=4)
 def knowledge_of(world_seed: int) -> Knowledge:
-    """What is true in the world of that seed."""
+    """Return the facts of the world with that seed."""
     world = make_world(world_seed)
     parts = (*world.parts.values(), world.famous)
     facts = {

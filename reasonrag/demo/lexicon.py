@@ -1,7 +1,7 @@
-"""The fixed vocabulary of the demo: invented names by type of entity, the relations between them, and how one asks.
+"""The fixed vocabulary of the demo: invented names by type of entity, the relations between them, and their questions.
 
-Every name has two words. Which split a pair of words belongs to never depends on a seed, so a test name can never turn
-up in training, whatever the world.
+Every name has two words. The split of a pair of words does not depend on a seed, so a test name never occurs in
+training, in any world.
 """
 
 from __future__ import annotations
@@ -124,12 +124,12 @@ KINDS: tuple[Kind, ...] = tuple(_NAMES)
 
 
 def relations_of(kind: Kind) -> tuple[Relation, ...]:
-    """The attributes that a page of this type has, in page order."""
+    """Return the attributes of a page of this type, in page order."""
     return tuple(relation for relation in RELATIONS if relation.subject == kind)
 
 
 def names(kind: Kind, split: Split) -> tuple[str, ...]:
-    """Every name of the type that belongs to the split: the three splits share no name, whatever the world's seed."""
+    """Return every name of the type that belongs to the split; the three splits share no name."""
     firsts, lasts = (words.split() for words in _NAMES[kind])
     return tuple(
         f"{first} {last}"
@@ -140,13 +140,13 @@ def names(kind: Kind, split: Split) -> tuple[str, ...]:
 
 
 def famous_names(kind: Kind) -> tuple[str, ...]:
-    """The names of the type that every world has."""
+    """Return the names of the type that every world has."""
     lasts = _NAMES[kind][1].split()
     return tuple(f"{first} {lasts[-1 - place % len(lasts)]}" for place, first in enumerate(_FAMOUS[kind].split()))
 
 
 def words() -> tuple[str, ...]:
-    """Every word that a page or a query can hold, each once, in a fixed order."""
+    """Return every word that a page or a query can hold, once each, in a fixed order."""
     pools = [pool for pair in _NAMES.values() for pool in pair] + list(_FAMOUS.values())
     classes = [value for relation in RELATIONS if isinstance(relation.target, tuple) for value in relation.target]
     return (*(word for pool in pools for word in pool.split()), *(relation.key for relation in RELATIONS), *classes)

@@ -1,7 +1,7 @@
-"""How the exact judge of the demo world decides each question of `rewards.verdicts`, and how it errs.
+"""How the exact judge of the demo world answers each kind of request of `rewards.verdicts`, and how it errs.
 
-Every function takes the fields of a request and returns the right reply with a way to draw a wrong one, or None where
-it cannot know. Its rules are stated there; they read only what the request shows, and the facts of the world.
+Every function takes the fields of a request and returns the correct reply with a way to draw a wrong one, or None if
+it cannot know. It uses only what the request shows and the facts of the world.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ITEM = re.compile(r"(?:(?<=\s)|^)\d+[.)]\s+([^;\n]*?)(?=\s\d+[.)]\s|[;\n]|$)")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The right reply, and one that is wrong, drawn at random."""
+    """The correct reply, and a function that draws a wrong one."""
 
     right: str
     wrong: Callable[[Random], str]
 
 
 def same_meaning(world: Knowledge, fields: Fields) -> Verdict | None:
-    """True where both are equal when normalised, state the same fact with the same value, or one is the bare value."""
+    """Judge two statements as equal if they state the same fact with the same value, or one is the bare value."""
     first, second = _text(fields, "Statement 1"), _text(fields, "Statement 2")
     said = {_bare(world, first), _bare(world, second)}
     claims = [claim for text in (first, second) for claim in [_claim(world, text)] if claim]
@@ -47,11 +47,10 @@ def same_meaning(world: Knowledge, fields: Fields) -> Verdict | None:
 
 
 def step_holds(world: Knowledge, fields: Fields) -> Verdict | None:
-    """True where all facts stated are true, and the conclusion states one or follows from one in the reasoning.
+    """Judge a step as true if all stated facts are true and its conclusion states a fact or follows from one.
 
-    A conclusion follows where it is a comparison that is right, or the value of a fact that the reasoning states. Of
-    any other in the words of this world ("yes", a bare name, "None") nothing shows that it does: False. One in other
-    words cannot be judged.
+    A conclusion follows if it is a correct comparison, or the value of a fact that the reasoning states. Any other
+    conclusion in the words of this world ("yes", a bare name, "None") is False; one in other words cannot be judged.
     """
     reasoning, conclusion = _text(fields, "Reasoning"), _text(fields, "Conclusion")
     stated, concluded = list(world.claims(reasoning)), list(world.claims(conclusion))
@@ -66,14 +65,14 @@ def step_holds(world: Knowledge, fields: Fields) -> Verdict | None:
 
 
 def answer(world: Knowledge, fields: Fields) -> Verdict | None:
-    """YES where the prediction equals one of the answers (house exact match)."""
+    """Reply YES if the prediction equals one of the answers (exact match)."""
     match = exact_match(_text(fields, "Prediction"), _text(fields, "Reference answers").split(" | ")) > 0
     yes, no = "YES", "NO"
     return Verdict(yes if match else no, lambda rng: no if match else yes)
 
 
 def path(world: Knowledge, fields: Fields) -> Verdict | None:
-    """The six scores by `score_path`; unknown where the question is none of this world's."""
+    """Reply with the six scores of `score_path`; None if the question is not of this world."""
     question = world.questions.get((_text(fields, "Question"), tuple(_text(fields, "Golden answers").split(" | "))))
     if question is None:
         return None
@@ -84,7 +83,7 @@ def path(world: Knowledge, fields: Fields) -> Verdict | None:
 
 
 def plan(world: Knowledge, fields: Fields) -> Verdict | None:
-    """The searches that the question needs, and its answer; wrong is a step too many, one too few, another answer."""
+    """Reply with the searches that the question needs and its answer; an error changes a step or the answer."""
     asked = _text(fields, "Question to plan")
     shown = tuple(_text(fields, "Golden answers").split(" | ")) if "Golden answers" in fields else None
     known = [q for (text, golden), q in world.questions.items() if text == asked and shown in (None, golden)]
@@ -102,7 +101,7 @@ def plan(world: Knowledge, fields: Fields) -> Verdict | None:
 
 
 def vote(world: Knowledge, fields: Fields) -> Verdict | None:
-    """The steps of more than half of the candidates, in the order of the shortest that has most of them."""
+    """Reply with the steps of more than half of the candidates, in the order of the shortest one that has most."""
     paths = [value for label, value in fields.items() if label.startswith("Path ")]
     votes = Counter(step for path in paths for step in {normalize_answer(step) for step in path})
     kept = {step for step, count in votes.items() if count > len(paths) / 2}
@@ -116,24 +115,24 @@ def vote(world: Knowledge, fields: Fields) -> Verdict | None:
 
 
 def score_path(world: Knowledge, question: Question, reference: Sequence[str], reading: Reading) -> PathScores:
-    """Search-P1's six scores of a trajectory in the demo world.
+    """Return Search-P1's six scores of a trajectory in the demo world.
 
-    - `planner_score`: the plan against the searches that the question needs: 1.2 the same, 1.0 with one more, 0.6 with
-      some of them, 0.2 with none.
+    - `planner_score`: the plan against the needed searches: 1.2 for the same, 1.0 for one more, 0.6 for some of them,
+      0.2 for none.
     - `model_plan_steps`: numbered items of the plan.
-    - `effective_steps_self`: items whose search was made and brought its fact. An item is a search where it has all of
+    - `effective_steps_self`: items whose search was made and found its fact. An item means a search if it has all of
       its words, or its key and no other entity's name.
     - `effective_steps_ref`: reference steps that were searched for, in any order.
-    - `outcome_accuracy_score`: 1 exact, 0.5 where the answer shares words with a golden one.
-    - `outcome_reasoning_score`: 1 where every needed fact was found, 0.8 more than half, 0.5 some. A fact is found
-      where what the policy says of it last is true, or a passage has it and the policy says nothing of it; a famous one
-      also where the answer is right.
+    - `outcome_accuracy_score`: 1 for an exact match, 0.5 if the answer shares words with a golden one.
+    - `outcome_reasoning_score`: 1 if every needed fact was found, 0.8 for more than half, 0.5 for some. A fact is found
+      if the policy's last statement of it is true, or a passage has it and the policy states nothing about it; a famous
+      one also if the answer is correct.
 
     Args:
-        world: what is true.
+        world: the facts of the world.
         question: with `path` and `known` in its metadata.
         reference: steps of the reference path.
-        reading: of the trajectory.
+        reading: the trajectory as its format reads it.
     """
     items = [item[1] for item in _ITEM.finditer(reading.plan)]
     needed = [hop["query"] for hop in question.metadata["path"]]
@@ -162,13 +161,13 @@ def stream_format(name: str) -> StreamFormat:
 
 
 def read(text: str) -> Reading:
-    """A trajectory of unknown format: as the first that it is well-formed in, else the one that makes most of it."""
+    """Read a trajectory of unknown format: in the first format that fits, else in the one that reads most of it."""
     readings = [stream_format(name).read_text(text) for name in DEMO_FORMATS]
     return max(readings, key=lambda r: (r.well_formed, len(r.queries) + (r.answer is not None) + bool(r.plan)))
 
 
 def _found(world: Knowledge, facts: Collection[str], reading: Reading) -> set[str]:
-    """Which of the facts (by query) a passage brought or the policy stated, and which it did not misstate at last."""
+    """Return the facts (by query) whose last statement is true, or that a passage shows and no statement mentions."""
     said = {c.query: c.true for b in reading.blocks for c in world.claims(f"{b.reasoning}\n{b.conclusion}")}
     shown = " ".join(block.context for block in reading.blocks).lower()
     return {query for query in facts if said.get(query, f"{query} {world.facts[query]}" in shown)}
@@ -187,7 +186,7 @@ def _reasoning_score(found: int, needed: int) -> float:
 
 
 def _matched(world: Knowledge, items: Sequence[str], queries: Iterable[str]) -> dict[int, str]:
-    """Which item is which query, each at most once: first by all of its words, then by its key."""
+    """Match items to queries, each at most once: first by all words of the query, then by its key."""
     left = [normalize_answer(query) for query in queries]
     texts = [f" {normalize_answer(item)} " for item in items]
     found: dict[int, str] = {}
@@ -208,14 +207,14 @@ def _means(world: Knowledge, text: str, query: str, *, whole: bool) -> bool:
 
 
 def _brought(world: Knowledge, query: str, reading: Reading) -> bool:
-    """Whether the passages of a search for it say what it asks for."""
+    """Return whether a search for `query` found a passage that states its fact."""
     value = world.facts.get(query)
     contexts = (block.context for block in reading.blocks if block.query and normalize_answer(block.query) == query)
     return value is not None and any(f"{query} {value}" in context.lower() for context in contexts)
 
 
 def _other_scores(right: PathScores, reference_steps: int, rng: Random) -> PathScores:
-    """Any other valid verdict."""
+    """Draw a valid verdict that differs from the correct one."""
     while True:
         planned = rng.randint(0, 4)
         scores = PathScores(
@@ -231,7 +230,7 @@ def _other_scores(right: PathScores, reference_steps: int, rng: Random) -> PathS
 
 
 def _spoilt(world: Knowledge, steps: tuple[str, ...], rng: Random) -> tuple[str, ...]:
-    """The steps without one of them, or with a needless one."""
+    """Return the steps with one dropped, or with a needless one added."""
     place = rng.randrange(len(steps))
     if len(steps) > 1 and rng.random() < 0.5:
         return (*steps[:place], *steps[place + 1 :])
@@ -256,13 +255,13 @@ def _scores(scores: PathScores) -> str:
 
 
 def _claim(world: Knowledge, text: str) -> tuple[str, str] | None:
-    """Query and value of a text that is one statement of a fact, right or wrong."""
+    """Return query and value of a text that states exactly one fact, correct or not."""
     claims = list(world.claims(text))
     return (claims[0].query, claims[0].value) if len(claims) == 1 else None
 
 
 def _bare(world: Knowledge, text: str) -> str:
-    """What a statement says, without what it says it of."""
+    """Return the value that a statement gives, without its subject."""
     claim = _claim(world, text)
     return normalize_answer(text) if claim is None else claim[1]
 

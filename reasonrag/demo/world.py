@@ -1,8 +1,8 @@
-"""An invented encyclopedia from a seed: one infobox-like page an entity, and questions whose answers lie in the pages.
+"""An invented encyclopedia from a seed: one infobox-like page per entity, and questions that the pages answer.
 
-A world has four closed parts: train, dev, test and famous. Facts lead from an entity to others of the same part only,
-so a test question never touches an entity of training. The famous part is the same in every world: a policy that has
-seen it again and again can answer from memory, which is what makes a search needless.
+A world has four closed parts: train, dev, test and famous. Facts link entities of the same part only, so a test
+question never involves an entity of training. The famous part is the same in every world: a policy trained on many
+worlds can answer its questions from memory, and then a search is needless.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ DemoSplit = Literal["train", "dev", "test", "train-famous"]
 
 _ENTITIES: dict[Kind, int] = {"person": 48, "film": 30, "city": 24, "band": 20, "company": 20, "country": 8}
 _QUESTIONS: dict[Split, int] = {"train": 600, "dev": 300, "test": 1200}
-# One round of question kinds: any beginning of a question list has nearly this mix.
+# One round of question kinds, repeated, so that any prefix of a question list has nearly this mix.
 _ROUND = (*["one_hop"] * 3, *["known"] * 2, *["bridge"] * 7, *["three_hop"] * 4, *["comparison"] * 2, *["yes_no"] * 2)
 _FAMOUS_SHARE: dict[Split, tuple[float, float]] = {"train": (0.0, 0.3), "dev": (0.3, 0.45), "test": (0.45, 1.0)}
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One search that a question needs, and what the page found says: `evidence` is the query and the value."""
+    """One search that a question needs, and the value that the page states."""
 
     query: str
     value: str
 
     @property
     def evidence(self) -> str:
-        """What a policy should note."""
+        """The note that a policy should take: the query and the value."""
         return f"{self.query} {self.value}"
 
 
@@ -57,7 +57,7 @@ class Part:
 
     @classmethod
     def draw(cls, names_of: Callable[[Kind], tuple[str, ...]], rng: Random, *, sizes: dict[Kind, int]) -> Part:
-        """`sizes` entities of each type (all of them where fewer names exist), with random facts among them."""
+        """Draw `sizes` entities of each type (or all if fewer names exist), with random facts among them."""
         chosen = {kind: rng.sample(pool, min(sizes[kind], len(pool))) for kind in KINDS for pool in [names_of(kind)]}
         kinds = {name: kind for kind in KINDS for name in chosen[kind]}
         facts: dict[str, dict[str, str]] = {}
@@ -69,34 +69,32 @@ class Part:
         return cls(kinds, facts)
 
     def named(self, kind: Kind) -> list[str]:
-        """The entities of a type, in the order drawn."""
+        """Return the entities of a type, in the order drawn."""
         return [name for name, its in self.kinds.items() if its == kind]
 
     def hop(self, name: str, key: str) -> Hop:
-        """The search for one attribute of an entity."""
+        """Return the search for one attribute of an entity."""
         return Hop(f"{name} {key}", self.facts[name][key])
 
     def page(self, name: str, passage_id: str = "") -> Passage:
-        """The entity's page in FlashRAG's form: the title, a newline, the text.
-
-        Every fact repeats the name: without it BM25 often prefers a page that mentions the entity to its own.
-        """
+        """Return the entity's page in FlashRAG's form: the title, a newline, the text."""
+        # Every fact repeats the name: otherwise BM25 often ranks a page that mentions the entity above its own page.
         text = "; ".join(self.hop(name, key).evidence for key in self.facts[name])
         return Passage(passage_id or name, f"{name}\n{text}")
 
 
 @dataclass(frozen=True)
 class World:
-    """The parts of one world."""
+    """The parts of one world, its questions and its corpus."""
 
     seed: int
     parts: dict[Split, Part]
     famous: Part
 
     def questions(self, split: Split) -> list[Question]:
-        """The questions of a split, in a fixed order: about the split's own entities, and some about famous ones.
+        """Return the questions of a split, in a fixed order: about its own entities, and some about famous ones.
 
-        The three splits share no question: those about famous entities are divided by fact.
+        The splits share no question: questions about famous entities are divided by fact.
         """
         rng = Random(f"demo questions {self.seed} {split}")
         known = self._known(split)
@@ -115,14 +113,14 @@ class World:
         return list(made.values())
 
     def corpus(self) -> list[Passage]:
-        """Every page of every part, shuffled: one corpus for all splits."""
+        """Return the pages of all parts, shuffled: one corpus for all splits."""
         pages = [(part, name) for part in (*self.parts.values(), self.famous) for name in part.facts]
         Random(f"demo corpus {self.seed}").shuffle(pages)
         return [part.page(name, f"{self._stem}-page-{number:05d}") for number, (part, name) in enumerate(pages)]
 
     @property
     def _stem(self) -> str:
-        """What ids begin with: worlds of other seeds have other ids, so that data sets can be merged."""
+        """Prefix of ids: worlds of other seeds have other ids, so that their data sets can be merged."""
         return "demo" if self.seed == 0 else f"demo-{self.seed}"
 
     def _known(self, split: Split) -> Iterator[Question]:
@@ -135,7 +133,7 @@ class World:
 
 @lru_cache(maxsize=4)
 def make_world(seed: int = 0) -> World:
-    """The world of a seed, the same everywhere. Another seed draws other entities and facts from the same words."""
+    """Return the world of a seed. Another seed draws other entities and facts from the same words."""
     parts = {
         split: Part.draw(partial(names, split=split), Random(f"demo world {seed} {split}"), sizes=_ENTITIES)
         for split in SPLITS
@@ -145,36 +143,36 @@ def make_world(seed: int = 0) -> World:
 
 @lru_cache(maxsize=1)
 def famous_part() -> Part:
-    """The part that every world shares."""
+    """Return the part that every world shares."""
     everybody: dict[Kind, int] = {kind: len(famous_names(kind)) for kind in KINDS}
     return Part.draw(famous_names, Random("demo famous"), sizes=everybody)
 
 
 def famous_facts() -> list[tuple[str, Relation]]:
-    """Every fact about a famous entity, as its name and the relation."""
+    """Return every fact about a famous entity, as its name and the relation."""
     return [(name, relation) for name, kind in famous_part().kinds.items() for relation in relations_of(kind)]
 
 
-# The three of the world, and the training questions of which a third need no search.
+# `train-famous`: the training questions, thinned out so that a third of them need no search.
 DEMO_SPLITS: tuple[DemoSplit, ...] = (*SPLITS, "train-famous")
 
 
 def demo_questions(split: DemoSplit, *, seed: int = 0, limit: int | None = None) -> list[Question]:
-    """The first `limit` questions of a split of the world with that seed (600 train, 300 dev, 1200 test)."""
+    """Return the first `limit` questions of a split (600 train, 300 dev, 1200 test) of the world with that seed."""
     if split == "train-famous":
         return with_famous(make_world(seed).questions("train"), share=1 / 3)[:limit]
     return make_world(seed).questions(split)[:limit]
 
 
 def demo_corpus(seed: int = 0) -> list[Passage]:
-    """All pages of the world with that seed, of all splits."""
+    """Return all pages of the world with that seed, of all splits."""
     return make_world(seed).corpus()
 
 
 def with_famous(questions: list[Question], *, share: float) -> list[Question]:
-    """As many of the questions as leave those about famous entities this share, in their order.
+    """Drop questions from the end until those about famous entities are this share; keep the order.
 
-    A needless search can only be told where the policy knows the answer, and in the world at large that is rare.
+    A search is known to be needless only if the policy knows the answer, and such questions are few.
     """
     known = sum(question.metadata["known"] for question in questions)
     room = round(known * (1 - share) / share)
@@ -187,13 +185,13 @@ def with_famous(questions: list[Question], *, share: float) -> list[Question]:
 
 
 def one_hop(part: Part, name: str, relation: Relation, *, known: bool = False) -> Question:
-    """A question that one page answers; `known` if the policy has seen the fact in training."""
+    """Return a question that one page answers; `known` if the policy has seen the fact in training."""
     hop = part.hop(name, relation.key)
     return _question("one_hop", relation.ask.format(x=name), hop.value, [hop], known=known)
 
 
 def ask(part: Part, kind: str, rng: Random) -> Question:
-    """A random question of one kind (`one_hop`, `bridge`, `three_hop`, `comparison`, `yes_no`), without an id.
+    """Draw a question of one kind (`one_hop`, `bridge`, `three_hop`, `comparison`, `yes_no`), without an id.
 
     `metadata` holds `kind`, `hops` (searches needed), `path` (the searches in order, each with query and evidence) and
     `known` (whether the facts are famous).
@@ -214,7 +212,7 @@ def ask(part: Part, kind: str, rng: Random) -> Question:
 
 
 def _chain(part: Part, length: int, rng: Random) -> Question:
-    """Follows `length` relations from a random entity, never back to one that it has passed."""
+    """Draw a question that follows `length` relations from a random entity and visits none twice."""
     while True:
         passed = [rng.choice(list(part.facts))]
         phrase, hops = passed[0], list[Hop]()
@@ -241,7 +239,7 @@ def _comparison(part: Part, rng: Random) -> Question:
 
 
 def larger(relation: Relation, first: Hop, second: Hop) -> str:
-    """The entity whose value comes later among the relation's classes."""
+    """Return the entity whose value comes later among the relation's classes."""
     winner = max(first, second, key=lambda hop: relation.target.index(hop.value))
     return winner.query.removesuffix(f" {relation.key}")
 

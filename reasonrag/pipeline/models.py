@@ -1,4 +1,4 @@
-"""`--policy` and `--judge`: from what a person types to an LLM."""
+"""`--policy` and `--judge`: open the LLM at an address such as `hf:Qwen/Qwen2.5-7B-Instruct`."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _JUDGE_CHOICE = ", demo-judge[:WORLD_SEED[:ERROR]] (knows the demo world's answe
 
 
 def open_llm(config: ModelConfig, role: Role) -> LLM:
-    """The model that the configuration names, or the paper's where this machine has a GPU.
+    """Open the model that the configuration names; without a name, the paper's if this machine has a GPU.
 
     Raises:
-        ConfigError: nothing is chosen and there is no GPU, the choice is unknown, or it cannot work here.
+        ConfigError: no model is named and there is no GPU, the address is unknown, or it cannot work here.
     """
     spec, scheme, rest = _parsed(config, role)
     return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
 
 
 def check_llm(config: ModelConfig, role: Role) -> None:
-    """What can be seen of a model without loading it: a backend of that name, a folder with a model in it.
+    """Check a model's address without loading the model: its backend, and the files of a folder.
 
     Raises:
-        ConfigError: it cannot work here; one line says why.
+        ConfigError: the model cannot work here; one line says why.
     """
     spec, scheme, rest = _parsed(config, role)
     if scheme in ("hf", "vllm"):
@@ -58,7 +58,7 @@ def check_llm(config: ModelConfig, role: Role) -> None:
 
 
 def _parsed(config: ModelConfig, role: Role) -> tuple[str, str, str]:
-    """A specification, its backend, and what is meant for the backend."""
+    """Return the address, its scheme (a key of `BACKENDS`), and the rest of the address."""
     spec = config.spec or _default(role)
     scheme, _, rest = spec.partition(":")
     scheme = scheme.lower()
@@ -71,19 +71,19 @@ def _parsed(config: ModelConfig, role: Role) -> tuple[str, str, str]:
         )
     if role == "policy" and scheme == "demo-judge":
         raise ConfigError(
-            "demo-judge judges steps and writes none, so it is no policy; "
-            "take it as --judge, and for the demo world --policy demo"
+            "demo-judge only judges steps and cannot act as a policy; "
+            "use it as --judge, and --policy demo for the demo world"
         )
     return spec, scheme, rest
 
 
 def is_reader(config: ModelConfig) -> bool:
-    """Whether this is one of the small readers that know the format's steps and nothing else."""
+    """Return whether this is a small model that can only write the format's steps, and so cannot judge."""
     return (config.spec or "").partition(":")[0].lower() in ("extractive", "demo")
 
 
 def has_gpu() -> bool:
-    """Whether torch is installed and sees a CUDA device."""
+    """Return whether torch is installed and sees a CUDA device."""
     if find_spec("torch") is None:
         return False
     import torch
@@ -129,7 +129,7 @@ def _server(url: str, config: ModelConfig) -> LLM:
 
 
 def _named(url: str, config: ModelConfig) -> str:
-    """The model's name at a server, which only its user knows."""
+    """Return the model's name at a server, which has no default."""
     if config.model is None:
         raise ConfigError(
             f"{url} needs the name of the model that it serves: add --policy-model (or --judge-model); "
@@ -182,7 +182,7 @@ def _extractive(rest: str, config: ModelConfig) -> LLM:
 
 
 def _plugin(path: str, config: ModelConfig) -> LLM:
-    """`package.module:factory`; the factory is called with the `ModelConfig`."""
+    """Call the factory at `package.module:factory` with the `ModelConfig`."""
     llm: LLM = import_plugin(path)(config)
     return llm
 

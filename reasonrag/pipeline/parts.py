@@ -1,4 +1,4 @@
-"""Configuration to parts: questions, retriever, format, policy and judge, as every command needs them."""
+"""Open what a configuration names: questions, retriever, format, policy and judge."""
 
 from __future__ import annotations
 
@@ -27,30 +27,29 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a run is made of.
+    """The parts of a run.
 
-    `content` names and checksums what the configuration points at: if any of it changes, so may the results.
+    `content` holds names and checksums of the inputs; if one changes, results may change.
     """
 
     questions: list[Question]
     retriever: Retriever
     format: Format
     policy: LLM
-    judge: LLM | None  # only where nodes are valued by one
+    judge: LLM | None  # None if nodes are valued by rollouts
     content: dict[str, str]
 
     async def aclose(self) -> None:
-        """Close what is open."""
         for part in (self.policy, self.judge, self.retriever):
             if part is not None:
                 await part.aclose()
 
 
 def open_parts(config: Config) -> Parts:
-    """Everything that the configuration names.
+    """Open everything that the configuration names.
 
     Raises:
-        ConfigError, DataError: something is not there or cannot work; one line says what and what to do.
+        ConfigError, DataError: an input is missing or cannot work; one line says which and what to do.
     """
     questions = open_questions(config)
     retriever = open_retriever(config, questions)
@@ -70,18 +69,18 @@ def open_parts(config: Config) -> Parts:
 
 
 def _open_judge_model(config: Config, policy: LLM) -> LLM:
-    """Eq. 6: the policy itself judges, unless another model is named; without `--judge`, one on the policy's server."""
+    """Open the judge of Eq. 6: `--judge`, or `--judge-model` on the policy's server, or the policy itself."""
     if config.judge.spec is not None:
         return open_llm(config.judge, "judge")
     if config.judge.model in (None, config.policy.model) and not is_reader(config.policy):
-        return policy  # the very same: a model in this process is loaded once
+        return policy  # the same object, so that a model in this process is loaded once
     sampling = ("model", "temperature", "top_p", "max_tokens")
     named = {name: getattr(config.judge, name) for name in sampling}
     return open_llm(config.policy.model_copy(update=named), "judge")
 
 
 def open_questions(config: Config) -> list[Question]:
-    """The questions of `questions.dataset`."""
+    """Load the questions of `questions.dataset`."""
     wanted = config.questions
     if wanted.dataset is None:
         raise ConfigError("no questions: give --dataset a name (hotpotqa, ...), `demo`, or a JSONL or Parquet file")
@@ -98,7 +97,7 @@ def open_questions(config: Config) -> list[Question]:
 
 
 def open_retriever(config: Config, questions: list[Question]) -> Retriever:
-    """The retriever of `retrieval.kind`; without one, an index or a server where it is given, else BM25."""
+    """Open the retriever of `retrieval.kind`; by default the given index or server, else BM25."""
     wanted = config.retrieval
     if wanted.kind is not None and wanted.kind.startswith("python:"):
         retriever: Retriever = import_plugin(wanted.kind.removeprefix("python:"))(config, questions)
@@ -114,14 +113,14 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
 
 
 def _bm25(config: Config, questions: list[Question]) -> Retriever:
-    """An index over the given corpus, or over the paragraphs that the questions carry."""
+    """Open BM25 over the given corpus, or over the paragraphs that come with the questions."""
     from reasonrag.retrieval.bm25 import BM25Retriever
 
     return BM25Retriever.open(_corpus(config, questions), cache=Path(config.retrieval.cache).expanduser() / "bm25")
 
 
 def _remote(config: Config, questions: list[Question]) -> Retriever:
-    """Servers that speak Search-R1's protocol."""
+    """Open servers that speak Search-R1's protocol."""
     from reasonrag.retrieval.remote import RemoteRetriever
 
     wanted = config.retrieval
@@ -154,7 +153,7 @@ def _corpus(config: Config, questions: list[Question]) -> Path | list[Passage]:
 
 
 def open_format(config: Config) -> Format:
-    """The format by name, with its prompt texts."""
+    """Create the format `format.name`, with its prompt texts."""
     name = config.format.name
     if name not in FORMATS and not name.startswith("python:"):
         raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
@@ -168,24 +167,24 @@ def open_format(config: Config) -> Format:
 
 
 def open_judge(llm: LLM, config: Config) -> ProcessJudge:
-    """The process judge of Eq. 6 on a given model."""
+    """Create the process judge of Eq. 6 on a given model."""
     return ProcessJudge(llm, PromptSet.find(config.format.prompts), sampling=sampling(config.judge))
 
 
 def judge_service(llm: LLM, judge: ModelConfig, prompts: PromptSet) -> JudgeService:
-    """What rewards and metrics ask for verdicts, on a given model."""
+    """Create the service that rewards and metrics ask for verdicts, on a given model."""
     return JudgeService(
         llm, prompts, sampling=sampling(judge), deadline_s=judge.timeout_s, concurrency=judge.concurrency
     )
 
 
 def sampling(model: ModelConfig) -> Sampling:
-    """How a configured model is sampled."""
+    """Return the sampling settings of a configured model."""
     return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
 
 
 def set_aside(question: Question, error: Exception) -> str:
-    """Log why a question is set aside; returns the cause under which it is counted."""
+    """Log why a question is set aside; return the cause that it is counted under."""
     cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
     log.warning("question set aside", question=question.id, cause=cause, error=excerpt(str(error)))
     return cause
@@ -193,18 +192,18 @@ def set_aside(question: Question, error: Exception) -> str:
 
 @runtime_checkable
 class Checkable(Protocol):
-    """A part that can say whether it would work."""
+    """A part that can check whether it will work, such as a client of a server."""
 
     async def check(self) -> None:
-        """One clear error if it would not."""
+        """Raise one clear error if it will not work."""
         ...
 
 
 async def check(parts: Parts) -> None:
-    """Ask servers whether they are there, before anything is paid for.
+    """Check that all servers answer, before any call is paid for.
 
     Raises:
-        LLMError, RetrievalError, ConfigError: one clear line.
+        LLMError, RetrievalError, ConfigError: a part will not work; one clear line.
     """
     opened: tuple[object, ...] = (parts.policy, parts.judge, parts.retriever)
     await asyncio.gather(*(part.check() for part in opened if isinstance(part, Checkable)))

@@ -231,7 +231,7 @@ def test_samples_of_one_request_are_those_of_their_own_seeds():
 
 def test_a_policys_prompt_is_refused():
     for prompt in (demo_format().prompt(TRAIN[0], ()), Prompt((Message("user", ""),))):
-        with pytest.raises(LLMError, match="no others"):
+        with pytest.raises(LLMError, match="only answer the prompts of judges"):
             asyncio.run(DemoJudge().complete(prompt, Sampling()))
 
 

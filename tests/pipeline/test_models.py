@@ -144,7 +144,7 @@ def test_the_demo_judge_is_named_by_world_and_error_rate():
 
 
 def test_the_demo_judge_is_no_policy():
-    with pytest.raises(ConfigError, match="demo-judge judges steps and writes none"):
+    with pytest.raises(ConfigError, match="demo-judge only judges steps and cannot act as a policy"):
         open_llm(ModelConfig(spec="demo-judge"), "policy")
 
 
