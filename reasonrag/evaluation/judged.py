@@ -1,6 +1,6 @@
-"""What only a judge can tell of an attempt: is its answer right in meaning, which searches were needless or missing.
+"""Metrics that need a judge: whether an answer is right in meaning (LasJ), needless and missing searches (OSR, USR).
 
-LasJ is that of When-to-search, sec. 4.1; OSR and USR are those of HiPRAG, eq. 2 (arXiv:2510.07794).
+LasJ follows When-to-search, sec. 4.1; OSR and USR follow HiPRAG, eq. 2 (arXiv:2510.07794).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, InputError, Interrupted
@@ -22,7 +23,7 @@ from reasonrag.storage.parquet import Row
 
 JUDGED = ("lasj", "osr", "usr")
 
-# What each metric needs of a prompt set, and under which name it is counted.
+# Texts of the prompt set that each metric needs, and the name that its verdicts are counted under.
 _TEXTS = {
     "lasj": ("judge/answer",),
     "osr": ("judge/same_meaning", "hiprag/direct"),
@@ -33,7 +34,7 @@ COUNTED_AS = {"lasj": "answer", "osr": "over", "usr": "under"}
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """A judge, and which metrics of `JUDGED` it is asked for; all of them unless told otherwise."""
+    """A judge, and the metrics of `JUDGED` that it is asked for."""
 
     model: ModelConfig
     metrics: tuple[str, ...] = JUDGED
@@ -43,11 +44,7 @@ class Judging:
             raise ConfigError(f"a judge is asked for some of {', '.join(JUDGED)}, not for {', '.join(self.metrics)!r}")
 
     def check(self, prompts: PromptSet) -> None:
-        """See that a prompt set has every text that will be needed.
-
-        Raises:
-            ConfigError: it has not.
-        """
+        """Raise ConfigError unless the prompt set has every text that the metrics need."""
         for metric in self.metrics:
             for name in _TEXTS[metric]:
                 prompts.text(name)
@@ -55,7 +52,7 @@ class Judging:
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Steps of one kind in one attempt: those of which it is known, how many of them were wrong to take, the others."""
+    """Steps of one kind in one attempt: wrong ones among the known, all known ones, and those without a verdict."""
 
     suboptimal: int
     known: int
@@ -63,21 +60,21 @@ class StepCounts:
 
     @classmethod
     def of(cls, flags: Sequence[StepFlag], kind: str) -> StepCounts:
-        """Those of a kind.
+        """Count the steps of a kind.
 
         >>> StepCounts.of([StepFlag("search", True), StepFlag("search", None), StepFlag("own", False)], "search")
         StepCounts(suboptimal=1, known=1, unknown=1)
         """
-        found = [flag.suboptimal for flag in flags if flag.kind == kind]
-        return cls(found.count(True), len(found) - found.count(None), found.count(None))
+        verdicts = [flag.suboptimal for flag in flags if flag.kind == kind]
+        return cls(verdicts.count(True), len(verdicts) - verdicts.count(None), verdicts.count(None))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What a judge found in one attempt; None where it was not asked.
+    """A judge's verdicts on one attempt; None if it was not asked.
 
-    `lasj` is None too where it was asked and gave no verdict. `searches` and `own_steps` are those with a search and
-    without one: suboptimal are the needless searches, and the false steps.
+    `lasj` is also None if the judge gave no verdict. `searches` counts the steps with a search, of which the needless
+    ones are suboptimal; `own_steps` the steps without a search, of which the false ones are.
     """
 
     lasj: bool | None = None
@@ -85,11 +82,10 @@ class Verdicts:
     own_steps: StepCounts | None = None
 
     def steps(self, metric: str) -> StepCounts | None:
-        """The steps of `osr` or `usr`."""
         return self.searches if metric == "osr" else self.own_steps
 
     def row(self) -> Row:
-        """The columns of `tables.trajectory_schema`."""
+        """Return the judged columns of `tables.trajectory_schema`."""
         return {
             "lasj": self.lasj,
             "steps_over": self.searches and self.searches.suboptimal,
@@ -103,34 +99,39 @@ NOT_JUDGED = Verdicts()
 
 
 class Examiner:
-    """Asks a judge about the attempts of one policy, right or wrong, in form or not: eq. 2 is over all their steps."""
+    """Asks a judge about all attempts of one policy, right or wrong, in form or not: eq. 2 is over all their steps."""
 
     def __init__(self, judge: JudgeService, policy: LLM, metrics: Sequence[str]) -> None:
-        """Put the parts together.
+        """Set the judge for one policy.
 
         Args:
-            judge: with the prompts of the policy's format, as `hiprag/direct` among them is for the policy.
-            policy: the one that made the attempts; it is asked again, greedily, without a search.
+            judge: has the prompts of the policy's format: one of them, `hiprag/direct`, is sent to the policy.
+            policy: made the attempts; it is asked again, by greedy decoding and without a search.
             metrics: some of `JUDGED`.
         """
         self.judge = judge
         self.policy = policy
         self.metrics = metrics
 
-    async def examine(self, trajectory: Trajectory, reading: Reading, counts: Counter[str]) -> Verdicts:
-        """The verdicts on an attempt that has ended.
+    def describe(self) -> dict[str, Any]:
+        """Return the judge's entry in `metrics.json`."""
+        metrics = [metric for metric in JUDGED if metric in self.metrics]
+        return {"model": self.judge.llm.name, "prompts": self.judge.fingerprint, "metrics": metrics}
 
-        A judge or a policy that fails leaves a verdict unknown, and never touches the attempt's other scores.
+    async def examine(self, trajectory: Trajectory, reading: Reading, counts: Counter[str]) -> Verdicts:
+        """Return the verdicts on a finished attempt.
+
+        If the judge or the policy fails, a verdict is unknown; the attempt's other scores do not change.
 
         Args:
             trajectory: the attempt.
-            reading: of it.
-            counts: added to, by name: `answer.asked`, `answer.unknown`, `answer.CAUSE`; with `over` and `under` as
-                `search_need.detect` counts them; `regenerated`.
+            reading: the attempt as its format reads it.
+            counts: incremented by name: `answer.asked`, `answer.unknown`, `answer.CAUSE`; `over.*` and `under.*` as
+                `rewards.hiprag.detect` counts them; `regenerated`.
 
         Raises:
             Interrupted: the run is draining.
-            InputError: the journal's disk is full, or a prompt text is gone.
+            InputError: the journal's disk is full, or a prompt text is missing.
         """
         lasj = await self._lasj(trajectory, counts)
         flags = await self._flags(reading, counts)
@@ -141,7 +142,7 @@ class Examiner:
         )
 
     async def _lasj(self, trajectory: Trajectory, counts: Counter[str]) -> bool | None:
-        """Whether the answer means the same as a golden one; a missing answer is none, and costs no call."""
+        """Return whether the answer means the same as a golden one; a missing answer does not, and costs no call."""
         if "lasj" not in self.metrics:
             return None
         if trajectory.answer is None:
@@ -157,7 +158,7 @@ class Examiner:
             return None
 
     async def _flags(self, reading: Reading, counts: Counter[str]) -> list[StepFlag]:
-        """A flag a step. What is not asked for is flagged without a call, and not looked at."""
+        """Return a flag per step; steps of a metric that is not asked for cost no call."""
         over, under = "osr" in self.metrics, "usr" in self.metrics
         if not (over or under):
             return []
@@ -167,7 +168,7 @@ class Examiner:
             )
         except (Interrupted, InputError):
             raise
-        except Exception as error:  # a policy that cannot be asked anything but its format's prompts
+        except Exception as error:  # some policies answer no prompts but those of their format
             cause = cause_of(error)
             flags = [StepFlag("search" if block.is_search else "own", None) for block in reading.blocks]
             for asked, detector, kind in ((over, "over", "search"), (under, "under", "own")):

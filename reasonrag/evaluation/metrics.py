@@ -1,4 +1,4 @@
-"""A trajectory's scores, and what kind of question it was at (arXiv:2505.14069, App. D; shared by all reports)."""
+"""Scores of a trajectory, and the kind of its question (arXiv:2505.14069, App. D); all reports use them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LONGEST_KIND = 60
 
 
 def answer_scores(prediction: str | None, golden_answers: Sequence[str], *, rules: Rules = "house") -> dict[str, float]:
-    """`em`, `f1` and `acc` (a golden answer is contained), each in [0, 1]. A missing answer scores 0.
+    """Return `em`, `f1` and `acc` (the prediction contains a golden answer) in [0, 1]; a missing answer scores 0.
 
     >>> answer_scores("in New York", ["New York"])
     {'em': 0.0, 'f1': 0.8, 'acc': 1.0}
@@ -46,40 +46,43 @@ def answer_scores(prediction: str | None, golden_answers: Sequence[str], *, rule
 
 
 def scores(trajectory: Trajectory, *, reading: Reading | None = None, rules: Rules = "house") -> Scores:
-    """The metrics of `METRICS` for a trajectory that has ended.
+    """Return the metrics of `METRICS` for a finished trajectory.
 
     Args:
         trajectory: the attempt.
-        reading: by its format's own checker; without it, an attempt is in form where every step could be read and the
-            last one answers, as in `reasonrag`.
-        rules: of EM, F1 and ACC.
+        reading: what the checker of its format says. None: an attempt is in form if every step could be parsed and the
+            last one answers, as in the format `reasonrag`.
+        rules: normalisation rules of EM, F1 and ACC.
 
     Returns:
-        `em`, `f1`, `acc` in [0, 1]; `retrievals`: searches that the policy asked for; `steps`: its decisions; `forced`:
-        1 where the answer was forced at the step limit; `format_rate`: 1.0 where the attempt is well-formed; tokens
-        summed over the steps, None unless the backend counted all of them.
+        `em`, `f1`, `acc` in [0, 1]; `retrievals`: searches of the policy; `steps`: its decisions; `forced`: 1 if the
+        answer was forced at the step limit; `format_rate`: 1.0 if the attempt is well-formed; tokens summed over the
+        steps, None unless the backend counted all of them.
 
     Raises:
-        ValueError: the trajectory has not ended: what it would score is unknown, not 0.
+        ValueError: the trajectory has not ended, so its scores are unknown, not 0.
     """
     if trajectory.stop_reason is None:
         raise ValueError("a trajectory that has not ended has no scores")
     steps = trajectory.steps
+    in_form = trajectory.answer is not None and not any(isinstance(step.action, Malformed) for step in steps)
+    if reading is not None:
+        in_form = reading.well_formed
     return {
         **answer_scores(trajectory.answer, trajectory.question.golden_answers, rules=rules),
         "retrievals": sum(isinstance(step.action, Search) for step in steps),
         "steps": len(steps),
         "forced": int(trajectory.stop_reason is StopReason.FORCED_ANSWER),
-        "format_rate": float(_in_form(trajectory) if reading is None else reading.well_formed),
+        "format_rate": float(in_form),
         "prompt_tokens": _total([step.completion.prompt_tokens for step in steps]),
         "completion_tokens": _total([step.completion.completion_tokens for step in steps]),
     }
 
 
 def kind(question: Question) -> str:
-    """The kind of a question as its data set names it; "known" where the policy has seen the fact; "" where unnamed.
+    """Return the kind that the data set gives a question: "known" if the policy has seen the fact, "" if there is none.
 
-    MuSiQue's kinds are its numbers of hops, whatever the shape of the decomposition.
+    The kinds of MuSiQue are its numbers of hops, whatever the shape of the decomposition.
 
     >>> kind(Question("3hop1__9285_5188_23307", "...", ("x",)))
     '3hop'
@@ -95,21 +98,21 @@ def kind(question: Question) -> str:
 
 
 def hops(question: Question) -> int | None:
-    """How many searches the question needs, where the data set says so; None elsewhere.
+    """Return how many searches a question needs; None if the data set does not say.
 
-    The demo world says it outright. MuSiQue says it in ids and types. HotpotQA and 2WikiMultiHopQA name the pages that
-    hold the supporting facts, and each of them has to be found.
+    The demo world has the number. MuSiQue has it in ids and types. HotpotQA and 2WikiMultiHopQA name the pages with the
+    supporting facts, each of which has to be found.
     """
-    told = question.metadata.get("hops")
-    if isinstance(told, int) and not isinstance(told, bool) and 0 < told < 1000:
-        return told
+    stated = question.metadata.get("hops")
+    if isinstance(stated, int) and not isinstance(stated, bool) and 0 < stated < 1000:
+        return stated
     return _musique_hops(question) or _supporting_pages(question)
 
 
 def trajectory_row(
     trajectory: Trajectory, reading: Reading, verdicts: Verdicts = NOT_JUDGED, *, rules: Rules = "house"
 ) -> Row:
-    """A trajectory as a row of `tables.trajectory_schema`. Texts are as they were asked, written and found."""
+    """Return a trajectory as a row of `tables.trajectory_schema`, with all texts verbatim."""
     question = trajectory.question
     return {
         "dataset": question.dataset,
@@ -128,11 +131,6 @@ def trajectory_row(
     }
 
 
-def _in_form(trajectory: Trajectory) -> bool:
-    unread = any(isinstance(step.action, Malformed) for step in trajectory.steps)
-    return not unread and trajectory.answer is not None
-
-
 def _step(step: Step) -> dict[str, Any]:
     action, content = label(step.action)
     return {
@@ -149,7 +147,7 @@ def _step(step: Step) -> dict[str, Any]:
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    """The sum; None where one is unknown: a sum over the others would be too small."""
+    """Return the sum; None if a count is unknown, because a sum over the others would be too small."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
@@ -163,7 +161,7 @@ def _musique_hops(question: Question) -> int | None:
 
 
 def _supporting_pages(question: Question) -> int | None:
-    """Distinct titles of `supporting_facts`, as `{"title": [...], ...}` or `[[title, sentence], ...]`."""
+    """Count the distinct titles of `supporting_facts`: `{"title": [...], ...}` or `[[title, sentence], ...]`."""
     facts = question.metadata.get("supporting_facts")
     titles = facts.get("title") if isinstance(facts, dict) else facts
     if not isinstance(titles, list):

@@ -29,10 +29,10 @@ from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question, Trajectory
-from reasonrag.evaluation.judged import JUDGED, NOT_JUDGED, Examiner, Judging, Verdicts
+from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging, Verdicts
 from reasonrag.evaluation.metrics import Scores, scores, trajectory_row
 from reasonrag.evaluation.report import write_results
-from reasonrag.evaluation.sweep import Setting, check_alike, check_names, sweep, varying
+from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
@@ -51,7 +51,6 @@ from reasonrag.pipeline.parts import (
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
-from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed, gather_all
 from reasonrag.storage.files import claim_folder, lock
 from reasonrag.storage.parquet import Row, ShardWriter
@@ -124,7 +123,6 @@ class Evaluation:
             ConfigError, DataError: the settings do not fit together, or a file cannot be read.
         """
         check_names(configs)
-        check_alike(configs)
         for config in configs.values():  # check all of them before the first call is paid for
             check_llm(config.policy, "policy")
         if judging is not None:
@@ -197,10 +195,11 @@ class Evaluation:
                 self._folder = folder
                 if self._draining:
                     folder.journal.drain()
-                judge = self._judge_service(config, folder)
-                outcomes = runner.run(self._settings(name, llm, judge, folder, show))
-                calls = count_calls(folder.journal, self._with_judge_prices(config))
-                return PolicyResult(name, config, content, outcomes, calls, self._describe_judge(judge))
+                outcomes, judge = runner.run(self._settings(name, llm, folder, show))
+                priced = config
+                if self.judging is not None:
+                    priced = config.model_copy(update={"judge": self.judging.model})
+                return PolicyResult(name, config, content, outcomes, count_calls(folder.journal, priced), judge)
         finally:
             self._folder = None
             self.progress.close()
@@ -208,34 +207,14 @@ class Evaluation:
             del llm
             _release_memory()
 
-    def _judge_service(self, config: Config, folder: RunFolder) -> JudgeService | None:
-        """Return the judge with the prompts of one policy's format; its replies go to that policy's journal."""
-        if self._judge is None or self.judging is None:
-            return None
-        journaled = JournaledLLM(self._judge, folder.journal, kind="judge")
-        model = self.judging.model
-        self.progress.open(journaled, model)
-        return judge_service(journaled, model, PromptSet.find(config.format.prompts))
-
-    def _with_judge_prices(self, config: Config) -> Config:
-        return config if self.judging is None else config.model_copy(update={"judge": self.judging.model})
-
-    def _describe_judge(self, judge: JudgeService | None) -> dict[str, Any] | None:
-        """Return the judge's entry in `metrics.json`."""
-        if judge is None or self.judging is None:
-            return None
-        return {
-            "model": judge.llm.name,
-            "prompts": judge.fingerprint,
-            "metrics": [metric for metric in JUDGED if metric in self.judging.metrics],
-        }
-
     async def _settings(
-        self, name: str, llm: LLM, judge: JudgeService | None, folder: RunFolder, show: Show | None
-    ) -> list[Outcome]:
-        journaled = JournaledLLM(llm, folder.journal, kind="policy")
-        self.progress.open(journaled, self.points[name][0][1].policy)
-        examiner = Examiner(judge, journaled, self.judging.metrics) if judge and self.judging else None
+        self, name: str, llm: LLM, folder: RunFolder, show: Show | None
+    ) -> tuple[list[Outcome], dict[str, Any] | None]:
+        """Return the outcomes at all settings, and the judge's entry in `metrics.json`."""
+        config = self.points[name][0][1]
+        policy = JournaledLLM(llm, folder.journal, kind="policy")
+        self.progress.open(policy, config.policy)
+        examiner = self._examiner(policy, config, folder)
         store = JournalStore(folder.journal, self.retriever.fingerprint)
         retriever = BatchedRetriever(self.retriever, store=store)
         async with show(self) if show else contextlib.nullcontext():
@@ -245,7 +224,7 @@ class Evaluation:
             for setting, config in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
                 engine = Engine(
-                    journaled,
+                    policy,
                     retriever,
                     self._formats[name],
                     max_steps=setting.max_steps,
@@ -253,7 +232,16 @@ class Evaluation:
                     sampling=sampling(config.policy),
                 )
                 outcomes.append(await self._attempts(setting, config, engine, examiner, folder))
-            return outcomes
+            return outcomes, examiner.describe() if examiner else None
+
+    def _examiner(self, policy: LLM, config: Config, folder: RunFolder) -> Examiner | None:
+        """Return what asks the judge about a policy; the judge's replies go to that policy's journal."""
+        if self._judge is None or self.judging is None:
+            return None
+        journaled = JournaledLLM(self._judge, folder.journal, kind="judge")
+        self.progress.open(journaled, self.judging.model)
+        judge = judge_service(journaled, self.judging.model, PromptSet.find(config.format.prompts))
+        return Examiner(judge, policy, self.judging.metrics)
 
     async def _attempts(
         self, setting: Setting, config: Config, engine: Engine, examiner: Examiner | None, folder: RunFolder
@@ -345,8 +333,11 @@ def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriev
     """Open questions and retriever of the first policy.
 
     Raises:
-        ConfigError: another policy has different questions or another corpus.
+        ConfigError: another policy has a different seed, different questions or another corpus.
     """
+    seeds = {config.seed for config in configs.values()}
+    if len(seeds) > 1:
+        raise ConfigError(f"policies have seeds {sorted(seeds)}; differences are paired, give all of them one seed")
     (first_name, first), *others = configs.items()
     questions = open_questions(first)
     retriever = open_retriever(first, questions)

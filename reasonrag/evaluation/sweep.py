@@ -1,20 +1,20 @@
-"""The points at which policies are evaluated: sampling temperature, step limit, passages per search."""
+"""The settings at which policies are evaluated: sampling temperature, step limit, passages per search."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import identity, merge, validate
+from reasonrag.core.settings import identity, validate
 
-# Points of one sweep share a folder, and its calls: what they ask differs by content wherever it differs at all.
+# All points of a sweep share a folder and its journal: requests that differ have different keys there.
 SWEPT = ("policy.temperature", "format.max_steps", "retrieval.top_k")
-# Sections that say how trees are built: no evaluation depends on them.
-_OF_TREES = ("search.", "value.", "judge.", "pairs.")
+# Settings of tree search, which no evaluation depends on.
+_TREE_SETTINGS = ("search.", "value.", "judge.", "pairs.")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RESERVED = frozenset({"plots", "report", "report.md", "metrics.json"})
 
@@ -29,7 +29,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """How it is called in files and tables.
+        """The name of the point in files and tables.
 
         >>> Setting(0.7, 8, 3).name
         't0.7_s8_k3'
@@ -37,24 +37,18 @@ class Setting:
         return f"t{self.temperature:.12g}_s{self.max_steps}_k{self.top_k}"
 
     def apply(self, config: Config) -> Config:
-        """The configuration at this point.
+        """Return the configuration at this point.
 
         Raises:
-            ConfigError: a value out of range.
+            ConfigError: a value is out of range.
         """
         tree = config.model_dump(mode="json")
-        merge(
-            tree,
-            {
-                "policy": {"temperature": self.temperature},
-                "format": {"max_steps": self.max_steps},
-                "retrieval": {"top_k": self.top_k},
-            },
-        )
+        tree["policy"]["temperature"] = self.temperature
+        tree["format"]["max_steps"] = self.max_steps
+        tree["retrieval"]["top_k"] = self.top_k
         return validate(Config, tree)
 
     def summary(self) -> dict[str, float | int | str]:
-        """For JSON."""
         return {"name": self.name, **asdict(self)}
 
 
@@ -65,10 +59,10 @@ def sweep(
     max_steps: Sequence[int] | None = None,
     top_ks: Sequence[int] | None = None,
 ) -> list[tuple[Setting, Config]]:
-    """Every combination, each with its configuration; what is not swept stays as configured.
+    """Return every combination with its configuration; settings that are not swept stay as configured.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: a value is out of range.
     """
     points = itertools.product(
         temperatures or (config.policy.temperature,),
@@ -80,12 +74,12 @@ def sweep(
 
 
 def varying(config: Config) -> list[str]:
-    """Settings that may differ within the folder of one policy."""
-    return [*SWEPT, *(name for name in identity(config) if name.startswith(_OF_TREES))]
+    """Return the settings that may differ within the folder of one policy."""
+    return [*SWEPT, *(name for name in identity(config) if name.startswith(_TREE_SETTINGS))]
 
 
 def folder_name(text: str) -> str:
-    """A safe folder name made of a policy's spec or path.
+    """Return a safe folder name for a policy's address or path.
 
     >>> folder_name("hf:out/my policy/"), folder_name("http://host:8000/v1")
     ('my-policy', 'http-host-8000-v1')
@@ -95,10 +89,10 @@ def folder_name(text: str) -> str:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Names of policies are folder names.
+    """Check that the names of policies can be names of folders.
 
     Raises:
-        ConfigError: none is given, one cannot be a folder, or two differ by case alone.
+        ConfigError: there is no name, one cannot be a folder, or two differ only in case.
     """
     seen: dict[str, str] = {}
     for name in names:
@@ -111,14 +105,3 @@ def check_names(names: Iterable[str]) -> None:
             raise ConfigError(f"policies {other!r} and {name!r} would share a folder on some systems; rename one")
     if not seen:
         raise ConfigError("no policy to evaluate; name at least one with --policy")
-
-
-def check_alike(configs: Mapping[str, Config]) -> None:
-    """Policies are compared on the same draw of questions and with the same seeds.
-
-    Raises:
-        ConfigError: their seeds differ.
-    """
-    seeds = {config.seed for config in configs.values()}
-    if len(seeds) > 1:
-        raise ConfigError(f"policies have seeds {sorted(seeds)}; differences are paired, give all of them one seed")
