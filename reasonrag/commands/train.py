@@ -56,10 +56,11 @@ def dpo_train(preset: str | None, file: Path | None, assignments: tuple[str, ...
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
-    from reasonrag.training.settings import DPO_PRESETS, DPOSettings, load_settings
+    from reasonrag.core.settings import gather, validate
+    from reasonrag.training.settings import DPO_PRESETS, DPOSettings
 
     overrides = given_settings(given, assignments)
-    config = load_settings(DPOSettings, DPO_PRESETS, preset=preset, file=file, overrides=overrides)
+    config = validate(DPOSettings, gather(DPO_PRESETS, preset=preset, file=file, overrides=overrides))
 
     from reasonrag.dpo.train import DPORun
 
@@ -88,10 +89,11 @@ def sft_train(preset: str | None, file: Path | None, assignments: tuple[str, ...
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
-    from reasonrag.training.settings import SFT_PRESETS, SFTSettings, load_settings
+    from reasonrag.core.settings import gather, validate
+    from reasonrag.training.settings import SFT_PRESETS, SFTSettings
 
     overrides = given_settings(given, assignments)
-    config = load_settings(SFTSettings, SFT_PRESETS, preset=preset, file=file, overrides=overrides)
+    config = validate(SFTSettings, gather(SFT_PRESETS, preset=preset, file=file, overrides=overrides))
 
     from reasonrag.dpo.train import SFTRun
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, gather, validate
+from reasonrag.core.settings import EXECUTION, Flag, Section, Tree
 
 
 class LoraSettings(Section):
@@ -238,21 +236,3 @@ SFT_PRESETS: dict[str, Tree] = {
     "reasonrag": {"method": "full", "learning_rate": 1e-6, "warmup_ratio": 0.2, "max_length": 10_000},
     "demo": {**_DEMO, "learning_rate": 2e-4, "num_train_epochs": 3},
 }
-
-T = TypeVar("T", bound=TrainSettings)
-
-
-def load_settings(
-    model: type[T],
-    presets: Mapping[str, Tree],
-    *,
-    preset: str | None = None,
-    file: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> T:
-    """Return the resolved settings of a training run.
-
-    Raises:
-        ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
-    """
-    return validate(model, gather(presets, preset=preset, file=file, overrides=overrides))

@@ -22,9 +22,10 @@ import structlog
 
 from reasonrag.cli import cli, main
 from reasonrag.core.config import Config, load_config
+from reasonrag.core.settings import gather, validate
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import load_rl_settings
-from reasonrag.training.settings import DPO_PRESETS, DPOSettings, load_settings
+from reasonrag.training.settings import DPO_PRESETS, DPOSettings
 from tests import warmed
 from tests.e2e import product
 
@@ -184,7 +185,7 @@ def read(words: tuple[str, ...]) -> None:
         if words[:2] == ("rl", "train"):
             load_rl_settings(RL_PRESETS, preset=preset, file=path)
         elif words[:2] == ("dpo", "train"):
-            load_settings(DPOSettings, DPO_PRESETS, preset=preset, file=path)
+            validate(DPOSettings, gather(DPO_PRESETS, preset=preset, file=path))
         else:
             assert isinstance(load_config(preset=preset, file=path), Config)
 

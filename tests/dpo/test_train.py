@@ -58,7 +58,7 @@ CHILD = """
 import json, os, signal, sys
 from pathlib import Path
 from reasonrag.dpo.train import DPORun
-from reasonrag.training.settings import DPOSettings, load_settings
+from reasonrag.training.settings import DPOSettings
 
 tree, out, at = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
@@ -67,7 +67,7 @@ def log(line):
     if line.startswith(f"step {at}/"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-DPORun(load_settings(DPOSettings, {}, overrides=tree), out, log=log).run()
+DPORun(DPOSettings.model_validate(tree), out, log=log).run()
 """
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.settings import gather, validate
 from reasonrag.core.types import Message, Prompt
 from reasonrag.dpo.token_rows import Pair, Segment
 from reasonrag.dpo.train import DPORun, SFTRun
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, SFTSettings, load_settings
+from reasonrag.training.settings import DPOSettings, SFTSettings
 from tests.llm.tiny import save_tiny_model
 
 NAMES = ("Jaws", "Steven", "river", "town", "sea", "query", "birth", "first")
@@ -81,11 +82,11 @@ def step_ids(chat: ChatTemplate, text: str) -> tuple[int, ...]:
 
 
 def dpo_settings(data: Path, model: Path | str, **overrides: Any) -> DPOSettings:
-    return load_settings(DPOSettings, DPO_PRESETS, overrides=_quick(data, model) | {"beta": 0.3} | overrides)
+    return validate(DPOSettings, gather({}, overrides=_quick(data, model) | {"beta": 0.3} | overrides))
 
 
 def sft_settings(data: Path, model: Path | str, **overrides: Any) -> SFTSettings:
-    return load_settings(SFTSettings, SFT_PRESETS, overrides=_quick(data, model) | overrides)
+    return validate(SFTSettings, gather({}, overrides=_quick(data, model) | overrides))
 
 
 def train(settings: DPOSettings | SFTSettings, out: Path, *, log: Callable[[str], None] = print) -> dict[str, Any]:
