@@ -104,12 +104,10 @@ class StagedRun:
 
     @property
     def pairs(self) -> list[Part]:
-        """The parts that hold pairs."""
         return [part for part in self.parts if part.source is not None]
 
     @property
     def pair_count(self) -> int:
-        """Pairs of all sources and splits."""
         return sum(part.rows for part in self.pairs)
 
     @property
@@ -119,7 +117,6 @@ class StagedRun:
 
     @property
     def table(self) -> Described:
-        """The schema of the pairs."""
         return _TABLES[self.level]
 
 

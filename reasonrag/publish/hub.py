@@ -126,7 +126,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Remote:
-    """A repository at one commit."""
+    """The state of a repository at one commit: visibility, files and card."""
 
     commit: str
     private: bool
@@ -135,7 +135,7 @@ class _Remote:
 
 
 class _Push:
-    """One upload in progress."""
+    """One upload in progress; every method may be called again after a failure."""
 
     def __init__(self, upload: Upload, files: dict[str, Path], api: HfApi, say: Callable[[str], None]) -> None:
         from huggingface_hub import CommitOperationAdd

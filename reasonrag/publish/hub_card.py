@@ -56,6 +56,11 @@ def mapping(held: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def versions(summary: Mapping[str, Any]) -> list[str]:
+    """Return the installed versions that `run.json` or `training.json` lists, as "name version"."""
+    return [f"{name} {version}" for name, version in mapping(summary, "versions").items()]
+
+
 def escaped(value: object) -> str:
     """Make foreign text inert in a line or a cell of Markdown: one line, no hidden characters, markup or HTML.
 
@@ -262,7 +267,6 @@ def _checksum(value: Any) -> str:
 
 
 def _listed(values: Iterable[object]) -> Markup:
-    """Join foreign texts."""
     from markupsafe import Markup
 
     return Markup(", ".join(map(escaped, values)) or "unknown")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reasonrag import __version__
 from reasonrag.core.config import Config
 from reasonrag.publish.dataset import ALL, SPLITS, TREES, Counts, Part, StagedRun
-from reasonrag.publish.hub_card import Yaml, fenced, mapping, number, render
+from reasonrag.publish.hub_card import Yaml, fenced, mapping, number, render, versions
 from reasonrag.publish.licences import Source, licence_field, source_of
 from reasonrag.publish.staged_files import settings_text
 from reasonrag.storage.parquet import Row
@@ -97,10 +97,10 @@ def _by_config(staged: StagedRun) -> dict[str, list[Part]]:
 
 
 def card_body(staged: StagedRun, *, repo_id: str, licence: str | None) -> str:
-    """Return the card's text, in Markdown."""
+    """Return the card's Markdown text: how to load the data, columns, counts, settings, limits and licences."""
     config, summary = staged.config, staged.summary
     settings = config.model_dump(mode="json", include={"search", "value", "pairs", "format"})
-    trees = [part for part in staged.parts if part.config == TREES]
+    has_trees = any(part.config == TREES for part in staged.parts)
     return render(
         "dataset.md.j2",
         repo_id=repo_id,
@@ -115,7 +115,7 @@ def card_body(staged: StagedRun, *, repo_id: str, licence: str | None) -> str:
         types=_TYPES,
         example=_example(staged.example),
         columns=_columns(staged.table),
-        tree_columns=_columns(tree_schema) if trees else (),
+        tree_columns=_columns(tree_schema) if has_trees else (),
         settings=fenced(settings_text(settings).strip(), "yaml"),
         policy=_model(summary.get("policy"), config.policy.revision),
         judge=_model(summary.get("judge"), config.judge.revision) if config.value.kind == "judge" else None,
@@ -124,7 +124,7 @@ def card_body(staged: StagedRun, *, repo_id: str, licence: str | None) -> str:
         retriever=_retriever(config),
         content=mapping(summary, "content"),
         summary=summary,
-        versions=[f"{name} {version}" for name, version in mapping(summary, "versions").items()],
+        versions=versions(summary),
         without_pairs=_without_pairs(summary),
         sources=sources_of(staged),
         licence=licence,
@@ -175,8 +175,9 @@ def _example(row: Row) -> Any:
         parts = [("chosen", _steps(row["chosen_steps"])), ("rejected", _steps(row["rejected_steps"]))]
     else:
         parts = [(name, _messages(row[name])) for name in ("prompt", "chosen", "rejected")]
+    paragraphs = [f"── {name} ──\n{text}" for name, text in parts]
     rewards = f"chosen_reward: {number(row['chosen_reward'])}, rejected_reward: {number(row['rejected_reward'])}"
-    return fenced("\n\n".join([f"── {name} ──\n{text}" for name, text in parts] + [rewards]), "text")
+    return fenced("\n\n".join([*paragraphs, rewards]), "text")
 
 
 def _messages(messages: Sequence[Row]) -> str:

@@ -10,7 +10,7 @@ from reasonrag.core.text import one_line, printable
 from reasonrag.dpo.preferences import HUB_NAME
 from reasonrag.evaluation.tables import NAMES, Table
 from reasonrag.publish.evaluation_results import Measured
-from reasonrag.publish.hub_card import Yaml, escaped, fenced, mapping, number, render
+from reasonrag.publish.hub_card import Yaml, escaped, fenced, mapping, number, render, versions
 from reasonrag.publish.licences import UNKNOWN, source_of
 from reasonrag.publish.policy import StagedPolicy
 from reasonrag.publish.staged_files import settings_text
@@ -70,7 +70,7 @@ def card_data(staged: StagedPolicy, *, repo_id: str, licence: str | None, measur
 
 
 def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None) -> str:
-    """Return the card's text, in Markdown."""
+    """Return the card's Markdown text: how to use the policy, metrics, training, limits and licence."""
     training = staged.training
     data = {key: value for key, value in mapping(training, "data").items() if key != "lengths"}
     columns, history = _history(training)
@@ -86,7 +86,7 @@ def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measur
         settings=fenced(settings_text(mapping(training, "settings")).strip(), "yaml"),
         columns=columns,
         history=history,
-        versions=[f"{name} {version}" for name, version in mapping(training, "versions").items()],
+        versions=versions(training),
         measured=measured,
         results=_markdown(measured.results) if measured else "",
         differences=_markdown(measured.differences) if measured and measured.differences.rows else "",
@@ -142,18 +142,19 @@ def _markdown(table: Table) -> Markup:
 
 def _history(training: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return headings, and the metrics at about ten steps from the first to the last."""
-    by_step: dict[Any, dict[str, Any]] = {}
     entries = training.get("history")
+    metrics_by_step: dict[Any, dict[str, Any]] = {}
     for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and (known := {key: entry[key] for key in _CURVES if _is_number(entry.get(key))}):
-            by_step.setdefault(entry.get("step"), {}).update(known)
-    keys = [key for key in _CURVES if any(key in known for known in by_step.values())]
-    steps = list(by_step)
-    every = max(1, -(-(len(steps) - 1) // (_HISTORY_ROWS - 1)))
-    shown = [step for index, step in enumerate(steps) if index % every == 0 or index == len(steps) - 1]
-    rows = [
-        [str(step), *(number(by_step[step][key]) if key in by_step[step] else "–" for key in keys)] for step in shown
-    ]
+        known = {key: entry[key] for key in _CURVES if _is_number(entry.get(key))} if isinstance(entry, dict) else {}
+        if known:
+            metrics_by_step.setdefault(entry.get("step"), {}).update(known)
+    keys = [key for key in _CURVES if any(key in metrics for metrics in metrics_by_step.values())]
+    last = len(metrics_by_step) - 1
+    every = max(1, -(-last // (_HISTORY_ROWS - 1)))
+    rows = []
+    for index, (step, metrics) in enumerate(metrics_by_step.items()):
+        if index % every == 0 or index == last:
+            rows.append([str(step), *(number(metrics[key]) if key in metrics else "–" for key in keys)])
     return [_CURVES[key] for key in keys], rows
 
 

@@ -66,7 +66,7 @@ class Staged:
 
     @property
     def files(self) -> dict[str, int]:
-        """Bytes by path, the card included."""
+        """Size in bytes of each file, by its path in the folder; the card is included."""
         return {name: (self.upload.folder / name).stat().st_size for name in files_of(self.upload.folder)}
 
     def check(self, allow: frozenset[str]) -> None:

@@ -47,9 +47,9 @@ def charts(panels: Sequence[Panel]) -> tuple[list[Chart], dict[str, list[Chart]]
             whole.append(chart(panel, f"chart-{number}"))
             continue
         split[panel.title] = []
-        for place, line in enumerate(panel.lines, 1):
+        for line_number, line in enumerate(panel.lines, 1):
             part = Panel(shortened(line.label, _LABEL_COLUMNS), panel.x_label, panel.y_label, (line,))
-            split[panel.title].append(chart(part, f"chart-{number}-{place}"))
+            split[panel.title].append(chart(part, f"chart-{number}-{line_number}"))
     return whole, split
 
 
@@ -66,8 +66,11 @@ def chart(panel: Panel, name: str) -> Chart:
     lines = []
     descriptions = []
     for label, points in zip(labels, all_points, strict=True):
-        lines.append(Line(label, [x for x, _ in points], [y for _, y in points]))
-        descriptions.append(_describe(label, points))
+        x_values, y_values = zip(*points, strict=True)
+        lines.append(Line(label, x_values, y_values))
+        (start, first), (end, last) = points[0], points[-1]
+        course = f"{first:.4g} at {start:g}, {last:.4g} at {end:g}"
+        descriptions.append(f"{label}: {course}, lowest {min(y_values):.4g}, highest {max(y_values):.4g}.")
     svg = panel_svg(
         Panel(panel.title, panel.x_label, panel.y_label, tuple(lines)),
         name=name,
@@ -86,21 +89,22 @@ def interval_chart(title: str, name: str, intervals: Sequence[tuple[str, float, 
         name: unique within the page.
         intervals: label, low, mean and high of each bar.
     """
-    bars = [Bar("mean", shortened(label, _LABEL_COLUMNS), mean, low, high) for label, low, mean, high in intervals]
-    words = [f"{bar.group}: {bar.mean:.3f} [{bar.low:.3f}, {bar.high:.3f}]." for bar in bars]
-    svg = bars_svg(bars, title=title, x_label="mean and 95 % interval", name=name, description=" ".join(words))
+    bars = []
+    descriptions = []
+    for label, low, mean, high in intervals:
+        bars.append(Bar("mean", shortened(label, _LABEL_COLUMNS), mean, low, high))
+        descriptions.append(f"{bars[-1].group}: {mean:.3f} [{low:.3f}, {high:.3f}].")
+    description = " ".join(descriptions)
+    svg = bars_svg(bars, title=title, x_label="mean and 95 % interval", name=name, description=description)
     return Chart(title, "", "", Markup(svg), [], [])
 
 
 def _points(line: Line) -> list[Point]:
-    points = ((float(x), float(y)) for x, y in zip(line.x, line.y, strict=True))
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-
-
-def _describe(label: str, points: Sequence[Point]) -> str:
-    (start, first), (end, last) = points[0], points[-1]
-    low, high = min(y for _, y in points), max(y for _, y in points)
-    return f"{label}: {first:.4g} at {start:g}, {last:.4g} at {end:g}, lowest {low:.4g}, highest {high:.4g}."
+    points = []
+    for x, y in zip(line.x, line.y, strict=True):
+        if math.isfinite(x) and math.isfinite(y):
+            points.append((float(x), float(y)))
+    return points
 
 
 def _rows(lines: Sequence[Sequence[Point]]) -> list[tuple[str, list[float | None]]]:

@@ -51,12 +51,12 @@ class Box:
 
     @property
     def classes(self) -> str:
-        """Classes of the style sheet."""
+        """Classes for the style sheet: "best", "dead", both, or none."""
         return " ".join([*(["best"] if self.best else []), *(["dead"] if self.state else [])])
 
     @property
     def mark(self) -> str:
-        """The same in words."""
+        """The meaning of `classes` in words, so that it does not depend on colours and lines alone."""
         return ", ".join([*(["best path"] if self.best else []), *([self.state] if self.state else [])])
 
 

@@ -162,6 +162,6 @@ def in_loss(row: Row, *, mask_truncated: bool) -> int:
 
 
 def ending(row: Row) -> str:
-    """Say why a trajectory ended."""
+    """Return the stop reason of a trajectory in words, and whether it was cut off."""
     words = [row["stop_reason"] or "not finished", *(["cut off"] if row["truncated"] else [])]
     return ", ".join(words).replace("_", " ")

@@ -105,7 +105,7 @@ class Listing:
         self._rows: list[Sequence[Any]] = []
 
     def add(self, cells: Sequence[Any], page: str, marks: Sequence[str] = ()) -> None:
-        """Append a row."""
+        """Append a row; a part is written whenever it is full."""
         self._rows.append([*map(_shortened_cell, cells), page, marks])
         if len(self._rows) == _ROWS_PER_FILE:
             self._flush()

@@ -52,7 +52,7 @@ class RunCounts:
         self.values: dict[str, list[float]] = {name: [] for name in names}
 
     def add(self, tree: QuestionTree) -> None:
-        """Count one more tree."""
+        """Count one more tree, its nodes and its pairs."""
         self.trees_by_dataset[tree.root["dataset"]] += 1
         self.values["iterations"].append(tree.root["visits"])
         searches = [0] * len(tree.nodes)  # on the path to each node
