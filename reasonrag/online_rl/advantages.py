@@ -1,4 +1,4 @@
-"""What a group of rewards says of each member (arXiv:2402.03300, sec. 4.1; "Learning when to search", eq. 5)."""
+"""Advantages within a group of rewards (arXiv:2402.03300, sec. 4.1; "Learning when to search", eq. 5)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Scale = Literal["group", "none"]
 def group_advantages(
     rewards: Sequence[float | None], *, baseline: Baseline = "group", scale: Scale = "group", epsilon: float = 1e-4
 ) -> list[float]:
-    """`[G]` advantages of one group.
+    """Return the `[G]` advantages of one group.
 
     Args:
         rewards: `[G]`; a member without a reward is left out of the baseline and gets advantage 0.
-        baseline: the mean of the group, or that of the other members (RLOO).
+        baseline: the mean of the group, or the mean of the other members (RLOO).
         scale: divide by the sample standard deviation of the same rewards, or not at all (Dr. GRPO).
-        epsilon: added to the deviation. A group without any variance has the bare differences, which are 0.
+        epsilon: added to the deviation; a group without variance is not divided, and its advantages are 0.
 
     >>> [round(a, 3) for a in group_advantages([1.0, 0.0, None, 0.5])]
     [1.0, -1.0, 0.0, 0.0]
@@ -28,28 +28,27 @@ def group_advantages(
     """
     known = [reward for reward in rewards if reward is not None]
     advantages = []
-    left = list(known)
     for reward in rewards:
         if reward is None or len(known) < 2:
             advantages.append(0.0)
             continue
+        compared = list(known)
         if baseline == "others":
-            left = list(known)
-            left.remove(reward)
-        deviation = stdev(left) if scale == "group" and len(left) > 1 else 0.0
-        advantages.append((reward - fmean(left)) / (deviation + epsilon if deviation else 1.0))
+            compared.remove(reward)
+        deviation = stdev(compared) if scale == "group" and len(compared) > 1 else 0.0
+        advantages.append((reward - fmean(compared)) / (deviation + epsilon if deviation else 1.0))
     return advantages
 
 
 def advantage_scale(
     scale: Literal["group", "batch", "none"], rewards: Sequence[float | None], *, epsilon: float = 1e-4
 ) -> tuple[Scale, float]:
-    """How `group_advantages` scales, and what the result is divided by, for one of TRL's `scale_rewards`.
+    """Return `scale` of `group_advantages`, and a divisor of its result, for one of TRL's `scale_rewards`.
 
     Args:
-        scale: by the deviation of the group, by that of the whole batch, or not at all.
-        rewards: of the whole batch.
-        epsilon: added to its deviation.
+        scale: divide by the deviation of the group, by that of the whole batch, or not at all.
+        rewards: the rewards of the whole batch.
+        epsilon: added to the batch's deviation.
 
     >>> advantage_scale("batch", [1.0, 3.0, None], epsilon=0.0)
     ('none', 1.4142135623730951)
@@ -61,7 +60,7 @@ def advantage_scale(
 
 
 def has_variance(rewards: Sequence[float | None], *, tolerance: float = 1e-6) -> bool:
-    """Whether any two members differ: a group in which all are equal teaches nothing.
+    """Return whether any two members differ: a group of equal rewards has no learning signal.
 
     >>> has_variance([1.0, None, 1.0]), has_variance([1.0, 0.5])
     (False, True)

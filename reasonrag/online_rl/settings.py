@@ -1,4 +1,4 @@
-"""How a policy is trained online. Names are those of TRL where TRL has one; `trainer.*` reaches its other arguments."""
+"""Settings of online training, named as in TRL if TRL has them; `trainer.*` sets its other arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.core.config import Config, FormatConfig, JudgeConfig, ModelConfig, QuestionsConfig, RetrievalConfig
+from reasonrag.core.config import (
+    Config,
+    FormatConfig,
+    JudgeConfig,
+    ModelConfig,
+    QuestionsConfig,
+    RetrievalConfig,
+    ValueConfig,
+)
 from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, carried_settings, gather, merge, validate
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.training.settings import TrainSettings
@@ -17,8 +25,8 @@ from reasonrag.training.settings import TrainSettings
 class RolloutSettings(Section):
     """How trajectories are made.
 
-    With `top_p` below 1 they follow another law than the trainer's log-probabilities, which nothing can correct:
-    `importance` has to be off then.
+    With `top_p` below 1 they follow another distribution than the trainer's log-probabilities, which `importance`
+    cannot correct: it has to be off then.
     """
 
     group_size: Annotated[
@@ -71,7 +79,7 @@ class SamplingSettings(Section):
 
 
 class OutageSettings(Section):
-    """What happens where rewards are missing: a judge's failure never becomes a reward."""
+    """What happens if rewards are missing: a failure of the judge never becomes a reward."""
 
     max_unscored: Annotated[
         float, Field(ge=0, le=1, description="maximum share of a batch without a reward"), EXECUTION
@@ -87,7 +95,7 @@ class OutageSettings(Section):
 
 
 class GuardSettings(Section):
-    """When a training that collapses is stopped, with its state and its best policy kept. 0 switches a guard off."""
+    """When a collapsing run is stopped; its state and best policy are kept. 0 turns a guard off."""
 
     window: Annotated[int, Field(ge=1, description="optimizer steps that the guards average over"), EXECUTION] = 10
     format_rate_drop: Annotated[
@@ -111,7 +119,7 @@ class GuardSettings(Section):
 
 
 class ValidationSettings(Section):
-    """Held-out questions that choose the best policy, greedy unless a temperature is given."""
+    """Held-out questions that choose the best policy."""
 
     data: Annotated[
         str | None,
@@ -252,17 +260,17 @@ class RLSettings(TrainSettings):
                 f"{self.rollout.minibatches} steps; take a multiple"
             )
         if self.rollout.top_p < 1 and self.importance != "off":
-            raise ValueError("rollout.top_p below 1 samples from another law than the trainer's; set importance to off")
+            raise ValueError("rollout.top_p below 1 changes the sampling distribution; set importance to off")
         return self
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> RLSettings:
         if self.judge.model is not None and self.judge.spec is None:
-            raise ValueError("a judge's model is named, and no judge; add --judge with its server, or leave it out")
+            raise ValueError("a judge's model is named, but no judge; add --judge with its server, or leave it out")
         return self
 
     def accumulation(self, processes: int) -> int:
-        """Forward passes of one optimizer step on each of some processes.
+        """Return the forward passes of one optimizer step on each process.
 
         Raises:
             ValueError: the batch cannot be divided.
@@ -283,9 +291,9 @@ class RLSettings(TrainSettings):
             )
         return rows // share
 
-    def search(self) -> Config:
-        """The same as the other commands' configuration, for the parts that they share."""
-        return Config.model_construct(
+    def as_config(self) -> Config:
+        """Return the settings that online training shares with the other commands, as their configuration."""
+        return Config(
             seed=self.seed,
             questions=QuestionsConfig(
                 dataset=self.data, split=self.split, limit=self.limit, world_seed=self.world_seed
@@ -295,6 +303,7 @@ class RLSettings(TrainSettings):
                 temperature=self.rollout.temperature, top_p=self.rollout.top_p, max_tokens=self.rollout.max_tokens
             ),
             judge=self.judge,
+            value=ValueConfig(kind="judge"),  # a `Config` accepts a judge only there; no tree is built
             format=self.format,
         )
 
@@ -306,15 +315,15 @@ def load_rl_settings(
     file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> RLSettings:
-    """The resolved settings. The policy's folder brings the format and prompts that it knows, below what is asked for.
+    """Resolve the settings. The format and prompts saved with the policy are defaults, which `overrides` replace.
 
     Raises:
         ConfigError: an unknown key (with the nearest name), a value out of range, a contradiction.
     """
-    asked = gather(presets, preset=preset, file=file, overrides=overrides)
-    model = str(asked.get("model") or "")
+    explicit = gather(presets, preset=preset, file=file, overrides=overrides)
+    model = str(explicit.get("model") or "")
     carried = carried_settings(model if model.partition(":")[0] == "demo" else f"hf:{model}") if model else {}
     tokens = carried.pop("policy", {}).get("max_tokens")
     tree: Tree = {**carried, **({"rollout": {"max_tokens": tokens}} if tokens else {})}
-    merge(tree, asked)
+    merge(tree, explicit)
     return validate(RLSettings, tree)

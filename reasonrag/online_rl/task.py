@@ -1,4 +1,4 @@
-"""Settings to what a training is made of: questions, the engine on the trainer's weights, and the reward."""
+"""Build the parts of an online training run from its settings: questions, retriever, format and reward."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from reasonrag.rewards.reference_plans import Plans, load_plans
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import KNOWN, questions_fingerprint, sample_questions
 
-# Of a query's passages each: about a gigabyte of three long ones, and more than the queries of an epoch.
+# Each entry is one query's passages; 100,000 entries of three long passages take about 1 GB, and cover more than an
+# epoch.
 KEPT_RANKINGS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """Which parts a reward asks for; all that are given, of a reward of one's own."""
+    """Which parts a reward needs; for a user's own class, all that are given."""
 
     judge: bool
     encoder: bool
@@ -51,15 +52,15 @@ class Task:
     """What is trained on, the same on every process.
 
     Attributes:
-        questions: of training.
-        held_out: of validation; empty without one.
-        retriever: of training.
-        held_out_retriever: of validation; the very same unless each searches in what its questions carry.
-        content_of: names and checksums of all that the settings point at.
-        card: how the policy is asked.
-        uses: what the reward is made of.
-        plans: Search-P1's.
-        places: rows of TRL's sampler.
+        questions: training questions.
+        held_out: validation questions; empty without validation.
+        retriever: the retriever of training.
+        held_out_retriever: the retriever of validation; the same object unless each searches its questions' passages.
+        content_of: names and checksums of everything that the settings refer to.
+        card: how the policy is prompted.
+        uses: which parts the reward needs.
+        plans: Search-P1's reference plans.
+        sampler_rows: number of rows for TRL's sampler.
     """
 
     questions: list[Question]
@@ -73,15 +74,15 @@ class Task:
     name: str
     uses: Uses
     plans: Plans
-    places: int
+    sampler_rows: int
 
     @property
     def content(self) -> str:
-        """16 hex digits of all of it."""
+        """16 hex digits that change with any of the content."""
         return hashlib.sha256(json.dumps(self.content_of, sort_keys=True).encode()).hexdigest()[:16]
 
     def facts(self) -> dict[str, Any]:
-        """For `training.json`."""
+        """Return the entry of `training.json`."""
         return {
             "source": self.name,
             "checksum": self.content,
@@ -90,8 +91,7 @@ class Task:
             "content": self.content_of,
         }
 
-    def told(self) -> str:
-        """One line for people."""
+    def describe(self) -> str:
         if self.held_out:
             return f"{len(self.questions)} questions, {len(self.held_out)} held out for validation"
         return (
@@ -100,17 +100,17 @@ class Task:
         )
 
     def rows(self) -> dict[str, list[dict[str, Any]]]:
-        """Places for TRL's sampler: which questions come is the collector's affair, so that it survives a restart."""
-        return {"train": [{"prompt": str(place)} for place in range(self.places)]}
+        """Return numbered rows for TRL's sampler: the collector chooses the questions, so that a restart can resume."""
+        return {"train": [{"prompt": str(number)} for number in range(self.sampler_rows)]}
 
 
 def open_task(settings: RLSettings) -> Task:
-    """Questions, corpus and format. Nothing heavy is loaded, and what is missing of the reward is noticed.
+    """Open questions, corpus and format, and check that the reward has what it needs. No model is loaded.
 
     Raises:
-        ConfigError, DataError: something is not there or cannot work; one line says what and what to do.
+        ConfigError, DataError: something is missing or cannot work; one line says what, and what to do.
     """
-    config = settings.search()
+    config = settings.as_config()
     if settings.data is None:
         raise ConfigError("nothing to train on: add --dataset with a name (hotpotqa, ..., demo) or a file of questions")
     format = open_format(config)
@@ -145,45 +145,45 @@ def open_task(settings: RLSettings) -> Task:
         name=named.resolve().name if named.exists() else settings.data,
         uses=uses,
         plans=plans,
-        places=batches * settings.rollout.questions_per_step,
+        sampler_rows=batches * settings.rollout.questions_per_step,
     )
 
 
 def reward_uses(settings: RLSettings, format: Format) -> Uses:
-    """What the reward asks for. It is made once with nobody to ask, so that nothing is loaded for one that cannot work.
+    """Return which parts the reward needs. It is opened once with stand-ins, so that a mistake is found early.
 
     Raises:
-        ConfigError: there is no such reward, or it needs a judge or plans and has none, or has plans and needs none.
+        ConfigError: there is no such reward, it needs a judge or plans and has none, or it does not use given plans.
     """
-    wanted, named = settings.reward, settings.judge.spec is not None
-    if ":" in wanted.name and isinstance(import_plugin(wanted.name.removeprefix("python:")), type):
-        # The class may take long to make, and nothing says what it uses.
-        return Uses(judge=named, encoder=True, plans=settings.plans is not None)
+    reward, has_judge = settings.reward, settings.judge.spec is not None
+    if ":" in reward.name and isinstance(import_plugin(reward.name.removeprefix("python:")), type):
+        # A user's class may be slow to make, and nothing says what it uses.
+        return Uses(judge=has_judge, encoder=True, plans=settings.plans is not None)
     nobody = ScriptedLLM(())
-    parts, judged = RewardParts(format, policy=nobody, encoder=LexicalEncoder()), False
+    parts, uses_judge = RewardParts(format, policy=nobody, encoder=LexicalEncoder()), False
     try:
-        open_reward(wanted, parts)
+        open_reward(reward, parts)
     except ConfigError:
-        if not named:
+        if not has_judge:
             raise
-        judged = True
-        open_reward(wanted, replace(parts, judge=JudgeService(nobody, PromptSet.find(settings.format.prompts))))
-    planned = wanted.name == "search-p1" and wanted.search_p1.reference_track
-    if planned and settings.plans is None:
+        uses_judge = True
+        open_reward(reward, replace(parts, judge=JudgeService(nobody, PromptSet.find(settings.format.prompts))))
+    uses_plans = reward.name == "search-p1" and reward.search_p1.reference_track
+    if uses_plans and settings.plans is None:
         raise ConfigError(
             "reward search-p1 compares with reference plans, and none are given: make plans with `reasonrag rl plan` "
             "and name the file with --plans, or --set reward.search_p1.reference_track=false"
         )
-    if settings.plans is not None and not planned:
+    if settings.plans is not None and not uses_plans:
         raise ConfigError(
-            f"reference plans are given, and reward {wanted.name} makes no use of them (search-p1 does, with its "
+            f"reference plans are given, but reward {reward.name} does not use them (search-p1 does, with its "
             "reference_track); leave --plans out"
         )
-    return Uses(judged, wanted.name == "when-to-search" and not wanted.when_to_search.no_r_s, planned)
+    return Uses(uses_judge, reward.name == "when-to-search" and not reward.when_to_search.no_r_s, uses_plans)
 
 
 def judge_name(judge: JudgeConfig) -> str:
-    """The `name` that the judge's LLM has once it is opened, without loading it; of a plugin, which it is.
+    """Return the `name` that the judge's LLM will have, without loading it; for a plugin, its path.
 
     >>> judge_name(JudgeConfig(spec="http://127.0.0.1:8000/v1", model="org/judge"))
     'org/judge'
@@ -205,7 +205,7 @@ def judge_name(judge: JudgeConfig) -> str:
 
 
 def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, str]]:
-    """The plans, and what names all that the reward asks: with another judge its values would be others.
+    """Return the plans, and what identifies the judge, encoder and plans, on which the reward's values depend.
 
     Raises:
         ConfigError, DataError: the prompt set lacks a text, or the plans cannot be read.
@@ -215,9 +215,9 @@ def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, 
     if uses.judge:
         prompts = PromptSet.find(settings.format.prompts)
         texts = [JudgeService(ScriptedLLM(()), prompts).fingerprint]
-        # HiPRAG's question to the policy; a reward of one's own may ask it too.
-        own = ":" in settings.reward.name and (prompts.folder / "hiprag" / "direct.txt").is_file()
-        if own or settings.reward.name == "hiprag":
+        # HiPRAG's question to the policy; a user's own reward may ask it too.
+        may_ask_policy = ":" in settings.reward.name and (prompts.folder / "hiprag" / "direct.txt").is_file()
+        if may_ask_policy or settings.reward.name == "hiprag":
             texts.append(prompts.text("hiprag/direct"))
         content |= {"judge": judge_name(settings.judge), "judge_prompts": fingerprint(*texts)}
     if uses.encoder:
@@ -236,16 +236,16 @@ def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, 
 
 
 def open_task_reward(settings: RLSettings, task: Task, policy: LLM, journal: Path) -> tuple[Reward, list[Any]]:
-    """The reward with its judge, encoder and plans, and what has to be closed at the end.
+    """Open the reward with its judge, encoder and plans; also return what has to be closed at the end.
 
     Args:
-        settings: of the training.
+        settings: the settings of the training run.
         task: what is trained on.
         policy: answers HiPRAG's queries without a search.
-        journal: the file of what the judge was asked; a verdict is never paid for twice.
+        journal: the journal of the judge's calls; a verdict is never paid for twice.
 
     Raises:
-        InputError: a part cannot be opened; what was open by then is closed.
+        InputError: a part cannot be opened; parts opened before it are closed.
     """
     uses = task.uses
     closing: list[Any] = []
@@ -254,9 +254,9 @@ def open_task_reward(settings: RLSettings, task: Task, policy: LLM, journal: Pat
         parts = replace(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
     try:
         if uses.judge:
-            kept = Journal(journal)
-            closing.append(kept)
-            llm = JournaledLLM(open_llm(settings.judge, "judge"), kept, kind="judge")
+            calls = Journal(journal)
+            closing.append(calls)
+            llm = JournaledLLM(open_llm(settings.judge, "judge"), calls, kind="judge")
             closing.insert(0, llm)
             judge = judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts))
             parts = replace(parts, judge=judge)
@@ -267,19 +267,19 @@ def open_task_reward(settings: RLSettings, task: Task, policy: LLM, journal: Pat
 
 
 def batched(task: Task) -> BatchedRetriever:
-    """The retriever of training, which gathers the searches of many trajectories."""
+    """Return the retriever of training, which batches the searches of many trajectories."""
     return BatchedRetriever(task.retriever, store=MemoryStore(KEPT_RANKINGS))
 
 
 def batched_held_out(task: Task, training: Retriever) -> Retriever:
-    """That of validation: `training`, with what it keeps, where both search in the same."""
+    """Return the retriever of validation: `training` with its cache if both search the same passages."""
     if task.held_out_retriever is task.retriever:
         return training
     return BatchedRetriever(task.held_out_retriever, store=MemoryStore(KEPT_RANKINGS))
 
 
 async def close(closing: list[Any], task: Task) -> None:
-    """Close what is open."""
+    """Close the reward's parts, then the retrievers."""
     await _close(closing)
     await task.retriever.aclose()
     if task.held_out_retriever is not task.retriever:
@@ -289,51 +289,51 @@ async def close(closing: list[Any], task: Task) -> None:
 async def _close(closing: list[Any]) -> None:
     for part in closing:
         if isinstance(part, Journal):
-            part.close()  # SQLite wants it in the thread that opened it
+            part.close()  # SQLite has to be closed in the thread that opened it
         else:
             await part.aclose()
 
 
 def _held_out(settings: RLSettings, config: Config, training: Sequence[Question]) -> list[Question]:
-    """Questions of validation: other ones than those of training. None where nothing says which.
+    """Return validation questions that are not trained on; none if no setting names any.
 
     Raises:
         ConfigError: all of them are trained on.
     """
-    wanted = settings.validation
-    data = wanted.data or settings.data or ""
-    split = wanted.split or ("dev" if data == "demo" or "dev" in KNOWN.get(data, ()) else None)
-    if not wanted.steps or (wanted.data is None and split is None):
+    validation = settings.validation
+    data = validation.data or settings.data or ""
+    split = validation.split or ("dev" if data == "demo" or "dev" in KNOWN.get(data, ()) else None)
+    if not validation.steps or (validation.data is None and split is None):
         return []
-    chosen = config.questions.model_copy(update={"dataset": data, "split": split, "limit": None})
+    source = config.questions.model_copy(update={"dataset": data, "split": split, "limit": None})
     trained_on = {question.question for question in training}
-    found = open_questions(config.model_copy(update={"questions": chosen}))
-    left = [question for question in found if question.question not in trained_on]
-    if not left:
+    candidates = open_questions(config.model_copy(update={"questions": source}))
+    held_out = [question for question in candidates if question.question not in trained_on]
+    if not held_out:
         raise ConfigError(
             "validation has no question that is not trained on; give validation.data or validation.split others, or "
             "set validation.steps to 0"
         )
-    return sample_questions(left, wanted.limit, seed=settings.seed)
+    return sample_questions(held_out, validation.limit, seed=settings.seed)
 
 
 def _held_out_retriever(settings: RLSettings, config: Config, held_out: list[Question]) -> Retriever | None:
-    """Validation's own, where searches go to what the questions carry; None where it is that of training.
+    """Return a retriever for validation if searches use the questions' own passages; None if training's is used.
 
-    Held-out paragraphs in the corpus of training would make it depend on what is validated, and be found there.
+    Held-out passages in the training corpus would change its searches and be found during training.
 
     Raises:
         ConfigError, DataError: the questions carry nothing, or it cannot be opened.
     """
-    wanted, data = config.retrieval, settings.validation.data or settings.data
-    of_its_own = wanted.corpus is not None or wanted.index is not None
-    remote = wanted.kind == "remote" or (wanted.kind is None and bool(wanted.url))
-    one_world = wanted.kind in (None, "bm25") and data == settings.data == "demo"
-    if not held_out or of_its_own or remote or one_world:
+    retrieval, data = config.retrieval, settings.validation.data or settings.data
+    has_corpus = retrieval.corpus is not None or retrieval.index is not None
+    is_remote = retrieval.kind == "remote" or (retrieval.kind is None and bool(retrieval.url))
+    is_demo = retrieval.kind in (None, "bm25") and data == settings.data == "demo"
+    if not held_out or has_corpus or is_remote or is_demo:
         return None
-    chosen = config.questions.model_copy(update={"dataset": data})
+    source = config.questions.model_copy(update={"dataset": data})
     try:
-        return open_retriever(config.model_copy(update={"questions": chosen}), held_out)
+        return open_retriever(config.model_copy(update={"questions": source}), held_out)
     except DataError as error:
         raise DataError(f"validation: {error}") from error
 

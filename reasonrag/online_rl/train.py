@@ -20,11 +20,10 @@ from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl import task as parts
 from reasonrag.online_rl.advantages import advantage_scale
-from reasonrag.online_rl.collector import Collector, Plan
-from reasonrag.online_rl.rollout_log import figures, record
-from reasonrag.online_rl.samples import Batch
+from reasonrag.online_rl.collector import Batch, BatchPlan, Collector
+from reasonrag.online_rl.rollout_log import batch_metrics, write_rollouts
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.online_rl.validation import Guards, Validation, Watch, callbacks, validation_engine
+from reasonrag.online_rl.validation import Guards, Validation, Watch, validation_engine
 from reasonrag.rewards import Reward
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.training.run import TrainingData, TrainingRun, save_policy
@@ -52,7 +51,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             self.close()
 
     def open_data(self) -> TrainingData:
-        self.log(self.task.told())
+        self.log(self.task.describe())
         return TrainingData(self.task.content, self.task.card, self.task.facts(), self.task.rows)
 
     def trl_config(self) -> tuple[Any, dict[str, Any]]:
@@ -72,7 +71,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             "num_generations": rollout.group_size,
             "temperature": rollout.temperature,
             "top_p": rollout.top_p,
-            # Nothing is cut there; Dr. GRPO divides by it, as by a constant.
+            # The rollouts are not cut at this length; Dr. GRPO divides by it as a constant.
             "max_completion_length": rollout.max_trajectory_tokens or rollout.max_tokens * settings.format.max_steps,
             "num_iterations": 1,
             "use_vllm": False,
@@ -91,14 +90,14 @@ class OnlineRLRun(TrainingRun[RLSettings]):
 
     @property
     def _importance(self) -> str | None:
-        """How rollouts are corrected for other weights or numerics than the trainer's; None for not at all."""
+        """How the loss corrects for rollouts from other weights or numerics than the trainer's; None if it does not."""
         chosen = self.settings.importance
         if chosen == "auto":
             return "token_truncate" if self.settings.rollout.url else None
         return None if chosen == "off" else chosen
 
     def build_trainer(self, **common: Any) -> Any:
-        from reasonrag.online_rl.trainer import AgenticGRPOTrainer, Rollouts
+        from reasonrag.online_rl.trainer import AgenticGRPOTrainer, Rollouts, WatchCallback
 
         settings = self.settings
         chat, process = self.source.chat(), self.arguments.process_index
@@ -109,18 +108,17 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         self.watch = Watch(Guards(settings.guards), self._validation(engine, reward), reward, settings.validation.steps)
         trainer: Any = None
 
-        def seen(batch: Batch, step: int) -> None:
-            self._see(trainer, batch, step)
+        def on_batch(batch: Batch, step: int) -> None:
+            self._record(trainer, batch, step)
 
         collector = self._collector(engine, reward, chat, self.arguments)
         trainer = AgenticGRPOTrainer(
-            rollouts=Rollouts(collector, local, weights, self.runner, seen, settings.rollout.minibatches),
+            rollouts=Rollouts(collector, local, weights, self.runner, on_batch, settings.rollout.minibatches),
             watch=self.watch,
             importance=self._importance is not None,
             **common,
         )
-        for callback in callbacks(self.watch, trainer, partial(_save_best, trainer, self.out, self.task.card)):
-            trainer.add_callback(callback)
+        trainer.add_callback(WatchCallback(trainer, partial(_save_best, trainer, self.out, self.task.card)))
         return trainer
 
     def check_trained(self, trainer: Any) -> None:
@@ -144,7 +142,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
 
     def _collector(self, engine: Engine, reward: Reward, chat: Any, arguments: Any) -> Collector:
         settings, rollout = self.settings, self.settings.rollout
-        plan = Plan(
+        plan = BatchPlan(
             self.task.questions,
             rollout.group_size,
             rollout.questions_per_step,
@@ -166,20 +164,21 @@ class OnlineRLRun(TrainingRun[RLSettings]):
     def _validation(self, engine: Engine, reward: Reward) -> Validation | None:
         if not self.task.held_out:
             return None
-        wanted = self.settings.validation
+        settings = self.settings.validation
         retriever = parts.batched_held_out(self.task, engine.retriever)
-        asked = validation_engine(engine, temperature=wanted.temperature, retriever=retriever)
-        return Validation(self.task.held_out, asked, reward, wanted.metric, self.settings.seed)
+        held_out_engine = validation_engine(engine, temperature=settings.temperature, retriever=retriever)
+        return Validation(self.task.held_out, held_out_engine, reward, settings.metric, self.settings.seed)
 
-    def _see(self, trainer: Any, batch: Batch, step: int) -> None:
-        """Tell the log, the reward and the disk of a batch."""
+    def _record(self, trainer: Any, batch: Batch, step: int) -> None:
+        """Report a batch to the log and the reward, and write its rollouts."""
         from accelerate.utils import gather_object
 
-        trainer.note(figures(batch, self.task.format))
-        every = gather_object([sample.score for sample in batch.samples])  # all processes have to learn the same
-        trainer.watch.reward.observe(every, step=step)
-        scale, spread = advantage_scale(self.settings.scale_rewards, [score.value for score in every])
-        record(
+        trainer.add_batch_metrics(batch_metrics(batch, self.task.format))
+        # The reward has to observe the same scores on all processes.
+        scores = gather_object([sample.score for sample in batch.samples])
+        trainer.watch.reward.observe(scores, step=step)
+        scale, spread = advantage_scale(self.settings.scale_rewards, [score.value for score in scores])
+        write_rollouts(
             batch,
             self.out / "rollouts",
             step=step,
@@ -190,10 +189,10 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         )
 
     def _policy(self, chat: Any, model: Any) -> tuple[BorrowingLLM | None, Any, LLM]:
-        """The engine's LLM: on the trainer's weights, or on a server that is sent them."""
+        """Return the engine's LLM: on the trainer's weights, or on a server that is sent them."""
         rollout, source = self.settings.rollout, self.source
         if rollout.url is None:
-            _check_whole(self.arguments)
+            _reject_sharded_weights(self.arguments)
             engine = ContinuousLLM if self._continuous(model) else TransformersLLM.borrowing
             local: BorrowingLLM = engine(chat, name=source.name, batch_size=rollout.batch_size)
             self.closing.append(local)
@@ -214,19 +213,21 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         return None, sync, server
 
     def _continuous(self, model: Any) -> bool:
-        """Whether rollouts are made by continuous batching; chosen by itself only where it pays and is sure to run."""
+        """Return whether to use continuous batching; `auto` chooses it only if it is faster and certain to run."""
         engine, reason = self.settings.rollout.engine, unsupported(model)
         if engine == "continuous" and reason is not None:
-            raise ConfigError(f"rollout.engine continuous cannot work: {reason}; take generate, or a vllm-server")
+            raise ConfigError(f"rollout.engine continuous cannot work: {reason}; use generate or a vllm-server")
         # Weights in float32 run in the trainer's mixed precision with `generate`, and without it here.
-        pays = self.arguments.device.type == "cuda" and model.dtype.itemsize == 2
-        return engine == "continuous" or (engine == "auto" and reason is None and pays)
+        is_faster = self.arguments.device.type == "cuda" and model.dtype.itemsize == 2
+        return engine == "continuous" or (engine == "auto" and reason is None and is_faster)
 
     def extra_summary(self, trainer: Any) -> dict[str, Any]:
         validation = self.watch.validation if self.watch else None
         unscored: Counter[str] = Counter()
         for entry in trainer.state.log_history:
-            unscored.update({k.partition("/")[2]: int(v) for k, v in entry.items() if k.startswith("unscored/")})
+            for name, count in entry.items():
+                if name.startswith("unscored/"):
+                    unscored[name.removeprefix("unscored/")] += int(count)
         return {
             "reward": self.settings.reward.name,
             "unscored": dict(unscored),
@@ -241,24 +242,24 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         self.runner.close()
 
 
-def _check_whole(arguments: Any) -> None:
-    """Refuse sharded weights for an engine in this process.
+def _reject_sharded_weights(arguments: Any) -> None:
+    """Raise if an engine in this process would have to run sharded weights.
 
-    Each process would run the model as often as its own trajectories need, and every pass is one of all processes.
+    Every forward pass of sharded weights involves all processes, but each needs a different number of passes.
 
     Raises:
         ConfigError: the weights are sharded.
     """
-    asked = (os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("true", "1") for name in ("FSDP", "DEEPSPEED"))
-    if any(asked) or arguments.fsdp or arguments.deepspeed:
+    flags = [os.environ.get(f"ACCELERATE_USE_{name}", "").lower() for name in ("FSDP", "DEEPSPEED")]
+    if any(flag in ("true", "1") for flag in flags) or arguments.fsdp or arguments.deepspeed:
         raise ConfigError(
-            "the weights are sharded over processes (FSDP, DeepSpeed), so they cannot make rollouts here; give a vLLM "
+            "the weights are sharded over processes (FSDP, DeepSpeed), so they cannot make rollouts here; use a vLLM "
             "server with --rollout-url, or train adapters or a smaller model with whole copies (--multi_gpu)"
         )
 
 
 def _save_best(trainer: Any, out: Path, card: Any) -> None:
-    """The policy of now into `best`, which is replaced when the new one is whole."""
+    """Save the current policy in `best`, which is replaced only once the new one is complete."""
     new, old = out / f".{BEST}.tmp", out / f".{BEST}.old"
     first = trainer.accelerator.is_main_process
     if first:

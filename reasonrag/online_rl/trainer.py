@@ -1,8 +1,8 @@
-"""TRL's GRPOTrainer on our rollouts: it asks for nothing but token rows, and never sees a tag or a judge.
+"""TRL's GRPOTrainer on our rollouts: it receives token rows with rewards, and never sees a tag or a judge.
 
-What TRL 1.16 does with `rollout_func` is not all documented; tests/online_rl/test_trainer.py holds it to this:
-tokens with mask 0 get no gradient, prompts come repeated and in whole groups, a row without a reward gets no advantage,
-an episode without an end token counts as truncated.
+TRL 1.16 documents `rollout_func` only in part; tests/online_rl/test_trainer.py checks what is relied on: tokens
+with mask 0 get no gradient, prompts come repeated and in whole groups, a row without a reward gets no advantage, and an
+episode without an end token counts as truncated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
@@ -25,38 +26,37 @@ from reasonrag.core.text import one_line
 from reasonrag.llm.continuous import BorrowingLLM
 from reasonrag.llm.weight_sync import WeightSync
 from reasonrag.llm.weight_transfer import merged_parameters
-from reasonrag.online_rl.collector import Collector
-from reasonrag.online_rl.samples import Batch, Sample
-from reasonrag.online_rl.validation import Watch, mean_figures
+from reasonrag.online_rl.collector import Batch, Collector, Sample
+from reasonrag.online_rl.validation import Watch, mean_metrics
 from reasonrag.training.callbacks import GuardedTrainer
 
-# It would print a whole trajectory wherever a reward is missing; those are counted, see `collector`.
+# TRL would print a whole trajectory for each missing reward; the collector counts them.
 logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
 
 T = TypeVar("T")
 
-# TRL takes them for names of columns that a reward function reads.
+# A column of the rollouts, which TRL passes on to its reward function `episode_reward`.
 REWARD = "episode_reward"
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """What makes the rollouts of a training.
+    """The parts that make the rollouts of a training run.
 
     Args:
-        collector: with the engine.
-        local: the engine's LLM where it works on the trainer's own weights; else None.
-        weights: sends them away where the engine is elsewhere; else None.
-        runner: whose event loop everything runs in.
-        seen: told of each batch, with the optimizer steps before it.
-        batch_steps: optimizer steps that one batch serves.
+        collector: makes the batches.
+        local: the engine's LLM if it uses the trainer's own weights, else None.
+        weights: sends the weights to an engine elsewhere, else None.
+        runner: its event loop runs the rollouts.
+        on_batch: called with each batch and the optimizer steps before it.
+        batch_steps: optimizer steps that use one batch.
     """
 
     collector: Collector
     local: BorrowingLLM | None
     weights: WeightSync | None
     runner: asyncio.Runner
-    seen: Callable[[Batch, int], None]
+    on_batch: Callable[[Batch, int], None]
     batch_steps: int = 1
 
 
@@ -67,56 +67,56 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         super().__init__(*args, reward_funcs=[episode_reward], rollout_func=self._rollout, **kwargs)
         self.rollouts = rollouts
         self.watch = watch
-        self.pushed: int | None = None  # the step whose weights the engine has
+        self.pushed: int | None = None  # the step of the weights that the engine has
         if importance:
-            # Only now, or TRL would build a vLLM engine of its own. From here on this means: sync the weights
+            # Set after __init__, which would otherwise start a vLLM engine. From here on it means: sync the weights
             # before rollouts, compute the old log-probabilities, and correct by the ratio to the sampler's.
             self.use_vllm, self.vllm_generation, self._last_loaded_step = True, _Synced(), -1
 
     def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any] | None]:
         step = self.state.global_step
         number = step // self.rollouts.batch_steps
-        batch = self.together(lambda: self.rollouts.collector.batch(number, step=step), step=step)
+        batch = self.run_everywhere(lambda: self.rollouts.collector.batch(number, step=step), step=step)
         if len(batch.samples) != len(prompts):
-            raise RuntimeError(f"{len(batch.samples)} trajectories for {len(prompts)} places of a batch")
-        self.rollouts.seen(batch, step)
-        made = rows(batch.samples, mask_truncated=self.mask_truncated_completions)
-        if self.use_vllm and made["logprobs"] is None:
+            raise RuntimeError(f"{len(batch.samples)} trajectories for {len(prompts)} rows of a batch")
+        self.rollouts.on_batch(batch, step)
+        columns = rows(batch.samples, mask_truncated=self.mask_truncated_completions)
+        if self.use_vllm and columns["logprobs"] is None:
             raise RunError(
                 "the rollouts come without log-probabilities, which the correction needs; set importance to off"
             )
-        return made
+        return columns
 
-    def together(self, work: Callable[[], Coroutine[Any, Any, T]], *, step: int) -> T:
-        """What comes of `work` with the engine; where it fails on any process, all save what they have and end.
+    def run_everywhere(self, work: Callable[[], Coroutine[Any, Any, T]], *, step: int) -> T:
+        """Run `work` on every process. If it fails on any of them, all save a checkpoint and stop.
 
         Raises:
-            Exception: what this process's raised.
+            Exception: the exception of this process.
             RunError: another process failed.
         """
-        made: list[T] = []
+        results: list[T] = []
         failure: Exception | None = None
         try:
-            with self.rolling(step):
-                made.append(self.rollouts.runner.run(work()))
-        except Exception as error:  # whatever it is: the other processes wait for this one
+            with self._current_weights(step):
+                results.append(self.rollouts.runner.run(work()))
+        except Exception as error:  # of any kind: the other processes wait for this one
             failure = error
-        told = one_line(f"{type(failure).__name__}: {failure}")[:500] if failure else None
-        failures = [found for found in gather_object([told]) if found is not None]
+        message = one_line(f"{type(failure).__name__}: {failure}")[:500] if failure else None
+        failures = [text for text in gather_object([message]) if text is not None]
         if failures:
-            self._keep(step)
-            raise failure or RunError(f"another process of this training failed ({failures[0]})")
-        return made[0]
+            self._save_before_stop(step)
+            raise failure or RunError(f"another process of this training run failed ({failures[0]})")
+        return results[0]
 
-    def _keep(self, step: int) -> None:
-        """A checkpoint of a step's weights, unless there is one, or a batch of rollouts is half used."""
-        there = gather_object([(Path(self.args.output_dir) / f"checkpoint-{step}").exists()])[0]
-        if step and step % self.rollouts.batch_steps == 0 and not there:
+    def _save_before_stop(self, step: int) -> None:
+        """Save a checkpoint, unless the step has one or a batch of rollouts is only partly used."""
+        exists = gather_object([(Path(self.args.output_dir) / f"checkpoint-{step}").exists()])[0]
+        if step and step % self.rollouts.batch_steps == 0 and not exists:
             self._save_checkpoint(self.model, trial=None)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # A training goes on with a new batch: it is neither stopped nor saved in the middle of one. A signal, or a
-        # collapse, is noticed again after the next step.
+        # A run resumes with a new batch, so it is neither stopped nor saved in the middle of one. A signal or a
+        # collapse is noticed again after the next step.
         if self.state.global_step % self.rollouts.batch_steps and self.state.global_step < self.state.max_steps:
             self.control.should_training_stop = self.control.should_save = False
         super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -130,18 +130,18 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         loss = super()._compute_loss(model, inputs)
-        # These are means over rows, of which those without a reward are none.
+        # These losses are means over all rows, but rows without a reward must not count.
         return loss * inputs["rows_per_scored"] if self.loss_type in ("grpo", "dr_grpo") else loss
 
-    def note(self, figures: dict[str, float]) -> None:
-        """Figures of a batch, for the log and the guards; means over all processes."""
-        means = mean_figures(gather_object([figures]))
+    def add_batch_metrics(self, metrics: dict[str, float]) -> None:
+        """Add a batch's metrics, averaged over all processes, to the log and for the guards."""
+        means = mean_metrics(gather_object([metrics]))
         for name, value in means.items():
             self._metrics["train"][name].append(value)
-        self.watch.figures = means
+        self.watch.metrics = means
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        # A look at held-out questions comes between two steps: TRL would file the next step's figures under it.
+        # A validation comes between two steps: TRL would log the next step's metrics with it.
         parent: Any = GRPOTrainer if not any(name.startswith("eval_") for name in logs) else GRPOTrainer.__base__
         parent.log(self, logs, start_time)
 
@@ -154,8 +154,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             self.watch.restore(Path(checkpoint))
 
     @contextlib.contextmanager
-    def rolling(self, step: int) -> Iterator[None]:
-        """The engine with the weights of now."""
+    def _current_weights(self, step: int) -> Iterator[None]:
+        """Give the rollout engine the current weights for the duration of the block."""
         local, weights = self.rollouts.local, self.rollouts.weights
         if weights is not None and self.pushed != step:
             weights.push(merged_parameters(self.accelerator.unwrap_model(self.model)))
@@ -167,19 +167,58 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             yield
 
 
-def rows(samples: Sequence[Sample], *, mask_truncated: bool) -> dict[str, list[Any] | None]:
-    """What TRL's `rollout_func` returns: lists by column, one entry a sample.
+class WatchCallback(TrainerCallback):  # type: ignore[misc]
+    """Validates, saves the best policy, and stops a collapsing run."""
 
-    A sample without a reward has a mask of zeros: it counts in no mean and no loss. So has one that was cut off, if
+    def __init__(self, trainer: AgenticGRPOTrainer, save_best: Callable[[], None]) -> None:
+        self.trainer = trainer
+        self.watch = trainer.watch
+        self.save_best = save_best
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self._validate(args, 0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step, watch = state.global_step, self.watch
+        if step % self.trainer.rollouts.batch_steps == 0:
+            entropies = self.trainer._metrics["train"].get("entropy")
+            watch.collapse = watch.guards.update(watch.metrics, entropies[-1] if entropies else None)
+        if watch.collapse:
+            control.should_training_stop = control.should_save = True
+        if watch.every and (step % watch.every == 0 or step >= state.max_steps):
+            log_step = control.should_log  # logging the validation resets it
+            self._validate(args, step)
+            control.should_log = log_step
+
+    def _validate(self, args: Any, step: int) -> None:
+        validation = self.watch.validation
+        if validation is None:
+            return
+        rows = self.trainer.run_everywhere(
+            lambda: validation.run(step, process=args.process_index, processes=args.world_size), step=step
+        )
+        means = mean_metrics(gather_object(rows))
+        if not means:
+            return
+        self.trainer.log({f"eval_{name}": value for name, value in means.items()})
+        if validation.is_best(means, step):
+            self.save_best()
+
+
+def rows(samples: Sequence[Sample], *, mask_truncated: bool) -> dict[str, list[Any] | None]:
+    """Return the columns of TRL's `rollout_func`: lists with one entry per sample.
+
+    A sample without a reward has a mask of zeros, so it counts in no mean and no loss. So has a truncated one if
     `mask_truncated`: TRL itself would miss one that is over its budget and ends with an end token.
 
     Raises:
-        ValueError: a row whose columns differ in length: TRL would fill a short mask with ones, without a word.
+        ValueError: the columns of a row differ in length; TRL would silently fill a short mask with ones.
     """
     for sample in samples:
-        written = sample.transcript
-        lengths = {len(written.completion_ids), len(written.mask), len(written.logprobs or written.mask)}
-        if len(lengths) > 1 or not written.completion_ids:
+        tokens = sample.transcript
+        lengths = {len(tokens.completion_ids), len(tokens.mask), len(tokens.logprobs or tokens.mask)}
+        if len(lengths) > 1 or not tokens.completion_ids:
             raise ValueError(f"a row of question {sample.question.id!r} has columns of lengths {sorted(lengths)}")
     exact = all(sample.transcript.logprobs is not None for sample in samples)
     return {
@@ -192,18 +231,18 @@ def rows(samples: Sequence[Sample], *, mask_truncated: bool) -> dict[str, list[A
 
 
 def _mask(sample: Sample, mask_truncated: bool) -> list[int]:
-    written = sample.transcript
-    teaches = sample.score.value is not None and not (written.truncated and mask_truncated)
-    return list(written.mask) if teaches else [0] * len(written.mask)
+    tokens = sample.transcript
+    is_trained_on = sample.score.value is not None and not (tokens.truncated and mask_truncated)
+    return list(tokens.mask) if is_trained_on else [0] * len(tokens.mask)
 
 
 def episode_reward(prompts: Any, completions: Any, episode_reward: list[float | None], **columns: Any) -> Any:
-    """The rewards as they were made, in TRL's form of a reward function."""
+    """Return the collector's rewards, as TRL calls a reward function."""
     return episode_reward
 
 
 class _Synced:
-    """Stands where TRL's vLLM engine would: weights are pushed by `rolling`, before every batch."""
+    """Takes the place of TRL's vLLM engine: `_current_weights` pushes the weights before every batch."""
 
     def sync_weights(self) -> None:
-        """Nothing more to do."""
+        pass

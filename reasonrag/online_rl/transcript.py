@@ -1,8 +1,8 @@
-"""A trajectory as tokens: the ids that the policy sampled, what was put in between, and which is which.
+"""A trajectory as tokens: the ids that the policy sampled, the inserted texts between them, and a mask.
 
-Nothing is decoded and encoded again. The policy's ids are those that it sampled; a text that the engine put in is
-encoded by itself, exactly as it was when the policy read it. So the log-probability that a trainer computes is that of
-the very tokens that were sampled, after the very tokens that were read.
+Nothing is decoded and encoded again. The policy's ids are the sampled ones; each inserted text is encoded by itself, as
+it was when the policy read it. So a trainer's log-probabilities are for exactly the tokens that were sampled, after
+exactly the tokens that were read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Encoding(Protocol):
     """The tokenizer's side of a prompt (`llm.chat_template.ChatTemplate`)."""
 
     def chat_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Ids of the chat, up to where the policy's turn opens."""
+        """Return the ids of the chat, up to the start of the policy's turn."""
         ...
 
     def span_ids(self, span: Span) -> tuple[int, ...]:
-        """Ids of a piece of the open turn."""
+        """Return the ids of a piece of the open turn."""
         ...
 
 
@@ -30,10 +30,9 @@ class Encoding(Protocol):
 class Transcript:
     """One trajectory of an append-only format as a training row.
 
-    `completion_ids`, `mask` and `logprobs` are `[T]`: mask is 1 where the policy sampled the token and 0 where it was
-    put in; logprobs are natural logarithms at the sampling temperature, 0.0 where the mask is 0. `prompt_ids` are
-    `[P]`: the chat, and what was put in before the policy's first token. `truncated` says that the policy ran out of
-    tokens.
+    `completion_ids`, `mask` and `logprobs` are `[T]`: the mask is 1 for sampled and 0 for inserted tokens; logprobs are
+    natural logarithms at the sampling temperature, 0.0 where the mask is 0. `prompt_ids` are `[P]`: the chat, and the
+    text inserted before the policy's first token. `truncated` means that the policy reached a token limit.
     """
 
     prompt_ids: tuple[int, ...]
@@ -43,9 +42,9 @@ class Transcript:
     truncated: bool
 
     def ended(self, end_id: int) -> Transcript:
-        """With a masked end token, unless it was truncated or ends with that token anyway.
+        """Append a masked end token, unless the transcript is truncated or ends with that token already.
 
-        An episode ends with a stop string, not with the end token: a trainer would take it for truncated.
+        An episode ends with a stop string, not with the end token: a trainer would count it as truncated.
         """
         if self.truncated or (self.completion_ids and self.completion_ids[-1] == end_id):
             return self
@@ -54,7 +53,7 @@ class Transcript:
 
 
 def transcript(trajectory: Trajectory, encoding: Encoding) -> Transcript:
-    """The tokens of a trajectory in an append-only format.
+    """Return the tokens of a trajectory in an append-only format.
 
     Raises:
         ValueError: it has no steps, its prompts do not extend each other, or a backend reported no token ids.
@@ -64,8 +63,10 @@ def transcript(trajectory: Trajectory, encoding: Encoding) -> Transcript:
     last = trajectory.steps[-1]
     _check_grows(trajectory.steps)
     turn = (*last.prompt.turn, Span(last.completion.text, last.completion.token_ids, by_policy=True))
-    first = next(place for place, span in enumerate(turn) if span.by_policy)
-    prompt_ids = [*encoding.chat_ids(last.prompt), *(t for span in turn[:first] for t in encoding.span_ids(span))]
+    first = next(index for index, span in enumerate(turn) if span.by_policy)
+    prompt_ids = list(encoding.chat_ids(last.prompt))
+    for span in turn[:first]:
+        prompt_ids += encoding.span_ids(span)
     ids: list[int] = []
     mask: list[int] = []
     for span in turn[first:]:
@@ -84,22 +85,24 @@ def transcript(trajectory: Trajectory, encoding: Encoding) -> Transcript:
 
 
 def _check_grows(steps: Sequence[Step]) -> None:
-    """Each prompt has to begin with all that came before it: else one row would hold another text than was read."""
-    said: tuple[Span, ...] = ()
+    """Raise if a prompt does not begin with everything before it: one row would differ from what the policy read."""
+    before: tuple[Span, ...] = ()
     for step in steps:
         turn = step.prompt.turn
-        if step.prompt.messages != steps[0].prompt.messages or turn[: len(said)] != said:
+        if step.prompt.messages != steps[0].prompt.messages or turn[: len(before)] != before:
             raise ValueError("the prompts of this format do not extend each other, so a trajectory is no single row")
-        own = Span(step.completion.text, step.completion.token_ids, by_policy=True)
-        said = (*turn, own) if own.text or own.token_ids else turn
+        sampled = Span(step.completion.text, step.completion.token_ids, by_policy=True)
+        before = (*turn, sampled) if sampled.text or sampled.token_ids else turn
 
 
 def _logprobs(steps: Sequence[Step], mask: Sequence[int]) -> tuple[float, ...] | None:
-    """Spread over the policy's tokens; None where a backend reported none, or not one a token."""
-    reported = [step.completion.logprobs for step in steps]
-    if any(found is None for found in reported):
+    """Return the log-probabilities at the sampled tokens; None if a backend did not report one for each."""
+    reported: list[float] = []
+    for step in steps:
+        if step.completion.logprobs is None:
+            return None
+        reported += step.completion.logprobs
+    if len(reported) != sum(mask):
         return None
-    flat = iter([value for found in reported for value in found or ()])
-    if sum(len(found or ()) for found in reported) != sum(mask):
-        return None
-    return tuple(next(flat) if own else 0.0 for own in mask)
+    remaining = iter(reported)
+    return tuple(next(remaining) if sampled else 0.0 for sampled in mask)

@@ -12,8 +12,7 @@ from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason, Question, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.online_rl.collector import Collector, Plan
-from reasonrag.online_rl.samples import Batch
+from reasonrag.online_rl.collector import Batch, BatchPlan, Collector
 from reasonrag.online_rl.settings import OutageSettings, SamplingSettings
 from reasonrag.rewards import Score
 from reasonrag.rollout import Engine
@@ -61,7 +60,7 @@ def answered(prompt, seed):
 def collector(tell, *, say=answered, questions=QUESTIONS, per_step=4, group=4, dynamic=False, rounds=3, **more):
     process, processes = more.pop("process", 0), more.pop("processes", 1)
     engine = Engine(Words(say), ToyRetriever(), FORMATS["search_r1"](), max_steps=3)
-    plan = Plan(questions, group, per_step, 7, process, processes)
+    plan = BatchPlan(questions, group, per_step, 7, process, processes)
     outage = OutageSettings(wait_s=0, **more.pop("outage", {}))
     sampling = SamplingSettings(dynamic=dynamic, max_rounds=rounds)
     return Collector(engine, Says(tell), Chat(), plan, end_id=END, sampling=sampling, outage=outage, **more)
@@ -84,13 +83,13 @@ def hash_of(text: str) -> int:
 
 
 def test_every_question_comes_once_an_epoch_in_an_order_of_that_epoch():
-    plan = Plan(QUESTIONS, 4, 4, 7)
-    first = [q.id for number in range(10) for q in plan.wanted(number)]
-    second = [q.id for number in range(10, 20) for q in plan.wanted(number)]
+    plan = BatchPlan(QUESTIONS, 4, 4, 7)
+    first = [q.id for number in range(10) for q in plan.questions_of(number)]
+    second = [q.id for number in range(10, 20) for q in plan.questions_of(number)]
     assert sorted(first) == sorted(second) == sorted(q.id for q in QUESTIONS)
     assert first != second
-    assert first == [q.id for number in range(10) for q in Plan(QUESTIONS, 4, 4, 7).wanted(number)]
-    assert first != [q.id for number in range(10) for q in Plan(QUESTIONS, 4, 4, 8).wanted(number)]
+    assert first == [q.id for number in range(10) for q in BatchPlan(QUESTIONS, 4, 4, 7).questions_of(number)]
+    assert first != [q.id for number in range(10) for q in BatchPlan(QUESTIONS, 4, 4, 8).questions_of(number)]
 
 
 def test_processes_share_a_batch_and_make_the_rollouts_that_one_would_make():
@@ -260,9 +259,7 @@ def test_a_trajectory_that_does_not_fit_is_set_aside_and_never_scored():
 
 def test_a_batch_in_which_nothing_could_be_rolled_out_ends_the_training():
     full = LLMError("too long", cause="context_overflow")
-    with pytest.raises(
-        RunError, match=r"16 of 16 trajectories of step 1 could not be made .*context_overflow.*larger context"
-    ):
+    with pytest.raises(RunError, match=r"16 of 16 trajectories of step 1 failed .*context_overflow.*larger context"):
         batch(collector(differs, say=lambda prompt, seed: full))
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from reasonrag.core.types import Completion, Span
 from reasonrag.formats import FORMATS
-from reasonrag.online_rl.rollout_log import figures, over_under, record
-from reasonrag.online_rl.samples import Batch, Group, Sample
+from reasonrag.online_rl.collector import Batch, Group, Sample
+from reasonrag.online_rl.rollout_log import batch_metrics, over_under, write_rollouts
 from reasonrag.online_rl.transcript import Transcript
 from reasonrag.rewards import Score
 from tests.online_rl.toys import rollouts
@@ -39,7 +39,7 @@ MADE = batch(
 
 
 def test_means_are_over_what_is_there():
-    found = figures(MADE, FORMAT)
+    found = batch_metrics(MADE, FORMAT)
     assert found["rollout/reward"] == 0.75
     assert found["rollout/unscored"] == 0.5
     assert found["reward/over"] == 0.5
@@ -48,13 +48,13 @@ def test_means_are_over_what_is_there():
 
 
 def test_over_and_under_search_are_shares_of_all_steps_that_were_looked_at():
-    found = figures(MADE, FORMAT)
+    found = batch_metrics(MADE, FORMAT)
     assert (found["rollout/osr"], found["rollout/usr"]) == (0.25, 0.0)
     assert over_under([{"em": 1.0}]) == {}
 
 
 def test_every_trajectory_is_kept_with_all_that_its_reward_is_made_of(tmp_path):
-    record(MADE, tmp_path / "rollouts", step=6, process=1, format=FORMAT)
+    write_rollouts(MADE, tmp_path / "rollouts", step=6, process=1, format=FORMAT)
     rows = rollouts(tmp_path, 7, process=1)
     assert [row["reward"] for row in rows] == [1.0, 0.5, None, None]
     assert [row["cause"] for row in rows] == ["", "", "timeout", "context_overflow"]
@@ -66,7 +66,7 @@ def test_every_trajectory_is_kept_with_all_that_its_reward_is_made_of(tmp_path):
 
 
 def test_advantages_are_written_as_they_are_trained_with(tmp_path):
-    record(MADE, tmp_path / "rollouts", step=0, process=0, format=FORMAT, scale="none", spread=0.5)
+    write_rollouts(MADE, tmp_path / "rollouts", step=0, process=0, format=FORMAT, scale="none", spread=0.5)
     assert [row["advantage"] for row in rollouts(tmp_path, 1)] == [0.5, -0.5, 0.0, 0.0]
 
 
@@ -79,7 +79,7 @@ def test_a_secret_is_not_written_and_what_is_trained_on_keeps_it(tmp_path):
     trajectory = replace(RIGHT, question=question, steps=(*RIGHT.steps[:-1], step))
     (sample, *_) = MADE.samples
     told = Batch([Group(question, (replace(sample, question=question, trajectory=trajectory),))])
-    record(told, tmp_path / "rollouts", step=0, process=0, format=FORMAT)
+    write_rollouts(told, tmp_path / "rollouts", step=0, process=0, format=FORMAT)
     (row,) = rollouts(tmp_path, 1)
     assert key not in str(row)
     assert row["turn"].endswith("<context>***</context><answer>***</answer>")

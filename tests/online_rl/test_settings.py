@@ -53,14 +53,14 @@ def flat(tree: RLSettings) -> dict[str, object]:
         ({"rollout__engine": "vllm-server"}, "rollout.engine vllm-server and rollout.url go together"),
         ({"rollout__url": "http://127.0.0.1:1/v1"}, "rollout.engine vllm-server and rollout.url go together"),
         ({"rollout__minibatches": 4, "save_steps": 6}, "save_steps 6 would save in the middle of a batch"),
-        ({"rollout__top_p": 0.9}, "samples from another law"),
+        ({"rollout__top_p": 0.9}, "changes the sampling distribution"),
         ({"gradient_accumulation_steps": 2}, "it follows from rollout.questions_per_step"),
         ({"rollout__group_size": 1}, "greater than or equal to 2"),
         ({"rollout__group": 3}, "did you mean 'group_size'?"),
         ({"loss_type": "ppo"}, "loss_type"),
         ({"reward__hiprag__lambda_f": 2}, "less than or equal to 1"),
         ({"retrieval__corpus": "c.jsonl", "retrieval__url": "http://h:1"}, "both a corpus and a retrieval server"),
-        ({"judge__model": "org/judge"}, "a judge's model is named, and no judge"),
+        ({"judge__model": "org/judge"}, "a judge's model is named, but no judge"),
     ],
 )
 def test_a_contradiction_is_one_clear_line(wrong, told):

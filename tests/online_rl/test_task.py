@@ -74,7 +74,7 @@ def with_solution(completions, solution):
 def test_a_function_as_reward_asks_for_nothing(plans):
     named = {"reward__name": f"python:{__name__}:brevity"}
     assert content(**named).keys() == {"questions", "corpus", "prompts"}
-    with pytest.raises(ConfigError, match="makes no use of them"):
+    with pytest.raises(ConfigError, match="does not use them"):
         parts.open_task(settings(**named, plans=plans))
     with pytest.raises(ConfigError, match="requires solution, which reasonrag cannot give it"):
         parts.open_task(settings(reward__name=f"python:{__name__}:with_solution"))
@@ -121,7 +121,7 @@ def test_what_a_reward_lacks_is_noticed_at_once(preset, wrong, told):
 
 def test_plans_that_nobody_uses_are_refused(plans):
     for preset, more in (("demo-outcome", {}), ("demo-search-p1", {"reward__search_p1__reference_track": False})):
-        with pytest.raises(ConfigError, match=r"makes no use of them.*leave --plans out"):
+        with pytest.raises(ConfigError, match=r"does not use them.*leave --plans out"):
             parts.open_task(settings(preset, plans=plans, **more))
 
 
@@ -130,7 +130,7 @@ def test_every_variant_of_a_paper_has_what_its_reward_needs(paper, plans):
     for variant in getattr(PAPERS[paper], "variants", ()):
         named = dict(setting.split("=") for setting in variant.settings)
         wanted = settings(PAPERS[paper].preset, **named, plans=plans if variant.plans else None)
-        assert parts.reward_uses(wanted, parts.open_format(wanted.search())).plans == variant.plans
+        assert parts.reward_uses(wanted, parts.open_format(wanted.as_config())).plans == variant.plans
 
 
 def test_plans_that_cannot_be_read_are_one_line(tmp_path):
@@ -183,9 +183,9 @@ def test_a_corpus_for_all_is_opened_once():
 
 
 def test_it_is_said_that_nothing_is_validated():
-    assert "none held out: nothing is validated" in parts.open_task(settings()).told()
+    assert "none held out: nothing is validated" in parts.open_task(settings()).describe()
     task = parts.open_task(settings(validation__steps=5, validation__limit=3))
-    assert task.told().endswith("questions, 3 held out for validation")
+    assert task.describe().endswith("questions, 3 held out for validation")
 
 
 class RefusingReward(OwnReward):

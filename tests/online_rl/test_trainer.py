@@ -12,7 +12,7 @@ import pytest
 
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.advantages import advantage_scale, group_advantages
-from reasonrag.online_rl.samples import Sample
+from reasonrag.online_rl.collector import Sample
 from reasonrag.online_rl.trainer import REWARD, AgenticGRPOTrainer, rows
 from reasonrag.online_rl.transcript import Transcript
 from reasonrag.rewards import Score

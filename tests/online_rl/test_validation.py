@@ -11,7 +11,7 @@ from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS
 from reasonrag.online_rl.settings import GuardSettings
-from reasonrag.online_rl.validation import Guards, Validation, Watch, mean_figures, validation_engine
+from reasonrag.online_rl.validation import Guards, Validation, Watch, mean_metrics, validation_engine
 from reasonrag.rewards import Score
 from reasonrag.rollout import Engine
 from tests.online_rl.test_collector import Says
@@ -28,8 +28,8 @@ def guards(**wanted) -> Guards:
 
 def looks(watcher: Guards, name: str, values: list[float]) -> list[bool]:
     if name == "entropy":
-        return [bool(watcher.look({}, value)) for value in values]
-    return [bool(watcher.look({f"rollout/{name}": value}, None)) for value in values]
+        return [bool(watcher.update({}, value)) for value in values]
+    return [bool(watcher.update({f"rollout/{name}": value}, None)) for value in values]
 
 
 def test_a_format_that_is_lost_stops_a_training_by_the_mean_of_a_window():
@@ -58,7 +58,7 @@ def test_guards_that_are_off_stop_nothing():
 
 def test_what_is_wrong_is_said_with_its_figures():
     wary = guards(format_rate_drop=0.4)
-    told = [wary.look({"rollout/format_rate": rate}, None) for rate in (0.9, 0.9, 0.1, 0.1)]
+    told = [wary.update({"rollout/format_rate": rate}, None) for rate in (0.9, 0.9, 0.1, 0.1)]
     assert told[-1] == "well-formed trajectories fell from 0.90 to 0.10"
 
 
@@ -77,15 +77,15 @@ def validation(metric="em", say=lambda prompt, seed: "<think>t</think><answer>3<
 
 
 def test_validation_gives_the_figures_of_every_question():
-    found = asyncio.run(validation().look(0))
-    assert mean_figures(found)["em"] == pytest.approx(1 / 6)
+    found = asyncio.run(validation().run(0))
+    assert mean_metrics(found)["em"] == pytest.approx(1 / 6)
     assert len(found) == 6 and "reward" not in found[0]
 
 
 def test_processes_share_the_held_out_questions():
-    whole = asyncio.run(validation().look(0))
-    shares = [asyncio.run(validation().look(0, process=p, processes=2)) for p in range(2)]
-    assert mean_figures(shares[0] + shares[1]) == mean_figures(whole)
+    whole = asyncio.run(validation().run(0))
+    shares = [asyncio.run(validation().run(0, process=p, processes=2)) for p in range(2)]
+    assert mean_metrics(shares[0] + shares[1]) == mean_metrics(whole)
 
 
 def test_a_question_that_does_not_fit_is_left_out_of_validation():
@@ -94,12 +94,12 @@ def test_a_question_that_does_not_fit_is_left_out_of_validation():
             return LLMError("too long", cause="context_overflow")
         return "<think>t</think><answer>3</answer>"
 
-    assert len(asyncio.run(validation(say=say).look(0))) == 5
+    assert len(asyncio.run(validation(say=say).run(0))) == 5
 
 
 def test_the_reward_chooses_if_asked_and_missing_ones_are_left_out():
     some = validation("reward", tell=lambda q, s, c: Score(None, cause="timeout") if q < 3 else float(q))
-    means = mean_figures(asyncio.run(some.look(0)))
+    means = mean_metrics(asyncio.run(some.run(0)))
     assert means["reward"] == pytest.approx(4.0)
 
 

@@ -17,8 +17,8 @@ from reasonrag.evaluation.summary import failures, summarize
 from reasonrag.evaluation.sweep import Setting
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import Reading
-from reasonrag.online_rl.rollout_log import record
-from reasonrag.online_rl.samples import Batch, Group, Sample
+from reasonrag.online_rl.collector import Batch, Group, Sample
+from reasonrag.online_rl.rollout_log import write_rollouts
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.transcript import Transcript
 from reasonrag.rewards.base import Score
@@ -71,7 +71,7 @@ def write_training(
     )
     for step in range(steps):
         made = [_group(question(step * questions + n, text), size, text) for n in range(questions)]
-        record(Batch(made), folder / "rollouts", step=step, process=0, format=FORMATS["search_r1"]())
+        write_rollouts(Batch(made), folder / "rollouts", step=step, process=0, format=FORMATS["search_r1"]())
     history = [_entry(step, text) for step in range(1, steps + 1)]
     _write_summary(folder, "rl", settings, history, text, {"reward": reward, "unscored": {text(1): 2}})
     return folder

@@ -115,7 +115,7 @@ def test_plans_are_made_for_the_questions_that_are_trained_on():
     limit = {"questions__limit": given["questions__limit"]}
     config = load_config(preset=given["preset"], overrides=given_settings(limit, given["assignments"]))
     planned = {question.id for question in open_questions(config)}
-    trained = {question.id for question in open_questions(trainings(paper)["full"].search())}
+    trained = {question.id for question in open_questions(trainings(paper)["full"].as_config())}
     assert len(planned) == 30 and planned == trained
 
 
