@@ -1,4 +1,4 @@
-"""Your own formats, backends and retrievers, by the place where Python finds them."""
+"""Import custom formats, backends and retrievers by their Python path."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from reasonrag.core.errors import ConfigError
 
 
 def import_plugin(path: str) -> Any:
-    """What `PACKAGE.MODULE:NAME` names.
+    """Import the object that `PACKAGE.MODULE:NAME` names.
 
     Raises:
-        ConfigError: it cannot be imported.
+        ConfigError: the import fails.
     """
     module, _, name = path.partition(":")
     try:

@@ -1,8 +1,8 @@
-"""Text: answer normalisation and metrics, and making quoted text inert.
+"""Answer normalisation and metrics, and text from outside made safe to print, store and quote in prompts.
 
-One implementation serves tree, pairs, rewards and evaluation. The house rules are SQuAD's normalisation with two corner
-cases settled (an empty gold answer never matches, both empty is a match); `rules="flashrag"` reproduces what FlashRAG
-computes in those corners, for comparison with published numbers.
+Trees, pairs, rewards and evaluation share these metrics. The house rules are SQuAD's normalisation with two corner
+cases settled (an empty gold answer never matches, two empty answers match); `rules="flashrag"` reproduces FlashRAG in
+these cases, for comparison with published numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALL_OR_NOTHING = frozenset({"yes", "no", "noanswer"})
 
 @lru_cache(maxsize=65_536)
 def normalize_answer(text: str) -> str:
-    """Lower-case, delete ASCII punctuation, drop a/an/the, squeeze blanks (SQuAD v1.1, FlashRAG).
+    """Lower-case a text and remove ASCII punctuation, articles and extra blanks (SQuAD v1.1, FlashRAG).
 
     >>> normalize_answer("The  U.S. Navy!")
     'us navy'
@@ -33,7 +33,7 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(prediction: str | None, golden_answers: Sequence[str], *, rules: Rules = "house") -> float:
-    """1.0 if the prediction equals a golden answer after normalising, else 0.0. A missing prediction scores 0.
+    """Return 1.0 if the prediction equals a golden answer after normalising, else 0.0 (also if it is missing).
 
     >>> exact_match("U.S.", ["US", "America"])
     1.0
@@ -42,9 +42,9 @@ def exact_match(prediction: str | None, golden_answers: Sequence[str], *, rules:
 
 
 def token_f1(prediction: str | None, golden_answers: Sequence[str], *, rules: Rules = "house") -> float:
-    """F1 in [0, 1] on token multisets, over the best golden answer (arXiv:2505.14069, eq. 9-11).
+    """Return the F1 in [0, 1] of token multisets with the best golden answer (arXiv:2505.14069, eq. 9-11).
 
-    yes, no and noanswer count only when both sides are equal.
+    The answers yes, no and noanswer score only if both sides are equal.
 
     >>> token_f1("new new york", ["New York"])
     0.8
@@ -55,9 +55,9 @@ def token_f1(prediction: str | None, golden_answers: Sequence[str], *, rules: Ru
 
 
 def cover_match(prediction: str | None, golden_answers: Sequence[str], *, rules: Rules = "house") -> float:
-    """1.0 if a golden answer is contained in the prediction after normalising (ACC, CEM), else 0.0.
+    """Return 1.0 if the prediction contains a golden answer after normalising (ACC, CEM), else 0.0.
 
-    Contained means at token boundaries; `rules="flashrag"` takes any substring, and an empty one.
+    Matches are at token boundaries; `rules="flashrag"` accepts any substring, also an empty one.
 
     >>> cover_match("in the north", ["no"]), cover_match("in the north", ["no"], rules="flashrag")
     (0.0, 1.0)
@@ -100,7 +100,7 @@ def _cover(said: str, gold: str, rules: Rules) -> float:
 
 
 def one_line(text: str) -> str:
-    """The text with every run of white space (line separators too) squeezed to one blank.
+    """Replace every run of white space, including line separators, by one blank.
 
     >>> one_line(" a\\u2028b\\n\\n c ")
     'a b c'
@@ -109,23 +109,25 @@ def one_line(text: str) -> str:
 
 
 def valid_unicode(text: str) -> str:
-    """The text without lone surrogates: legal in JSON, refused by UTF-8, Parquet and SQLite."""
+    """Replace lone surrogates, which are legal in JSON, but not in UTF-8, Parquet and SQLite."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def quoted(value: object) -> str:
-    """A value from outside, fit for a message of one line: at most 60 characters, nothing that breaks the line."""
+    """Quote a value from outside in a message: one line of at most 60 characters."""
     text = repr(one_line(valid_unicode(str(value))))
     return text if len(text) <= 60 else f"{text[:56]}...'"
 
 
 def printable(text: str) -> str:
-    """The text for a terminal: no control or format character (ANSI, OSC 8, U+202E) survives, lines do.
+    """Replace control and format characters (ANSI, OSC 8, U+202E) for a terminal; line ends stay.
 
     >>> printable("a\\x1b[31mb\\u202ec")
     'a�[31mb�c'
     """
-    if text.replace("\n", "").replace("\t", "").isprintable():  # most text, seen far faster than by each character
+    if (
+        text.replace("\n", "").replace("\t", "").isprintable()
+    ):  # true for most texts, and far faster than checking each character
         return text
     return "".join("\N{REPLACEMENT CHARACTER}" if _hidden(char) else char for char in text)
 
@@ -134,8 +136,8 @@ def _hidden(char: str) -> bool:
     return char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
-# What a chat template or a format could take for structure: a tag or special token opens with `<` right before a
-# letter, `/`, `|`, `!` or a full-width bar (DeepSeek's tokens); `[INST]` and its like are tokens of Mistral's.
+# Text that a chat template or a format could take for structure: tags and special tokens open with `<` right before a
+# letter, `/`, `|`, `!` or a full-width bar (DeepSeek's tokens); `[INST]` and similar ones are tokens of Mistral.
 _TAG_OPENING = re.compile(r"<(?=[/|!?\w\uff5c<▁])")
 _BRACKET_TOKEN = re.compile(
     r"\[(?=/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|IMG|PREFIX|SUFFIX)\])"
@@ -144,9 +146,9 @@ _SPECIAL_TOKEN = re.compile(r"<(?=[|\uff5c])|<(?=/?(?:s|bos|eos|pad|unk|mask|sta
 
 
 def inert(text: str) -> str:
-    """Quoted text (a passage, a question) in which nothing can be taken for a tag or a special token.
+    """Return text from outside (a passage, a question) without anything that parses as a tag or special token.
 
-    The opening bracket of anything tag-like becomes `‹` (or `⁅`): readable for people and models, structure for nobody.
+    The opening bracket of anything tag-like becomes `‹` (or `⁅`), which stays readable for people and models.
 
     >>> inert("x < 5 </answer><|im_end|> [INST]")
     'x < 5 ‹/answer>‹|im_end|> ⁅INST]'
@@ -155,7 +157,7 @@ def inert(text: str) -> str:
 
 
 def inert_tokens(text: str) -> str:
-    """The policy's own earlier words, shown to it again: its format's tags stay, special tokens do not.
+    """Return the policy's earlier words for its next prompt: the format's tags stay, special tokens do not.
 
     >>> inert_tokens("<query>a</query><|im_start|>")
     '<query>a</query>‹|im_start|>'

@@ -1,6 +1,6 @@
-"""The values that every room speaks in: frozen, slotted, compared by equality.
+"""The values that all rooms share: frozen, slotted, compared by equality.
 
-Branches of a tree share a prefix of steps safely, because nothing here can change.
+They are immutable, so the branches of a tree can share a prefix of steps safely.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ Role = Literal["system", "user", "assistant"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question with its gold answers (FlashRAG's fields, plus the name of the data set it came from).
+    """A question with its gold answers (FlashRAG's fields, and the name of its data set).
 
-    `metadata` is carried through untouched; it is never shown to a policy.
+    `metadata` is kept unchanged and never shown to a policy.
     """
 
     id: str
@@ -36,13 +36,13 @@ class Passage:
 
     @property
     def title(self) -> str:
-        """The first of several lines, without the quotation marks of Search-R1's Wikipedia; "" of a single line."""
+        """First of several lines, without the quotation marks of Search-R1's Wikipedia; "" if there is one line."""
         head, newline, _ = self.contents.partition("\n")
         return head.strip().strip('"') if newline else ""
 
     @property
     def text(self) -> str:
-        """Everything after the title; the whole contents where there is only one line."""
+        """Everything after the title; the whole contents if there is only one line."""
         head, newline, rest = self.contents.partition("\n")
         return rest.strip() if newline else head.strip()
 
@@ -57,10 +57,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of an open turn: words of the policy, or text that was put in between them.
+    """A piece of an open turn: words of the policy, or text that was inserted in between.
 
-    `token_ids` are the ids that the policy sampled, to be used as they are; None has the text encoded, by itself and
-    never across the border to its neighbours.
+    `token_ids` are the ids that the policy sampled, used as they are. If None, the text is encoded by itself, never
+    merged with its neighbours.
     """
 
     text: str
@@ -70,7 +70,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is asked: a chat, the turn so far if it is already open, and where to stop."""
+    """Input of a model: a chat, the open turn so far, and stop strings."""
 
     messages: tuple[Message, ...]
     turn: tuple[Span, ...] = ()
@@ -78,26 +78,29 @@ class Prompt:
 
     @property
     def prefix(self) -> str:
-        """The open turn as text."""
+        """The open turn so far, as text."""
         return "".join(span.text for span in self.turn)
 
 
 class FinishReason(StrEnum):
-    """Why a backend stopped writing."""
+    """Why a backend ended a completion."""
 
     STOP = "stop"  # a stop string or the end token
     LENGTH = "length"  # max_tokens
-    OTHER = "other"  # a content filter, an abort, a reason that the server did not name
+    OTHER = "other"  # a content filter, an abort, an unnamed reason
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a model wrote. `text` includes the stop string that ended it.
+    """Output of a model. `text` includes the stop string that ended it.
 
-    `token_ids` and `logprobs` are `[T]` and exactly what was sampled (never decoded and encoded again), the end token
-    or the tokens of the stop string included; `prompt_token_ids` is `[P]`. All three are None where the backend does
-    not report them. `logprobs` are natural logarithms at the sampling temperature over the full vocabulary.
-    `prompt_tokens` and `completion_tokens` are counts for cost; None where unknown.
+    Attributes:
+        token_ids: `[T]` as sampled (never decoded and encoded again), with the end token or the tokens of the stop
+            string; None if the backend does not report them.
+        logprobs: `[T]` natural logarithms at the sampling temperature over the full vocabulary, or None.
+        prompt_token_ids: `[P]`, or None.
+        prompt_tokens: count for cost; None if unknown.
+        completion_tokens: likewise.
     """
 
     text: str
@@ -118,14 +121,14 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The policy writes down what it found; `evidence` is empty where it found nothing."""
+    """The policy notes evidence from its passages; `evidence` is empty if there is none."""
 
     evidence: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The policy answers. `forced` if it was given no other choice, at the step limit."""
+    """The policy answers; `forced` if the step limit left no other action."""
 
     answer: str
     forced: bool = False
@@ -133,9 +136,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A completion that the format cannot read; `reason` is a short name to count by.
+    """A completion that the format cannot parse; `reason` is the short name under which it is counted.
 
-    `ends` where nothing can follow it: in a turn that grows, the policy has ended the turn or run out of tokens.
+    `ends` if no step can follow: in a growing turn, the policy ended the turn or ran out of tokens.
     """
 
     reason: str
@@ -147,7 +150,7 @@ Action = Search | Note | Answer | Malformed
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision of the policy and what it got back."""
+    """One decision of the policy with its result."""
 
     prompt: Prompt
     completion: Completion
@@ -160,12 +163,12 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"
     FORCED_ANSWER = "forced_answer"
-    NO_ANSWER = "no_answer"  # the last step allowed, or one after which nothing can follow, is no answer
+    NO_ANSWER = "no_answer"  # the last step is not an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One attempt at a question: the steps so far, and why it ended if it did."""
+    """One attempt at a question: the steps so far, and why it ended (None if unfinished)."""
 
     question: Question
     steps: tuple[Step, ...] = ()
@@ -173,16 +176,16 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
-        """The final answer, or None while there is none."""
+        """The final answer, or None."""
         if self.steps and isinstance(self.steps[-1].action, Answer):
             return self.steps[-1].action.answer
         return None
 
     @property
     def complete(self) -> bool:
-        """Whether it ended with an answer: only these can be scored."""
+        """Whether the trajectory ended with an answer; only then can it be scored."""
         return self.stop_reason is not None and self.answer is not None
 
     def extend(self, step: Step, stop_reason: StopReason | None = None) -> Trajectory:
-        """A new trajectory with one more step."""
+        """Return a new trajectory with one more step."""
         return replace(self, steps=(*self.steps, step), stop_reason=stop_reason)

@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import structlog
@@ -37,23 +37,6 @@ _TIMEOUT_S = 60.0
 _MAX_RETRIES = 2
 
 
-class WeightSync(Protocol):
-    """Keeps a rollout model at the trainer's weights. `VLLMServerSync` documents the methods."""
-
-    @property
-    def version(self) -> int | None:
-        """Number of complete pushes, or None if the rollout model's weights are unknown."""
-        ...
-
-    def push(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Push these weights."""
-        ...
-
-    def close(self) -> None:
-        """Disconnect. A second call does nothing."""
-        ...
-
-
 class VLLMServerSync:
     """Pushes weights into a vLLM server: pause, transfer, reset the prefix cache, resume.
 
@@ -62,6 +45,9 @@ class VLLMServerSync:
 
     Of several processes (`torch.distributed`), rank 0 pushes. The others iterate over the tensors too, as gathering a
     sharded tensor needs all of them, and raise if rank 0 fails.
+
+    Attributes:
+        version: number of complete pushes; None if the server's weights are unknown.
     """
 
     def __init__(

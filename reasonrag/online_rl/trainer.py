@@ -24,7 +24,7 @@ from trl.models import unwrap_model_for_generation
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line
 from reasonrag.llm.continuous import BorrowingLLM
-from reasonrag.llm.weight_sync import WeightSync
+from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import merged_parameters
 from reasonrag.online_rl.collector import Batch, Collector, Sample
 from reasonrag.online_rl.validation import Watch, mean_metrics
@@ -54,7 +54,7 @@ class Rollouts:
 
     collector: Collector
     local: BorrowingLLM | None
-    weights: WeightSync | None
+    weights: VLLMServerSync | None
     runner: asyncio.Runner
     on_batch: Callable[[Batch, int], None]
     batch_steps: int = 1
