@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import RULES, Several, configuration, flag_help, given_settings, out, settings
+from reasonrag.commands.options import RULES, Several, configuration, flag_help, out, settings, sources
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
@@ -73,9 +73,6 @@ _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?
 @configuration("Config")
 @out("The folder of the report; the same command resumes it.")
 def evaluate(
-    preset: str | None,
-    file: Path | None,
-    assignments: tuple[str, ...],
     policies: tuple[str, ...],
     temperatures: tuple[float, ...] | None,
     max_turns: tuple[int, ...] | None,
@@ -108,11 +105,12 @@ def evaluate(
     from reasonrag.commands.console import log_plainly
     from reasonrag.evaluation.run import Evaluation
 
-    configs = policy_configs(policies, preset, file, assignments, given, formats)
+    asked = sources(given)
+    configs = policy_configs(policies, asked, formats)
     evaluation = Evaluation(
         configs,
         out,
-        temperatures=chosen_temperatures(temperatures, configs, assignments),
+        temperatures=chosen_temperatures(temperatures, configs, asked),
         max_steps=max_turns,
         top_ks=top_ks,
         rules=rules,
@@ -158,14 +156,14 @@ def _run(evaluation: Evaluation) -> int:
 
 
 def policy_configs(
-    policies: tuple[str, ...],
-    preset: str | None,
-    file: Path | None,
-    assignments: tuple[str, ...],
-    given: Mapping[str, Any],
-    formats: tuple[str, ...] = (),
+    policies: tuple[str, ...], asked: Mapping[str, Any], formats: tuple[str, ...] = ()
 ) -> dict[str, Config]:
     """Return the configuration of each policy of an evaluation, by its name. The default split is a held-out one.
+
+    Args:
+        policies: the values of `--policy`.
+        asked: `preset`, `file` and `overrides`, as `sources` returns them.
+        formats: the values of `--format`.
 
     Raises:
         ConfigError: two policies have one name, or --format names a policy that is not there.
@@ -183,7 +181,7 @@ def policy_configs(
             named_formats[name] = format
         else:
             common_format = format
-    asked = given_settings(given, assignments)
+    no_split_asked = _asked_split(asked) is None
     for text in policies:
         match = _POLICY.fullmatch(text)
         if match is None:
@@ -191,15 +189,15 @@ def policy_configs(
         name = match["name"] or folder_name(match["model"] or match["spec"])
         if name in configs:
             raise ConfigError(f"two policies are called {name!r}; name them: --policy base=SPEC --policy dpo=SPEC")
-        overrides = asked | {"policy.spec": match["spec"]}
+        overrides = asked["overrides"] | {"policy.spec": match["spec"]}
         if match["model"]:
             overrides["policy.model"] = match["model"]
         if chosen_format := named_formats.pop(name, common_format):
             overrides["format.name"] = chosen_format
-        config = load_config(preset=preset, file=file, overrides=overrides)
-        if _asked_split(file, asked) is None:
+        config = load_config(**{**asked, "overrides": overrides})
+        if no_split_asked:
             overrides["questions.split"] = held_out_split(config)
-            config = load_config(preset=preset, file=file, overrides=overrides)
+            config = load_config(**{**asked, "overrides": overrides})
         configs[name] = config
     if named_formats:
         raise ConfigError(
@@ -208,13 +206,13 @@ def policy_configs(
     return configs
 
 
-def _asked_split(file: Path | None, asked: Mapping[str, Any]) -> str | None:
+def _asked_split(asked: Mapping[str, Any]) -> str | None:
     """Return the split of a flag, of `--set`, or of the file. A file's `train` does not count: it is build-tree's."""
     from reasonrag.core.settings import gather
 
-    if asked.get("questions.split") is not None:
-        return str(asked["questions.split"])
-    questions = gather({}, file=file).get("questions")
+    if asked["overrides"].get("questions.split") is not None:
+        return str(asked["overrides"]["questions.split"])
+    questions = gather({}, file=asked["file"]).get("questions")
     split = questions.get("split") if isinstance(questions, dict) else None
     return None if split == "train" else split
 
@@ -249,10 +247,10 @@ def judging(
 
 
 def chosen_temperatures(
-    temperatures: tuple[float, ...] | None, configs: Mapping[str, Config], assignments: tuple[str, ...]
+    temperatures: tuple[float, ...] | None, configs: Mapping[str, Config], asked: Mapping[str, Any]
 ) -> tuple[float, ...]:
     """Return the temperatures of an evaluation: of its flag, else of `--set policy.temperature`, else greedy."""
-    if temperatures is None and "policy.temperature" in given_settings({}, assignments):
+    if temperatures is None and "policy.temperature" in asked["overrides"]:
         return (next(iter(configs.values())).policy.temperature,)
     return temperatures or (0.0,)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import JSON, PATH, F, Several, configuration, given_settings, out, settings
+from reasonrag.commands.options import JSON, PATH, F, Several, configuration, given_settings, out, settings, sources
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,7 @@ def index() -> None:
 @configuration("IndexConfig")
 @out("The folder of the index; the same command resumes the build.")
 @click.option("--replace", is_flag=True, help="Delete passages of a different corpus from the folder first.")
-def build(file: Path | None, assignments: tuple[str, ...], out: Path, replace: bool, **given: Any) -> None:
+def build(out: Path, replace: bool, **given: Any) -> None:
     """Build an index, or add a kind to one, within --max-memory. The same command resumes a build that was killed.
 
     \b
@@ -73,7 +73,7 @@ def build(file: Path | None, assignments: tuple[str, ...], out: Path, replace: b
     from reasonrag.retrieval.index.build import build_index
     from reasonrag.retrieval.index.settings import IndexConfig, show_size
 
-    config = validate(IndexConfig, gather({}, file=file, overrides=given_settings(given, assignments)))
+    config = validate(IndexConfig, gather({}, **sources(given)))
     log_plainly()
     with StageLines(error_console()) as progress:
         manifests = build_index(out, config, replace=replace, progress=progress)

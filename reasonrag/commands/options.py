@@ -94,15 +94,18 @@ def configuration(model: str) -> Callable[[F], F]:
     return decorate
 
 
-def given_settings(given: Mapping[str, Any], assignments: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return dotted names of settings to values: those of `--set`, then those of the flags that were given."""
+def given_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the flags that were given, by their dotted names."""
+    return {name.replace("__", "."): value for name, value in given.items() if value not in (None, ())}
+
+
+def sources(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `settings` and `configuration` as the arguments `preset`, `file` and `overrides`."""
     from reasonrag.core.settings import parse_assignment
 
-    values = dict(map(parse_assignment, assignments))
-    for name, value in given.items():
-        if value not in (None, ()):
-            values[name.replace("__", ".")] = value
-    return values
+    preset, file, assignments = given.pop("preset", None), given.pop("file"), given.pop("assignments")
+    overrides = dict(map(parse_assignment, assignments)) | given_settings(given)
+    return {"file": file, "overrides": overrides} | ({"preset": preset} if preset else {})
 
 
 class Several(click.ParamType):  # type: ignore[type-arg]

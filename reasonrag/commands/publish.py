@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,20 +40,9 @@ _MOST_FINDINGS = 20
 @click.option("--without-trees", is_flag=True, help="Publish only the pairs of a run.")
 @click.option("--merged", is_flag=True, help="Publish an adapter merged into its model.")
 @click.option("--eval", "report", type=PATH, help="Folder of an evaluation whose metrics go on the card of a policy.")
-@click.option("--eval-policy", help="Name of the policy in that evaluation (default: found by its weights).")
+@click.option("--eval-policy", "name", help="Name of the policy in that evaluation (default: found by its weights).")
 def publish(
-    path: Path,
-    repo_id: str,
-    public: bool,
-    tag: str | None,
-    dry_run: bool,
-    out: Path | None,
-    licence: str | None,
-    allow: tuple[str, ...],
-    without_trees: bool,
-    merged: bool,
-    report: Path | None,
-    eval_policy: str | None,
+    path: Path, dry_run: bool, out: Path | None, without_trees: bool, allow: tuple[str, ...], **given: Any
 ) -> None:
     """Publish the data of a run, or a trained policy, on the Hugging Face Hub.
 
@@ -72,17 +61,7 @@ def publish(
     from reasonrag.core.errors import ConfigError
     from reasonrag.publish.publish import PublishOptions, check
 
-    options = PublishOptions(
-        repo_id=repo_id,
-        public=public,
-        tag=tag,
-        licence=licence,
-        report=report,
-        name=eval_policy,
-        merged=merged,
-        trees=not without_trees,
-        allow=frozenset(allow),
-    )
+    options = PublishOptions(trees=not without_trees, allow=frozenset(allow), **given)
     if out is not None and not dry_run:
         raise ConfigError("--out is for --dry-run; publishing itself leaves no folder behind")
     check(path, options)

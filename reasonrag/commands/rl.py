@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from reasonrag.commands.options import configuration, given_settings, out, settings
+from reasonrag.commands.options import configuration, out, settings, sources
 from reasonrag.commands.train import OUT, print_line, run_training
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def rl() -> None:
 @settings("RLSettings", "rollout.url", "seed", "save_steps", "report_to", "merge")
 @configuration("RLSettings")
 @OUT
-def rl_train(preset: str | None, file: Path | None, assignments: tuple[str, ...], out: Path, **given: Any) -> None:
+def rl_train(out: Path, **given: Any) -> None:
     """Train a policy online: the rollout engine of build-tree makes trajectories, a reward scores each of them.
 
     \b
@@ -60,24 +60,21 @@ def rl_train(preset: str | None, file: Path | None, assignments: tuple[str, ...]
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
-    config = online_settings(preset, file, assignments, given)
-
+    config = online_settings(given)
     from reasonrag.online_rl.train import OnlineRLRun
 
     run_training(OnlineRLRun(config, out, log=print_line))
 
 
-def online_settings(
-    preset: str | None, file: Path | None, assignments: tuple[str, ...], given: Mapping[str, Any]
-) -> RLSettings:
-    """Return the settings of `rl train`; `--rollout-url` implies the engine vllm-server."""
+def online_settings(given: dict[str, Any]) -> RLSettings:
+    """Return the settings of `rl train` from its options; `--rollout-url` implies the engine vllm-server."""
     from reasonrag.online_rl.presets import RL_PRESETS
     from reasonrag.online_rl.settings import load_rl_settings
 
-    overrides = given_settings(given, assignments)
+    asked = sources(given)
     if given.get("rollout__url"):
-        overrides["rollout.engine"] = "vllm-server"
-    return load_rl_settings(RL_PRESETS, preset=preset, file=file, overrides=overrides)
+        asked["overrides"]["rollout.engine"] = "vllm-server"
+    return load_rl_settings(RL_PRESETS, **asked)
 
 
 @rl.command("plan")
@@ -100,16 +97,7 @@ def online_settings(
 )
 @configuration("Config")
 @out("A Parquet file; the same command resumes it.")
-def rl_plan(
-    preset: str | None,
-    file: Path | None,
-    assignments: tuple[str, ...],
-    out: Path,
-    candidates: int,
-    correct: Literal["em", "cem"],
-    show_answer: bool,
-    **given: Any,
-) -> None:
+def rl_plan(out: Path, candidates: int, correct: Literal["em", "cem"], show_answer: bool, **given: Any) -> None:
     """Make reference plans for Search-P1: propose candidates, keep the correct ones, vote for the needed steps.
 
     \b
@@ -121,8 +109,9 @@ def rl_plan(
     """
     from reasonrag.core.config import load_config
 
-    overrides = {**given_settings(given, assignments), "value.kind": "judge"}
-    config = load_config(preset=preset, file=file, overrides=overrides)
+    asked = sources(given)
+    asked["overrides"]["value.kind"] = "judge"
+    config = load_config(**asked)
     sys.exit(plan(config, out, candidates=candidates, correct=correct, show_answer=show_answer))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import configuration, given_settings, out, settings
+from reasonrag.commands.options import configuration, out, settings, sources
 
 if TYPE_CHECKING:
     from reasonrag.training.run import TrainingRun
@@ -42,7 +42,7 @@ def dpo() -> None:
 @settings("DPOSettings", *_COMMON, *_PAIRS, *_DPO)
 @configuration("DPOSettings")
 @OUT
-def dpo_train(preset: str | None, file: Path | None, assignments: tuple[str, ...], out: Path, **given: Any) -> None:
+def dpo_train(out: Path, **given: Any) -> None:
     """Train a policy on preference pairs. Only the tokens of the steps are scored.
 
     \b
@@ -59,9 +59,8 @@ def dpo_train(preset: str | None, file: Path | None, assignments: tuple[str, ...
     from reasonrag.core.settings import gather, validate
     from reasonrag.training.settings import DPO_PRESETS, DPOSettings
 
-    overrides = given_settings(given, assignments)
-    config = validate(DPOSettings, gather(DPO_PRESETS, preset=preset, file=file, overrides=overrides))
-
+    config = validate(DPOSettings, gather(DPO_PRESETS, **sources(given)))
+    # Imported late: wrong settings are reported before TRL is loaded.
     from reasonrag.dpo.train import DPORun
 
     run_training(DPORun(config, out, log=print_line))
@@ -80,7 +79,7 @@ def sft() -> None:
 @settings("SFTSettings", *_COMMON, *_PAIRS)
 @configuration("SFTSettings")
 @OUT
-def sft_train(preset: str | None, file: Path | None, assignments: tuple[str, ...], out: Path, **given: Any) -> None:
+def sft_train(out: Path, **given: Any) -> None:
     """Train a policy on the chosen steps of preference pairs: the paper's baseline for DPO.
 
     \b
@@ -92,9 +91,7 @@ def sft_train(preset: str | None, file: Path | None, assignments: tuple[str, ...
     from reasonrag.core.settings import gather, validate
     from reasonrag.training.settings import SFT_PRESETS, SFTSettings
 
-    overrides = given_settings(given, assignments)
-    config = validate(SFTSettings, gather(SFT_PRESETS, preset=preset, file=file, overrides=overrides))
-
+    config = validate(SFTSettings, gather(SFT_PRESETS, **sources(given)))
     from reasonrag.dpo.train import SFTRun
 
     run_training(SFTRun(config, out, log=print_line))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import DRY_RUN, PATH, configuration, given_settings, out, settings
+from reasonrag.commands.options import DRY_RUN, PATH, configuration, given_settings, out, settings, sources
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from reasonrag.commands.console import Stop
     from reasonrag.core.config import Config
-    from reasonrag.core.types import Question
     from reasonrag.pipeline.build import Build
 
 _PAIRS = ("pairs.min_margin", "pairs.reward", "pairs.test_share")
@@ -34,15 +33,7 @@ _PAIRS = ("pairs.min_margin", "pairs.reward", "pairs.test_share")
 @out("The folder of the run; the same command resumes it.", required=False)
 @DRY_RUN
 @click.option("--preview", is_flag=True, help="Build the tree of the first question and print it.")
-def build_tree(
-    preset: str | None,
-    file: Path | None,
-    assignments: tuple[str, ...],
-    out: Path | None,
-    dry_run: bool,
-    preview: bool,
-    **given: Any,
-) -> None:
+def build_tree(out: Path | None, dry_run: bool, preview: bool, **given: Any) -> None:
     """Search trees over agentic-RAG steps, value the steps by SPRE, and write preference pairs as Parquet.
 
     \b
@@ -61,8 +52,9 @@ def build_tree(
     from reasonrag.core.errors import ConfigError
     from reasonrag.core.settings import dump
     from reasonrag.core.text import printable
+    from reasonrag.pipeline.estimate import estimate
 
-    config = load_config(preset=preset, file=file, overrides=given_settings(given, assignments))
+    config = load_config(**sources(given))
     if dry_run:
         click.echo(printable(dump(config)))
         log_plainly()
@@ -191,57 +183,6 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
         write_json(out / "pairs.json", summary["pairs"])
     Console().print(summary_table(summary))
     print(f"data set: {out or run / 'pairs'}")
-
-
-def estimate(config: Config) -> str:
-    """Return in words the calls, tokens and cost that a run needs at most. Calls no model."""
-    import asyncio
-
-    from reasonrag.pipeline.parts import open_format, open_questions
-
-    questions = open_questions(config)
-    format = open_format(config)
-    search, steps = config.search, config.format.max_steps
-    expansions = search.iterations
-    rollout_steps = expansions * config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0
-    judgements = expansions if config.value.kind == "judge" else 0
-    per_question = expansions + rollout_steps
-    if search.max_calls is not None:
-        last = config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 1
-        judgements = min(judgements, search.max_calls)
-        per_question = min(per_question, search.max_calls + last)
-    sample = [format.prompt(question, ()) for question in questions[:100]]
-    prompt_chars = sum(len(m.content) for p in sample for m in p.messages) / len(sample)
-    passage_chars = asyncio.run(_passage_chars(config, questions[:20]))
-    # About 4 characters a token; every second step shows passages; thoughts grow by about 60 tokens a step.
-    prompt_tokens = (prompt_chars + passage_chars / 2) / 4 + 60 * steps / 2
-    calls = len(questions) * per_question
-    millions = calls * (prompt_tokens + 60) / 1e6
-    lines = [
-        f"{len(questions)} questions; at most {per_question} policy calls and {judgements} judge calls each",
-        f"at most {calls} policy calls and {len(questions) * judgements} judge calls; early ends save most of them",
-        f"about {prompt_tokens:.0f} prompt tokens and 60 written ones a call: {millions:.1f} M tokens at most",
-    ]
-    for role, count in (("policy", calls), ("judge", len(questions) * judgements)):
-        if count and (cost := config.prices[role].cost(round(count * prompt_tokens), count * 60)) is not None:
-            lines.append(f"{role} cost at most {cost:.2f}")
-    return "\n".join(lines)
-
-
-async def _passage_chars(config: Config, questions: list[Question]) -> float:
-    """Return the mean characters of one search's passages. A server is not asked: its passages count as 100 words."""
-    from reasonrag.pipeline.parts import open_retriever
-
-    if config.retrieval.url:
-        return 600.0 * config.retrieval.top_k
-    retriever = open_retriever(config, questions)
-    try:
-        found = await retriever.search([q.question for q in questions], config.retrieval.top_k)
-    finally:
-        await retriever.aclose()
-    return sum(min(len(p.contents), config.retrieval.max_passage_chars) for ps in found for p in ps) / max(
-        len(found), 1
-    )
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:

@@ -5,11 +5,13 @@ import pytest
 
 from reasonrag.cli import cli
 from reasonrag.commands import evaluate
+from reasonrag.commands.options import sources
 from reasonrag.core.errors import ConfigError
 
 
 def configs(*policies, formats=(), assignments=()):
-    return evaluate.policy_configs(policies, None, None, assignments, {"questions__dataset": "demo"}, formats)
+    asked = sources({"file": None, "assignments": assignments, "questions__dataset": "demo"})
+    return evaluate.policy_configs(policies, asked, formats)
 
 
 def formats(found):

@@ -3,11 +3,16 @@ from __future__ import annotations
 import pytest
 
 from reasonrag.commands.evaluate import chosen_temperatures, policy_configs
+from reasonrag.commands.options import sources
 from reasonrag.core.errors import ConfigError
 
 
 def configs(*policies, preset="demo", file=None, assignments=(), **given):
-    return policy_configs(policies, preset, file, assignments, given)
+    return policy_configs(policies, sources({**given, "preset": preset, "file": file, "assignments": assignments}))
+
+
+def asked(*assignments):
+    return sources({"file": None, "assignments": assignments})
 
 
 def test_policies_are_named_by_hand_or_by_the_last_part_of_their_place():
@@ -52,7 +57,7 @@ def test_the_split_of_a_file_made_for_training_is_not_evaluated(tmp_path):
 
 def test_evaluation_is_greedy_unless_told_otherwise(tmp_path):
     found = configs("demo")
-    assert chosen_temperatures(None, found, ()) == (0.0,)
-    assert chosen_temperatures((0.0, 1.0), found, ("policy.temperature=0.5",)) == (0.0, 1.0)
+    assert chosen_temperatures(None, found, asked()) == (0.0,)
+    assert chosen_temperatures((0.0, 1.0), found, asked("policy.temperature=0.5")) == (0.0, 1.0)
     half = ("policy.temperature=0.5",)
-    assert chosen_temperatures(None, configs("demo", assignments=half), half) == (0.5,)
+    assert chosen_temperatures(None, configs("demo", assignments=half), asked(*half)) == (0.5,)

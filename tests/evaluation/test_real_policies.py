@@ -50,7 +50,8 @@ def test_the_shipped_policy_twice_in_a_folder_calls_once_and_writes_the_same(tmp
 
 
 def test_the_policy_of_another_format_is_judged_and_compared_with_the_shipped_one(tmp_path):
-    configs = policy_configs(("hiprag=demo:hiprag", "demo"), "demo", None, (), {"questions__limit": 20})
+    asked = {"preset": "demo", "file": None, "overrides": {"questions.limit": 20}}
+    configs = policy_configs(("hiprag=demo:hiprag", "demo"), asked)
     judge = judging("demo-judge", None, None, configs)
     figures = evaluate(configs, tmp_path / "out", temperatures=[0.0], judging=judge)
     assert [configs[name].format.name for name in configs] == ["hiprag", "reasonrag"]

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from reasonrag.cli import cli
-from reasonrag.commands.options import given_settings
+from reasonrag.commands.options import sources
 from reasonrag.commands.rl import online_settings
 from reasonrag.core.config import load_config
 from reasonrag.pipeline.parts import open_questions
@@ -39,9 +39,7 @@ def trainings(paper, scale=SMALL):
         if stage.arguments[:2] == ("rl", "train") and stage.out.parent == Path("OUT/seed-0"):
             given = parsed(stage)
             given.pop("out")
-            found[stage.out.name] = online_settings(
-                given.pop("preset"), given.pop("file"), given.pop("assignments"), given
-            )
+            found[stage.out.name] = online_settings(given)
     return found
 
 
@@ -112,8 +110,8 @@ def test_plans_are_made_for_the_questions_that_are_trained_on():
     paper = PAPERS["search-p1"]
     (stage,) = (s for s in stages(paper, Path("OUT"), Scale(seeds=1, questions=30)) if s.arguments[1] == "plan")
     given = parsed(stage)
-    limit = {"questions__limit": given["questions__limit"]}
-    config = load_config(preset=given["preset"], overrides=given_settings(limit, given["assignments"]))
+    asked = sources({name: given[name] for name in ("preset", "file", "assignments", "questions__limit")})
+    config = load_config(**asked)
     planned = {question.id for question in open_questions(config)}
     trained = {question.id for question in open_questions(trainings(paper)["full"].as_config())}
     assert len(planned) == 30 and planned == trained
