@@ -145,11 +145,9 @@ class Display:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.progress is not None:
-            done = self.progress.done + self.progress.failed
+            total, done = self.progress.total, self.progress.done + self.progress.failed
             grid = Table.grid()
-            grid.add_row(
-                ProgressBar(total=self.progress.total and max(self.progress.total, 1), completed=done, width=60)
-            )
+            grid.add_row(ProgressBar(total=None if total is None else max(total, 1), completed=done, width=60))
             grid.add_row(printable(self._line(self.progress)))
             yield grid
 

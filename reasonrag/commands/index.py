@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import JSON, PATH, F, Several, configuration, given_settings, out, settings, sources
+from reasonrag.commands.options import (
+    JSON,
+    PATH,
+    Several,
+    configuration,
+    given_settings,
+    out,
+    settings,
+    sources,
+    together,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,13 +34,12 @@ if TYPE_CHECKING:
 _MOST_PASSAGES = 1000
 
 
-def _open_options(function: F) -> F:
-    """Add the options that say how an index is searched: the fields of `RetrievalConfig`, by their own names."""
-    function = click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model.")(
-        function
-    )
-    search = ("kind", "encoder", "reranker", "rerank_depth", "device", "gpu")
-    return settings("Config", *(f"retrieval.{name}" for name in search), show_keys=False)(function)
+# How an index is searched: the fields of `RetrievalConfig`, by their own names.
+_RETRIEVAL = ("kind", "encoder", "reranker", "rerank_depth", "device", "gpu")
+_open_options = together(
+    settings("Config", *(f"retrieval.{name}" for name in _RETRIEVAL), show_keys=False),
+    click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
+)
 
 
 @click.group()

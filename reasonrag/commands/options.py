@@ -26,6 +26,17 @@ def table() -> dict[str, Any]:
     return found
 
 
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Add several options, which `--help` shows in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):  # the decorator next to a function is applied first
+            function = option(function)
+        return function
+
+    return decorate
+
+
 def settings(model: str, *keys: str, show_keys: bool = True) -> Callable[[F], F]:
     """Add the options that set some settings of a model, in this order.
 
@@ -36,17 +47,11 @@ def settings(model: str, *keys: str, show_keys: bool = True) -> Callable[[F], F]
             part of that name, for commands that do not read the model itself.
     """
     flags = table()["flags"][model]
-    options = []
+    options: list[Callable[[Any], Any]] = []
     for key in keys:
         names = [name for name in flags if name == key or name.startswith(f"{key}.")]
         options += [_option(name, flags[name], show_keys) for name in names]
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):  # click lists the decorator next to the function first
-            function = option(function)
-        return function
-
-    return decorate
+    return together(*options)
 
 
 def flag_help(model: str, key: str) -> str:
@@ -78,20 +83,15 @@ def _option(key: str, flag: Mapping[str, Any], show_key: bool) -> Callable[[F], 
 
 def configuration(model: str) -> Callable[[F], F]:
     """Add `--preset` if the model has presets, `--config` and `--set`."""
-
-    def decorate(function: F) -> F:
-        function = click.option(
+    presets = table()["presets"].get(model)
+    preset = click.option("--preset", type=click.Choice(presets or ()), help="A named set of settings to start from.")
+    return together(
+        *([preset] if presets else []),
+        click.option("--config", "file", type=PATH, help="A YAML file of settings; flags override it."),
+        click.option(
             "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other setting (repeatable)."
-        )(function)
-        function = click.option("--config", "file", type=PATH, help="A YAML file of settings; flags override it.")(
-            function
-        )
-        if presets := table()["presets"].get(model):
-            preset = click.option("--preset", type=click.Choice(presets), help="A named set of settings to start from.")
-            function = preset(function)
-        return function
-
-    return decorate
+        ),
+    )
 
 
 def given_settings(given: Mapping[str, Any]) -> dict[str, Any]:

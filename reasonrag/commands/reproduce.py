@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reasonrag.commands.options import PATH, out, settings, table
+from reasonrag.commands.options import PATH, out, settings, table, together
 
 
 @click.group()
@@ -71,9 +71,7 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
     def run(**given: Any) -> None:
         sys.exit(_reproduce(name, **given))
 
-    for option in reversed(options):
-        run = option(run)
-    reproduce.command(name, help=text, short_help=f"Repeat {paper['title']}.")(run)
+    reproduce.command(name, help=text, short_help=f"Repeat {paper['title']}.")(together(*options)(run))
 
 
 def _reproduce(
