@@ -40,7 +40,10 @@ WAYS: dict[str, tuple[str, ...]] = {
         *("retrieval/batched.py", "retrieval/bm25.py"),
         *("spre.py", "storage/tables.py", "storage/parquet.py"),
     ),
-    "files from a pair to the DPO loss": (),
+    "files from a pair to the DPO loss": (
+        *("commands/train.py", "dpo/train.py", "training/run.py", "training/model.py"),
+        *("dpo/examples.py", "dpo/preferences.py", "dpo/token_rows.py", "llm/chat_template.py", "dpo/trainer.py"),
+    ),
 }
 
 # Runs in the checkout that is measured: `build-tree` under a profiler that notes in which files functions ran.

@@ -12,7 +12,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +81,12 @@ class LengthReport:
 
     def summary(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        left_out = {}
-        for split, by_depth in self.left_out.items():
-            left_out[split] = {str(depth): count for depth, count in by_depth.items()}
-        return {
-            "tokens": {name: dict(values) for name, values in self.quantiles.items()},
-            "pairs": dict(self.pairs),
-            "left_out": left_out,
-            "share_left_out": {split: self.share(split) for split in self.pairs},
-            "max_length": self.max_length,
-            "limited_by": self.limited_by,
-            "shifted": self.shifted,
-            "shared_prompts": self.shared_prompts,
+        values = asdict(self)
+        left_out = {
+            split: {str(depth): n for depth, n in by_depth.items()} for split, by_depth in self.left_out.items()
         }
+        shares = {split: self.share(split) for split in self.pairs}
+        return {"tokens": values.pop("quantiles"), **values, "left_out": left_out, "share_left_out": shares}
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,8 @@ class TrainingRun(Generic[S]):
         self.settings = settings
         self.out = out
         self.log = log
-        self._data_facts: dict[str, Any] = {}
-        self._card: PolicyCard | None = None
+        # What only the first process knows.
+        self._data: TrainingData | None = None
         self._identity: dict[str, Any] = {}
 
     # What a kind of training run overrides.
@@ -211,7 +211,7 @@ class TrainingRun(Generic[S]):
         settings = self.settings
         self._identity = folders.describe(self.stage, settings, content=data.checksum, model=self.source.checksum)
         folders.check_same(self.out, self._identity)
-        self._card, self._data_facts = data.card, dict(data.facts)
+        self._data = data
         if (summary := folders.finished(self.out)) is not None:
             self.log("this training run is already finished")
             if settings.merge and settings.method == "lora" and not (self.out / MERGED).exists():
@@ -247,7 +247,6 @@ class TrainingRun(Generic[S]):
         rows = Path(plan.rows)
         train = load_from_disk(str(rows / "train"))
         test = load_from_disk(str(rows / "test")) if (rows / "test").exists() else None
-        self._data_facts["rows"] = {"train": len(train), "held_out": 0 if test is None else len(test)}
         seconds_before = folders.seconds_before(Path(plan.checkpoint)) if plan.checkpoint else 0.0
         trainer = self.make_trainer(train, test, seconds_before=seconds_before)
         if self.is_first:
@@ -263,7 +262,7 @@ class TrainingRun(Generic[S]):
                 message = f"stopped after step {steps} of {planned}; a checkpoint is kept"
                 raise Interrupted(message, number=request.number)
             self._final_evaluation(trainer)
-        return self._finish(trainer)
+        return self._finish(trainer, {"train": len(train), "held_out": 0 if test is None else len(test)})
 
     def _final_evaluation(self, trainer: Any) -> None:
         """Compute the held-out metrics of the weights that are kept, unless the last step was evaluated anyway."""
@@ -272,16 +271,16 @@ class TrainingRun(Generic[S]):
         if trainer.eval_dataset is not None and (not evaluated or self.arguments.load_best_model_at_end):
             trainer.evaluate()
 
-    def _finish(self, trainer: Any) -> dict[str, Any]:
+    def _finish(self, trainer: Any, row_counts: Mapping[str, int]) -> dict[str, Any]:
         save_policy(trainer, self.out)  # all processes hold parts of the weights; the rest is written by the first one
         summary: dict[str, Any] = {}
-        if self.is_first:
+        if self._data is not None:
             outcome = TrainingOutcome(
                 stage=self.stage,
                 settings=self.settings,
                 source=self.source,
-                data=self._data_facts,
-                card=self._card,
+                data={**self._data.facts, "rows": row_counts},
+                card=self._data.card,
                 described=self._identity,
                 state=trainer.state,
                 seconds=trainer.seconds,
