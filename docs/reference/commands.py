@@ -10,6 +10,7 @@ import click
 
 from docs.reference.markdown import NOTE, cell, code
 from reasonrag.cli import cli
+from reasonrag.core.markdown import table_lines
 
 _WIDTH = 100
 
@@ -35,14 +36,12 @@ def cli_page() -> str:
 
 def _flag_table() -> list[str]:
     lines = ["", "## Every flag", "", "A flag means the same in every command that has it."]
-    lines += ["", "| flag | meaning | commands |", "|---|---|---|"]
     found: dict[str, tuple[str, list[str]]] = {}
     for path, command in commands(cli, ()):
         for option in flags(command):
             found.setdefault(option.opts[0], (meaning(option), []))[1].append(code(" ".join(path)))
-    for flag, (text, names) in sorted(found.items()):
-        lines.append(f"| `{flag}` | {cell(text)} | {', '.join(names)} |")
-    return lines
+    rows = [(f"`{flag}`", cell(text), ", ".join(names)) for flag, (text, names) in sorted(found.items())]
+    return [*lines, "", *table_lines(["flag", "meaning", "commands"], rows)]
 
 
 def flags(command: click.Command) -> list[click.Option]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from docs.reference.markdown import NOTE, cell, code
+from reasonrag.core.markdown import table_lines
 from reasonrag.storage import tables
 
 # Title, where it lies, the table.
@@ -155,14 +156,14 @@ def schema_page() -> str:
         lines += [f"### {name}", "", str(table.__doc__), "", *_columns(table), ""]
     lines += ["## JSON files", "", "`*` stands for names that the data gives.", ""]
     for file, (what, keys) in JSON_FILES.items():
-        lines += [f"### {file}", "", f"{what[0].upper()}{what[1:]}.", "", "| key | meaning |", "|---|---|"]
-        lines += [f"| {code(key.replace('|', '`, `'))} | {meaning} |" for key, meaning in keys.items()] + [""]
+        rows = [(code(key.replace("|", "`, `")), meaning) for key, meaning in keys.items()]
+        lines += [f"### {file}", "", f"{what[0].upper()}{what[1:]}.", "", *table_lines(["key", "meaning"], rows), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _columns(table: tables.Described) -> list[str]:
-    rows = [f"| `{name}` | {arrow(type)} | {cell(meaning)} |" for name, type, meaning in table.columns]
-    return ["| column | type | meaning |", "|---|---|---|", *rows]
+    rows = [(f"`{name}`", arrow(type), cell(meaning)) for name, type, meaning in table.columns]
+    return list(table_lines(["column", "type", "meaning"], rows))
 
 
 def arrow(type: pa.DataType) -> str:

@@ -14,6 +14,7 @@ from docs.reference.commands import commands
 from docs.reference.markdown import NOTE, cell, code
 from reasonrag.cli import cli
 from reasonrag.core.config import PRESETS, Config
+from reasonrag.core.markdown import table_lines
 from reasonrag.core.settings import EXECUTION
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings
@@ -49,13 +50,13 @@ def settings_page() -> str:
         lines += ["", f"## {title}", ""]
         if presets:
             lines += [f"Presets: {', '.join(code(name) for name in presets)}.", ""]
-        lines += ["| setting | flag | type | default | meaning |", "|---|---|---|---|---|"]
+        rows = []
         of_commands = flags(title)
         for name, field in fields(model):
             mark = " *" if EXECUTION in field.metadata else ""
             row = [f"`{name}`{mark}", code(of_commands.get(name, "")), _type(field), _default(field)]
-            row.append(cell(field.description or ""))
-            lines.append(f"| {' | '.join(row)} |")
+            rows.append([*row, cell(field.description or "")])
+        lines += table_lines(["setting", "flag", "type", "default", "meaning"], rows)
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ PAPER = OnlinePaper(
     title="GRPO on outcomes in the demo world",
     preset="demo-outcome",
     policy="demo:search_r1",
-    variants=(Variant("grpo", "GRPO on exact match alone"),),
+    variants=(Variant("grpo", "GRPO on exact match only"),),
     pairs=(("grpo", BASE),),
     metrics=("em", "f1", "acc", "retrievals", "steps", "format_rate"),
     curves={
@@ -23,7 +23,7 @@ PAPER = OnlinePaper(
     },
     tables=published("outcome"),
     notes=(
-        "None of the papers trains this very pair; the closest rows are shown. Search-o1 is a prompted agent on the "
+        "No paper reports exactly this pair; the closest rows are shown. Search-o1 is a prompted agent on the "
         "model that Search-R1 trains.",
     ),
 )

@@ -58,7 +58,6 @@ class Row:
     averages: dict[str, float] = field(default_factory=dict)
 
     def average(self, metric: str) -> float:
-        """Return the average over the data sets."""
         return self.averages[metric] if metric in self.averages else fmean(self.values[metric])
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from reasonrag.reproduce.paper import BASE, JUDGE, Paper, Scale, Variant, published
@@ -79,8 +80,8 @@ PAPER = OfflinePaper(
         Variant(MAIN, "DPO on steps, search valued by rollouts (Eq. 1), pairs by SPRE; alpha 0.9"),
     ),
     pairs=(
-        *((name, BASE) for name in (MAIN, "dpo-judge", "dpo-judge-reward", "sft", "dpo-outcome")),
-        *((MAIN, name) for name in ("sft", "dpo-outcome", "dpo-alpha1", "dpo-judge", "dpo-judge-reward")),
+        *product((MAIN, "dpo-judge", "dpo-judge-reward", "sft", "dpo-outcome"), (BASE,)),
+        *product((MAIN,), ("sft", "dpo-outcome", "dpo-alpha1", "dpo-judge", "dpo-judge-reward")),
     ),
     metrics=("em", "f1", "acc", "retrievals", "steps", "forced", "format_rate", "needless", "early"),
     by_kind=("em", "retrievals", "steps", "needless", "early"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from reasonrag.reproduce.paper import BASE, Claim, OnlinePaper, Variant, published
 
 FULL = "full"
@@ -14,20 +16,25 @@ PAPER = OnlinePaper(
     preset="demo-search-p1",
     policy="demo:search_p1",
     variants=(
-        Variant(FULL, "both tracks, soft form, soft outcomes", plans=True),
+        Variant(FULL, "both tracks, soft format scoring, soft outcome scoring", plans=True),
         Variant("no-reference", "without the reference track (Eq. 7)", (_REWARD("reference_track", "false"),)),
         Variant("no-self", "without the policy's own track (Eq. 6)", (_REWARD("self_track", "false"),), plans=True),
-        Variant("format-strict", "worthless unless in form", (_REWARD("format", "strict"),), plans=True),
-        Variant("format-none", "no reward for the form", (_REWARD("format", "none"),), plans=True),
+        Variant(
+            "format-strict",
+            "broken format earns nothing",
+            (_REWARD("format", "strict"),),
+            plans=True,
+        ),
+        Variant("format-none", "no format reward", (_REWARD("format", "none"),), plans=True),
         Variant("outcome-binary", "a wrong answer earns no outcome", (_REWARD("outcome", "binary"),), plans=True),
-        Variant("outcome", "exact match alone, in the same format", ("reward.name=outcome",), blind=("reward/format",)),
+        Variant("outcome", "exact match only, in the same format", ("reward.name=outcome",), blind=("reward/format",)),
     ),
     pairs=(
-        *((FULL, name) for name in ("outcome", "no-reference", "no-self")),
-        *((FULL, name) for name in ("format-strict", "format-none", "outcome-binary")),
+        *product((FULL,), ("outcome", "no-reference", "no-self")),
+        *product((FULL,), ("format-strict", "format-none", "outcome-binary")),
         ("no-self", "no-reference"),
-        *((name, "outcome") for name in ("no-reference", "no-self")),
-        *((name, BASE) for name in (FULL, "outcome")),
+        *product(("no-reference", "no-self"), ("outcome",)),
+        *product((FULL, "outcome"), (BASE,)),
     ),
     metrics=("acc", "em", "retrievals", "steps", "format_rate"),
     curves={
@@ -47,9 +54,9 @@ PAPER = OnlinePaper(
         Claim(FULL, "format-none", "acc", 1, "Fig. 3, sec. 4.3.1"),
     ),
     notes=(
-        "Table 2 has 42.0 where Table 8 has 42.1 for 7B without the reference track; Table 8's figure is used.",
-        "Figure 3 shows curves without figures: soft form rises faster and ends higher than strict and than none.",
-        "The paper's accuracy asks whether a golden answer is contained in the prediction: our ACC. It says nothing of "
+        "Table 2 has 42.0 where Table 8 has 42.1 for 7B without the reference track; Table 8's number is used.",
+        "Figure 3 shows curves without numbers: soft format scoring rises faster and ends higher than strict and none.",
+        "The paper's accuracy asks whether a golden answer is contained in the prediction: our ACC. It does not report "
         "how many searches each variant makes.",
     ),
 )

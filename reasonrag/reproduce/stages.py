@@ -40,7 +40,6 @@ class Stage:
 
     @property
     def line(self) -> str:
-        """The command as a person would type it."""
         return shlex.join(["reasonrag", *self.arguments])
 
 
@@ -127,7 +126,7 @@ class Plan:
 
 
 class _Work:
-    """One run of a plan."""
+    """One run of a plan: starts commands whose needs are met, and waits for them."""
 
     def __init__(self, plan: Plan, show: Callable[[str], None], only: Collection[Path] | None, jobs: int) -> None:
         self._plan = plan
