@@ -38,13 +38,13 @@ def find_secrets(text: str) -> list[Secret]:
     >>> [(s.kind, s.start, s.end) for s in find_secrets("see ftp://me:hunter2@host/")]
     [('url_password', 13, 20)]
     """
-    found: list[Secret] = []
-    for secret in sorted(_matches(text), key=lambda secret: (secret.start, -secret.end)):
-        if found and secret.start < found[-1].end:  # such as a known token in a header: one secret, all of it
-            found[-1] = Secret(found[-1].kind, found[-1].start, max(found[-1].end, secret.end))
-        else:
-            found.append(secret)
-    return found
+    secrets: list[Secret] = []
+    for match in sorted(_matches(text), key=lambda match: (match.start, -match.end)):
+        if secrets and match.start < secrets[-1].end:  # such as a known token in a header: one secret, all of it
+            previous = secrets.pop()
+            match = Secret(previous.kind, previous.start, max(previous.end, match.end))
+        secrets.append(match)
+    return secrets
 
 
 def redact(text: str) -> str:
@@ -53,11 +53,14 @@ def redact(text: str) -> str:
     >>> redact("Authorization: Bearer 5c1f0e9b7a3d4c2e")
     'Authorization: Bearer ***'
     """
-    found = find_secrets(text)
-    if not found:
+    secrets = find_secrets(text)
+    if not secrets:
         return text
-    kept = zip([0, *(secret.end for secret in found)], [*(secret.start for secret in found), len(text)], strict=True)
-    return "***".join(text[start:end] for start, end in kept)
+    pieces, end = [], 0
+    for secret in secrets:
+        pieces += [text[end : secret.start], "***"]
+        end = secret.end
+    return "".join([*pieces, text[end:]])
 
 
 def excerpt(text: str, limit: int = 300) -> str:
@@ -122,8 +125,11 @@ def _random(value: str) -> bool:
     """
     if re.fullmatch(_UUID, value):
         return True
-    mixed = [run for run in re.findall(_ALPHANUMERIC, value) if not run.isalpha() and not run.isdecimal()]
-    return any(len(run) >= 16 or len(re.findall(_CHANGE, run)) >= 3 for run in mixed)
+    for run in re.findall(_ALPHANUMERIC, value):
+        is_mixed = not run.isalpha() and not run.isdecimal()
+        if is_mixed and (len(run) >= 16 or len(re.findall(_CHANGE, run)) >= 3):
+            return True
+    return False
 
 
 def _long_random(value: str) -> bool:
@@ -132,10 +138,13 @@ def _long_random(value: str) -> bool:
 
 def _dense(value: str) -> bool:
     """Return whether a value after a known prefix is one long or mixed run, unlike the words of a hyphenated name."""
-    runs = re.findall(_ALPHANUMERIC, value)
-    return (len(value) >= 40 and len(re.findall(_CHANGE, value)) >= 3) or any(
-        len(run) >= 32 or (len(run) >= 10 and not run.isalpha() and not run.isdecimal()) for run in runs
-    )
+    if len(value) >= 40 and len(re.findall(_CHANGE, value)) >= 3:
+        return True
+    for run in re.findall(_ALPHANUMERIC, value):
+        is_mixed = not run.isalpha() and not run.isdecimal()
+        if len(run) >= 32 or (len(run) >= 10 and is_mixed):
+            return True
+    return False
 
 
 def _no_word(value: str) -> bool:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Literal
 
 from reasonrag.core.errors import ConfigError, HubError
 from reasonrag.core.http import Unavailable
-from reasonrag.publish.hub_client import HubCalls, quiet_client, quoted
+from reasonrag.core.secrets import excerpt
+from reasonrag.publish.hub_client import HubCalls, quiet_client
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
@@ -110,11 +111,11 @@ def check_target(repo_id: str, tag: str | None) -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise ConfigError(f"{quoted(str(error))} A repository is named OWNER/NAME.") from None
+        raise ConfigError(f"{excerpt(str(error))} A repository is named OWNER/NAME.") from None
     if "/" not in repo_id:
-        raise ConfigError(f"{quoted(repo_id)} names no owner: give OWNER/NAME")
+        raise ConfigError(f"{excerpt(repo_id)} names no owner: give OWNER/NAME")
     if tag is not None and not _VERSION.fullmatch(tag):
-        raise ConfigError(f"{quoted(tag)} is not a version: a tag is vX.Y.Z, such as v1.0.0")
+        raise ConfigError(f"{excerpt(tag)} is not a version: a tag is vX.Y.Z, such as v1.0.0")
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -259,9 +260,9 @@ class _Push:
         new = list(takewhile(lambda entry: entry.commit_id != before.commit, log))
         authors = sorted({author for entry in new for author in entry.authors})
         raise HubError(
-            f"{repo} moved to {now.commit[:8]} while it was written to: {quoted(', '.join(authors))} changed "
-            f"{len(moved)} of the files that are to be published, first {quoted(moved[0])} "
-            f"({quoted(new[0].title) if new else 'history was rewritten'}). Look at it, then publish again"
+            f"{repo} moved to {now.commit[:8]} while it was written to: {excerpt(', '.join(authors))} changed "
+            f"{len(moved)} of the files that are to be published, first {excerpt(moved[0])} "
+            f"({excerpt(new[0].title) if new else 'history was rewritten'}). Look at it, then publish again"
         )
 
     def check_tag_is_free(self) -> None:
@@ -313,7 +314,7 @@ class _Push:
         if wrong:
             raise HubError(
                 f"{self.upload.repo_id}: after commit {commit[:8]} the Hub lists {len(wrong)} files otherwise than "
-                f"they are here, first {quoted(wrong[0])}. No tag was made; look at that commit before it is used"
+                f"they are here, first {excerpt(wrong[0])}. No tag was made; look at that commit before it is used"
             )
         return remote
 

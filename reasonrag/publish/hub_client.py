@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from reasonrag.core.errors import HubError, ReasonRAGError
 from reasonrag.core.http import Retries, Unavailable, backoff, is_transient, parse_retry_after
-from reasonrag.core.secrets import redact
-from reasonrag.core.text import one_line, printable
+from reasonrag.core.secrets import excerpt
 
 T = TypeVar("T")
 
@@ -28,7 +27,6 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 60.0
 # huggingface_hub itself repeats some requests up to six times if the connection fails. A call that took longer than
 # that was not silent: it sent bytes, which are not sent again.
 _LONGEST_SILENCE_S = 6 * TIMEOUT_S
-_LONGEST_QUOTE = 300
 _ADVICE = {
     401: "this login is not accepted: run `hf auth login`, or set HF_TOKEN to a token that may write there",
     403: "this login may not do that: use a token that may write there",
@@ -114,12 +112,6 @@ def quiet_client() -> Iterator[None]:
         yield
 
 
-def quoted(text: str) -> str:
-    """Return foreign words for a line of ours: short, without secrets and control characters."""
-    text = redact(printable(one_line(text)))
-    return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
-
-
 def _watch(session: Any) -> None:
     """Give every request of `session` a timeout, and raise `Unavailable` for every answer that may pass.
 
@@ -180,7 +172,7 @@ def _explain(error: Exception) -> str:
 
 def _without_urls(text: str) -> str:
     """Quote words of the Hub or of its client without URLs, some of which are signed, and without paths."""
-    return quoted(re.sub(r"\S*/\S*/\S*", "...", text))
+    return excerpt(re.sub(r"\S*/\S*/\S*", "...", text))
 
 
 def _response(error: BaseException) -> Any:

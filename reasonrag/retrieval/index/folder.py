@@ -126,6 +126,8 @@ class Draft:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.scratch.mkdir(parents=True)
             write_json(kept, plan.document(), indent=None)
+        for unfinished in self.folder.rglob("*.tmp"):  # left by a process that was killed while it wrote
+            unfinished.unlink()
 
     @property
     def scratch(self) -> Path:
@@ -146,8 +148,6 @@ class Draft:
 
     def finish(self, counts: Mapping[str, int]) -> Manifest:
         """Checksum all files and rename the working folder to the part, in place of an older one."""
-        for unfinished in self.folder.rglob("*.tmp"):  # left by a process that was killed while it wrote
-            unfinished.unlink()
         paths = sorted(path for path in self.folder.rglob("*") if path.is_file() and self.scratch not in path.parents)
         files = {str(path.relative_to(self.folder)): _size_and_digest(path) for path in paths}
         manifest = Manifest(self._plan, dict(counts), files)
