@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reasonrag.core.settings import Tree
 
-# What all four papers share: Qwen2.5 with Wikipedia and E5, whole batches of rollouts on one node, in bfloat16.
+# Shared by the papers: Qwen2.5 with Wikipedia and E5, whole batches of rollouts on one node, in bfloat16.
 _GRPO: Tree = {
     "method": "full",
     "loss_type": "grpo",
@@ -33,37 +33,35 @@ _DEMO: Tree = {
 
 
 def _demo(format: str, reward: Tree, **more: object) -> Tree:
-    """One reward in the demo world, on the policy that speaks its format."""
+    """Return the preset of a reward in the demo world, with the policy that was trained on its format."""
     judge: Tree = {} if reward["name"] == "outcome" else {"judge": {"spec": "demo-judge"}}
     return {**_DEMO, "model": f"demo:{format}", "reward": reward, **judge, **more}
 
 
+# Search-R1's GRPO scripts, release v0.3 (arXiv:2503.09516): 512 questions, 5 attempts each, 4 searches.
+_SEARCH_R1: Tree = {
+    **_GRPO,
+    "format": {"name": "search_r1", "max_steps": 5},
+    "reward": {"name": "outcome", "outcome": {"preset": "search-r1-v0.3"}},
+    "learning_rate": 5e-7,
+    "warmup_ratio": 0.285,
+    "max_steps": 1005,
+    "rollout": {"group_size": 5, "questions_per_step": 512, "minibatches": 2, "max_tokens": 500},
+    "retrieval": {"top_k": 3},
+}
+
 RL_PRESETS: dict[str, Tree] = {
-    # Search-R1's GRPO scripts, release v0.3 (arXiv:2503.09516): 512 questions, 5 attempts each, 4 searches.
-    "search-r1": {
-        **_GRPO,
-        "format": {"name": "search_r1", "max_steps": 5},
-        "reward": {"name": "outcome", "outcome": {"preset": "search-r1-v0.3"}},
-        "learning_rate": 5e-7,
-        "warmup_ratio": 0.285,
-        "max_steps": 1005,
-        "rollout": {"group_size": 5, "questions_per_step": 512, "minibatches": 2, "max_tokens": 500},
-        "retrieval": {"top_k": 3},
-    },
-    # HiPRAG (arXiv:2510.07794, sec. 4.3): group of 5, lambda_f 0.2, lambda_p 0.4, 400 steps.
+    "search-r1": _SEARCH_R1,
+    # HiPRAG (arXiv:2510.07794, sec. 4.3) on the same scripts: lambda_f 0.2, lambda_p 0.4, 400 steps.
     "hiprag": {
-        **_GRPO,
+        **_SEARCH_R1,
         "format": {"name": "hiprag", "max_steps": 5},
         "reward": {"name": "hiprag", "hiprag": {"lambda_f": 0.2, "lambda_p": 0.4}},
-        "learning_rate": 5e-7,
-        "warmup_ratio": 0.285,
         "max_steps": 400,
         "save_steps": 50,
-        "rollout": {"group_size": 5, "questions_per_step": 512, "minibatches": 2, "max_tokens": 500},
-        "retrieval": {"top_k": 3},
     },
     # Search-P1 (App. B.1 and B.2): 16 attempts (32 for 3B), temperature 0.6 and top-p 0.95, so that rollouts and the
-    # trainer follow different laws, clip 0.2 to 0.28, KL 0.001, 4 calls. Its top-k 20 of tokens is not offered here.
+    # trainer follow different distributions, clip 0.2 to 0.28, KL 0.001, 4 calls. Its token top-k of 20 is not offered.
     "search-p1": {
         **_GRPO,
         "format": {"name": "search_p1", "max_steps": 5},
@@ -114,7 +112,7 @@ RL_PRESETS: dict[str, Tree] = {
         "retrieval": {"top_k": 5},
     },
     "demo-outcome": _demo("search_r1", {"name": "outcome"}),
-    # A third of these questions need no search: a needless one can be told only where the policy knows the answer.
+    # A third of these questions need no search: a needless one is detected only if the policy knows the answer.
     "demo-hiprag": _demo(
         "hiprag", {"name": "hiprag"}, split="train-famous", validation={**_DEMO["validation"], "metric": "acc"}
     ),

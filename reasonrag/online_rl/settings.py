@@ -261,10 +261,6 @@ class RLSettings(TrainSettings):
             )
         if self.rollout.top_p < 1 and self.importance != "off":
             raise ValueError("rollout.top_p below 1 changes the sampling distribution; set importance to off")
-        return self
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> RLSettings:
         if self.judge.model is not None and self.judge.spec is None:
             raise ValueError("a judge's model is named, but no judge; add --judge with its server, or leave it out")
         return self

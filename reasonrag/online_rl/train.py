@@ -19,9 +19,7 @@ from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl import task as parts
-from reasonrag.online_rl.advantages import advantage_scale
-from reasonrag.online_rl.collector import Batch, BatchPlan, Collector
-from reasonrag.online_rl.rollout_log import batch_metrics, write_rollouts
+from reasonrag.online_rl.collector import BatchPlan, Collector
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.validation import Guards, Validation, Watch, validation_engine
 from reasonrag.rewards import Reward
@@ -104,16 +102,19 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         local, weights, llm = self._policy(chat, common["model"])
         reward, closing = parts.open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
         self.closing += closing
-        engine = self._engine(llm)
+        rollout = settings.rollout
+        engine = Engine(
+            llm,
+            parts.batched(self.task),
+            self.task.format,
+            max_steps=settings.format.max_steps,
+            top_k=settings.retrieval.top_k,
+            sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p, max_tokens=rollout.max_tokens),
+        )
         self.watch = Watch(Guards(settings.guards), self._validation(engine, reward), reward, settings.validation.steps)
-        trainer: Any = None
-
-        def on_batch(batch: Batch, step: int) -> None:
-            self._record(trainer, batch, step)
-
-        collector = self._collector(engine, reward, chat, self.arguments)
+        collector = self._collector(engine, reward, chat)
         trainer = AgenticGRPOTrainer(
-            rollouts=Rollouts(collector, local, weights, self.runner, on_batch, settings.rollout.minibatches),
+            rollouts=Rollouts(collector, local, weights, self.runner, self.out / "rollouts", rollout.minibatches),
             watch=self.watch,
             importance=self._importance is not None,
             **common,
@@ -129,26 +130,15 @@ class OnlineRLRun(TrainingRun[RLSettings]):
                 "the guard"
             )
 
-    def _engine(self, llm: LLM) -> Engine:
-        settings, rollout = self.settings, self.settings.rollout
-        return Engine(
-            llm,
-            parts.batched(self.task),
-            self.task.format,
-            max_steps=settings.format.max_steps,
-            top_k=settings.retrieval.top_k,
-            sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p, max_tokens=rollout.max_tokens),
-        )
-
-    def _collector(self, engine: Engine, reward: Reward, chat: Any, arguments: Any) -> Collector:
+    def _collector(self, engine: Engine, reward: Reward, chat: Any) -> Collector:
         settings, rollout = self.settings, self.settings.rollout
         plan = BatchPlan(
             self.task.questions,
             rollout.group_size,
             rollout.questions_per_step,
             derive_seed(settings.seed, "rl"),
-            arguments.process_index,
-            arguments.world_size,
+            self.arguments.process_index,
+            self.arguments.world_size,
         )
         return Collector(
             engine,
@@ -168,25 +158,6 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         retriever = parts.batched_held_out(self.task, engine.retriever)
         held_out_engine = validation_engine(engine, temperature=settings.temperature, retriever=retriever)
         return Validation(self.task.held_out, held_out_engine, reward, settings.metric, self.settings.seed)
-
-    def _record(self, trainer: Any, batch: Batch, step: int) -> None:
-        """Report a batch to the log and the reward, and write its rollouts."""
-        from accelerate.utils import gather_object
-
-        trainer.add_batch_metrics(batch_metrics(batch, self.task.format))
-        # The reward has to observe the same scores on all processes.
-        scores = gather_object([sample.score for sample in batch.samples])
-        trainer.watch.reward.observe(scores, step=step)
-        scale, spread = advantage_scale(self.settings.scale_rewards, [score.value for score in scores])
-        write_rollouts(
-            batch,
-            self.out / "rollouts",
-            step=step,
-            process=trainer.args.process_index,
-            format=self.task.format,
-            scale=scale,
-            spread=spread,
-        )
 
     def _policy(self, chat: Any, model: Any) -> tuple[BorrowingLLM | None, Any, LLM]:
         """Return the engine's LLM: on the trainer's weights, or on a server that is sent them."""

@@ -26,7 +26,9 @@ from reasonrag.core.text import one_line
 from reasonrag.llm.continuous import BorrowingLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import merged_parameters
+from reasonrag.online_rl.advantages import advantage_scale
 from reasonrag.online_rl.collector import Batch, Collector, Sample
+from reasonrag.online_rl.rollout_log import batch_metrics, write_rollouts
 from reasonrag.online_rl.validation import Watch, mean_metrics
 from reasonrag.training.callbacks import GuardedTrainer
 
@@ -48,7 +50,7 @@ class Rollouts:
         local: the engine's LLM if it uses the trainer's own weights, else None.
         weights: sends the weights to an engine elsewhere, else None.
         runner: its event loop runs the rollouts.
-        on_batch: called with each batch and the optimizer steps before it.
+        folder: gets a file of trajectories per step.
         batch_steps: optimizer steps that use one batch.
     """
 
@@ -56,7 +58,7 @@ class Rollouts:
     local: BorrowingLLM | None
     weights: VLLMServerSync | None
     runner: asyncio.Runner
-    on_batch: Callable[[Batch, int], None]
+    folder: Path
     batch_steps: int = 1
 
 
@@ -79,7 +81,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         batch = self.run_everywhere(lambda: self.rollouts.collector.batch(number, step=step), step=step)
         if len(batch.samples) != len(prompts):
             raise RuntimeError(f"{len(batch.samples)} trajectories for {len(prompts)} rows of a batch")
-        self.rollouts.on_batch(batch, step)
+        self._record(batch, step)
         columns = rows(batch.samples, mask_truncated=self.mask_truncated_completions)
         if self.use_vllm and columns["logprobs"] is None:
             raise RunError(
@@ -133,12 +135,21 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         # These losses are means over all rows, but rows without a reward must not count.
         return loss * inputs["rows_per_scored"] if self.loss_type in ("grpo", "dr_grpo") else loss
 
-    def add_batch_metrics(self, metrics: dict[str, float]) -> None:
-        """Add a batch's metrics, averaged over all processes, to the log and for the guards."""
-        means = mean_metrics(gather_object([metrics]))
+    def _record(self, batch: Batch, step: int) -> None:
+        """Report a batch to the log, the guards and the reward, and write its rollouts."""
+        format = self.rollouts.collector.engine.format
+        means = mean_metrics(gather_object([batch_metrics(batch, format)]))
         for name, value in means.items():
             self._metrics["train"][name].append(value)
         self.watch.metrics = means
+        # The reward has to observe the same scores on all processes.
+        scores = gather_object([sample.score for sample in batch.samples])
+        self.watch.reward.observe(scores, step=step)
+        scale, spread = advantage_scale(self.scale_rewards, [score.value for score in scores])
+        process = self.args.process_index
+        write_rollouts(
+            batch, self.rollouts.folder, step=step, process=process, format=format, scale=scale, spread=spread
+        )
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         # A validation comes between two steps: TRL would log the next step's metrics with it.

@@ -73,20 +73,12 @@ _PATH_REPLY = TypeAdapter(PathScores)
 
 
 async def same_meaning(judge: JudgeService, statement: str, other: str) -> bool:
-    """Return whether two statements say the same (HiPRAG, Fig. 5): a search for something known was needless.
-
-    Raises:
-        JudgeError: there is no verdict.
-    """
+    """Return whether two statements say the same (HiPRAG, Fig. 5): a search for something known was needless."""
     return await judge.ask("same_meaning", {"Statement 1": statement, "Statement 2": other}, BOOLEAN)
 
 
 async def step_holds(judge: JudgeService, reasoning: str, conclusion: str) -> bool:
-    """Return whether a step without a search is right in its facts and its logic (HiPRAG, Fig. 6).
-
-    Raises:
-        JudgeError: there is no verdict.
-    """
+    """Return whether a step without a search is right in its facts and its logic (HiPRAG, Fig. 6)."""
     return await judge.ask("step_holds", {"Reasoning": reasoning, "Conclusion": conclusion}, BOOLEAN)
 
 
@@ -98,9 +90,6 @@ async def path_scores(judge: JudgeService, question: Question, plan: ReferencePl
         question: shown with its golden answers.
         plan: the reference plan; if it has no steps, `effective_steps_ref` has no meaning.
         trajectory_text: with its tags; each element is shown on a separate line.
-
-    Raises:
-        JudgeError: there is no verdict, or it counts more steps than there are.
     """
     fields: Fields = {
         "Question": question.question,
@@ -118,9 +107,6 @@ async def answer_matches(judge: JudgeService, prediction: str, golden_answers: S
     """Return whether the prediction means the same as one of the golden answers (LasJ; When-to-search, App. B.4).
 
     The texts are shown unchanged, not normalised as in the paper: without punctuation "3.5" and "35" are the same.
-
-    Raises:
-        JudgeError: there is no verdict.
     """
     fields = {"Prediction": prediction, "Reference answers": " | ".join(golden_answers)}
     return await judge.ask("answer", fields, YES_NO)
@@ -137,9 +123,6 @@ async def propose_plan(
         sample: number of the candidate; each number is a different sample.
         show_answer: show the golden answers, as the prompt in App. D.2 does. Eq. 5 keeps the candidates whose answer is
             right, which means nothing if the planner was shown it, so the default is False.
-
-    Raises:
-        JudgeError: there is no plan.
     """
     # No other label: a policy's own prompt begins with "Question".
     fields = {"Question to plan": question.question}
