@@ -32,8 +32,7 @@ def demo_world(out: Path, world_seed: int | None) -> None:
     \b
       reasonrag demo world --out world
     """
-    from reasonrag.demo import demo_corpus, demo_questions
-    from reasonrag.demo.world import DEMO_SPLITS
+    from reasonrag.demo.world import DEMO_SPLITS, demo_corpus, demo_questions
     from reasonrag.storage.files import claim_folder
 
     world_seed = world_seed or 0

@@ -189,7 +189,8 @@ class _Reader:
         """Return the sentence, at times two, that best fit the latest query; "" if none shares a word with it."""
         query = self._queries[-1] if self._queries else self._view.question
         rows = [(title, text) for title, body in self._view.documents for text in sentences(body)]
-        rows = [row for row in rows if not any(row[1] in note for note in self._evidence)] or rows
+        unread = [row for row in rows if not any(row[1] in note for note in self._evidence)]
+        rows = unread or rows
         scores = _overlap(stem_set(query), stem_set(self._view.question), rows)
         fitting = [(row, score) for row, score in zip(rows, scores, strict=True) if score > 0]
         if not fitting:
@@ -246,11 +247,15 @@ def _yes_no(asked: Asked, pieces: Sequence[str]) -> list[Scored]:
         known = len(asked.relation_stems & stem_set(" ".join(pieces)))
         return [("yes", 0.3 * known), ("no", 0.5)]
     if _SAME.search(asked.text):
-        first, second = ([n.text for n in names(side) if not mentions(asked.text, n.text)] for side in sides)
-        demonyms = [[name for name in side if _DEMONYM.match(name)] for side in (first, second)]
-        agree = demonyms[0][0] in demonyms[1] if all(demonyms) else any(name in second for name in first)
+        new_names: list[list[str]] = []
+        demonyms: list[list[str]] = []
+        for side in sides:
+            new_names.append([name.text for name in names(side) if not mentions(asked.text, name.text)])
+            demonyms.append([name for name in new_names[-1] if _DEMONYM.match(name)])
+        # A nationality comes first in what is said about a person.
+        agree = demonyms[0][0] in demonyms[1] if all(demonyms) else not set(new_names[0]).isdisjoint(new_names[1])
     else:
-        agree = any(all(word in stem_set(side) for side in sides) for word in asked.relation_stems)
+        agree = bool(asked.relation_stems & stem_set(sides[0]) & stem_set(sides[1]))
     return [("yes", 1.5 * agree), ("no", 1.5 * (not agree))]
 
 
@@ -264,8 +269,11 @@ def _choice(asked: Asked, pieces: Sequence[str]) -> list[Scored]:
     if sign and len(set(known)) == len(asked.options):
         best = max(known, key=lambda value: sign * value)
         return [(option, 2.5 * (value == best)) for option, value in zip(asked.options, values, strict=True)]
-    said = [stem_set(" ".join(about(option, pieces))) for option in asked.options]
-    return [(option, float(len(asked.relation_stems & s))) for option, s in zip(asked.options, said, strict=True)]
+    scored: list[Scored] = []
+    for option in asked.options:
+        said = stem_set(" ".join(about(option, pieces)))
+        scored.append((option, float(len(asked.relation_stems & said))))
+    return scored
 
 
 def _value(asked: Asked, option: str, pieces: Sequence[str], *, count: bool) -> float | None:
@@ -278,7 +286,8 @@ def _value(asked: Asked, option: str, pieces: Sequence[str], *, count: bool) -> 
             digits = [number.text.replace(",", "") for number in numbers(piece)]
             values = [float(text) for text in digits if text.isdecimal()]
         else:
-            values = [float(y) for date in dates(piece) if (y := year(date.text)) is not None]
+            years = [year(date.text) for date in dates(piece)]
+            values = [float(known) for known in years if known is not None]
         if values:
             # Of two dates of a person, the second is that of the death.
             return values[1] if "die" in asked.relation_stems and len(values) > 1 else values[0]

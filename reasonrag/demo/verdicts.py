@@ -102,15 +102,24 @@ def plan(world: Knowledge, fields: Fields) -> Verdict | None:
 
 def vote(world: Knowledge, fields: Fields) -> Verdict | None:
     """Reply with the steps of more than half of the candidates, in the order of the shortest one that has most."""
-    paths = [value for label, value in fields.items() if label.startswith("Path ")]
-    votes = Counter(step for path in paths for step in {normalize_answer(step) for step in path})
+    # Each path as its length and its steps by their normalised wording: steps that differ in case or articles are one.
+    paths: list[tuple[int, dict[str, str]]] = []
+    votes: Counter[str] = Counter()
+    for label, value in fields.items():
+        if label.startswith("Path "):
+            wording = {normalize_answer(step): step for step in value}
+            paths.append((len(value), wording))
+            votes.update(wording.keys())
     kept = {step for step, count in votes.items() if count > len(paths) / 2}
     if not kept:
         return None
-    best = max(paths, key=lambda path: (len(kept & {normalize_answer(step) for step in path}), -len(path)))
-    wording = {normalize_answer(step): step for path in (*reversed(paths), best) for step in path}
-    order = list(dict.fromkeys(normalize_answer(step) for path in (best, *paths) for step in path))
-    steps = tuple(wording[step] for step in order if step in kept)
+    best = max(paths, key=lambda path: (len(kept & path[1].keys()), -path[0]))
+    chosen: dict[str, str] = {}
+    for _, wording in (best, *paths):
+        for step, written in wording.items():
+            if step in kept:
+                chosen.setdefault(step, written)
+    steps = tuple(chosen.values())
     return Verdict(_planned(steps), lambda rng: _planned(_spoilt(world, steps, rng)))
 
 

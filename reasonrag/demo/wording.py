@@ -224,7 +224,7 @@ def descriptions(text: str) -> list[Span]:
 
 
 def year(text: str) -> int | None:
-    """Return the first year of four digits."""
+    """Return the first year from 1000 to 2999."""
     first = _YEAR.search(text)
     return int(first[0]) if first else None
 

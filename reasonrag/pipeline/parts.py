@@ -85,8 +85,7 @@ def open_questions(config: Config) -> list[Question]:
     if wanted.dataset is None:
         raise ConfigError("no questions: give --dataset a name (hotpotqa, ...), `demo`, or a JSONL or Parquet file")
     if wanted.dataset == "demo":
-        from reasonrag.demo import demo_questions
-        from reasonrag.demo.world import DEMO_SPLITS
+        from reasonrag.demo.world import DEMO_SPLITS, demo_questions
 
         for split in DEMO_SPLITS:
             if split == (wanted.split or "train"):
@@ -146,7 +145,7 @@ def _corpus(config: Config, questions: list[Question]) -> Path | list[Passage]:
     if config.retrieval.corpus is not None:
         return Path(config.retrieval.corpus)
     if config.questions.dataset == "demo":
-        from reasonrag.demo import demo_corpus
+        from reasonrag.demo.world import demo_corpus
 
         return demo_corpus(config.questions.world_seed)
     return paragraph_corpus(questions)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from reasonrag.core.settings import demo_folder
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Answer
-from reasonrag.demo import policy_folder
 from reasonrag.demo.judge import demo_format
 from reasonrag.demo.world import demo_questions
 from reasonrag.llm.base import Sampling
@@ -22,20 +22,20 @@ def checksum(folder):
 
 
 def test_the_shipped_policy_is_the_one_that_its_training_report_describes():
-    report = json.loads((policy_folder() / "training.json").read_text())
-    assert report["sha256"] == checksum(policy_folder())
+    report = json.loads((demo_folder() / "training.json").read_text())
+    assert report["sha256"] == checksum(demo_folder())
     assert report["seed"] == 0
-    assert (policy_folder() / "model.safetensors").stat().st_size < 10_000_000
+    assert (demo_folder() / "model.safetensors").stat().st_size < 10_000_000
 
 
 def test_the_shipped_folder_holds_no_code_and_no_pickle():
-    assert {path.suffix for path in policy_folder().iterdir()} <= {".json", ".jinja", ".safetensors", ".yaml"}
+    assert {path.suffix for path in demo_folder().iterdir()} <= {".json", ".jinja", ".safetensors", ".yaml"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_seed", [0, 7])
 def test_the_shipped_policy_answers_about_half_of_the_held_out_questions(world_seed):
-    llm = TransformersLLM(str(policy_folder()), batch_size=64)
+    llm = TransformersLLM(str(demo_folder()), batch_size=64)
     questions = demo_questions("test", seed=world_seed, limit=200)
     figures = measure(llm, questions, temperature=0.0, world_seed=world_seed)
     assert 0.35 <= figures["all"]["em"] <= 0.65
@@ -45,7 +45,7 @@ def test_the_shipped_policy_answers_about_half_of_the_held_out_questions(world_s
 
 @pytest.mark.slow
 def test_the_shipped_policy_knows_famous_facts_by_heart_and_no_others():
-    llm = TransformersLLM(str(policy_folder()), batch_size=64)
+    llm = TransformersLLM(str(demo_folder()), batch_size=64)
 
     async def answered_from_memory(question):
         prompt = demo_format().prompt(question, (), final=True)

@@ -9,9 +9,9 @@ import pytest
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Completion, Message, Prompt, Question, Step, Trajectory
-from reasonrag.demo import demo_questions
 from reasonrag.demo.judge import DemoJudge, demo_format
 from reasonrag.demo.lexicon import SPLITS
+from reasonrag.demo.world import demo_questions
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.pipeline.build import Build

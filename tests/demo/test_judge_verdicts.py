@@ -12,10 +12,10 @@ import pytest
 from reasonrag.core.errors import JudgeError
 from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Question
-from reasonrag.demo import demo_questions, make_world
 from reasonrag.demo.judge import DemoJudge
 from reasonrag.demo.knowledge import knowledge_of
 from reasonrag.demo.verdicts import stream_format
+from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.formats import PromptSet
 from reasonrag.rewards.batch import trajectory_text
 from reasonrag.rewards.judge import JudgeService

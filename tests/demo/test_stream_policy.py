@@ -7,9 +7,8 @@ import pytest
 
 from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import DEMO_FORMATS, carried_settings
-from reasonrag.demo import demo_questions, policy_folder, stream_policy_folder
-from reasonrag.demo.world import famous_facts, famous_part
+from reasonrag.core.settings import DEMO_FORMATS, carried_settings, demo_folder
+from reasonrag.demo.world import demo_questions, famous_facts, famous_part
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.pipeline.models import check_llm, open_llm
@@ -26,14 +25,14 @@ def checksum(folder):
 
 
 def test_the_policy_of_the_growing_formats_is_the_one_that_its_training_report_describes():
-    report = json.loads((stream_policy_folder() / "training.json").read_text())
-    assert report["sha256"] == checksum(stream_policy_folder())
+    report = json.loads((demo_folder("hiprag") / "training.json").read_text())
+    assert report["sha256"] == checksum(demo_folder("hiprag"))
     assert report["seed"] == 0
-    assert (stream_policy_folder() / "model.safetensors").stat().st_size < 5_500_000
+    assert (demo_folder("hiprag") / "model.safetensors").stat().st_size < 5_500_000
 
 
 def test_the_folder_of_the_growing_formats_holds_no_code_and_no_pickle():
-    assert {path.suffix for path in stream_policy_folder().iterdir()} <= {".json", ".jinja", ".safetensors", ".yaml"}
+    assert {path.suffix for path in demo_folder("hiprag").iterdir()} <= {".json", ".jinja", ".safetensors", ".yaml"}
 
 
 @pytest.mark.parametrize("name", STREAM_FORMATS)
@@ -49,8 +48,8 @@ def test_every_format_that_the_policy_is_trained_in_can_be_named():
 
 
 def test_a_model_to_train_is_named_in_the_same_way():
-    assert model_path("demo:hiprag") == str(stream_policy_folder())
-    assert model_path("demo") == model_path("demo:reasonrag") == str(policy_folder())
+    assert model_path("demo:hiprag") == str(demo_folder("hiprag"))
+    assert model_path("demo") == model_path("demo:reasonrag") == str(demo_folder())
     assert carried_settings("demo")["format"] == {"name": "reasonrag", "prompts": "brief"}
 
 
@@ -81,7 +80,7 @@ def test_the_shipped_policy_answers_about_half_of_the_questions_in_every_format(
 
 @pytest.mark.slow
 def test_the_shipped_policy_says_famous_facts_when_it_is_given_a_query_alone():
-    llm = TransformersLLM(str(stream_policy_folder()), batch_size=64)
+    llm = TransformersLLM(str(demo_folder("hiprag")), batch_size=64)
     facts = random.Random(0).sample(famous_facts(), 60)
 
     async def said(query):

@@ -125,10 +125,10 @@ def _healthy(port: int) -> bool:
 
 @pytest.mark.slow
 def test_the_demo_policy_behind_transformers_serve(world: World, tmp_path: Path) -> None:
-    from reasonrag.demo import policy_folder
+    from reasonrag.core.settings import demo_folder
 
     out = tmp_path / "run"
-    model = str(policy_folder())
+    model = str(demo_folder())
     with transformers_serve(model, tmp_path / "hub") as url:
         done = product.build(
             *("--preset", "demo", "--limit", "10", "--policy", url, "--policy-model", model, "--seed", "7"),

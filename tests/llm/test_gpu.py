@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.core.settings import demo_folder
 from reasonrag.core.types import Completion, Message, Prompt, Span
-from reasonrag.demo import policy_folder
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.chat_template import ChatTemplate
@@ -32,7 +32,7 @@ PROMPT = ReasonRAGFormat(PromptSet.find("brief")).prompt(QUESTION, ())
 
 
 def ask(device: str, *samplings: Sampling, prompt: Prompt = PROMPT) -> list[Completion]:
-    llm = TransformersLLM(str(policy_folder()), device=device)
+    llm = TransformersLLM(str(demo_folder()), device=device)
 
     async def run() -> list[Completion]:
         try:

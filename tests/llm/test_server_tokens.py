@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from reasonrag.core.errors import LLMError
+from reasonrag.core.settings import demo_folder
 from reasonrag.core.types import Completion, Message, Prompt, Span, StopReason, Trajectory
-from reasonrag.demo import policy_folder
 from reasonrag.formats import PromptSet
 from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.llm.base import Sampling
@@ -75,7 +75,7 @@ def rollout(server: FakeOpenAI, encode: Encode) -> Trajectory:
 
 @pytest.mark.parametrize("tokenizer", ["demo", "bpe"])
 def test_three_turns_reach_the_server_as_chat_ids_sampled_ids_and_inserted_ids(tokenizer: str, tiny_model: Path):
-    chat = ChatTemplate.load(str(policy_folder() if tokenizer == "demo" else tiny_model))
+    chat = ChatTemplate.load(str(demo_folder() if tokenizer == "demo" else tiny_model))
     with FakeOpenAI(edit=vllm_says(TURNS)) as server:
         trajectory = rollout(server, chat.token_ids)
 

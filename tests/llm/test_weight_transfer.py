@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.demo import policy_folder
+from reasonrag.core.settings import demo_folder
 from reasonrag.llm.weight_transfer import merged_parameters
 
 
@@ -18,7 +18,7 @@ def policy() -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(policy_folder(), dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(demo_folder(), dtype=torch.float32)
 
 
 def adapted(policy: Any, dtype: str = "float32", **settings: Any) -> Any:

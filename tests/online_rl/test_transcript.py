@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from reasonrag.core.settings import demo_folder
 from reasonrag.core.types import Answer, Completion, FinishReason, Search, StopReason, Trajectory
-from reasonrag.demo import demo_corpus, demo_questions, stream_policy_folder
+from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
@@ -25,7 +26,7 @@ STREAMS = ("search_r1", "hiprag", "search_p1", "when_to_search")
 
 @pytest.fixture(scope="module")
 def demo_policy():
-    llm = TransformersLLM(str(stream_policy_folder()), batch_size=16, device="cpu")
+    llm = TransformersLLM(str(demo_folder("hiprag")), batch_size=16, device="cpu")
     yield llm
     asyncio.run(llm.aclose())
 

@@ -7,7 +7,7 @@ import pytest
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError
-from reasonrag.demo import policy_folder
+from reasonrag.core.settings import demo_folder
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.models import check_llm, open_llm
 from tests.llm.tiny import save_tiny_model
@@ -30,7 +30,7 @@ def test_a_factory_that_is_not_there_is_refused(path):
 
 @pytest.mark.slow
 def test_other_weights_of_the_same_shape_are_another_policy(tmp_path):
-    folder = shutil.copytree(policy_folder(), tmp_path / "policy")
+    folder = shutil.copytree(demo_folder(), tmp_path / "policy")
     spec = ModelConfig(spec=f"hf:{folder}")
     before = open_llm(spec, "policy").name
     assert open_llm(spec, "policy").name == before
@@ -111,7 +111,7 @@ def test_an_adapter_is_another_policy_with_other_weights_and_on_another_model(tm
 
 @pytest.mark.slow
 def test_the_shipped_policys_report_is_not_part_of_it(tmp_path):
-    folder = shutil.copytree(policy_folder(), tmp_path / "policy")
+    folder = shutil.copytree(demo_folder(), tmp_path / "policy")
     report = json.loads((folder / "training.json").read_text())
     (folder / "training.json").write_text(json.dumps(report | {"seed": 1}))
     assert name_of(folder) == open_llm(ModelConfig(spec="demo"), "policy").name

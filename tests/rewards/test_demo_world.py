@@ -8,10 +8,9 @@ from functools import cache
 
 import pytest
 
-from reasonrag.demo import demo_questions, make_world
 from reasonrag.demo.judge import DemoJudge
 from reasonrag.demo.verdicts import stream_format
-from reasonrag.demo.world import Part
+from reasonrag.demo.world import Part, demo_questions, make_world
 from reasonrag.formats import PromptSet
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.judge import JudgeService

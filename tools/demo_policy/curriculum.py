@@ -1,7 +1,7 @@
-"""What the tiny policy is trained on: demonstrations in ever new worlds, drills in copying, and facts to know by heart.
+"""Training data of the tiny policies: demonstrations in new worlds, copying drills, and facts to memorise.
 
-A policy of a million parameters learns to copy from documents only if it is drilled: several (query, evidence) pairs on
-the same pages, in worlds that it never sees twice. No world here uses a name of the dev or test split.
+A policy of a million parameters learns to copy from documents only by drills: several (query, evidence) pairs on the
+same pages, in worlds that it never sees twice. No world here uses a name of the dev or test split.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _QUESTION_KINDS = (
     *["yes_no"] * 2,
 )
 _FORCED_KINDS = ("known", "known", "comparison", "yes_no")
-# Names in a prompt cannot be foretold; a little loss on them still teaches what names look like.
+# Names in a prompt cannot be predicted; a small loss on them still teaches what names look like.
 _PROMPT_WEIGHT = 0.15
-# Passages say each name several times over, so there is something to learn in them; but they are most of a row.
+# Passages repeat each name, so there is something to learn in them, but they are most of a row.
 _FOUND_WEIGHT = 0.05
 
 
@@ -57,14 +57,14 @@ class Row:
 
 @dataclass
 class Curriculum:
-    """An endless stream of training rows, decided by `rng` alone.
+    """An endless stream of training rows that depends on `rng` alone.
 
     Args:
-        tokenizer: whose ids the rows hold.
-        rng: is used up by the stream.
-        habits: of the demonstrator.
-        drill_share: of all tokens that are drills in copying, in [0, 1).
-        forced_answers: per world, answers from memory or from two notes, where no search is possible.
+        tokenizer: encodes the rows.
+        rng: source of all randomness.
+        habits: habits of the demonstrator.
+        drill_share: share of tokens in copying drills, in [0, 1).
+        forced_answers: number per world of answers without a search: from memory, or from two notes.
     """
 
     alphabet: ClassVar[Alphabet] = REASONRAG
@@ -76,14 +76,14 @@ class Curriculum:
     forced_answers: int = 80
 
     def chunk(self, *, questions: int = 60) -> list[Row]:
-        """Rows from one new world: its demonstrations, forced answers, and drills (a share of all tokens)."""
+        """Return the rows of one new world: demonstrations, forced answers and drills."""
         part, pages = self._world()
         texts = [text for _ in range(questions) for text in self._demonstration(part, pages)]
         texts += [self._forced_answer(part, pages) for _ in range(self.forced_answers)]
         return self._with_drills([self._row(*text) for text in texts], pages)
 
     def _world(self) -> tuple[Part, Part]:
-        """A new part, and all pages that there are with it: the famous ones too."""
+        """Draw a new part; also return all pages, which include the famous ones."""
         part = Part.draw(partial(names, split="train"), self.rng, sizes=_SIZES)
         famous = famous_part()
         return part, Part({**part.kinds, **famous.kinds}, {**part.facts, **famous.facts})
@@ -96,7 +96,7 @@ class Curriculum:
         return rows
 
     def batches(self, *, tokens: int) -> Iterator[list[Row]]:
-        """Batches of rows of like length, `tokens` each with padding; every chunk is cut and shuffled anew."""
+        """Yield batches of rows of similar length, at most `tokens` each with padding, shuffled within a chunk."""
         while True:
             rows = sorted(self.chunk(), key=lambda row: len(row.ids))
             cut, batch = list[list[Row]](), list[Row]()
@@ -114,7 +114,7 @@ class Curriculum:
             yield self._prompt(prompt), text
 
     def _forced_answer(self, part: Part, pages: Part) -> tuple[str, str]:
-        """The last of few steps, where only an answer is possible: from memory, or from two notes to be compared."""
+        """Return prompt and text of a last step, which has to answer: from memory, or by comparing two notes."""
         kind = self.rng.choice(_FORCED_KINDS)
         demonstrator = Demonstrator(
             self._question(kind, part), pages, self.rng, FAULTLESS, max_steps=1 if kind == "known" else 5
@@ -129,7 +129,7 @@ class Curriculum:
         return one_hop(famous_part(), name, relation, known=True)
 
     def _drill(self, pages: Part) -> Row:
-        """Two pages and six searches on them, in one text; only what is noted counts fully."""
+        """Return one text of two pages and six searches on them; only the notes count fully in the loss."""
         first = self.rng.choice(list(pages.facts))
         second = self.rng.choice([name for name in pages.named(pages.kinds[first]) if name != first])
         before, between, after = self._drill_tags()
@@ -145,7 +145,7 @@ class Curriculum:
         return Row(ids, weights)
 
     def _drill_tags(self) -> tuple[str, str, str]:
-        """What stands before a drill's query, between it and the note, and behind the note."""
+        """Return the texts before a drill's query, between query and note, and after the note."""
         return PHRASES[0], f"</query>\n{PHRASES[1]}", "</evidence>"
 
     def _append(self, ids: list[int], weights: list[float], text: str, weight: float) -> None:
@@ -162,20 +162,20 @@ class Curriculum:
         return Row([*ids, self.tokenizer.convert_tokens_to_ids(END)], [*weights, 1.0])
 
     def _prompt(self, prompt: Prompt) -> str:
-        """As the chat template renders it, up to the mark where the policy begins."""
+        """Return the prompt as the chat template renders it, up to the mark where the policy begins."""
         return "".join(f"{message.content}\n" for message in prompt.messages)
 
 
 @dataclass
 class StreamCurriculum(Curriculum):
-    """The same for the formats of one growing turn: a trajectory is one row.
+    """Training rows for the formats of one growing turn: each row is a whole trajectory.
 
     Args:
-        habits: of the improviser.
-        whims: of the improviser.
-        forced_answers: per world, faultless trajectories that are asked for their answer as soon as they can give it.
-        direct_answers: per world, replies to a query alone; half of them are about famous entities.
-        verdicts: per world, short faultless trajectories that compare two entities.
+        habits: habits of the improviser.
+        whims: whims of the improviser.
+        forced_answers: number per world of faultless trajectories that must answer as soon as they can.
+        direct_answers: number per world of replies to a query alone; half of them are about famous entities.
+        verdicts: number per world of short faultless trajectories that compare two entities.
     """
 
     alphabet: ClassVar[Alphabet] = STREAM
@@ -188,7 +188,7 @@ class StreamCurriculum(Curriculum):
     verdicts: int = 40
 
     def chunk(self, *, questions: int = 60) -> list[Row]:
-        """Rows from one new world: trajectories, forced and direct answers, and drills (a share of all tokens)."""
+        """Return the rows of one new world: trajectories, forced and direct answers, and drills."""
         part, pages = self._world()
         rows = [self._attempt(part, pages) for _ in range(questions)]
         rows += [self._forced(part, pages) for _ in range(self.forced_answers)]
@@ -207,7 +207,7 @@ class StreamCurriculum(Curriculum):
         return self._faultless(question, pages, max_steps=limit)
 
     def _verdict(self, part: Part) -> Row:
-        """Pages that say nothing but what is asked keep the row short, so that there can be many."""
+        # Pages that hold only the facts asked for keep the rows short, so that there can be many.
         question = ask(part, self.rng.choice(("comparison", "yes_no")), self.rng)
         asked = [hop["query"].rsplit(" ", 1) for hop in question.metadata["path"]]
         pages = Part(
@@ -220,7 +220,7 @@ class StreamCurriculum(Curriculum):
         return self._trajectory(demonstrate(improviser, self.rng.choice(STREAM_FORMATS), max_steps=max_steps))
 
     def _trajectory(self, done: Trajectory) -> Row:
-        """Its last prompt, which holds all that was written before, and the last words."""
+        """Return one row: the last prompt, which holds all earlier steps, and the last completion."""
         last = done.steps[-1]
         row = self._row(self._prompt(last.prompt), "")
         ids, weights = row.ids[:-1], row.weights[:-1]
@@ -230,7 +230,7 @@ class StreamCurriculum(Curriculum):
         return Row([*ids, row.ids[-1]], [*weights, 1.0])
 
     def _direct(self, part: Part, pages: Part) -> Row:
-        """What a query alone brings to mind: the fact if it is famous, else something that could be."""
+        """Return the reply to a query alone: the fact if it is famous, else a possible value."""
         if self.rng.random() < 0.5:
             name, relation = self.rng.choice(famous_facts())
             value = pages.facts[name][relation.key]
@@ -248,12 +248,12 @@ class StreamCurriculum(Curriculum):
 
 
 def stream_vocabulary_texts() -> list[str]:
-    """Texts that hold every word of the demo as the formats of one growing turn write it."""
+    """Return texts with every word that the formats of one growing turn need."""
     return [*vocabulary_texts(), "need know"]
 
 
 def vocabulary_texts() -> list[str]:
-    """Texts that hold every word of the demo: the lexicon, the questions' wording, and what the format writes."""
+    """Return texts with every word of the demo: the lexicon, the questions' wording, and the format's phrases."""
     asked = [text for relation in RELATIONS for text in (relation.ask, relation.phrase)]
     compared = [f"Which is {relation.more}, or?" for relation in RELATIONS if relation.more]
     fixed = [

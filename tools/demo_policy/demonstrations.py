@@ -1,9 +1,9 @@
-"""Imperfect demonstrations: what a hasty, wasteful searcher decides on the demo's questions, step by step.
+"""Imperfect demonstrations: the decisions of a hasty, wasteful searcher on the demo's questions, step by step.
 
-The demonstrator has habits that a tree search can find and preference learning can cure: it searches again when it has
-the answer, answers before it has the evidence, and now and then notes the wrong line of a page. Where a habit is the
-likelier choice, greedy decoding shows it too. How the decisions are written down is another matter: `examples` does it
-in ReasonRAG's format, `demo.writing` in the formats of one growing turn.
+The demonstrator has habits that a tree search can find and preference learning can cure: it searches again although it
+has the answer, answers before it has the evidence, and sometimes notes the wrong line of a page. If a habit is the
+likelier choice, greedy decoding shows it too. `examples` writes the decisions in ReasonRAG's format,
+`tools.demo_policy.writing` in the formats of one growing turn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RELATION = {relation.key: relation for relation in RELATIONS}
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How likely each fault is, in [0, 1].
+    """The probability of each fault, in [0, 1].
 
     Args:
         recall: answers a question about a famous entity from memory.
@@ -58,7 +58,7 @@ FAULTLESS = Habits(recall=0, guess=0, hasty=0, early=0, again=(0, 0, 0), aside=0
 
 @dataclass
 class Demonstrator:
-    """Works through one question. What it believes is only what it noted: a misread line leads it astray."""
+    """Works through one question. It believes only its notes, so a misread line leads it astray."""
 
     question: Question
     pages: Part
@@ -73,10 +73,10 @@ class Demonstrator:
         self._pair = self.question.metadata["kind"] in ("comparison", "yes_no")
         self._notes: dict[str, str] = {}  # query -> value noted, "" where nothing was found
         self._needless = 0
-        self._own = False  # whether a note came from no page
+        self._own = False  # whether a note was made without a page
 
     def examples(self) -> Iterator[tuple[Prompt, str]]:
-        """Each step of one attempt: the prompt, and what the demonstrator writes."""
+        """Yield each step of one attempt: the prompt, and the text of the demonstrator."""
         format = demo_format()
         steps: tuple[Step, ...] = ()
         while not steps or not isinstance(steps[-1].action, Answer):
@@ -90,7 +90,7 @@ class Demonstrator:
             steps = (*steps, Step(prompt, Completion(text), action, passages))
 
     def move(self) -> Search | Answer:
-        """What to do next, once what a search found is noted."""
+        """Decide the next step after the result of a search is noted."""
         habits, missing = self.habits, self._missing()
         if not missing or self._notes.get(missing[0]) == "":
             again = habits.again[len(self._keys) - 1] / (1 + 2 * self._needless)
@@ -103,7 +103,7 @@ class Demonstrator:
         return self._search_needlessly() if self.rng.random() < habits.aside else Search(missing[0])
 
     def note(self, query: str) -> Note:
-        """What it makes of the page found."""
+        """Write a note on the page found."""
         name, _, key = query.rpartition(" ")
         facts = self.pages.facts.get(name, {})
         value = facts.get(key, "")
@@ -116,7 +116,7 @@ class Demonstrator:
         return Note(f"{query} {value}" if value else "")
 
     def answer(self) -> Answer:
-        """With what it believes, or knows by heart; a guess where that is nothing."""
+        """Answer with what it believes or has memorised; guess if that is nothing."""
         if self.question.metadata["known"] and not self._notes:
             return Answer(self.question.golden_answers[0])
         if self._pair:
@@ -137,7 +137,7 @@ class Demonstrator:
         return self.rng.choice(possible_values(_RELATION[self._keys[-1]], self.pages))
 
     def _belief(self) -> str:
-        """The entity or value at the end of the chain of notes."""
+        """Return the entity or value at the end of the chain of notes."""
         belief: str = self._names[0]
         for key in self._keys:
             value = self._notes.get(f"{belief} {key}")
@@ -147,7 +147,7 @@ class Demonstrator:
         return belief
 
     def _queries(self) -> list[str]:
-        """The searches that the question needs, as far as the notes tell."""
+        """Return the searches that the question needs, as far as the notes show."""
         if self._pair:
             return [f"{name} {key}" for name, key in zip(self._names, self._keys, strict=True)]
         queries, subject = list[str](), self._names[0]
@@ -157,7 +157,7 @@ class Demonstrator:
         return queries
 
     def _missing(self) -> list[str]:
-        """The searches that are still needed; those after a search that found nothing stay missing."""
+        """Return the searches that are still needed; if one found nothing, the later ones stay missing."""
         return [query for query in self._queries() if not self._notes.get(query)]
 
     def _search_needlessly(self) -> Search:
@@ -170,20 +170,20 @@ class Demonstrator:
         return Search(f"{subject} {self.rng.choice(keys)}" if keys else self._queries()[0])
 
     def page(self, query: str) -> Passage:
-        """The page of the entity asked for; any page where there is none."""
+        """Return the page of the entity asked for; a random page if it has none."""
         name = query.rpartition(" ")[0]
         return self.pages.page(name if name in self.pages.facts else self.rng.choice(list(self.pages.facts)))
 
 
 @dataclass(frozen=True, slots=True)
 class Whims:
-    """How likely it is to write down, in place of a search, what it knows or makes up; in [0, 1].
+    """The probability of writing down a remembered or invented fact instead of searching, in [0, 1].
 
     Args:
-        recall: a famous fact, which it knows.
-        invent: what it does not know, before its first search.
-        complete: what it does not know, where the last search is for one of `complete_keys`.
-        sketch: plans no further than it will go, where it answers early.
+        recall: remembers a famous fact.
+        invent: invents a fact before its first search.
+        complete: invents the last fact if its key is one of `complete_keys`.
+        sketch: plans only the searches that it will make, if it answers early.
     """
 
     recall: float = 0.25
@@ -194,13 +194,13 @@ class Whims:
 
 
 NO_WHIMS = Whims(recall=0, invent=0, complete=0, sketch=0)
-# Beside the whims: what is made up is not answered early as well.
+# The keys that whims invent are not answered early as well.
 STREAM_HABITS = Habits(recall=0, hasty=0.8, hasty_keys=Habits().hasty_keys - Whims().complete_keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A query, what was written down of it ("" for nothing), and the page found; None where none was searched."""
+    """A query, the note on it ("" for nothing), and the page found; None if no search was made."""
 
     query: str
     evidence: str
@@ -208,16 +208,14 @@ class Finding:
 
     @property
     def key(self) -> str:
-        """The attribute asked for."""
         return self.query.rpartition(" ")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What was decided on one question, in order.
+    """The decisions on one question, in order.
 
-    `key` is the attribute asked for first; `plan` names the searches that were meant, each by what is known of it
-    beforehand.
+    `key` is the attribute asked for first; `plan` names the intended searches, each by what is known of it beforehand.
     """
 
     findings: tuple[Finding, ...]
@@ -228,7 +226,7 @@ class Attempt:
 
 @dataclass
 class Improviser(Demonstrator):
-    """A demonstrator that also writes down facts that it did not look up."""
+    """A demonstrator that also writes down facts without looking them up."""
 
     whims: Whims = field(default_factory=Whims)
 
@@ -236,8 +234,8 @@ class Improviser(Demonstrator):
         """One attempt at the question.
 
         Args:
-            budget: of findings; only an answer is left then.
-            own_count: whether those without a search count.
+            budget: number of findings, after which it has to answer.
+            own_count: whether findings without a search count towards the budget.
         """
         findings, used = list[Finding](), 0
         while used < budget and isinstance(step := self._step(), Finding):
@@ -265,7 +263,7 @@ class Improviser(Demonstrator):
         return self.whims.complete if len(missing) == 1 and self._keys[-1] in self.whims.complete_keys else 0.0
 
     def _from_memory(self, query: str) -> Finding:
-        """The famous fact; of any other, a value that it could have."""
+        """Return a famous fact as it is; for any other, a possible value."""
         name, _, key = query.rpartition(" ")
         if self.question.metadata["known"]:
             value = self.pages.facts[name][key]
@@ -275,7 +273,7 @@ class Improviser(Demonstrator):
         return Finding(query, f"{query} {value}")
 
     def _plan(self) -> tuple[str, ...]:
-        """Every search that the question needs; perhaps only those that it made."""
+        """Return every search that the question needs, or at random only those that were made."""
         plan = [f"{self._names[0]} {self._keys[0]}", *self._keys[1:]]
         if self._pair:
             plan = self._queries()
@@ -284,12 +282,12 @@ class Improviser(Demonstrator):
 
 
 def possible_values(relation: Relation, pages: Part) -> list[str]:
-    """What the relation can lead to among those pages."""
+    """Return the possible values of the relation among those pages."""
     return list(relation.target) if isinstance(relation.target, tuple) else pages.named(relation.target)
 
 
 def _written(action: Search | Note | Answer) -> str:
-    """The action as ReasonRAG's format asks for it."""
+    """Return the action as ReasonRAG's format expects it."""
     match action:
         case Search(query):
             return f"So the next query is <query>{query}</query>"

@@ -1,4 +1,4 @@
-"""How good a policy is in the demo world, by kind of question: what training writes into `training.json`."""
+"""Metrics of a policy in the demo world by kind of question, as training writes them into `training.json`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Figures = dict[str, dict[str, float]]
 def measure(
     llm: LLM, questions: Sequence[Question], *, temperature: float, world_seed: int = 0, seed: int = 0
 ) -> Figures:
-    """Run one attempt at each question, one passage a search, and average by kind (`all` over every question).
+    """Attempt each question once, with one passage per search, and average by kind (`all` over every question).
 
     Args:
-        llm: the policy; its kernels decide how reproducible the figures are.
-        questions: of the world with seed `world_seed`.
-        temperature: 0 is greedy.
-        world_seed: whose pages are searched.
-        seed: of the sampling.
+        llm: the policy; its kernels decide how reproducible the metrics are.
+        questions: questions of the world with seed `world_seed`.
+        temperature: sampling temperature; 0 is greedy decoding.
+        world_seed: seed of the world whose pages are searched.
+        seed: random seed of the sampling.
 
     Returns:
         For each kind (`known` are the one-hop questions about famous entities): `n`, and means of `em` in [0, 1],
-        `searches`, `steps`; `malformed` is the share of steps that could not be read.
+        `searches`, `steps`; `malformed` is the share of steps that could not be parsed.
     """
     return asyncio.run(_measure(llm, questions, temperature, world_seed, seed))
 
@@ -44,7 +44,7 @@ def measure(
 def measure_stream(
     llm: LLM, questions: Sequence[Question], *, format: str, temperature: float, world_seed: int = 0, seed: int = 0
 ) -> Figures:
-    """The same for a format of one growing turn, with what its rewards are about.
+    """Measure a format of one growing turn, with the quantities that its rewards are about.
 
     Returns:
         For each kind: `n`; means of `em`, `searches`, `completions`, and `tokens` (the policy's own); `well_formed`,

@@ -1,7 +1,7 @@
-"""The tiny policies' tokenizers: a word is a token, and so is each tag and fixed phrase of a format.
+"""The tiny policies' tokenizers: each word is one token, and so is each tag and fixed phrase of a format.
 
-Whole words make copying a name two tokens long; whole phrases keep prompts near 50 tokens. Blanks between tokens are
-not kept but put back by rule, so a word has one token wherever it stands, behind a tag too.
+With whole words a name is two tokens to copy; with whole phrases a prompt has about 50 tokens. Blanks between tokens
+are dropped and restored by rule, so a word has the same token everywhere, also behind a tag.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _TAGS = ("<query>", "</query>", "<evidence>", "</evidence>", "<answer>", "</answ
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """What is one token in a format, besides every word, line end and mark of punctuation.
+    """The fixed tokens of a format, besides words, line ends and punctuation.
 
-    `opening` takes no blank behind it when text is put together again, `closing` none before it.
+    Decoding puts no blank behind an `opening` token and none before a `closing` one.
     """
 
     fixed: tuple[str, ...]
@@ -45,11 +45,11 @@ class Alphabet:
     closing: tuple[str, ...]
 
     def pattern(self) -> str:
-        """A regular expression that matches one token."""
+        """Return a regular expression that matches one token."""
         return "|".join((*map(re.escape, self.fixed), r"\n", r"[?!.,:;<>]", r"[^\s?!.,:;<>]+"))
 
     def pieces(self, text: str) -> list[str]:
-        """The tokens of a text, as the tokenizer cuts it: blanks are dropped, line ends are kept."""
+        """Return the tokens of a text; blanks are dropped, line ends are kept."""
         return _compiled(self).findall(text)
 
 
@@ -58,7 +58,7 @@ def _compiled(alphabet: Alphabet) -> re.Pattern[str]:
     return re.compile(alphabet.pattern())
 
 
-# Of the policy that speaks ReasonRAG's format.
+# For the policy of ReasonRAG's format.
 REASONRAG = Alphabet((*PHRASES, *_TAGS), (*PHRASES[:3], *_TAGS[::2]), _TAGS[1::2])
 
 _NAMES = (
@@ -69,13 +69,13 @@ _MARKS = tuple(mark for name in _NAMES for mark in (f"<{name}>", f"</{name}>"))
 # The instructions of the `brief` prompts, and the numbers of a plan.
 _TITLES = ("Search R1.", "Steps.", "Plan.", "Reflect.", "Know.", "Question:", "None found.", "1.", "2.", "3.")
 
-# Of the policy that speaks the formats of one growing turn.
+# For the policy of the formats of one growing turn.
 STREAM = Alphabet((*_TITLES, *_MARKS), _MARKS, _MARKS)
 
-# transformers finds out how tokens join (for `stop_strings`) by decoding each behind this word, which must be known.
+# For `stop_strings`, transformers decodes each token behind this word, so the vocabulary must have it.
 _PROBE = "abcdef"
 
-# A turn of the policy is its text and the end token; any other turn is its text on lines of its own.
+# A turn of the policy is its text and the end token; any other turn is its text and a line end.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message.role == 'assistant' -%}{{ '<|assistant|>' + message.content + '<|end|>' }}"
@@ -86,7 +86,7 @@ CHAT_TEMPLATE = (
 
 
 def pieces(text: str) -> list[str]:
-    """The tokens of a text in ReasonRAG's format.
+    """Return the tokens of a text in ReasonRAG's format.
 
     >>> pieces("So the answer is <answer>Port Kelda</answer>")
     ['So the answer is <answer>', 'Port', 'Kelda', '</answer>']
@@ -95,7 +95,7 @@ def pieces(text: str) -> list[str]:
 
 
 def make_tokenizer(texts: Iterable[str], alphabet: Alphabet = REASONRAG) -> PreTrainedTokenizerFast:
-    """A tokenizer whose vocabulary is the alphabet's and every piece of `texts`; any other word is unknown."""
+    """Return a tokenizer for the alphabet and every piece of `texts`; any other word is unknown."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""Train the tiny policy from nothing, reproducibly: one thread, one seed, one file.
+"""Train the tiny policies from scratch, reproducibly: one thread, one seed, one file.
 
 A language model of about a million parameters with short convolutions (LFM2's configuration) learns to copy names from
 documents within minutes on one core; a plain transformer of that size does not.
@@ -20,7 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.policy_card import copy_card
-from reasonrag.demo import policy_folder, stream_policy_folder
+from reasonrag.core.settings import demo_folder
 from reasonrag.demo.world import demo_questions
 from reasonrag.llm.local import TransformersLLM
 from tools.demo_policy.curriculum import Curriculum, Row, StreamCurriculum, stream_vocabulary_texts, vocabulary_texts
@@ -39,11 +39,11 @@ class Recipe:
 
     Args:
         steps: optimizer steps.
-        tokens: of one batch, padding included; many small batches teach copying sooner than few large ones.
+        tokens: tokens per batch, padding included; many small batches teach copying sooner than few large ones.
         lr: peak learning rate; linear warm-up, then a cosine to zero.
-        warmup: steps.
-        width, layers: of the model; half of the layers are short convolutions.
-        dev_questions: to measure the result on, at temperature 0 and 1.
+        warmup: warm-up steps.
+        width, layers: size of the model; half of the layers are short convolutions.
+        dev_questions: number of dev questions for the final metrics, at temperature 0 and 1.
     """
 
     steps: int = 7000
@@ -55,12 +55,12 @@ class Recipe:
     dev_questions: int = 300
 
 
-# Of the policy for the formats of one growing turn, which begins with the weights of the other one.
+# For the policy of the formats of one growing turn, which starts from the weights of the other one.
 STREAM_RECIPE = Recipe(steps=5000, tokens=1000)
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe, *, positions: int = 512) -> PreTrainedModel:
-    """An untrained policy; torch's seed decides its weights."""
+    """Return an untrained policy; torch's seed decides its weights."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     return Lfm2ForCausalLM(
@@ -87,26 +87,26 @@ def make_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe, *, positions:
 def train_policy(
     out: Path, *, seed: int = 0, recipe: Recipe | None = None, log: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Train a policy from nothing and write it to `out`, as transformers loads it: about ten minutes of one core.
+    """Train a policy from scratch and write it to `out` in transformers' format (about ten minutes on one core).
 
     The same seed, recipe and machine give the same `model.safetensors`. torch runs on one thread meanwhile.
 
     Args:
-        out: a folder; made if it is not there, and its policy is replaced.
-        seed: of the weights and of everything that is drawn.
-        recipe: the shipped policy's if None.
-        log: is told the loss now and then.
+        out: output folder; created if needed, and a policy in it is replaced.
+        seed: random seed for weights and training data.
+        recipe: hyperparameters; None means those of the shipped policy.
+        log: called with a line about the loss every 200 steps.
 
     Returns:
-        What is written to `training.json`: seed, recipe, parameters, losses, figures on dev questions, versions and
-        the sha256 of `model.safetensors`.
+        The content of `training.json`: seed, recipe, parameters, losses, metrics on dev questions, versions and the
+        sha256 of `model.safetensors`.
     """
     recipe = recipe or Recipe()
     with _seeded(seed):
         tokenizer = make_tokenizer(vocabulary_texts())
         model = make_model(tokenizer, recipe)
         losses = _fit(model, Curriculum(tokenizer, Random(f"demo policy {seed}")), recipe, log)
-        _save(model, tokenizer, out, card=policy_folder())
+        _save(model, tokenizer, out, card=demo_folder())
         figures = _on_dev(out, recipe.dev_questions)
     report = _report(out, model, seed, recipe, losses, {"dev": figures})
     for setting, kinds in figures.items():
@@ -117,27 +117,27 @@ def train_policy(
 def train_stream_policy(
     out: Path, *, seed: int = 0, recipe: Recipe | None = None, log: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Train the policy that speaks the formats of one growing turn: about a quarter of an hour of one core.
+    """Train the policy for the formats of one growing turn (about a quarter of an hour on one core).
 
-    It begins with what the shipped policy has learnt (to copy, and famous facts): only the words that are new to it,
-    the tags, begin with random embeddings. So seed, recipe and that policy's weights decide the result.
+    It starts from the shipped policy, which can copy and knows famous facts: only tokens that are new to it, the tags,
+    get random embeddings. So seed, recipe and that policy's weights decide the result.
 
     Args:
         out: as in `train_policy`.
         seed: as in `train_policy`.
-        recipe: `STREAM_RECIPE` if None; its width and layers have to be the shipped policy's.
-        log: is told the loss now and then, and the figures.
+        recipe: None means `STREAM_RECIPE`; width and layers must be those of the shipped policy.
+        log: called with a line about the loss every 200 steps, and with the metrics.
 
     Returns:
-        As in `train_policy`; `dev` holds figures for each format.
+        As in `train_policy`; `dev` holds metrics for each format.
     """
     recipe = recipe or STREAM_RECIPE
     with _seeded(seed):
         tokenizer = make_tokenizer(stream_vocabulary_texts(), STREAM)
         model = make_model(tokenizer, recipe, positions=1024)
-        _inherit(model, tokenizer, policy_folder())
+        _inherit(model, tokenizer, demo_folder())
         losses = _fit(model, StreamCurriculum(tokenizer, Random(f"demo stream policy {seed}")), recipe, log)
-        _save(model, tokenizer, out, card=stream_policy_folder())
+        _save(model, tokenizer, out, card=demo_folder("hiprag"))
         figures = _stream_on_dev(out, recipe.dev_questions)
     report = _report(out, model, seed, recipe, losses, {"dev": figures})
     for name, settings in figures.items():
@@ -147,25 +147,25 @@ def train_stream_policy(
 
 
 def _inherit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Take over every weight of the policy in the folder, which has the same shape; embeddings word by word."""
+    """Copy every weight of the policy in the folder, which has the same shape; embeddings token by token."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    elder = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    shipped = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     words = AutoTokenizer.from_pretrained(folder).get_vocab()
-    old = elder.get_input_embeddings().weight.detach()
+    old = shipped.get_input_embeddings().weight.detach()
     new = model.get_input_embeddings().weight.detach().clone()
-    for word, place in tokenizer.get_vocab().items():
+    for word, token_id in tokenizer.get_vocab().items():
         if word in words:
-            new[place] = old[words[word]]
-    weights = {name: value for name, value in elder.state_dict().items() if value.shape != old.shape}
+            new[token_id] = old[words[word]]
+    weights = {name: value for name, value in shipped.state_dict().items() if value.shape != old.shape}
     model.load_state_dict(weights, strict=False)
     with torch.no_grad():
         model.get_input_embeddings().weight.copy_(new)
 
 
 def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path, *, card: Path) -> None:
-    # What servers that keep to a model's own defaults do with it: `transformers serve` is greedy otherwise.
+    # Servers that use a model's own defaults, such as `transformers serve`, would decode greedily otherwise.
     model.generation_config.update(do_sample=True, top_k=0)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -181,7 +181,7 @@ def _report(
     losses: list[dict[str, float]],
     figures: dict[str, Any],
 ) -> dict[str, Any]:
-    """What `training.json` says."""
+    """Write `training.json` and return its content."""
     report = {
         "seed": seed,
         "recipe": asdict(recipe),
@@ -197,7 +197,7 @@ def _report(
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """A seed of its own and one thread for torch, both only meanwhile."""
+    """Run the body with this seed and one thread for torch; both are restored afterwards."""
     import torch
 
     with _quiet_single_thread(), torch.random.fork_rng(devices=[]):
@@ -207,7 +207,8 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet_single_thread() -> Iterator[None]:
-    """One thread for torch, whose sums would else depend on the number of cores, and no progress bars."""
+    """Run the body with one thread for torch and without progress bars."""
+    # Otherwise sums would depend on the number of cores.
     import torch
     from transformers.utils import logging
 
@@ -246,7 +247,7 @@ def _stream_on_dev(folder: Path, limit: int) -> dict[str, dict[str, Figures]]:
 def _fit(
     model: PreTrainedModel, curriculum: Curriculum, recipe: Recipe, log: Callable[[str], None]
 ) -> list[dict[str, float]]:
-    """Train in place; returns the mean loss of every 200 steps."""
+    """Train in place; return the mean loss of every 200 steps."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
@@ -271,14 +272,14 @@ def _fit(
 
 
 def _rate(step: int, recipe: Recipe) -> float:
-    """Linear warm-up, then a cosine to zero: the factor of the peak learning rate."""
+    """Return the factor of the peak learning rate: linear warm-up, then a cosine to zero."""
     if step < recipe.warmup:
         return (step + 1) / recipe.warmup
     return 0.5 * (1 + cos(pi * (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)))
 
 
 def _loss(model: PreTrainedModel, rows: Sequence[Row]) -> torch.Tensor:
-    """Weighted mean of the next-token losses of a batch, padded on the right."""
+    """Return the weighted mean of the next-token losses of a batch, padded on the right."""
     import torch
 
     longest = max(len(row.ids) for row in rows)

@@ -1,7 +1,7 @@
-"""How an attempt is written in the formats of one growing turn: what the policy writes, piece by piece.
+"""Write an attempt in the formats of one growing turn, piece by piece.
 
-The opening, the passages, and the cue of a forced answer come from the format itself, as in the engine's loop; only the
-words between them are written here. They are few, as every word costs time in training with rewards.
+The opening, the passages and the cue of a forced answer come from the format itself, as in the engine's loop; this
+module writes only the words between them. They are few, because every word costs time in training with rewards.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from reasonrag.demo.verdicts import stream_format
 from reasonrag.formats import PromptSet
 from tools.demo_policy.demonstrations import Attempt, Finding, Improviser
 
-# What the policy's card says: the limit of steps that it is trained with, and enough tokens for any of them.
+# As in the policy's `reasonrag.yaml`: the limit of steps that it is trained with, and enough tokens for any step.
 STREAM_STEPS = 6
 STREAM_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What the policy writes: one text a step, with the finding whose search ends it, and what precedes its answer."""
+    """The policy's texts: one per step, with the finding whose search ends it, and the text before the answer."""
 
     steps: Sequence[tuple[str, Finding | None]]
     last: str
 
 
 def demonstrate(improviser: Improviser, name: str, *, max_steps: int = STREAM_STEPS) -> Trajectory:
-    """One attempt at the improviser's question, in the format of that name."""
+    """Write one attempt at the improviser's question in the format of that name."""
     format = stream_format(name)
     attempt = improviser.attempt(budget=max_steps - 1, own_count=name == "hiprag")
     pieces = _WRITERS[name](attempt)
@@ -49,17 +49,17 @@ def demonstrate(improviser: Improviser, name: str, *, max_steps: int = STREAM_ST
 
 
 def direct_prompt(query: str) -> Prompt:
-    """The query alone, to be answered from memory: how HiPRAG finds out that a search was needless."""
+    """Return a prompt to answer a query from memory, by which HiPRAG decides that a search was needless."""
     return Prompt((Message("system", PromptSet.find("brief").text("hiprag/direct")), Message("user", query)))
 
 
 def _search_r1(attempt: Attempt) -> Pieces:
-    """What was noted of a page is the next thought."""
+    """Write the note on a page as the next thought."""
     return _thinking(attempt, "<think>", "</think><search>", "</search>", [])
 
 
 def _search_p1(attempt: Attempt) -> Pieces:
-    """The first reasoning, which is open already, is the plan."""
+    """Write the plan into the first reasoning, which the prompt has opened."""
     plan = " ".join(f"{number}. {search}" for number, search in enumerate(attempt.plan, 1))
     return _thinking(attempt, "<reasoning>", "</reasoning><tool_call>", "</tool_call>", [plan])
 
@@ -79,7 +79,7 @@ def _thinking(attempt: Attempt, opening: str, search: str, closing: str, thought
 
 
 def _when_to_search(attempt: Attempt) -> Pieces:
-    """What was noted of a page is the reflection behind it, with what comes from memory then."""
+    """Write the note on a page as the reflection that follows it, with anything from memory."""
     steps, thought = list[tuple[str, Finding | None]](), list[str]()
     for finding in attempt.findings:
         if finding.page is None:
@@ -94,7 +94,7 @@ def _when_to_search(attempt: Attempt) -> Pieces:
 
 
 def _hiprag(attempt: Attempt) -> Pieces:
-    """Every finding is a step; an answer out of nothing is one, too."""
+    """Write every finding as a step; an answer without findings is a step as well."""
     steps = list[tuple[str, Finding | None]]()
     for finding in attempt.findings or (Finding(attempt.key, attempt.answer),):
         opening = "<step><reasoning>" if steps else ""
