@@ -21,32 +21,32 @@ class Measured:
     """A policy's part of an evaluation.
 
     Attributes:
-        figures: the contents of `metrics.json`.
+        metrics: the contents of `metrics.json`.
         policy: its name there.
         verified: whether these very weights were evaluated; if not, a person named the policy.
     """
 
-    figures: Row
+    metrics: Row
     policy: str
     verified: bool
 
     @property
     def results(self) -> Table:
         """Means of the baseline, which is the first policy of the report, and of this policy."""
-        return results_table(self.figures, self._metrics, self._policies)
+        return results_table(self.metrics, self._metric_names, self._policies)
 
     @property
     def differences(self) -> Table:
         """Paired differences of this policy from the baseline."""
-        return differences_table(self.figures, self._metrics, (self.policy,))
+        return differences_table(self.metrics, self._metric_names, (self.policy,))
 
     @property
     def _policies(self) -> tuple[str, str]:
-        return next(iter(self.figures["policies"])), self.policy
+        return next(iter(self.metrics["policies"])), self.policy
 
     @property
-    def _metrics(self) -> list[str]:
-        settings = [setting for name in self._policies for setting in self.figures["policies"][name].values()]
+    def _metric_names(self) -> list[str]:
+        settings = [setting for name in self._policies for setting in self.metrics["policies"][name].values()]
         return [metric for metric in _SHOWN if any(setting.get(metric) for setting in settings)]
 
 
@@ -65,15 +65,15 @@ def read_measured(report: Path, policy: Path, checksums: Sequence[str], named: s
     """
     file = report / "metrics.json" if report.is_dir() else report
     try:
-        figures = json.loads(file.read_text(encoding="utf-8"))
-        weights = {name: _weights(figures, name) for name in figures["policies"]}
+        metrics = json.loads(file.read_text(encoding="utf-8"))
+        weights = {name: _weights(metrics, name) for name in metrics["policies"]}
         same_weights = [name for name, checksum in weights.items() if checksum in checksums]
         served = [name for name, checksum in weights.items() if checksum is None and name == policy.resolve().name]
         names = [named] if named is not None else same_weights or served
-        measured = [Measured(figures, name, name in same_weights) for name in names if name in weights]
+        measured = [Measured(metrics, name, name in same_weights) for name in names if name in weights]
         for candidate in measured:  # build all that the card shows, so that damaged metrics are refused here
             _ = candidate.results, candidate.differences
-        _ = [str(name) for name in figures["dataset"]]
+        _ = [str(name) for name in metrics["dataset"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
         raise DataError(
             f"{file} is not a metrics.json of `reasonrag eval` ({type(error).__name__}); give its folder as --eval"
@@ -92,9 +92,9 @@ def read_measured(report: Path, policy: Path, checksums: Sequence[str], named: s
     return one
 
 
-def _weights(figures: Row, name: str) -> str | None:
+def _weights(metrics: Row, name: str) -> str | None:
     """Return the checksum of the folder that a policy was loaded from; None if a server answered for it."""
-    kind, _, model = str(figures["content"]["policies"][name]["policy"]).partition(":")
+    kind, _, model = str(metrics["content"]["policies"][name]["policy"]).partition(":")
     name, at, checksum = model.rpartition("@")
     is_folder = kind in ("hf", "vllm") and at and "/" not in name and len(checksum) == 12
     return checksum if is_folder else None

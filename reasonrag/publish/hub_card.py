@@ -86,10 +86,10 @@ def fenced(text: str, language: str = "") -> Markup:
     """Return a block of code that the text cannot end, without tags, in case it is not rendered as code."""
     from markupsafe import Markup
 
-    shown = inert(printable(text)).replace("<", "‹")
-    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
+    block = inert(printable(text)).replace("<", "‹")
+    longest = max((len(run) for run in re.findall("`+", block)), default=0)
     fence = "`" * max(3, longest + 1)
-    return Markup(f"{fence}{language}\n{shown}\n{fence}")
+    return Markup(f"{fence}{language}\n{block}\n{fence}")
 
 
 def number(value: float) -> str:

@@ -101,8 +101,8 @@ def _dataset(staged: StagedPolicy) -> str | None:
     source = str(mapping(staged.training, "data").get("source") or "")
     if source_of(source).hub == HUB_REPOSITORY:
         return HUB_REPOSITORY
-    named = HUB_NAME.fullmatch(source) if source == mapping(staged.training, "settings").get("data") else None
-    return named["name"] if named and "/" in named["name"] else None
+    hub_name = HUB_NAME.fullmatch(source) if source == mapping(staged.training, "settings").get("data") else None
+    return hub_name["name"] if hub_name and "/" in hub_name["name"] else None
 
 
 def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
@@ -110,11 +110,11 @@ def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
-    figures = measured.figures
-    names = ", ".join(printable(one_line(str(name))) for name in figures["dataset"])[:80] or UNKNOWN
-    of = next(iter(figures["policies"][measured.policy].values()))
+    metrics = measured.metrics
+    names = ", ".join(printable(one_line(str(name))) for name in metrics["dataset"])[:80] or UNKNOWN
+    first_setting = next(iter(metrics["policies"][measured.policy].values()))
     known = source_of(names).hub == HUB_REPOSITORY
-    split = figures.get("split")
+    split = metrics.get("split")
     results = [
         EvalResult(
             task_type="question-answering",
@@ -124,10 +124,10 @@ def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
             dataset_split=printable(one_line(split))[:40] if isinstance(split, str) else None,
             metric_type=metric,
             metric_name=NAMES[metric],
-            metric_value=float(of[metric]["mean"]),
+            metric_value=float(first_setting[metric]["mean"]),
         )
         for metric in _SHARES
-        if of.get(metric)
+        if first_setting.get(metric)
     ]
     index: list[Yaml] = eval_results_to_model_index(repo_id.partition("/")[2], results)
     return index

@@ -96,7 +96,7 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
         path,
         training,
         "merged" if merged else "adapter" if (path / _ADAPTER).is_file() else "full",
-        tuple(model_checksum(place) for place in (path, path / MERGED) if place.is_dir()),
+        tuple(model_checksum(folder) for folder in (path, path / MERGED) if folder.is_dir()),
         base,
         on_hub,
         None if on_hub else _licence(path),
@@ -133,13 +133,13 @@ def _base(training: dict[str, Any]) -> tuple[str, bool]:
 def _licence(path: Path) -> str | None:
     """Return the licence in the card of the base model's local folder."""
     try:
-        named = str(read_yaml(path / "config.yaml").get("model") or "")
+        model = str(read_yaml(path / "config.yaml").get("model") or "")
     except ConfigError:
         return None
-    scheme, _, format = named.partition(":")
+    scheme, _, format = model.partition(":")
     if scheme == "demo" and demo_folder(format).is_dir():
         return "apache-2.0"  # shipped with reasonrag
-    return licence_of_card(Path(named).expanduser() / "README.md")
+    return licence_of_card(Path(model).expanduser() / "README.md")
 
 
 def licence_of_card(file: Path) -> str | None:

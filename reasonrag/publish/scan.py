@@ -62,9 +62,9 @@ def places_of(*folders: Path) -> tuple[str, ...]:
     """Return names of this machine: folders, working directory, home, and the host's name if it is no plain word."""
     paths = {str(folder.resolve()) for folder in (*folders, Path.cwd(), Path.home())}
     host = socket.gethostname()
-    named = {host} if len(host) > 4 and re.search(r"[\d.\-]", host) else set()
+    hosts = {host} if len(host) > 4 and re.search(r"[\d.\-]", host) else set()
     # Folders at the root, such as `/data`, are on many machines.
-    return tuple(sorted(named | {path for path in paths if path.count("/") > 1}))
+    return tuple(sorted(hosts | {path for path in paths if path.count("/") > 1}))
 
 
 def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Finding]:
@@ -76,19 +76,23 @@ def scan(folder: Path, files: Collection[str], places: Sequence[str]) -> list[Fi
         places: see `places_of`.
     """
     patterns = _patterns(places)
-    found: dict[tuple[str, str, str, str], tuple[int, int]] = {}
+    rows_and_counts: dict[tuple[str, str, str, str], tuple[int, int]] = {}
     for name in sorted(files):
         for column, row, kind, what, times in _in_file(folder / name, patterns):
-            first, count = found.get((name, column, kind, what), (row, 0))
-            found[name, column, kind, what] = (first, count + times)
-    return [Finding(file, column, row, kind, what, n) for (file, column, kind, what), (row, n) in found.items()]
+            key = (name, column, kind, what)
+            first, count = rows_and_counts.get(key, (row, 0))
+            rows_and_counts[key] = (first, count + times)
+    return [
+        Finding(file, column, row, kind, what, count)
+        for (file, column, kind, what), (row, count) in rows_and_counts.items()
+    ]
 
 
 def _patterns(places: Sequence[str]) -> Patterns:
     folders = "".join(f"|{re.escape(place)}" for place in places if place.startswith("/"))
     hosts = [re.escape(place) for place in places if not place.startswith("/")]
-    named = [(PATH, rf"\b(?P<found>{'|'.join(hosts)})\b")] if hosts else []
-    return ((PATH, rf"{_FIRST}(?P<found>{_HOMES}{folders})"), *named, (EMAIL, f"(?P<found>{_EMAIL})"))
+    host_patterns = [(PATH, rf"\b(?P<found>{'|'.join(hosts)})\b")] if hosts else []
+    return ((PATH, rf"{_FIRST}(?P<found>{_HOMES}{folders})"), *host_patterns, (EMAIL, f"(?P<found>{_EMAIL})"))
 
 
 def _in_file(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str, int]]:

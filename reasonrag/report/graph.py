@@ -123,10 +123,10 @@ def file_name(row: Row) -> str:
 
 def _chosen(run: Path, question_ids: Iterable[str]) -> Iterator[QuestionTree]:
     """Yield the trees of these questions, of every data set that has such an id; all trees if no id is given."""
-    wanted = set(question_ids)
-    missing = set(wanted)
+    chosen_ids = set(question_ids)
+    missing = set(chosen_ids)
     for tree in trees(run):
-        if not wanted or tree.root["question_id"] in wanted:
+        if not chosen_ids or tree.root["question_id"] in chosen_ids:
             missing.discard(tree.root["question_id"])
             yield tree
     if missing:

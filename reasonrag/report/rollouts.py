@@ -117,14 +117,14 @@ def weights(reward: Mapping[str, Any]) -> dict[str, float]:
     A bonus includes its weight already. Components without a weight only explain the others.
     """
     name = reward.get("name")
-    of = reward.get(str(name).replace("-", "_"), {})
+    settings = reward.get(str(name).replace("-", "_"), {})
     match name:
         case "outcome":
-            return {"answer": 1 - of["format_weight"], "format": of["format_weight"]}
+            return {"answer": 1 - settings["format_weight"], "format": settings["format_weight"]}
         case "hiprag":
-            return {"answer": 1 - of["lambda_f"], "format": of["lambda_f"], "bonus": 1.0}
+            return {"answer": 1 - settings["lambda_f"], "format": settings["lambda_f"], "bonus": 1.0}
         case "search-p1":
-            return {"path": of["lambda_p"], "outcome": of["lambda_a"], "format": of["lambda_f"]}
+            return {"path": settings["lambda_p"], "outcome": settings["lambda_a"], "format": settings["lambda_f"]}
         case "when-to-search":
             return {"r_a": 1.0, "r_s": 1.0, "r_f": 1.0}
     return {}
@@ -141,10 +141,12 @@ def pieces(turn: str, format_name: str) -> list[Piece]:
     >>> [piece.text for piece in pieces("<search>a</search>\\n<information>b</information> so", "search_r1")]
     ['<search>a</search>\\n<information>', 'b', '</information> so']
     """
-    search, found = (getattr(FORMATS.get(format_name), name, None) for name in ("search", "found"))
-    if search is None or found is None:
+    format_class = FORMATS.get(format_name)
+    search_tag = getattr(format_class, "search", None)
+    passages_tag = getattr(format_class, "found", None)
+    if search_tag is None or passages_tag is None:
         return [Piece(turn, is_passages=False)]
-    parts = re.split(rf"(?s)(?<=</{search}>)(\s*<{found}>)(.*?)(?=</{found}>|\Z)", turn)
+    parts = re.split(rf"(?s)(?<=</{search_tag}>)(\s*<{passages_tag}>)(.*?)(?=</{passages_tag}>|\Z)", turn)
     split_turn = [Piece(parts[0] + "".join(parts[1:2]), is_passages=False)]
     for index in range(1, len(parts), 3):
         following = "".join(parts[index + 3 : index + 4])

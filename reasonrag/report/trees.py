@@ -120,10 +120,10 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
             if rows[0]["question_id"] == question_id:
                 matches.append(rows)
     if not matches:
-        of = "" if dataset is None else f" of data set {dataset!r}"
+        in_dataset = "" if dataset is None else f" of data set {dataset!r}"
         nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, known_ids, n=3, cutoff=0.0)))
         raise DataError(
-            f"{run} has no tree of question {question_id!r}{of}; "
+            f"{run} has no tree of question {question_id!r}{in_dataset}; "
             + (f"the nearest ids are {nearest}" if nearest else "it has no trees at all")
         )
     if len(matches) > 1:

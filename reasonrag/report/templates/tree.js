@@ -29,20 +29,20 @@ function neighbour(node, key) {
 
 function show(node) {
   for (const other of nodes) other.setAttribute("aria-selected", String(other === node));
-  const of = details[node.dataset.id];
-  document.getElementById("panel-title").textContent = `Node ${of.id}`;
-  history.replaceState(null, "", `#node-${of.id}`); // a copied address opens the node
-  document.getElementById("panel-body").replaceChildren(facts(of), ...text(of), ...found(of), ...pairs(of), ...prompt(of));
+  const shown = details[node.dataset.id];
+  document.getElementById("panel-title").textContent = `Node ${shown.id}`;
+  history.replaceState(null, "", `#node-${shown.id}`); // a copied address opens the node
+  document.getElementById("panel-body").replaceChildren(facts(shown), ...text(shown), ...passageTexts(shown), ...pairs(shown), ...prompt(shown));
   const panel = document.getElementById("panel");
   panel.scrollTop = 0;
   // In a narrow window the panel is below the tree, where its change would go unnoticed.
   if (getComputedStyle(panel).position === "static") panel.scrollIntoView();
 }
 
-function facts(of) {
+function facts(node) {
   const table = element("table", "", "facts");
   table.createCaption().textContent = "Values of the search";
-  for (const [name, value] of of.facts) {
+  for (const [name, value] of node.facts) {
     const row = table.insertRow();
     const heading = element("th", name);
     heading.scope = "row";
@@ -51,19 +51,19 @@ function facts(of) {
   return table;
 }
 
-function text(of) {
-  return of.text ? [element("h3", "Text by the policy"), element("pre", of.text)] : [];
+function text(node) {
+  return node.text ? [element("h3", "Text by the policy"), element("pre", node.text)] : [];
 }
 
-function found(of) {
-  if (!of.passages.length) return [];
-  return [element("h3", "Passages, best first"), ...of.passages.map(([index, score]) => folded(`${passages[index].id}, score ${score}`, passages[index].contents))];
+function passageTexts(node) {
+  if (!node.passages.length) return [];
+  return [element("h3", "Passages, best first"), ...node.passages.map(([index, score]) => folded(`${passages[index].id}, score ${score}`, passages[index].contents))];
 }
 
-function pairs(of) {
-  if (!of.pairs.length) return [];
+function pairs(node) {
+  if (!node.pairs.length) return [];
   const list = element("ul");
-  for (const pair of of.pairs) {
+  for (const pair of node.pairs) {
     const item = element("li", pair.preferred ? "chosen over " : "rejected for ");
     const button = element("button", `node ${pair.other}`);
     button.type = "button";
@@ -74,10 +74,10 @@ function pairs(of) {
   return [element("h3", "Pairs"), list];
 }
 
-function prompt(of) {
-  const asked = of.prompt.map((index) => folded(messages[index].role, messages[index].content));
-  if (of.prefix) asked.push(folded("turn so far", of.prefix));
-  return asked.length ? [element("h3", "Prompt"), ...asked] : [];
+function prompt(node) {
+  const elements = node.prompt.map((index) => folded(messages[index].role, messages[index].content));
+  if (node.prefix) elements.push(folded("turn so far", node.prefix));
+  return elements.length ? [element("h3", "Prompt"), ...elements] : [];
 }
 
 function choose(node) {
@@ -103,8 +103,8 @@ const root = nodes[0].querySelector("rect").getBoundingClientRect();
 scroll.scrollTop = root.top - scroll.getBoundingClientRect().top - scroll.clientHeight / 2;
 
 function restore() {
-  const named = byId.get(location.hash.replace("#node-", ""));
-  if (named) choose(named);
+  const node = byId.get(location.hash.replace("#node-", ""));
+  if (node) choose(node);
 }
 window.addEventListener("hashchange", restore);
 restore();
