@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Protocol, Self
 
 import structlog
@@ -17,6 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from reasonrag.core.text import one_line, printable
 
@@ -37,6 +38,14 @@ def table_console() -> Console:
     """Return the console of results. A pipe has no width, so tables get enough there and are not squeezed."""
     console = Console()
     return console if console.is_terminal else Console(width=190)
+
+
+def rows_table(rows: Iterable[tuple[str, str]], *, title: str | None = None) -> Table:
+    """Return a table of names and values, for the end of a command."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
 
 
 def log_plainly() -> None:
@@ -148,7 +157,7 @@ class Display:
             total, done = self.progress.total, self.progress.done + self.progress.failed
             grid = Table.grid()
             grid.add_row(ProgressBar(total=None if total is None else max(total, 1), completed=done, width=60))
-            grid.add_row(printable(self._line(self.progress)))
+            grid.add_row(Text(printable(self._line(self.progress))))
             yield grid
 
     def print_if_due(self) -> None:

@@ -241,6 +241,7 @@ def _retrieval(folder: Path, given: Mapping[str, Any]) -> RetrievalConfig:
 def _print_report(report: Mapping[str, Any], console: Console) -> None:
     from rich.table import Table
 
+    from reasonrag.commands.console import rows_table
     from reasonrag.core.text import one_line, printable
     from reasonrag.retrieval.index.settings import show_size
 
@@ -250,11 +251,8 @@ def _print_report(report: Mapping[str, Any], console: Console) -> None:
         built_with = ", ".join(f"{key}={value}" for key, value in part["settings"].items())
         row = (name, show_size(part["bytes"]), str(part["files"]), f"{part['seconds']:.1f} s", counts, built_with)
         parts.add_row(*(printable(one_line(cell)) for cell in row))
-    measured = Table(show_header=False)
-    for name, value in _measured(report, show_size):
-        measured.add_row(name, value)
     console.print(parts)
-    console.print(measured)
+    console.print(rows_table(_measured(report, show_size)))
 
 
 def _measured(report: Mapping[str, Any], show_size: Callable[[float], str]) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,8 +15,6 @@ from reasonrag.commands.options import configuration, out, settings, sources
 from reasonrag.commands.train import OUT, print_line, run_training
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from reasonrag.commands.console import Stop
     from reasonrag.core.config import Config
     from reasonrag.online_rl.settings import RLSettings
@@ -125,7 +123,7 @@ def plan(
     """
     import asyncio
 
-    from reasonrag.commands.console import Stop, error_console, log_plainly, table_console
+    from reasonrag.commands.console import Stop, error_console, log_plainly, rows_table, table_console
     from reasonrag.core.errors import Interrupted, RunError
     from reasonrag.pipeline.parts import open_questions
     from reasonrag.pipeline.progress import Progress
@@ -159,7 +157,7 @@ def plan(
             made = asyncio.run(_make(make, config, journal, progress, stop))
         except Interrupted:
             return stop.print_resume_hint()
-    table_console().print(_table(made, len(questions), progress))
+    table_console().print(rows_table(_summary_rows(made, len(questions), progress), title="rl plan"))
     print(f"plans: {out}")
     missing = made.failed + made.untried
     if missing:
@@ -193,20 +191,15 @@ async def _make(
         await model.aclose()
 
 
-def _table(made: Made, questions: int, progress: Progress) -> Table:
-    """Return the counts that a person wants to see at the end."""
-    from rich.table import Table
-
-    table = Table(title="rl plan", show_header=False, title_justify="left")
-    table.add_row("plans", f"{made.plans} of {questions} questions")
+def _summary_rows(made: Made, questions: int, progress: Progress) -> Iterator[tuple[str, str]]:
+    yield "plans", f"{made.plans} of {questions} questions"
     for cause, count in sorted(made.without.items()):
-        table.add_row(f"  without: {cause}", str(count))
-    table.add_row("judge calls of this process", str(progress.calls))
-    table.add_row("  tokens", str(progress.tokens))
+        yield f"  without: {cause}", str(count)
+    yield "judge calls of this process", str(progress.calls)
+    yield "  tokens", str(progress.tokens)
     if progress.cost is not None:
-        table.add_row("  cost", f"{progress.cost:.2f}")
-    table.add_row("seconds", f"{progress.seconds:.1f}")
-    return table
+        yield "  cost", f"{progress.cost:.2f}"
+    yield "seconds", f"{progress.seconds:.1f}"
 
 
 COMMANDS = {"rl": rl}

@@ -13,7 +13,6 @@ from reasonrag.commands.options import DRY_RUN, PATH, configuration, given_setti
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from reasonrag.commands.console import Stop
     from reasonrag.core.config import Config
@@ -73,8 +72,7 @@ def _build(config: Config, out: Path, stop: Stop) -> int:
     """Build the trees, export them, and print where they are; return the exit code."""
     import asyncio
 
-    from rich.console import Console
-
+    from reasonrag.commands.console import rows_table, table_console
     from reasonrag.pipeline.build import Build
     from reasonrag.pipeline.parts import open_parts
     from reasonrag.storage.runs import RunFolder
@@ -86,7 +84,7 @@ def _build(config: Config, out: Path, stop: Stop) -> int:
         if stop.number:
             return stop.print_resume_hint()
         summary = build.export()
-    Console().print(summary_table(summary))
+    table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
     print(f"data set: {out / 'pairs'}")
     questions = summary["questions"]
     failed = sum(questions["failed"].values())
@@ -156,8 +154,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     Without the shortest-path term, beside the run:
       reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
     """
-    from rich.console import Console
-
+    from reasonrag.commands.console import rows_table, table_console
     from reasonrag.core.config import load_config
     from reasonrag.core.errors import RunError
     from reasonrag.core.settings import dump
@@ -181,21 +178,12 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
         )
         write_text(out / "config.yaml", dump(config))
         write_json(out / "pairs.json", summary["pairs"])
-    Console().print(summary_table(summary))
+    table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
     print(f"data set: {out or run / 'pairs'}")
 
 
-def summary_table(summary: Mapping[str, Any]) -> Table:
-    """Return a table of the numbers of `run.json` that a person wants to see at the end."""
-    from rich.table import Table
-
-    table = Table(title="build-tree", show_header=False, title_justify="left")
-    for name, value in _summary_rows(summary):
-        table.add_row(name, value)
-    return table
-
-
 def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the numbers of `run.json` that a person wants to see at the end."""
     questions, trees, pairs = summary["questions"], summary["trees"], summary["pairs"]
     yield "questions", f"{questions['finished']} of {questions['total']}"
     for cause, count in questions["failed"].items():
