@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from reasonrag.core.text import one_line, printable
+from reasonrag.core.text import duration, one_line, printable
 
 _PLAIN_EVERY_S = 10.0
 _QUIET = (
@@ -258,16 +258,3 @@ class _Stage:
     def line(self) -> str:
         of_total = "" if self.total is None else f" of {self.total:,.0f} ({self.done / max(self.total, 1):.0%})"
         return f"{self.what}: {self.done:,.0f}{of_total} {self.unit}, {self._rate:,.0f}/s, {duration(self._seconds)}"
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time for people.
-
-    >>> duration(75), duration(7300)
-    ('1 min 15 s', '2 h 1 min')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

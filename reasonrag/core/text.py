@@ -163,3 +163,16 @@ def inert_tokens(text: str) -> str:
     '<query>a</query>‹|im_start|>'
     """
     return _BRACKET_TOKEN.sub("⁅", _SPECIAL_TOKEN.sub("‹", valid_unicode(text)))
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time for people.
+
+    >>> duration(75), duration(7300)
+    ('1 min 15 s', '2 h 1 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -8,6 +8,7 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import nearest
 from reasonrag.dpo.examples import Examples, open_examples, sft_segments
 from reasonrag.dpo.token_rows import Pair
+from reasonrag.training.model import load_weights
 from reasonrag.training.run import TokenRows, TrainingData, TrainingRun
 from reasonrag.training.settings import DPOSettings, PairSettings, SFTSettings
 
@@ -64,7 +65,7 @@ class DPORun(PairRun[DPOSettings]):
             )
         frozen = settings.reference == "frozen" or (settings.reference == "auto" and settings.method == "full")
         # Loaded here: TRL would load the model's newest revision, whatever revision the settings name.
-        reference = self.load_model() if frozen else None
+        reference = load_weights(self.source, settings) if frozen else None
         return StepDPOTrainer(ref_model=reference, sft_weight=settings.sft_weight, **common)
 
 

@@ -19,6 +19,7 @@ from accelerate.utils import reduce
 from transformers import Trainer, TrainerCallback
 
 from reasonrag.core.errors import RunError
+from reasonrag.core.text import duration
 from reasonrag.training.folder import mark_complete, remove_old
 
 
@@ -176,7 +177,7 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
     """Return one line of progress; None if the log entry has no loss and no validation metrics.
 
     >>> progress_line({"loss": 0.5, "rewards/margins": 1.25, "rewards/accuracies": 0.75}, 20, 80, 130.0)
-    'step 20/80  loss 0.5000  margin 1.250  accuracy 0.750  2m 10s left'
+    'step 20/80  loss 0.5000  margin 1.250  accuracy 0.750  2 min 10 s left'
     >>> progress_line({"eval_loss": 0.5}, 80, 80, 0.0)
     'step 80/80  held-out: loss 0.5000'
     >>> progress_line({"eval_em": 0.5, "eval_retrievals": 1.5}, 20, 80, None)
@@ -195,16 +196,8 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
         if (value := logs.get(prefix + name)) is not None:
             parts.append(f"{'held-out: ' if prefix and len(parts) == 1 else ''}{label} {value:{form}}")
     if left_s and not prefix:
-        parts.append(f"{_duration(left_s)} left")
+        parts.append(f"{duration(left_s)} left")
     return "  ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h {minutes:02d}m"
-    return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
 
 
 def _any_process(number: int, args: Any) -> bool:

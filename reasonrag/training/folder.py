@@ -30,6 +30,7 @@ from reasonrag.storage.files import claim_folder, lock, read_json, write_json, w
 from reasonrag.training.settings import TrainSettings
 
 SUMMARY = "training.json"
+CHECKPOINTS = "checkpoints"
 _IDENTITY = "identity.json"
 _MARKER = "complete.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -46,9 +47,9 @@ def training_folder(out: Path) -> Iterator[None]:
     Raises:
         RunError: another process writes there, or the folder holds something else.
     """
-    claim_folder(out, "training", already_ours=held_identity(out) is not None, ignore=("checkpoints",))
+    claim_folder(out, "training", already_ours=held_identity(out) is not None, ignore=(CHECKPOINTS,))
     with lock(out / ".lock"):
-        checkpoints_folder(out).mkdir(exist_ok=True)
+        (out / CHECKPOINTS).mkdir(exist_ok=True)
         yield
 
 
@@ -88,7 +89,7 @@ def check_same(out: Path, described: Mapping[str, Any]) -> None:
 
 def bind(out: Path, settings: TrainSettings, described: Mapping[str, Any]) -> None:
     """Write down which training run the folder belongs to from now on."""
-    write_json(checkpoints_folder(out) / _IDENTITY, dict(sorted(described.items())), indent=1)
+    write_json(out / CHECKPOINTS / _IDENTITY, dict(sorted(described.items())), indent=1)
     write_text(out / "config.yaml", dump(settings))
 
 
@@ -100,7 +101,7 @@ def finished(out: Path) -> dict[str, Any] | None:
 
 def held_identity(out: Path) -> dict[str, Any] | None:
     """Return what describes the training run in the folder, or None if it holds none."""
-    held = read_json(checkpoints_folder(out) / _IDENTITY)
+    held = read_json(out / CHECKPOINTS / _IDENTITY)
     if held is not None:
         return held
     summary = finished(out)
@@ -123,11 +124,6 @@ def explain_full_disk(out: Path) -> Iterator[None]:
             f"{out}: the disk is full; free some space and run the same command again, it resumes from the last "
             "complete checkpoint"
         ) from error
-
-
-def checkpoints_folder(out: Path) -> Path:
-    """Return the folder of the checkpoints of a training run."""
-    return out / "checkpoints"
 
 
 def last_checkpoint(out: Path) -> Path | None:
@@ -176,7 +172,7 @@ def remove_old(out: Path, *, keep: int, best: str | None = None) -> None:
 
 def _checkpoints(out: Path) -> list[Path]:
     """Return all checkpoints, complete or not, by step."""
-    folders = checkpoints_folder(out).glob("checkpoint-*")
+    folders = (out / CHECKPOINTS).glob("checkpoint-*")
     checkpoints = [path for path in folders if path.is_dir() and _CHECKPOINT.fullmatch(path.name)]
     return sorted(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]))
 

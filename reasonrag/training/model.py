@@ -20,6 +20,7 @@ from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
 MERGED = "merged"  # the folder of the merged model, inside that of the training run
+MODEL_INIT = "model_init_kwargs"  # of settings.trainer: more arguments of `from_pretrained`
 _DTYPES = ("float32", "bfloat16", "float16")
 # What transformers and peft raise for a model that they cannot load, apart from bugs.
 _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, ImportError)
@@ -103,36 +104,31 @@ def open_source(settings: TrainSettings) -> ModelSource:
     return ModelSource(path, base or path, settings.revision, settings.trust_remote_code, public_name(path), checksum)
 
 
-def weight_dtype(settings: TrainSettings, *, gpu: bool) -> str:
-    """Return the dtype that weights are kept in.
+def uses_gpu(settings: TrainSettings) -> bool:
+    """Return whether the training run uses a GPU."""
+    import torch
 
-    Full training updates the weights themselves, and at the usual learning rates an update is too small for bfloat16
-    to represent: so it is float32 unless asked otherwise (on a GPU the arithmetic is in bfloat16 anyway).
-    """
-    dtype = settings.dtype or ("bfloat16" if gpu and settings.method == "lora" else "float32")
-    if dtype not in _DTYPES:
-        raise ConfigError(f"{dtype!r} is not a dtype of weights; use one of: {', '.join(_DTYPES)}")
-    return dtype
+    return settings.device != "cpu" and bool(torch.cuda.is_available())
 
 
-def load_weights(source: ModelSource, *, dtype: str, init: Mapping[str, Any] | None = None) -> Any:
+def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
     """Load the model; an adapter is loaded on top of its model, and stays trainable.
 
-    Args:
-        source: where it is.
-        dtype: of the weights, see `weight_dtype`.
-        init: more arguments of `from_pretrained`.
-
     Raises:
-        ConfigError: transformers or peft refuse it.
+        ConfigError: transformers or peft refuse it, or the settings name an unknown dtype.
     """
     import torch
 
+    # Full training updates the weights themselves, and at the usual learning rates an update is too small for bfloat16
+    # to represent: so it is float32 unless asked otherwise (on a GPU the arithmetic is in bfloat16 anyway).
+    dtype = settings.dtype or ("bfloat16" if settings.method == "lora" and uses_gpu(settings) else "float32")
+    if dtype not in _DTYPES:
+        raise ConfigError(f"{dtype!r} is not a dtype of weights; use one of: {', '.join(_DTYPES)}")
     options = {
         "revision": None if source.is_adapter else source.revision,
         "trust_remote_code": source.trust_remote_code,
         "dtype": getattr(torch, dtype),
-        **(init or {}),
+        **(settings.trainer.get(MODEL_INIT) or {}),
     }
     model = _load_base(source.base, options)
     if not source.is_adapter:

@@ -21,8 +21,8 @@ from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import nearest
 from reasonrag.training import folder as folders
-from reasonrag.training.folder import checkpoints_folder, last_checkpoint
-from reasonrag.training.model import MERGED, load_weights, lora_config, merge_adapter, open_source, weight_dtype
+from reasonrag.training.folder import CHECKPOINTS, last_checkpoint
+from reasonrag.training.model import MERGED, MODEL_INIT, load_weights, lora_config, merge_adapter, open_source, uses_gpu
 from reasonrag.training.outcome import TrainingOutcome, finish
 from reasonrag.training.settings import TrainSettings
 
@@ -31,7 +31,6 @@ TokenRows = list[dict[str, Any]]
 
 # Models below this size gain nothing from a second CPU thread, and lose most of their speed to it on a busy machine.
 _SMALL_MODEL = 20_000_000
-_MODEL_INIT = "model_init_kwargs"
 # TRL arguments that are fixed here, with the reason.
 _FIXED_ARGUMENTS = {
     "output_dir": "--out sets it",
@@ -151,11 +150,6 @@ class TrainingRun(Generic[S]):
         if not self.is_first:
             self.log = lambda line: None
 
-    def load_model(self) -> Any:
-        """Return the weights that the run starts from, in the dtype of the settings."""
-        dtype = weight_dtype(self.settings, gpu=_on_gpu(self.settings))
-        return load_weights(self.source, dtype=dtype, init=self.settings.trainer.get(_MODEL_INIT))
-
     def make_trainer(self, train: Any, test: Any, *, seconds_before: float = 0.0) -> Any:
         """Return the trainer, its model loaded.
 
@@ -173,7 +167,7 @@ class TrainingRun(Generic[S]):
             arguments.eval_strategy = type(arguments.eval_strategy)("no")
         new_adapter = settings.method == "lora" and not self.source.is_adapter
         common = {
-            "model": self.load_model(),
+            "model": load_weights(self.source, settings),
             "args": arguments,
             "train_dataset": train,
             "eval_dataset": test,
@@ -227,8 +221,8 @@ class TrainingRun(Generic[S]):
         """Write the token rows as files: processes share them, and TRL caches what it computes next to them."""
         from datasets import Dataset
 
-        path = checkpoints_folder(self.out) / f"rows-{folders.digest(self._identity)}"
-        for old in checkpoints_folder(self.out).glob("rows-*"):
+        path = self.out / CHECKPOINTS / f"rows-{folders.digest(self._identity)}"
+        for old in (self.out / CHECKPOINTS).glob("rows-*"):
             if old != path:
                 shutil.rmtree(old)
         if not path.exists():
@@ -289,7 +283,7 @@ class TrainingRun(Generic[S]):
                 more=self.extra_summary(trainer),
             )
             summary = finish(self.out, outcome)
-            for rows in checkpoints_folder(self.out).glob("rows-*"):
+            for rows in (self.out / CHECKPOINTS).glob("rows-*"):
                 shutil.rmtree(rows, ignore_errors=True)
         if self.arguments.world_size > 1:
             trainer.accelerator.wait_for_everyone()
@@ -320,7 +314,7 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
             hint = nearest(name, sorted(known))
             hint = hint if "did you mean" in hint else "; see TRL's documentation for its arguments"
             raise ConfigError(f"trainer.{name} is unknown to {config.__name__}{hint}")
-        if name != _MODEL_INIT:
+        if name != MODEL_INIT:
             arguments[name] = value
     try:
         with warnings.catch_warnings():  # deprecated names that the older supported versions still need
@@ -331,7 +325,7 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
 
 
 def _shared_arguments(settings: TrainSettings, out: Path) -> dict[str, Any]:
-    gpu = _on_gpu(settings)
+    gpu = uses_gpu(settings)
     checkpointing = settings.gradient_checkpointing
     same_name = [
         *("seed", "lr_scheduler_type", "learning_rate", "num_train_epochs", "max_steps", "weight_decay"),
@@ -341,7 +335,7 @@ def _shared_arguments(settings: TrainSettings, out: Path) -> dict[str, Any]:
     evaluates = "eval_steps" in type(settings).model_fields
     return {
         **{name: getattr(settings, name) for name in same_name if name in type(settings).model_fields},
-        "output_dir": str(out / "checkpoints"),
+        "output_dir": str(out / CHECKPOINTS),
         # transformers 5 has no warmup_ratio: a number of steps below 1 is the share.
         "warmup_steps": settings.warmup_ratio,
         "per_device_eval_batch_size": settings.per_device_train_batch_size,
@@ -386,12 +380,6 @@ def silence_libraries() -> None:
         os.environ["TQDM_DISABLE"] = "1"
         logging.disable_progress_bar()
         datasets.disable_progress_bars()
-
-
-def _on_gpu(settings: TrainSettings) -> bool:
-    import torch
-
-    return settings.device != "cpu" and bool(torch.cuda.is_available())
 
 
 @contextlib.contextmanager
