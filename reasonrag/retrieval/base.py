@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from reasonrag.core.types import Passage
 
@@ -27,3 +29,8 @@ class Retriever(Protocol):
     async def aclose(self) -> None:
         """Close sockets and files. A second call does nothing."""
         ...
+
+
+def short_hash(value: Any) -> str:
+    """Return 16 hex digits of a hash over a JSON value, for fingerprints."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

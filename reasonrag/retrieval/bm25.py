@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
+from reasonrag.retrieval.base import short_hash
 from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Plan, Silent
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_plan
@@ -41,7 +41,7 @@ class BM25Retriever:
         settings = {name: value for name, value in bm25.plan.settings.items() if name in BM25Config.model_fields}
         self._tokenizer = Tokenizer(BM25Config(**settings))
         known = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
-        self._fingerprint = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+        self._fingerprint = short_hash(known)
         self._index = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
         # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
         self._index.scores |= {name: np.asarray(self._index.scores[name]) for name in ("data", "indices", "indptr")}
@@ -126,7 +126,7 @@ class BM25Retriever:
 def _key(passages: Plan, config: BM25Config) -> str:
     """Return 16 hex digits of a hash over everything that decides the index."""
     plan = bm25_plan(json.dumps(passages.document(), sort_keys=True), config)
-    return hashlib.sha256(json.dumps(plan.document(), sort_keys=True).encode()).hexdigest()[:16]
+    return short_hash(plan.document())
 
 
 def _whole(index: IndexFolder, passages: Plan, config: BM25Config) -> bool:

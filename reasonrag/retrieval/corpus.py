@@ -30,17 +30,15 @@ _HUB_TIMEOUT_S = 10.0
 
 
 class CorpusSource(Protocol):
-    """The rows of a corpus, in an order that never changes."""
+    """The rows of a corpus, in an order that never changes.
 
-    @property
-    def name(self) -> str:
-        """Its name, without folders."""
-        ...
+    Attributes:
+        name: its name, without folders.
+        total: its number of rows, if that is known before they are read.
+    """
 
-    @property
-    def total(self) -> int | None:
-        """Its number of rows, if that is known before they are read."""
-        ...
+    name: str
+    total: int | None
 
     def checksum(self) -> str:
         """Return what changes with the content: SHA-256 in hex, or the Hub's commit.
@@ -121,7 +119,7 @@ class TextCorpus:
 
     def __init__(self, name: str, folder: Path, files: Sequence[Path]) -> None:
         self.name = name
-        self.total = len(files)
+        self.total: int | None = len(files)
         self._folder = folder
         self._files = files
 
@@ -143,7 +141,7 @@ class GivenCorpus:
 
     def __init__(self, name: str, passages: Sequence[Passage]) -> None:
         self.name = name
-        self.total = len(passages)
+        self.total: int | None = len(passages)
         self._passages = passages
 
     def checksum(self) -> str:

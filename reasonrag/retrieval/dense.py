@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +10,7 @@ from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.settings import validate
 from reasonrag.core.text import one_line, valid_unicode
 from reasonrag.core.types import Passage
+from reasonrag.retrieval.base import short_hash
 from reasonrag.retrieval.encoder_models import POOLINGS, find_files
 from reasonrag.retrieval.encoders import TextEncoder, differences, open_text_encoder
 from reasonrag.retrieval.index.embeddings import Embeddings, encoder_of
@@ -66,7 +65,7 @@ class DenseRetriever:
         searched = index.manifest("vectors") or index.need("embeddings")
         # By content, so that the same passages have the same fingerprint whatever their file was called.
         known = [passages.files[PASSAGES], dict(searched.files), dict(searched.counts), dict(identity)]
-        self._fingerprint = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+        self._fingerprint = short_hash(known)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dense")
 
     @property

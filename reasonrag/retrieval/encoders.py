@@ -29,27 +29,19 @@ _NAMING = ("name", "family", "revision")  # of an identity; they do not change t
 
 
 class TextEncoder(Protocol):
-    """Encodes texts so that a query is close to the passages that answer it. Called from one thread at a time."""
+    """Encodes texts so that a query is close to the passages that answer it. Called from one thread at a time.
 
-    @property
-    def name(self) -> str:
-        """Hub id or name of a folder."""
-        ...
+    Attributes:
+        name: Hub id or name of a folder.
+        location: Hub id or path that opens the encoder again on this machine.
+        dims: dimensions of a vector.
+        identity: everything that decides the vectors, except rounding: checksum, pooling, prefixes, ..., but no path.
+    """
 
-    @property
-    def location(self) -> str:
-        """Hub id or path that opens the encoder again on this machine."""
-        ...
-
-    @property
-    def dims(self) -> int:
-        """Dimensions of a vector."""
-        ...
-
-    @property
-    def identity(self) -> Mapping[str, str]:
-        """Everything that decides the vectors, except rounding: checksum, pooling, prefixes, ... It has no paths."""
-        ...
+    name: str
+    location: str
+    dims: int
+    identity: Mapping[str, str]
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Return `[n, dims]` float32 vectors of length 1."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.base import Retriever, short_hash
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Passage]], *, k: int = 60) -> tuple[Passage, ...]:
@@ -65,7 +63,7 @@ class HybridRetriever:
     def fingerprint(self) -> str:
         """16 hex digits of a hash over the fingerprints of the retrievers, the depth and k."""
         known = [[retriever.fingerprint for retriever in self._retrievers], self._depth, self._k]
-        return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+        return short_hash(known)
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
         """Return `[len(queries)]` rankings of at most `top_k` passages, best first.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,7 @@ from typing import Any, Protocol
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.text import one_line, valid_unicode
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.base import Retriever, short_hash
 from reasonrag.retrieval.encoder_models import EncoderFiles, find_files, loading_errors
 
 
@@ -68,7 +66,7 @@ class CrossEncoderReranker:
         self._model = _load(files, device, max_tokens, trust_remote_code)
         self._batch_size = batch_size
         known = [files.checksum(), max_tokens]
-        self._fingerprint = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+        self._fingerprint = short_hash(known)
 
     @property
     def fingerprint(self) -> str:
@@ -109,7 +107,7 @@ class RerankedRetriever:
     def fingerprint(self) -> str:
         """16 hex digits of a hash over the fingerprints of retriever and reranker, and the depth."""
         known = [self._inner.fingerprint, self._reranker.fingerprint, self._depth]
-        return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+        return short_hash(known)
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
         """Return `[len(queries)]` rankings of at most `top_k` passages, best first; equal scores keep the order found.

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args
 
 from reasonrag.core.errors import DataError
+from reasonrag.retrieval.base import short_hash
 from reasonrag.storage.files import fsync_folder, lock, read_json, write_json, writing
 
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
@@ -72,7 +73,7 @@ class Manifest:
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits of a hash over plan, counts and files."""
-        return hashlib.sha256(json.dumps(self.document(), sort_keys=True).encode()).hexdigest()[:16]
+        return short_hash(self.document())
 
     @property
     def size(self) -> int:

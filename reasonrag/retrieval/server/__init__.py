@@ -2,6 +2,7 @@
 
 from reasonrag.retrieval.server.app import retrieval_app
 from reasonrag.retrieval.server.run import serve
+from reasonrag.retrieval.server.service import RetrievalService
 from reasonrag.retrieval.server.settings import ServeSettings
 
-__all__ = ["ServeSettings", "retrieval_app", "serve"]
+__all__ = ["RetrievalService", "ServeSettings", "retrieval_app", "serve"]

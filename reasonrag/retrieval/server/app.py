@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.server.protocol import Refusal, RetrieveRequest, reply
 from reasonrag.retrieval.server.service import RetrievalService
 from reasonrag.retrieval.server.settings import ServeSettings
@@ -25,17 +24,8 @@ _BODY_TIMEOUT_S = 30.0
 _LOOPBACK_NAMES = ["localhost", "127.0.0.1", "[::1]"]
 
 
-def retrieval_app(retriever: Retriever, settings: ServeSettings) -> FastAPI:
-    """Build the server as an ASGI application. The caller closes the retriever.
-
-    Raises:
-        ConfigError: other machines reach the address, and that is not allowed or has no token.
-    """
-    return build_app(RetrievalService(retriever, settings), settings)
-
-
-def build_app(service: RetrievalService, settings: ServeSettings) -> FastAPI:
-    """Build the ASGI application around a service.
+def retrieval_app(service: RetrievalService, settings: ServeSettings) -> FastAPI:
+    """Build the ASGI application around a service. The caller closes the service.
 
     Raises:
         ConfigError: other machines reach the address, and that is not allowed or has no token.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.server.app import build_app
+from reasonrag.retrieval.server.app import retrieval_app
 from reasonrag.retrieval.server.protocol import Refusal
 from reasonrag.retrieval.server.service import RetrievalService
 from reasonrag.retrieval.server.settings import ServeSettings
@@ -49,7 +49,7 @@ def serve(retriever: Retriever, settings: ServeSettings, *, about: str = "") -> 
     if not all(map(find_spec, _NEEDED)):
         raise ConfigError(f"a server needs {', '.join(_NEEDED)}: pip install 'reasonrag[serve]'")
     service = RetrievalService(retriever, settings)
-    config = _config(build_app(service, settings), settings)
+    config = _config(retrieval_app(service, settings), settings)
     signals: list[int] = []
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         try:
