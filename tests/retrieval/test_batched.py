@@ -141,8 +141,10 @@ async def ask_each(batched: BatchedRetriever, queries: Sequence[str]) -> list[st
     return [r.cause if isinstance(r, RetrievalError) else r[0][0].id for r in results]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("cause", ["http_400", "http_413", "http_422", "misaligned", "unreadable"])
-@pytest.mark.parametrize("position", [0, 100, 255])
+@pytest.mark.parametrize(
+    ("cause", "position"),
+    [("http_400", 0), ("http_403", 100), ("http_413", 255), ("http_422", 7), ("misaligned", 128), ("unreadable", 127)],
+)
 def test_a_refused_query_fails_alone(cause: str, position: int) -> None:
     inner = Refusing(cause)
     batched = BatchedRetriever(inner)

@@ -39,9 +39,9 @@ def ids(retriever: BM25Retriever, queries: Sequence[str], top_k: int = 5) -> lis
     return [[p.id for p in ranking] for ranking in asyncio.run(retriever.search(queries, top_k))]
 
 
-@pytest.fixture
-def retriever(tmp_path: Path) -> BM25Retriever:
-    return BM25Retriever.open(PASSAGES, cache=tmp_path)
+@pytest.fixture(scope="module")
+def retriever(tmp_path_factory: pytest.TempPathFactory) -> BM25Retriever:
+    return BM25Retriever.open(PASSAGES, cache=tmp_path_factory.mktemp("shared"))
 
 
 def test_passages_come_best_first_with_their_scores_and_exact_contents(retriever: BM25Retriever) -> None:
@@ -175,12 +175,28 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [_delete, _truncate, _flip])
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with an index that tests take a copy of."""
+    cache = tmp_path_factory.mktemp("whole")
+    BM25Retriever.open(PASSAGES, cache=cache)
+    return cache
+
+
+# Every kind of damage to one file of each part is seen in tests/retrieval/index/test_folder.py.
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, _flip) for name in FILES),
+        ("bm25/manifest.json", _delete),
+        ("bm25/data.csc.index.npy", _truncate),
+        ("passages/passages.jsonl", _delete),
+    ],
+)
 def test_a_damaged_cache_is_built_again_and_a_damaged_index_is_refused(
-    tmp_path: Path, name: str, damage: Callable[[Path], None]
+    whole: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
-    BM25Retriever.open(PASSAGES, cache=tmp_path)
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     (folder,) = tmp_path.iterdir()
     before = {path.relative_to(folder): path.read_bytes() for path in folder.glob("[!.]*/*")}
     damage(folder / name)
@@ -233,7 +249,9 @@ def test_unknown_languages_are_refused(tmp_path: Path, unknown: dict[str, str]) 
         BM25Retriever.open(PASSAGES, cache=tmp_path, config=BM25Config.model_validate(unknown))
 
 
-def test_closing_twice_does_no_harm(retriever: BM25Retriever) -> None:
+def test_closing_twice_does_no_harm(tmp_path: Path) -> None:
+    retriever = BM25Retriever.open(PASSAGES, cache=tmp_path)
+
     async def close() -> None:
         await retriever.aclose()
         await retriever.aclose()
@@ -296,7 +314,6 @@ def test_gold_paragraphs_are_found_with_the_question_alone(
     assert rankings[::20] == [ids(retriever, [q.question], 10)[0] for q in questions[::20]]
 
 
-def test_what_a_policy_repeats_for_ever_holds_nobody_up(tmp_path):
-    retriever = BM25Retriever.open(PASSAGES, cache=tmp_path)
+def test_what_a_policy_repeats_for_ever_holds_nobody_up(retriever: BM25Retriever) -> None:
     endless, patient = ids(retriever, ["film " * 300_000 + "twin", "film"], 2)
     assert endless == patient

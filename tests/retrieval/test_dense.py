@@ -90,9 +90,15 @@ def test_the_passage_that_answers_comes_first_though_it_shares_no_word(index):
 
 @needs_model
 def test_a_query_finds_the_same_alone_and_in_a_batch(index):
-    together = ask(DenseRetriever(index, device="cpu"), [*QUERIES, "a much longer query " * 20, QUERIES[0]], 6)
-    for query, ranking in zip(QUERIES, together, strict=False):
-        (alone,) = ask(DenseRetriever(index, device="cpu"), [query], 6)
+    async def search():
+        retriever = DenseRetriever(index, device="cpu")
+        together = await retriever.search([*QUERIES, "a much longer query " * 20, QUERIES[0]], 6)
+        each = [await retriever.search([query], 6) for query in QUERIES]
+        await retriever.aclose()
+        return together, each
+
+    together, each = asyncio.run(search())
+    for ranking, (alone,) in zip(together, each, strict=False):
         assert [passage.id for passage in alone] == [passage.id for passage in ranking]
         assert np.allclose([p.score for p in alone], [p.score for p in ranking], atol=1e-5)
     assert together[0] == together[-1]

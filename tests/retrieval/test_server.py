@@ -193,7 +193,7 @@ def test_other_paths_and_methods_are_refused(port: int, method: str, path: str, 
 
 def test_64_clients_get_what_a_search_in_process_finds(port: int, sea: BM25Retriever) -> None:
     words = sorted({word for passage in SEA for word in passage.contents.split()})
-    queries = [f"{words[i % len(words)]} {words[7 * i % len(words)]}" for i in range(1000)]
+    queries = [f"{words[i % len(words)]} {words[7 * i % len(words)]}" for i in range(300)]
     expected = found(sea, queries, 3)
     wrong = []
 
@@ -205,7 +205,7 @@ def test_64_clients_get_what_a_search_in_process_finds(port: int, sea: BM25Retri
                     wrong.append(i)
 
     async def all_clients() -> None:
-        numbers = iter(range(1000))
+        numbers = iter(range(300))
         async with aiohttp.ClientSession() as session:
             await asyncio.gather(*(client(session, numbers) for _ in range(64)))
 

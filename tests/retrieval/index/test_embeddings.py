@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.index.embeddings import Embeddings, build_embeddings, encoder_of
 from reasonrag.retrieval.index.folder import Silent
+from tests.retrieval.forked import forked
 from tests.retrieval.index.dense_toys import Notes, WordsEncoder, digest, passages, sentences
 
 TEXTS = sentences(50)
@@ -76,24 +75,23 @@ def test_too_little_memory_on_the_device_is_one_line(tmp_path):
         build(tmp_path, Full())
 
 
-KILLED = """
-import os, signal, sys
-from tests.retrieval.index.test_embeddings import WordsEncoder, build
-from pathlib import Path
-class Killed(WordsEncoder):
+class Deadly(WordsEncoder):
+    """Kills its process after some texts."""
+
+    def __init__(self, texts):
+        super().__init__()
+        self.texts = texts
+
     def encode_passages(self, texts):
-        if self.encoded >= int(sys.argv[2]):
+        if self.encoded >= self.texts:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().encode_passages(texts)
-build(Path(sys.argv[1]), Killed())
-"""
 
 
 def test_a_build_that_is_killed_again_and_again_gives_the_same_bytes(tmp_path):
     killed = tmp_path / "killed"
     for after in (16, 16, 0):
-        done = subprocess.run([sys.executable, "-c", KILLED, str(killed), str(after)], env=os.environ, timeout=60)
-        assert done.returncode == -signal.SIGKILL
+        assert forked(build, killed, Deadly(after)) == -signal.SIGKILL
     assert len(list(killed.glob(".building-embeddings/*.npy"))) == 2
     rest = WordsEncoder()
     index, whole = build(killed, rest), build(tmp_path / "whole")

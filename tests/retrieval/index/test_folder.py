@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -208,30 +206,33 @@ def test_a_kill_between_finishing_and_naming_is_mended_by_the_next_to_build(tmp_
     assert not list(tmp_path.glob(".building*")) + list(tmp_path.glob(".old*"))
 
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from reasonrag.retrieval.index.folder import IndexFolder
-with IndexFolder(Path(sys.argv[1])).locked():
-    print("locked", flush=True)
-    time.sleep(60)
-"""
+def hold(folder: Path, said: int) -> None:
+    with IndexFolder(folder).locked(waiting=lambda: os.write(said, b"waiting\n")):
+        os.write(said, b"locked\n")
+        signal.pause()
 
 
 def test_building_waits_for_others_and_a_killed_process_holds_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert first.stdout and first.stdout.readline() == "locked\n"
-    second = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    processes: list[int] = []
+    pipes: list[BinaryIO] = []
     try:
-        time.sleep(0.5)
-        assert second.poll() is None
-        first.send_signal(signal.SIGKILL)
-        assert second.stdout and second.stdout.readline() == "locked\n"
+        for _ in range(2):
+            said, told = os.pipe()
+            process = os.fork()
+            if process == 0:
+                hold(tmp_path, told)
+            os.close(told)
+            processes.append(process)
+            pipes.append(os.fdopen(said, "rb", buffering=0))
+            assert pipes[-1].readline() == (b"locked\n" if len(processes) == 1 else b"waiting\n")
+        os.kill(processes[0], signal.SIGKILL)
+        assert pipes[1].readline() == b"locked\n"
     finally:
-        for process in (first, second):
-            process.kill()
-            process.communicate()
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        for pipe in pipes:
+            pipe.close()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +15,11 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.corpus import GivenCorpus, open_corpus
+from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Silent
 from reasonrag.retrieval.index.passages import PassageStore, build_passages, split
 from reasonrag.retrieval.index.settings import PassagesConfig
+from tests.retrieval.forked import forked
 
 STRICT = PassagesConfig(strict=True)
 BAD = [
@@ -136,7 +135,7 @@ def test_rows_that_are_whole_books_are_not_gathered_in_memory(tmp_path: Path) ->
 
     class Books(GivenCorpus):
         def rows(self, start: int = 0) -> Iterator[tuple[int, Any]]:
-            for number in range(start + 1, 31):
+            for number in range(start + 1, 19):
                 text = Text(f"{number} " + "word " * 200_000)
                 alive.add(text)
                 most.append(len(alive))
@@ -206,29 +205,28 @@ def test_a_damaged_part_is_built_again(tmp_path: Path) -> None:
     assert contents(tmp_path / "i") == before
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from reasonrag.retrieval.corpus import open_corpus
-from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.passages import build_passages
-from reasonrag.retrieval.index.folder import Silent
-from reasonrag.retrieval.index.settings import PassagesConfig
+class Deadly:
+    """A corpus that kills its process at one row, unless reading begins behind it."""
 
-class Source:
-    def __init__(self, inner): self.inner = inner
-    def __getattr__(self, name): return getattr(self.inner, name)
-    def rows(self, start=0):
+    def __init__(self, inner: CorpusSource, row: int) -> None:
+        self.inner = inner
+        self.row = row
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def rows(self, start: int = 0) -> Iterator[tuple[int, Any]]:
         for number, row in self.inner.rows(start):
-            if number in map(int, sys.argv[3:]) and number > start:
+            if number == self.row:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield number, row
 
-index = IndexFolder(Path(sys.argv[2]))
-with index.locked():
-    build_passages(index, Source(open_corpus(sys.argv[1])), PassagesConfig(max_words=20), progress=Silent(),
-                   checkpoint_rows=1000)
-"""
+
+def build_until_killed(folder: Path, corpus: Path, row: int) -> None:
+    source: Any = Deadly(open_corpus(str(corpus)), row)
+    index = IndexFolder(folder)
+    with index.locked():
+        build_passages(index, source, PassagesConfig(max_words=20), progress=Silent(), checkpoint_rows=1000)
 
 
 def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
@@ -236,8 +234,7 @@ def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> No
     rows: list[Any] = [{"id": draw.randrange(9000), "contents": "word " * draw.randrange(60)} for _ in range(9000)]
     corpus = write(tmp_path / "c.jsonl", rows)
     build(tmp_path / "whole", corpus, PassagesConfig(max_words=20))
-    for stop in ("500", "3500", "8999", ""):
-        command = [sys.executable, "-c", KILLED, str(corpus), str(tmp_path / "killed"), *stop.split()]
-        done = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-        assert done.returncode == (-signal.SIGKILL if stop else 0), done.stderr.decode()
+    for row in (500, 3500, 8999):
+        assert forked(build_until_killed, tmp_path / "killed", corpus, row) == -signal.SIGKILL
+    assert forked(build_until_killed, tmp_path / "killed", corpus, 0) == 0
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")

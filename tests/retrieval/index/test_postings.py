@@ -6,8 +6,6 @@ import errno
 import os
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from reasonrag.retrieval.index.folder import IndexFolder, Manifest, Silent
 from reasonrag.retrieval.index.passages import build_passages
 from reasonrag.retrieval.index.postings import Tokenizer, bm25_memory, build_bm25
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
+from tests.retrieval.forked import forked
 
 WORDS = st.sampled_from(["film", "films", "Spielberg", "directed", "Pál", "pal", "X", "of", "the", "2001", "東京", "_"])
 TEXTS = st.lists(st.lists(WORDS, min_size=1, max_size=12).map(" ".join), min_size=1, max_size=30)
@@ -115,25 +114,21 @@ def test_the_bound_grows_with_the_corpus_and_holds_what_was_allowed() -> None:
     assert sum(small.values()) < sum(wiki.values()) < 6 << 30
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from reasonrag.retrieval.index.folder import IndexFolder
-from reasonrag.retrieval.index.postings import build_bm25
-from reasonrag.retrieval.index.folder import Silent
-from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
-
 class Deadly(Silent):
-    left = float(sys.argv[2])
-    def advance(self, amount=1.0):
-        Deadly.left -= 1
-        if not Deadly.left:
+    """Kills its process after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def advance(self, amount: float = 1.0) -> None:
+        self.steps -= 1
+        if not self.steps:
             os.kill(os.getpid(), signal.SIGKILL)
 
-index = IndexFolder(Path(sys.argv[1]))
-with index.locked():
-    build_bm25(index, BM25Config(), max_bytes=4000, progress=Deadly(), chunk=16)
-"""
+
+def build_until_killed(index: IndexFolder, steps: int) -> None:
+    with index.locked():
+        build_bm25(index, BM25Config(), max_bytes=4000, progress=Deadly(steps), chunk=16)
 
 
 def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
@@ -142,9 +137,8 @@ def test_a_build_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path) -> No
     index = IndexFolder(tmp_path / "killed")
     given = GivenCorpus("given", [Passage(str(row), text) for row, text in enumerate(texts)])
     build_passages(index, given, PassagesConfig(), progress=Silent())
-    for after in ("2", "4", "4", "-1"):  # while words are cut, at the end of that, while scores are merged
-        command = [sys.executable, "-c", KILLED, str(index.path), after]
-        done = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-        assert done.returncode == (0 if after == "-1" else -signal.SIGKILL), done.stderr.decode()
+    for steps in (2, 4, 4):  # while words are cut, at the end of that, while scores are merged
+        assert forked(build_until_killed, index, steps) == -signal.SIGKILL
+    assert forked(build_until_killed, index, -1) == 0
     assert index.need("bm25") == whole
     assert sorted(path.name for path in (index.path / "bm25").iterdir()) == sorted([*whole.files, "manifest.json"])
