@@ -74,16 +74,12 @@ def described(seeds: Seeds, metrics: Sequence[str], *, seed: int = 0) -> Results
     Returns:
         `all` and `by_kind` with an interval (or None) per metric, `by_seed` with a list of means per metric.
     """
-    by_seed = {}
-    for name in metrics:
-        by_seed[name] = [_mean(METRICS[name], seeds[number]) for number in sorted(seeds)]
     columns = _Columns(seeds)
-    return {
-        "seeds": sorted(seeds),
-        "questions": len(columns.ids),
-        **columns.intervals({name: columns.of(METRICS[name]) for name in metrics}, seed),
-        "by_seed": by_seed,
-    }
+    values, by_seed = {}, {}
+    for name in metrics:
+        values[name] = columns.of(METRICS[name])
+        by_seed[name] = [_mean(METRICS[name], seeds[number]) for number in sorted(seeds)]
+    return columns.results(values, by_seed, seed)
 
 
 def difference(first: Seeds, second: Seeds, metrics: Sequence[str], *, seed: int = 0) -> Results | None:
@@ -96,18 +92,13 @@ def difference(first: Seeds, second: Seeds, metrics: Sequence[str], *, seed: int
     left, right = _Columns(_shared(first, second, common)), _Columns(_shared(second, first, common))
     if not left.ids:
         return None
-    columns, by_seed = {}, {}
+    values, by_seed = {}, {}
     for name in metrics:
         metric = METRICS[name]
-        columns[name] = subtract(left.of(metric), right.of(metric))
+        values[name] = subtract(left.of(metric), right.of(metric))
         means = [(_mean(metric, left.seeds[number]), _mean(metric, right.seeds[number])) for number in common]
         by_seed[name] = [None if a is None or b is None else a - b for a, b in means]
-    return {
-        "seeds": common,
-        "questions": len(left.ids),
-        **left.intervals(columns, seed),
-        "by_seed": by_seed,
-    }
+    return left.results(values, by_seed, seed)
 
 
 def mean_hops(seeds: Seeds) -> dict[str, float]:
@@ -166,16 +157,17 @@ class _Columns:
             [self._over_seeds(sum, metric.whole, question) for question in self.ids],
         )
 
-    def intervals(self, columns: Mapping[str, Column | Ratio], seed: int) -> Results:
-        """Return `all` and `by_kind`: the intervals of columns whose values are in the order of `ids`."""
+    def results(self, values: Mapping[str, Column | Ratio], by_seed: Results, seed: int) -> Results:
+        """Return what `described` does, given the values of each metric in the order of `ids`."""
         groups: dict[str, list[int]] = {}
         for index, question in enumerate(self.ids):
             groups.setdefault(self._kinds[question], []).append(index)
         kinds = {kind: members for kind, members in sorted(groups.items()) if kind}
         found: Results = {}
-        for group, by_metric in group_intervals(columns, {"": range(len(self.ids)), **kinds}, seed=seed).items():
+        for group, by_metric in group_intervals(values, {"": range(len(self.ids)), **kinds}, seed=seed).items():
             found[group] = {name: None if value is None else asdict(value) for name, value in by_metric.items()}
-        return {"all": found.pop(""), "by_kind": found}
+        counts = {"seeds": sorted(self.seeds), "questions": len(self.ids)}
+        return {**counts, "all": found.pop(""), "by_kind": found, "by_seed": by_seed}
 
     def _over_seeds(self, combine: Callable[[Sequence[float]], float], column: str, question: str) -> float | None:
         """Combine a question's values of the seeds that have one; None if no seed has."""

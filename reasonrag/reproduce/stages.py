@@ -60,7 +60,7 @@ class Plan:
             RunError: the folder holds a plan with other commands, or other files.
         """
         self.stages = stages
-        self._out = out
+        self.out = out
         self._file = out / "plan.json"
         claim_folder(out, "plan", already_ours=self._file.exists())
         before = self._read()
@@ -93,19 +93,13 @@ class Plan:
         Raises:
             RunError: another process works in the folder.
         """
-        with lock(self._out / ".lock"):
+        with lock(self.out / ".lock"):
             return _Work(self, show, only, jobs).run()
 
     def done(self, stage: Stage) -> None:
         """Record that the command has succeeded."""
         self._done.add(stage.line)
         self._write()
-
-    def log(self, number: int) -> Path:
-        """Return the file for the output of a command that runs beside others."""
-        folder = self._out / "logs"
-        folder.mkdir(exist_ok=True)
-        return folder / f"{number:03d}.log"
 
     def _read(self) -> dict[str, list[str]]:
         if not self._file.exists():
@@ -152,29 +146,20 @@ class _Work:
         if self._signal:
             self._waiting.clear()
         for stage in list(self._waiting):
+            unmet = [other for other in self._plan.stages if other.out in stage.needs and not self._plan.is_done(other)]
+            lost = [other for other in unmet if other not in (*self._waiting, *self._running.values())]
             if self._plan.is_done(stage):
                 self._waiting.remove(stage)
                 self._show(f"{self._mark(stage)} done before: {stage.line}")
-            elif missing := self._missing(stage):
+            elif lost:
                 self._waiting.remove(stage)
-                self._show(f"{self._mark(stage)} left out, because {missing} is missing: {stage.line}")
-            elif len(self._running) < self._jobs and self._ready(stage):
-                self._waiting.remove(stage)
-                self._start(stage)
+                self._show(f"{self._mark(stage)} left out, because {lost[0].out} is missing: {stage.line}")
             elif len(self._running) >= self._jobs:
                 break
+            elif not unmet:
+                self._waiting.remove(stage)
+                self._start(stage)
         return bool(self._waiting)
-
-    def _ready(self, stage: Stage) -> bool:
-        return all(self._plan.is_done(other) for other in self._plan.stages if other.out in stage.needs)
-
-    def _missing(self, stage: Stage) -> Path | None:
-        """Return an output that the command needs and that no command will write any more."""
-        coming = {other.out for other in (*self._waiting, *self._running.values())}
-        for other in self._plan.stages:
-            if other.out in stage.needs and other.out not in coming and not self._plan.is_done(other):
-                return other.out
-        return None
 
     def _start(self, stage: Stage) -> None:
         command = [sys.executable, "-m", "reasonrag", *stage.arguments]
@@ -182,7 +167,9 @@ class _Work:
             self._show(f"{self._mark(stage)} $ {stage.line}")
             child = subprocess.Popen(command)
         else:
-            log = self._plan.log(self._numbers[stage.line])
+            logs = self._plan.out / "logs"
+            logs.mkdir(exist_ok=True)
+            log = logs / f"{self._numbers[stage.line]:03d}.log"
             self._show(f"{self._mark(stage)} $ {stage.line}  (output: {log})")
             with log.open("ab") as file:
                 child = subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"})
