@@ -148,7 +148,7 @@ class Evaluation:
 
 
 class Evaluator(Protocol):
-    """Values a new node."""
+    """Values a new node: by rollouts, by a judge, or by any rule of yours."""
 
     async def evaluate(self, trajectory: Trajectory, *, seed: int) -> Evaluation:
         """Return the value of the trajectory so far, finished or not.

@@ -1,1 +1,1 @@
-"""Trees to pairs, pairs to a policy."""
+"""Trees to preference pairs, pairs to token ids, token ids to a policy: DPO and SFT."""

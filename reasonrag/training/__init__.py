@@ -1,1 +1,1 @@
-"""What every kind of training shares: its settings, its examples as token ids, their lengths, and how it ends."""
+"""What every training run shares: settings, model, folder with checkpoints, callbacks, harness and outcome."""
