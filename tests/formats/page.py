@@ -64,12 +64,12 @@ reasonrag parse --format search_r1 trajectories.jsonl
 ```
 
 This page is for reading and writing trajectories: which tags each paper has, what counts as well-formed, and one worked
-example of each, as the engine runs it. `parse` reads anybody's: a row of JSON with `text` each. To have a policy asked
-in a format, give `--format NAME` to `eval` and `rl train`, and `--set format.name=NAME` to `build-tree`; a trained
-policy's folder says its own.
+example of each, as the engine runs it. `parse` reads trajectories from any source: rows of JSON with a `text` each. To
+prompt a policy in a format, give `--format NAME`, or `--set format.name=NAME` if the command lacks that flag; a trained
+policy's folder names its format.
 
-ReasonRAG asks anew at every step; the other four write one growing turn, so that a trajectory is one training row and
-the sampled token ids are never encoded again.
+ReasonRAG starts a new chat for every step; the other four write one growing turn, so that a trajectory is one
+training row and the sampled token ids are never encoded again.
 
 """
 
@@ -77,32 +77,32 @@ _RULES = """\
 
 In every format:
 
-- What a search found is put in with the `<` of every tag and special token replaced by `‹`, and is sealed when the
-  trajectory is read: nothing in a passage can end a thought or give an answer. The second passage below tries.
-- An answer or query that only echoes the instruction ("and", "the answer") is none.
-- Queries, blocks and the answer are read from trajectories that are not well-formed too, as far as they go.
+- Passages are inserted with the `<` of every tag and special token replaced by `‹`, and are sealed when the trajectory
+  is parsed: nothing in a passage can end a thought or give an answer. The second passage below tries.
+- An answer or query that only repeats the instruction ("and", "the answer") does not count.
+- Queries, blocks and the answer are also read from trajectories that are not well-formed, as far as possible.
 
 In the four that are one turn:
 
-- At the budget's end the answer's tag is opened for the policy (*put in at the end*); what it writes there is an answer
+- At the end of the budget the engine opens the answer's tag for the policy (*inserted at the end*). The answer counts
   like any other, and the trajectory is well-formed if the rest is. See the Search-P1 example.
-- Blanks aside, nothing may stand outside of the tags, and an observation that the policy wrote itself is none.
-- Where more than one thing is wrong, the gravest is the reason. `reasonrag parse --format NAME FILE` tells it for
-  anybody's trajectories, and counts:
+- Only white space may be outside the tags, and the policy must not write an observation itself.
+- If several things are wrong, the gravest is the reason. `reasonrag parse --format NAME FILE` prints and counts the
+  reasons for trajectories from any source:
 
 | reason | what is wrong |
 |---|---|
-| `written_observation` | passages that no search brought: the policy wrote them |
-| `unclosed_TAG`, `unopened_TAG` | a tag without its other half, an element in another, a cut |
+| `written_observation` | the policy wrote passages that no search returned |
+| `unclosed_TAG`, `unopened_TAG` | a tag without its other half, a nested element, a text that was cut off |
 | `no_answer` | there is no `<answer>` |
 | `order` | searches, observations and the answer are not in order |
-| `thought_order` | those are, but a thought or reflection is missing, misplaced or one too many |
-| `stray_text` | words outside of the tags, and nothing else |
-| `empty_TAG` | an answer or a query that is empty or an echo |
+| `thought_order` | they are, but a thought or reflection is missing, misplaced or superfluous |
+| `stray_text` | words outside the tags, and nothing else |
+| `empty_TAG` | an answer or a query that is empty or repeats the instruction |
 
 HiPRAG's reasons name the check of Alg. 2 or 3 that fails: `think_count`, `think_order`, `text_before_think`,
-`no_answer`, `answer_count`, `empty_answer`, `text_after_answer`, `text_between_steps`, `unclosed_step`, `no_step`; of a
-step `TAG_count`, `step_order`, `text_in_step`.
+`no_answer`, `answer_count`, `empty_answer`, `text_after_answer`, `text_between_steps`, `unclosed_step`, `no_step`; for
+a step `TAG_count`, `step_order`, `text_in_step`.
 """
 
 
@@ -155,7 +155,7 @@ def page() -> str:
 
 def _table() -> str:
     rows = [
-        "| format | paper | well-formed | stops at | put in first | behind a search | put in at the end | budget |",
+        "| format | paper | well-formed | stops at | inserted first | after a search | inserted at the end | budget |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, format in ((name, make()) for name, make in FORMATS.items()):
@@ -184,7 +184,7 @@ def _section(name: str) -> str:
         lines += [f"{who} | {line}".rstrip() for line in text.strip("\n").split("\n")]
     verdict = "well-formed" if reading.well_formed else f"not well-formed: `{reading.reason}`"
     plan = f"; plan: {reading.plan}" if reading.plan else ""
-    lines += ["```\n", f"Read as {verdict}; answer `{reading.answer}` ({trajectory.stop_reason}){plan}\n"]
+    lines += ["```\n", f"Parsed as {verdict}; answer `{reading.answer}` ({trajectory.stop_reason}){plan}\n"]
     lines += ["| | reasoning | query | passages | conclusion |", "|---|---|---|---|---|"]
     lines += [_row(number, block) for number, block in enumerate(reading.blocks, 1)]
     return "\n".join(lines) + "\n"
