@@ -96,8 +96,10 @@ def difference(first: Seeds, second: Seeds, metrics: Sequence[str], *, seed: int
     for name in metrics:
         metric = METRICS[name]
         values[name] = subtract(left.of(metric), right.of(metric))
-        means = [(_mean(metric, left.seeds[number]), _mean(metric, right.seeds[number])) for number in common]
-        by_seed[name] = [None if a is None or b is None else a - b for a, b in means]
+        by_seed[name] = subtract(
+            [_mean(metric, left.seeds[number]) for number in common],
+            [_mean(metric, right.seeds[number]) for number in common],
+        )
     return left.results(values, by_seed, seed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def _variants(paper: Paper, found: Results) -> Iterator[str]:
     rows = []
     for name, variant in found["variants"].items():
         by_seed = ", ".join("?" if value is None else f"{value:.3f}" for value in variant["by_seed"][main])
-        rows.append([f"`{name}`", *(interval_text(variant["all"][metric]) for metric in paper.metrics), by_seed])
+        rows.append([f"`{name}`", *_means(variant["all"], paper.metrics), by_seed])
     return table_lines(["policy", *_labels(paper.metrics), f"{METRICS[main].label} by seed"], rows)
 
 
@@ -136,10 +136,10 @@ def _differences(paper: Paper, found: Results) -> Iterator[str]:
     rows = []
     for name, difference in found["differences"].items():
         first, second = name.split(" - ")
-        cells = [_difference(metric, difference["all"][metric]) for metric in paper.metrics]
         seeds = difference["by_seed"][main]
         by_seed = ", ".join("?" if value is None else f"{scale * value:+.{digits}f}" for value in seeds)
-        rows.append([f"`{first}` - `{second}`", len(difference["seeds"]), *cells, by_seed])
+        cells = [f"`{first}` - `{second}`", len(difference["seeds"]), *_changes(difference["all"], paper.metrics)]
+        rows.append([*cells, by_seed])
     return table_lines(["difference", "seeds", *_labels(paper.metrics), f"{METRICS[main].label} by seed"], rows)
 
 
@@ -179,8 +179,8 @@ def _by_kind(paper: Paper, results: Results) -> Iterator[str]:
                 metrics = variant["by_kind"].get(kind)
                 if metrics:
                     main = metrics[paper.metrics[0]]
-                    cells = [interval_text(metrics[metric]) for metric in shown]
-                    rows.append([setting, kind, *hops, main["n"] if main else 0, f"`{name}`", *cells])
+                    count = main["n"] if main else 0
+                    rows.append([setting, kind, *hops, count, f"`{name}`", *_means(metrics, shown)])
     headings = ["setting", "kind", *(["hops"] if with_hops else []), "n", "policy"]
     return table_lines([*headings, *_labels(shown)], rows)
 
@@ -192,7 +192,7 @@ def _difference_by_kind(paper: Paper, results: Results, first: str, second: str)
         difference = found["differences"].get(f"{first} - {second}")
         if difference:
             for kind, metrics in {"all": difference["all"], **difference["by_kind"]}.items():
-                rows.append([setting, kind, *(_difference(metric, metrics[metric]) for metric in shown)])
+                rows.append([setting, kind, *_changes(metrics, shown)])
     return table_lines(["setting", "kind", *_labels(shown)], rows)
 
 
@@ -245,5 +245,13 @@ def _bars(paper: Paper, results: Results) -> Iterator[Bar]:
                 yield Bar(name, setting, interval["mean"], interval["low"], interval["high"])
 
 
-def _labels(metrics: list[str] | tuple[str, ...]) -> list[str]:
+def _means(intervals: Results, metrics: Sequence[str]) -> list[str]:
+    return [interval_text(intervals[metric]) for metric in metrics]
+
+
+def _changes(differences: Results, metrics: Sequence[str]) -> list[str]:
+    return [_difference(metric, differences[metric]) for metric in metrics]
+
+
+def _labels(metrics: Sequence[str]) -> list[str]:
     return [METRICS[metric].label for metric in metrics]

@@ -117,26 +117,26 @@ def _reported(paper: Paper, first: str, second: str, metric: str) -> Iterator[Re
     """Yield what the paper's tables and text say about `first - second`."""
     for table in paper.tables:
         if {first, second} <= table.rows.keys():
-            a, b = table.rows[first], table.rows[second]
+            minuend, subtrahend = table.rows[first], table.rows[second]
             # Two of our variants may stand for one row of the paper, which says nothing about their difference.
-            if a.label != b.label and metric in a.metrics & b.metrics:
-                yield _from_table(table, a, b, metric)
+            if minuend.label != subtrahend.label and metric in minuend.metrics & subtrahend.metrics:
+                yield _from_table(table, minuend, subtrahend, metric)
     for claim in paper.claims:
         if (claim.first, claim.second, claim.metric) == (first, second, metric):
             shown = "+" if claim.sign > 0 else "-"
             yield {"source": claim.source, "paper": claim.sign, "shown": shown, "sets": None}
 
 
-def _from_table(table: Table, a: Row, b: Row, metric: str) -> Results:
+def _from_table(table: Table, first: Row, second: Row, metric: str) -> Results:
     """Return a difference of averages, and on how many data sets it has the same sign."""
     # Papers print few digits; anything below is a rounding error of this subtraction.
-    paper = round(a.average(metric) - b.average(metric), 6)
+    paper = round(first.average(metric) - second.average(metric), 6)
     sets = None
-    if paper and metric in a.values and metric in b.values:
-        alike = [(x - y) * paper > 0 for x, y in zip(a.values[metric], b.values[metric], strict=True)]
-        sets = [sum(alike), len(alike)]
+    if paper and metric in first.values and metric in second.values:
+        pairs = list(zip(first.values[metric], second.values[metric], strict=True))
+        sets = [sum((minuend - subtrahend) * paper > 0 for minuend, subtrahend in pairs), len(pairs)]
     return {
-        "source": f"{table.source}, {table.model}: {a.label} - {b.label}",
+        "source": f"{table.source}, {table.model}: {first.label} - {second.label}",
         "paper": paper,
         "shown": f"{paper:+.{table.digits}f}",
         "sets": sets,
@@ -153,7 +153,8 @@ def _trees(plan: Plan) -> Results:
     for name, runs in by_name.items():
         trees[name] = {"pairs": fmean(run["pairs"]["total"] for run in runs)}
         for kind in ("policy", "judge"):
-            trees[name][f"{kind}_calls"] = fmean(run["calls"].get(kind, {}).get("calls", 0) for run in runs)
+            calls = [run["calls"].get(kind, {}).get("calls", 0) for run in runs]
+            trees[name][f"{kind}_calls"] = fmean(calls)
     return trees
 
 
