@@ -1,6 +1,125 @@
-"""reasonrag: process rewards for agentic RAG, from questions to a trained policy.
+"""Process rewards for agentic RAG: from questions to a policy that is trained on each of its steps.
 
-Importing the package is cheap: torch, trl, datasets, faiss and vllm are imported inside the functions that need them.
+The surface of the library; everything else is internal and may move between releases. Importing it is cheap: each name
+is imported when it is first used, and torch, trl, datasets, faiss and vllm inside the functions that need them.
+
+Build trees and pairs, then look at them:
+
+    import reasonrag
+
+    config = reasonrag.load_config(preset="demo", overrides={"questions.limit": 20})
+    summary = reasonrag.build_trees(config, "runs/demo")
+
+Run the one rollout engine with parts of your own (`LLM`, `Retriever`, `Format` are protocols):
+
+    engine = reasonrag.Engine(llm, retriever, reasonrag.FORMATS["search_r1"](), max_steps=5)
+    trajectories = await engine.run([reasonrag.Trajectory(question)], seeds=[0])
+
+Train from the command line (`reasonrag dpo train`, `reasonrag rl train`). Rewards, formats, retrievers and models of
+yours are named in a configuration as `python:PACKAGE.MODULE:NAME`; docs/extend.md has an example of each.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+# Where each name of the surface is defined; `__getattr__` imports it from there when it is first used.
+_HOMES = {
+    "build_trees": "pipeline.build",
+    "open_parts": "pipeline.parts",
+    "derive_pairs": "dpo.pairs",
+    "Evaluation": "evaluation.run",
+    "Config": "core.config",
+    "load_config": "core.config",
+    "Engine": "rollout",
+    "TreeSearch": "mcts",
+    "Evaluator": "mcts",
+    "FORMATS": "formats",
+    "Format": "formats.base",
+    "Reading": "formats.base",
+    "PromptSet": "formats.base",
+    "Block": "formats.base",
+    "StreamFormat": "formats.stream",
+    "REWARDS": "rewards",
+    "Reward": "rewards.base",
+    "Score": "rewards.base",
+    "Retriever": "retrieval.base",
+    "LLM": "llm.base",
+    "Sampling": "llm.base",
+    "Question": "core.types",
+    "Passage": "core.types",
+    "Message": "core.types",
+    "Prompt": "core.types",
+    "Completion": "core.types",
+    "Step": "core.types",
+    "Trajectory": "core.types",
+    "Search": "core.types",
+    "Note": "core.types",
+    "Answer": "core.types",
+    "Malformed": "core.types",
+    "Span": "core.types",
+    "exact_match": "core.text",
+    "token_f1": "core.text",
+    "cover_match": "core.text",
+    "ReasonRAGError": "core.errors",
+    "ConfigError": "core.errors",
+    "LLMError": "core.errors",
+    "RetrievalError": "core.errors",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr__`
+    from reasonrag.core.config import Config as Config
+    from reasonrag.core.config import load_config as load_config
+    from reasonrag.core.errors import ConfigError as ConfigError
+    from reasonrag.core.errors import LLMError as LLMError
+    from reasonrag.core.errors import ReasonRAGError as ReasonRAGError
+    from reasonrag.core.errors import RetrievalError as RetrievalError
+    from reasonrag.core.text import cover_match as cover_match
+    from reasonrag.core.text import exact_match as exact_match
+    from reasonrag.core.text import token_f1 as token_f1
+    from reasonrag.core.types import Answer as Answer
+    from reasonrag.core.types import Completion as Completion
+    from reasonrag.core.types import Malformed as Malformed
+    from reasonrag.core.types import Message as Message
+    from reasonrag.core.types import Note as Note
+    from reasonrag.core.types import Passage as Passage
+    from reasonrag.core.types import Prompt as Prompt
+    from reasonrag.core.types import Question as Question
+    from reasonrag.core.types import Search as Search
+    from reasonrag.core.types import Span as Span
+    from reasonrag.core.types import Step as Step
+    from reasonrag.core.types import Trajectory as Trajectory
+    from reasonrag.dpo.pairs import derive_pairs as derive_pairs
+    from reasonrag.evaluation.run import Evaluation as Evaluation
+    from reasonrag.formats import FORMATS as FORMATS
+    from reasonrag.formats.base import Block as Block
+    from reasonrag.formats.base import Format as Format
+    from reasonrag.formats.base import PromptSet as PromptSet
+    from reasonrag.formats.base import Reading as Reading
+    from reasonrag.formats.stream import StreamFormat as StreamFormat
+    from reasonrag.llm.base import LLM as LLM
+    from reasonrag.llm.base import Sampling as Sampling
+    from reasonrag.mcts import Evaluator as Evaluator
+    from reasonrag.mcts import TreeSearch as TreeSearch
+    from reasonrag.pipeline.build import build_trees as build_trees
+    from reasonrag.pipeline.parts import open_parts as open_parts
+    from reasonrag.retrieval.base import Retriever as Retriever
+    from reasonrag.rewards import REWARDS as REWARDS
+    from reasonrag.rewards.base import Reward as Reward
+    from reasonrag.rewards.base import Score as Score
+    from reasonrag.rollout import Engine as Engine
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'reasonrag' has no attribute {name!r}")
+    value = getattr(import_module(f"reasonrag.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,10 +8,12 @@ concurrently: the backends batch requests and limit their number.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from reasonrag.core.types import Answer, Malformed, Search, Step, StopReason, Trajectory
 from reasonrag.formats.base import Format
@@ -19,6 +21,7 @@ from reasonrag.llm.base import LLM, Sampling
 from reasonrag.retrieval.base import Retriever
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Engine:
@@ -95,6 +98,21 @@ async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return results  # type: ignore[return-value]
+
+
+def callable_in_notebooks(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that starts an event loop: if the thread runs one, as in a notebook, it runs in another."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return function(*args, **kwargs)
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            return thread.submit(function, *args, **kwargs).result()
+
+    return call
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,20 +70,21 @@ def build_tree(out: Path | None, dry_run: bool, preview: bool, **given: Any) -> 
 
 def _build(config: Config, out: Path, stop: Stop) -> int:
     """Build the trees, export them, and print where they are; return the exit code."""
-    import asyncio
+    import contextlib
 
-    from reasonrag.commands.console import rows_table, table_console
-    from reasonrag.pipeline.build import Build
-    from reasonrag.pipeline.parts import open_parts
-    from reasonrag.storage.runs import RunFolder
+    from reasonrag.commands.console import rows_table, shown, table_console
+    from reasonrag.core.errors import Interrupted
+    from reasonrag.pipeline.build import build_trees
 
-    parts = open_parts(config)
-    with RunFolder.open(out, config, parts.content) as run:
-        build = Build(config, parts, run)
-        asyncio.run(_search(build, stop))
-        if stop.number:
-            return stop.print_resume_hint()
-        summary = build.export()
+    @contextlib.asynccontextmanager
+    async def show(build: Build) -> AsyncIterator[None]:
+        async with stop.handle_signals(build.drain), shown(build.progress, stop.console):
+            yield
+
+    try:
+        summary = build_trees(config, out, show=show)
+    except Interrupted:
+        return stop.print_resume_hint()
     table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
     print(f"data set: {out / 'pairs'}")
     questions = summary["questions"]
@@ -93,19 +94,6 @@ def _build(config: Config, out: Path, stop: Stop) -> int:
             f"{failed} questions failed, {missing - failed} were not tried; the same command tries them again"
         )
     return int(missing > config.run.max_failed * questions["total"])
-
-
-async def _search(build: Build, stop: Stop) -> None:
-    from reasonrag.commands.console import shown
-    from reasonrag.pipeline.parts import check
-
-    try:
-        async with stop.handle_signals(build.drain):
-            await check(build.parts)
-            async with shown(build.progress, stop.console):
-                await build.trees()
-    finally:
-        await build.parts.aclose()
 
 
 def _preview(config: Config, out: Path | None) -> None:

@@ -51,7 +51,7 @@ from reasonrag.pipeline.parts import (
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
-from reasonrag.rollout import Engine, derive_seed, gather_all
+from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed, gather_all
 from reasonrag.storage.files import claim_folder, lock
 from reasonrag.storage.parquet import Row, ShardWriter
 from reasonrag.storage.questions import questions_fingerprint
@@ -150,6 +150,7 @@ class Evaluation:
         if self._folder is not None:
             self._folder.journal.drain()
 
+    @callable_in_notebooks
     def run(self, show: Show | None = None) -> dict[str, Any]:
         """Run the policies on all questions that the journals do not hold yet, and write the report.
 

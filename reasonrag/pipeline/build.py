@@ -7,9 +7,13 @@ paid for is in the journal.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -22,10 +26,10 @@ from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, Node, Tree, TreeSearch
 from reasonrag.pipeline.pair_tables import export_pairs, pairs_of
-from reasonrag.pipeline.parts import Parts, open_judge, sampling, set_aside
+from reasonrag.pipeline.parts import Parts, check, open_judge, open_parts, sampling, set_aside
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
-from reasonrag.rollout import Engine, gather_all
+from reasonrag.rollout import Engine, callable_in_notebooks, gather_all
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter
@@ -33,6 +37,41 @@ from reasonrag.storage.runs import RunFolder, versions
 from reasonrag.storage.tables import tree_schema
 
 _TREE_SHARD_ROWS = 20_000
+
+
+@callable_in_notebooks
+def build_trees(
+    config: Config,
+    out: Path | str,
+    *,
+    parts: Parts | None = None,
+    show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None,
+) -> dict[str, Any]:
+    """Search a tree for each question and write nodes and preference pairs into a folder, as `build-tree` does.
+
+    The same call resumes a run that was stopped or killed, and pays again for nothing but calls that were in flight.
+
+    Args:
+        config: from `load_config`.
+        out: the folder of the run.
+        parts: from `open_parts`, for example with a retriever or a policy of yours; closed at the end.
+        show: returns a context manager that is entered while trees are built; it may read `Build.progress` and call
+            `Build.drain`.
+
+    Returns:
+        The content of `run.json`: counts of questions, nodes, pairs, calls and failures by cause.
+
+    Raises:
+        Interrupted: `Build.drain` was called; everything paid for is kept.
+        ConfigError, DataError, RunError: bad input, or a folder that cannot be used.
+    """
+    parts = parts or open_parts(config)
+    with RunFolder.open(Path(out), config, parts.content) as run:
+        build = Build(config, parts, run)
+        asyncio.run(build.run(show))
+        if run.journal.draining:
+            raise Interrupted("stopped; all finished work is kept")
+        return build.export()
 
 
 class Build:
@@ -69,6 +108,15 @@ class Build:
         else:
             evaluator = RolloutEvaluator(engine, k=config.value.rollouts, alpha=config.value.alpha)
         return TreeSearch(engine, evaluator, config.search, seed=config.seed)
+
+    async def run(self, show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None) -> None:
+        """Check the parts, build the trees while `show` shows them, and close the parts."""
+        try:
+            await check(self.parts)
+            async with show(self) if show else contextlib.nullcontext():
+                await self.trees()
+        finally:
+            await self.parts.aclose()
 
     def drain(self) -> None:
         """Finish the calls in flight and begin no others; `trees` then returns."""

@@ -45,16 +45,23 @@ class Parts:
                 await part.aclose()
 
 
-def open_parts(config: Config) -> Parts:
-    """Open everything that the configuration names.
+def open_parts(
+    config: Config,
+    *,
+    questions: list[Question] | None = None,
+    retriever: Retriever | None = None,
+    format: Format | None = None,
+    policy: LLM | None = None,
+) -> Parts:
+    """Open everything that the configuration names; a part that is given as an object is taken instead.
 
     Raises:
-        ConfigError, DataError: an input is missing or cannot work; one line says which and what to do.
+        ConfigError, DataError: a part does not exist or cannot work; one line says which, and what to do.
     """
-    questions = open_questions(config)
-    retriever = open_retriever(config, questions)
-    format = open_format(config)
-    policy = open_llm(config.policy, "policy")
+    questions = questions if questions is not None else open_questions(config)
+    retriever = retriever or open_retriever(config, questions)
+    format = format or open_format(config)
+    policy = policy or open_llm(config.policy, "policy")
     content = {
         "questions": questions_fingerprint(questions),
         "corpus": retriever.fingerprint,

@@ -51,7 +51,7 @@ def test_a_second_interrupt_stops_at_once(world: World, tmp_path: Path) -> None:
         child = product.start("build-tree", *arguments(world, server, tmp_path / "run"))
         product.wait_until(lambda: len(server.requests) >= 8)
         child.send_signal(signal.SIGINT)
-        product.wait_until(lambda: "once more stops now" in child.said())  # draining: the calls take ten minutes
+        product.wait_until(lambda: "again to stop now" in child.said())  # draining: the calls take ten minutes
         assert child.poll() is None
         child.send_signal(signal.SIGINT)
         _, stderr = child.communicate(timeout=60)
