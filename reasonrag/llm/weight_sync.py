@@ -26,7 +26,7 @@ import structlog
 from reasonrag.core.errors import ConfigError, LLMError, ReasonRAGError
 from reasonrag.core.http import Retries, Unavailable, check_url
 from reasonrag.llm.openai_wire import readable
-from reasonrag.llm.weight_transfer import NCCLTransport, Transport
+from reasonrag.llm.weight_transfer import NCCLTransport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class VLLMServerSync:
         self,
         base_url: str,
         *,
-        transport: Transport | None = None,
+        transport: NCCLTransport | None = None,
         pause_timeout_s: float = 600.0,
         backoff_s: float = 1.0,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.secrets import excerpt
@@ -19,27 +19,6 @@ _WRAPPERS = re.compile(
     r"^base_model\.model\.|(?<![^.])(?:base_layer|original_module|token_adapter|modules_to_save\.[^.]+"
     r"|_checkpoint_wrapped_module|_orig_mod)\."
 )
-
-
-class Transport(Protocol):
-    """Sends tensors from the trainer to the server's workers."""
-
-    def connect(self) -> None:
-        """Connect to the workers, once, before the first transfer.
-
-        Raises:
-            ConfigError: the setup cannot work.
-            LLMError: the connection failed.
-        """
-        ...
-
-    def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Send all weights as one update. If it raises, the server may hold a part of them."""
-        ...
-
-    def close(self) -> None:
-        """Disconnect from the workers."""
-        ...
 
 
 class NCCLTransport:
@@ -87,7 +66,8 @@ class NCCLTransport:
     def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Send chunk by chunk. The tensors of a chunk are computed before the workers are told to receive it.
 
-        An iterator that failed during a broadcast would leave the workers waiting forever.
+        An iterator that failed during a broadcast would leave the workers waiting forever. If this raises, the server
+        may hold a part of the weights.
         """
         send_chunks(self._client, named_tensors, self._chunk_bytes)
 
