@@ -39,7 +39,7 @@ COMMANDS = {
     "parse": ("parse", "Parse trajectories from any source with one of the formats."),
     "demo": ("demo", "Write the questions and the corpus of the demo world."),
     "reproduce": ("reproduce", "Repeat the papers' comparisons at laptop scale."),
-    "doctor": ("demo", "Print what is installed and which backends work on this machine."),
+    "doctor": ("doctor", "Print what is installed and which backends work on this machine."),
 }
 # Errors that the user can fix: a full disk, a read-only folder, a wrong path.
 _FIXABLE = (

@@ -1,4 +1,4 @@
-"""`demo` and `doctor`: the invented world, and what works on this machine."""
+"""`demo`: the invented world as files."""
 
 from __future__ import annotations
 
@@ -53,16 +53,4 @@ def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-@click.command()
-def doctor() -> None:
-    """Print what is installed, which backends work on this machine, and what the others need.
-
-    \b
-      reasonrag doctor
-    """
-    from reasonrag.pipeline.doctor import report
-
-    click.echo(report())
-
-
-COMMANDS = {"demo": demo, "doctor": doctor}
+COMMANDS = {"demo": demo}

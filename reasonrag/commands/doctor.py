@@ -1,4 +1,4 @@
-"""What is installed, which backends work on this machine, and what the others need."""
+"""`doctor`: what is installed, which backends work on this machine, and what the others need."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 
+import click
+
 from reasonrag import __version__
-from reasonrag.pipeline.models import has_gpu
 
 _PACKAGES = {
     "core": ("aiohttp", "bm25s", "datasets", "pyarrow", "pydantic"),
@@ -22,21 +23,25 @@ _PACKAGES = {
 }
 
 
-def report() -> str:
-    """Return the versions and the verdict on each backend, as plain text."""
-    lines = [
-        f"reasonrag {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
-        "",
-    ]
+@click.command()
+def doctor() -> None:
+    """Print what is installed, which backends work on this machine, and what the others need.
+
+    \b
+      reasonrag doctor
+    """
+    click.echo(
+        f"reasonrag {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n"
+    )
     for extra, packages in _PACKAGES.items():
         versions = ", ".join(f"{name} {_version(name)}" for name in packages)
-        lines.append(f"{extra:<6} {versions}")
-    lines += ["", "backends"]
-    lines += [f"  {name:<12} {verdict}" for name, verdict in backends()]
-    return "\n".join(lines)
+        click.echo(f"{extra:<6} {versions}")
+    click.echo("\nbackends")
+    for name, verdict in _backends():
+        click.echo(f"  {name:<12} {verdict}")
 
 
-def backends() -> Iterator[tuple[str, str]]:
+def _backends() -> Iterator[tuple[str, str]]:
     """Yield the name of each backend with "works" or what it needs."""
     # find_spec imports nothing, so the answer comes at once even if torch is installed.
     local = "works" if find_spec("torch") and find_spec("transformers") else "needs pip install 'reasonrag[train]'"
@@ -60,9 +65,11 @@ def _vllm() -> str:
 
 
 def _gpu() -> bool:
-    # A broken torch installation may raise anything on import, and a diagnosis has to survive it.
+    from reasonrag.pipeline.models import has_gpu
+
     try:
         return has_gpu()
+    # A broken torch installation may raise anything on import, and a diagnosis has to survive it.
     except Exception:
         return False
 
@@ -72,3 +79,6 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "missing"
+
+
+COMMANDS = {"doctor": doctor}
