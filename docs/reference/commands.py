@@ -25,9 +25,10 @@ def cli_page() -> str:
         "reasonrag --help",
         "```",
         "",
-        "What stands in brackets behind an option is the [setting](settings.md) that it sets. Exit codes: 0; 2 for",
-        "bad input; 1 when more than `--max-failed` of the questions failed; 130 after Ctrl-C and 143 after SIGTERM,",
-        "both with everything paid for kept.",
+        "The name in brackets after an option is the [setting](settings.md) that it sets, with the default before",
+        "presets. The last section lists [every flag](#every-flag) with its meaning. Exit codes: 0; 2 for",
+        "bad input; 1 if more than `--max-failed` of the questions failed; 130 after Ctrl-C and 143 after SIGTERM,",
+        "both with all finished work kept.",
     ]
     for path, command in commands(cli, ("reasonrag",)):
         lines += ["", f"## {' '.join(path)}", "", "```text", _help(path, command), "```"]
