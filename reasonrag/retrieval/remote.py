@@ -1,4 +1,4 @@
-"""A retrieval server over HTTP, in the protocol that Search-R1 made common: `POST /retrieve`."""
+"""The client of a retrieval server over HTTP, in Search-R1's protocol: `POST /retrieve`."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
     from yarl import URL
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
-_AVOIDED_S = 10.0  # after a failure, while others answer
+_AVOIDED_S = 10.0  # a server is avoided for this long after a failure, while others answer
 _CHECK_TIMEOUT_S = 10.0
-_MOST_BYTES = 256 << 20  # of a reply, unpacked
-_MOST_READ_OF_ERRORS = 1 << 16  # far more than is shown, or a secret would be cut before it is known as one
+_MOST_BYTES = 256 << 20  # of a reply, decompressed
+_MOST_READ_OF_ERRORS = 1 << 16  # far more than is shown, so that no secret is cut before it is recognized
 
 
 @dataclass(slots=True, eq=False)
 class _Server:
     url: URL
     in_flight: int = 0
-    avoid_until: float = 0.0  # it failed: others go first
-    closed_until: float = 0.0  # it said so in Retry-After
+    avoid_until: float = 0.0  # it failed, so others are tried first
+    closed_until: float = 0.0  # from its Retry-After header
 
     @property
     def name(self) -> str:
-        """For messages: a URL may hold a password."""
+        """Host and port for messages, because a URL may contain a password."""
         return f"{self.url.host}:{self.url.port}"
 
 
 class RemoteRetriever:
-    """Asks several equal servers: always the one with the least to do, another one when it fails.
+    """Asks several equal servers: always the one with the fewest requests in flight, another one if it fails.
 
-    A server that restarts is waited for. Belongs to the event loop of its first search until `aclose`.
+    It waits for a server that restarts. It belongs to the event loop of its first search until `aclose`.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class RemoteRetriever:
         """Name the servers; nothing is sent before the first search.
 
         Args:
-            urls: of servers with the same corpus and index. `/retrieve` is added where a URL has no path.
-            timeout_s: of one request.
-            max_retries: of a request after failures of a server that is there. Those of connecting to it, and replies
-                that say when to come back, are retried until the deadline.
-            deadline_s: of one request with all its retries and waits.
-            concurrency: requests in flight at most.
-            max_queries: in one request; more are asked in several at the same time.
-            identity: names corpus and index in fingerprints. Change it when the servers get others: nothing else can
-                tell, as the same server may move and another corpus may answer under the same URL.
-            token_env: environment variable whose value, where it is set, is sent as a bearer token.
+            urls: addresses of servers with the same corpus and index. `/retrieve` is added to a URL without a path.
+            timeout_s: seconds for one attempt.
+            max_retries: further attempts after a failure of a server that is up. Failures to connect, and replies
+                with Retry-After, do not count; they are retried until the deadline.
+            deadline_s: seconds for a request with all its retries and waits.
+            concurrency: most requests in flight.
+            max_queries: most queries of a request; more are sent in several requests at the same time.
+            identity: names corpus and index in fingerprints. Change it when the servers change theirs, because a URL
+                says nothing about what answers there.
+            token_env: environment variable whose value, if it is set, is sent as a bearer token.
 
         Raises:
-            ConfigError: no URL, one that is not http(s), or a token that cannot stand in a header.
+            ConfigError: there is no URL, one is not http(s), or the token cannot be sent in a header.
         """
         self._servers = [_Server(_endpoint(url)) for url in ([urls] if isinstance(urls, str) else urls)]
         if not self._servers:
@@ -104,23 +104,23 @@ class RemoteRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over `identity`."""
+        """16 hex digits of a hash over `identity`."""
         return hashlib.sha256(f"remote:{self._identity}".encode()).hexdigest()[:16]
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """`[len(queries)]` rankings in the server's order. Empty queries are not sent and find nothing.
+        """Return `[len(queries)]` rankings in the server's order. Empty queries are not sent and find nothing.
 
-        `Passage.score` is 0 where the server does not say it.
+        `Passage.score` is 0 if the server does not send scores.
 
         Raises:
             RetrievalError: no server answered in time, one refused the request, or a reply cannot be matched to the
                 queries.
         """
-        asked = [valid_unicode(query) for query in queries if query.strip()]
-        starts = range(0, len(asked), self._max_queries)
-        requests = [
-            asyncio.ensure_future(self._ask(asked[start : start + self._max_queries], top_k)) for start in starts
-        ]
+        sent_queries = [valid_unicode(query) for query in queries if query.strip()]
+        requests = []
+        for start in range(0, len(sent_queries), self._max_queries):
+            part = sent_queries[start : start + self._max_queries]
+            requests.append(asyncio.ensure_future(self._ask(part, top_k)))
         try:
             replies = await asyncio.gather(*requests)
         finally:
@@ -130,10 +130,10 @@ class RemoteRetriever:
         return [next(rankings)[:top_k] if query.strip() else () for query in queries]
 
     async def check(self) -> None:
-        """Whether one of the servers answers a query.
+        """Raise if no server answers a query.
 
         Raises:
-            RetrievalError: none does.
+            RetrievalError: none of them does.
         """
         failures = []
         for server in self._servers:
@@ -146,13 +146,12 @@ class RemoteRetriever:
         raise RetrievalError(f"no retrieval server answers: {'; '.join(failures)}", cause="connection")
 
     async def aclose(self) -> None:
-        """Close the connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def _ask(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """Try, try another server, wait, until an attempt succeeds or retries or time are used up."""
+        """Send a request to one server after another, with waits, until an attempt succeeds or no attempt is left."""
         payload = _payload(queries, top_k)
         retries = Retries(deadline_s=self._deadline_s, max_retries=self._max_retries, wait_s=self._wait_s)
         try:
@@ -163,9 +162,9 @@ class RemoteRetriever:
             ) from failure
 
     def _next_server(self) -> _Server:
-        """The one with the least to do among those that work, in turn; failing that, the first to be tried again."""
+        """Pick the working server with the fewest requests, in turn; if none works, the first that opens again."""
         now = time.monotonic()
-        # In turn: of equal ones `min` takes the first, so whoever was taken goes to the end.
+        # `min` takes the first of equal servers, so the chosen one moves to the end.
         chosen = min(self._servers, key=lambda s: (max(s.closed_until - now, 0), s.avoid_until > now, s.in_flight))
         self._servers.remove(chosen)
         self._servers.append(chosen)
@@ -203,7 +202,7 @@ class RemoteRetriever:
 
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, 10.0))
-            # A redirect is refused below: it would take queries to a host that nobody named.
+            # A redirect is refused below, because it would send queries to a host that was not configured.
             sent = self._open_session().post(server.url, json=payload, timeout=timeout, allow_redirects=False)
             async with sent as response:
                 body = await _read(response, server.name)
@@ -236,12 +235,12 @@ class RemoteRetriever:
 
 
 async def _read(response: aiohttp.ClientResponse, server: str) -> bytes:
-    """The body, as far as it is of a size that rankings can have."""
+    """Read the body; raise if it is larger than rankings can be."""
     body = bytearray()
     async for chunk in response.content.iter_chunked(1 << 16):
         body += chunk
         if len(body) > _MOST_BYTES:
-            what = f"{server} sends more than {_MOST_BYTES >> 20} MiB in one reply, which no ranking is"
+            what = f"{server} sends more than {_MOST_BYTES >> 20} MiB in one reply, more than rankings can be"
             raise RetrievalError(what, cause="reply_too_large")
     return bytes(body)
 
@@ -264,7 +263,7 @@ def _rankings(body: bytes, count: int) -> list[tuple[Passage, ...]]:
         results = json.loads(body.decode(errors="replace"))["result"]
         rankings = [tuple(_passage(item) for item in result) for result in results]
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
-        # A proxy's HTML page under status 200, a body that was cut: worth another attempt.
+        # A proxy's HTML page with status 200, or a truncated body: another attempt may succeed.
         raise Unavailable("the reply is not a list of rankings", cause="unreadable") from None
     if len(rankings) != count:
         raise RetrievalError(
@@ -275,7 +274,7 @@ def _rankings(body: bytes, count: int) -> list[tuple[Passage, ...]]:
 
 
 def _passage(item: Mapping[str, Any]) -> Passage:
-    """A passage from {"document": {...}, "score": x}, or from the document alone as servers without scores send it."""
+    """Parse {"document": {...}, "score": x}, or a bare document as servers without scores send it."""
     document = item.get("document", item)
     contents = passage_contents(document)
     if contents is None:

@@ -1,4 +1,4 @@
-"""What an index is built of and how, as a person says it."""
+"""Settings of `index build`: corpus, passages, BM25, encoder, vectors, memory."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class EncoderConfig(Section):
 
 
 class VectorsConfig(Section):
-    """How vectors are searched."""
+    """Which FAISS index searches the vectors, and how well."""
 
     kind: Annotated[
         Literal["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"],
@@ -186,20 +186,20 @@ class IndexConfig(Section):
 
     @property
     def max_bytes(self) -> int:
-        """The bound of the build's memory, in bytes."""
+        """The memory limit of the build in bytes."""
         return memory() // 2 if self.max_memory is None else parse_size(self.max_memory)
 
 
 def memory() -> int:
-    """Bytes of memory of this machine."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as people write it.
+    """Parse a size such as 8G or 512M into bytes.
 
     Raises:
-        ConfigError: it is none, or less than an index can be built in.
+        ConfigError: the text is not a size, or it is less than a build needs.
 
     >>> parse_size("1.5G"), parse_size("512 MB")
     (1610612736, 536870912)
@@ -214,7 +214,7 @@ def parse_size(text: str) -> int:
 
 
 def show_size(size: float) -> str:
-    """Bytes for people.
+    """Format bytes with a binary unit.
 
     >>> show_size(1610612736), show_size(900)
     ('1.5 GiB', '900 B')
