@@ -262,31 +262,31 @@ def open_task_reward(settings: RLSettings, task: Task, policy: LLM, journal: Pat
             parts = replace(parts, judge=judge)
         return open_reward(settings.reward, parts), closing
     except BaseException:
-        asyncio.run(_close(closing))
+        asyncio.run(_close_all(closing))
         raise
 
 
-def batched(task: Task) -> BatchedRetriever:
+def batched_retriever(task: Task) -> BatchedRetriever:
     """Return the retriever of training, which batches the searches of many trajectories."""
     return BatchedRetriever(task.retriever, store=MemoryStore(KEPT_RANKINGS))
 
 
-def batched_held_out(task: Task, training: Retriever) -> Retriever:
+def batched_held_out_retriever(task: Task, training: Retriever) -> Retriever:
     """Return the retriever of validation: `training` with its cache if both search the same passages."""
     if task.held_out_retriever is task.retriever:
         return training
     return BatchedRetriever(task.held_out_retriever, store=MemoryStore(KEPT_RANKINGS))
 
 
-async def close(closing: list[Any], task: Task) -> None:
+async def close_parts(closing: list[Any], task: Task) -> None:
     """Close the reward's parts, then the retrievers."""
-    await _close(closing)
+    await _close_all(closing)
     await task.retriever.aclose()
     if task.held_out_retriever is not task.retriever:
         await task.held_out_retriever.aclose()
 
 
-async def _close(closing: list[Any]) -> None:
+async def _close_all(closing: list[Any]) -> None:
     for part in closing:
         if isinstance(part, Journal):
             part.close()  # SQLite has to be closed in the thread that opened it

@@ -18,9 +18,15 @@ from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
-from reasonrag.online_rl import task as parts
 from reasonrag.online_rl.collector import BatchPlan, Collector
 from reasonrag.online_rl.settings import RLSettings
+from reasonrag.online_rl.task import (
+    batched_held_out_retriever,
+    batched_retriever,
+    close_parts,
+    open_task,
+    open_task_reward,
+)
 from reasonrag.online_rl.validation import Guards, Validation, Watch, validation_engine
 from reasonrag.rewards import Reward
 from reasonrag.rollout import Engine, derive_seed
@@ -36,7 +42,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
 
     def __init__(self, settings: RLSettings, out: Path, *, log: Callable[[str], None] = print) -> None:
         super().__init__(settings, out, log=log)
-        self.task = parts.open_task(settings)
+        self.task = open_task(settings)
         self.runner = asyncio.Runner()
         self.closing: list[Any] = []
         self.syncs: list[VLLMServerSync] = []
@@ -100,12 +106,12 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         settings = self.settings
         chat, process = self.source.chat(), self.arguments.process_index
         local, weights, llm = self._policy(chat, common["model"])
-        reward, closing = parts.open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
+        reward, closing = open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
         self.closing += closing
         rollout = settings.rollout
         engine = Engine(
             llm,
-            parts.batched(self.task),
+            batched_retriever(self.task),
             self.task.format,
             max_steps=settings.format.max_steps,
             top_k=settings.retrieval.top_k,
@@ -155,7 +161,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         if not self.task.held_out:
             return None
         settings = self.settings.validation
-        retriever = parts.batched_held_out(self.task, engine.retriever)
+        retriever = batched_held_out_retriever(self.task, engine.retriever)
         held_out_engine = validation_engine(engine, temperature=settings.temperature, retriever=retriever)
         return Validation(self.task.held_out, held_out_engine, reward, settings.metric, self.settings.seed)
 
@@ -209,7 +215,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         for sync in self.syncs:
             sync.close()
         with contextlib.suppress(RuntimeError):
-            self.runner.run(parts.close(self.closing, self.task))
+            self.runner.run(close_parts(self.closing, self.task))
         self.runner.close()
 
 

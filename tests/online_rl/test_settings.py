@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.online_rl import task as parts
+from reasonrag.online_rl import task as tasks
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.train import OnlineRLRun
@@ -82,7 +82,7 @@ def test_a_contradiction_is_one_clear_line(wrong, told):
 )
 def test_a_task_that_cannot_work_is_refused_before_anything_is_loaded(wrong, told):
     with pytest.raises(ConfigError, match=told):
-        parts.open_task(settings(**wrong))
+        tasks.open_task(settings(**wrong))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_policy_brings_its_format_and_prompts_and_flags_win():
 
 
 def test_the_card_names_what_the_policy_was_asked_with():
-    task = parts.open_task(settings("demo-hiprag", rollout__max_tokens=40, format__max_steps=4))
+    task = tasks.open_task(settings("demo-hiprag", rollout__max_tokens=40, format__max_steps=4))
     assert "name: hiprag" in task.card.text
     assert "max_steps: 4" in task.card.text
     assert "max_tokens: 40" in task.card.text
@@ -130,21 +130,21 @@ def file(folder, name, numbers):
 def test_validation_takes_other_questions_than_those_of_training(tmp_path):
     named = file(tmp_path, "train.jsonl", range(10))
     file(tmp_path, "dev.jsonl", range(5, 15))
-    task = parts.open_task(settings(**named, validation__data=str(tmp_path / "dev.jsonl")))
+    task = tasks.open_task(settings(**named, validation__data=str(tmp_path / "dev.jsonl")))
     assert sorted(question.id for question in task.held_out) == ["10", "11", "12", "13", "14"]
     assert len(task.questions) == 10
 
 
 def test_a_file_alone_has_no_questions_of_validation(tmp_path):
-    assert parts.open_task(settings(**file(tmp_path, "train.jsonl", range(10)))).held_out == []
+    assert tasks.open_task(settings(**file(tmp_path, "train.jsonl", range(10)))).held_out == []
 
 
 def test_validation_on_the_questions_of_training_is_refused(tmp_path):
     named = file(tmp_path, "train.jsonl", range(10))
     with pytest.raises(ConfigError, match="validation has no question that is not trained on"):
-        parts.open_task(settings(**named, validation__data=named["data"]))
+        tasks.open_task(settings(**named, validation__data=named["data"]))
 
 
 def test_the_demo_world_validates_on_its_dev_split():
-    held_out = parts.open_task(settings(validation__steps=5, validation__limit=3)).held_out
+    held_out = tasks.open_task(settings(validation__steps=5, validation__limit=3)).held_out
     assert len(held_out) == 3 and all("dev" in question.id for question in held_out)

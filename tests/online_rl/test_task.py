@@ -10,7 +10,7 @@ import pytest
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.online_rl import task as parts
+from reasonrag.online_rl import task as tasks
 from reasonrag.pipeline.models import open_llm
 from reasonrag.reproduce import PAPERS
 from reasonrag.storage.parquet import write_parquet
@@ -36,13 +36,13 @@ def plans(tmp_path):
 
 
 def content(preset="demo-hiprag", **overrides):
-    return parts.open_task(settings(preset, **overrides)).content_of
+    return tasks.open_task(settings(preset, **overrides)).content_of
 
 
 def test_another_judge_or_other_prompts_of_it_are_another_training(tmp_path):
     names = {content(judge__spec=spec)["judge"] for spec in ("demo-judge", "demo-judge:0", "demo-judge:0:0.5")}
     assert names == {"demo-judge:0:0", "demo-judge:0:0.5"}
-    shipped = parts.PromptSet.find("brief").folder
+    shipped = tasks.PromptSet.find("brief").folder
     for changed in ("judge/same_meaning.txt", "hiprag/direct.txt"):
         own = tmp_path / changed.partition("/")[0]
         for text in shipped.rglob("*.txt"):
@@ -75,9 +75,9 @@ def test_a_function_as_reward_asks_for_nothing(plans):
     named = {"reward__name": f"python:{__name__}:brevity"}
     assert content(**named).keys() == {"questions", "corpus", "prompts"}
     with pytest.raises(ConfigError, match="does not use them"):
-        parts.open_task(settings(**named, plans=plans))
+        tasks.open_task(settings(**named, plans=plans))
     with pytest.raises(ConfigError, match="requires solution, which reasonrag cannot give it"):
-        parts.open_task(settings(reward__name=f"python:{__name__}:with_solution"))
+        tasks.open_task(settings(reward__name=f"python:{__name__}:with_solution"))
 
 
 def test_the_encoder_is_named_where_queries_are_compared():
@@ -90,16 +90,16 @@ def test_the_encoder_is_named_where_queries_are_compared():
 def test_the_judge_is_named_as_it_is_once_it_is_open(spec):
     config = JudgeConfig(spec=spec, model="org/judge" if spec.startswith("http") else None)
     llm = open_llm(config, "judge")
-    assert parts.judge_name(config) == llm.name
+    assert tasks.judge_name(config) == llm.name
     asyncio.run(llm.aclose())
 
 
 def test_a_judge_in_a_folder_is_named_by_its_content(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    before = parts.judge_name(JudgeConfig(spec=f"hf:{tmp_path}"))
+    before = tasks.judge_name(JudgeConfig(spec=f"hf:{tmp_path}"))
     (tmp_path / "config.json").write_text('{"a": 1}')
-    assert before.startswith(f"hf:{tmp_path.name}@") and before != parts.judge_name(JudgeConfig(spec=f"hf:{tmp_path}"))
-    assert parts.judge_name(JudgeConfig(spec="python:some.module:make")) == "python:some.module:make"
+    assert before.startswith(f"hf:{tmp_path.name}@") and before != tasks.judge_name(JudgeConfig(spec=f"hf:{tmp_path}"))
+    assert tasks.judge_name(JudgeConfig(spec="python:some.module:make")) == "python:some.module:make"
 
 
 @pytest.mark.parametrize(
@@ -116,28 +116,29 @@ def test_a_judge_in_a_folder_is_named_by_its_content(tmp_path):
 )
 def test_what_a_reward_lacks_is_noticed_at_once(preset, wrong, told):
     with pytest.raises(ConfigError, match=told):
-        parts.open_task(settings(preset, **wrong))
+        tasks.open_task(settings(preset, **wrong))
 
 
 def test_plans_that_nobody_uses_are_refused(plans):
     for preset, more in (("demo-outcome", {}), ("demo-search-p1", {"reward__search_p1__reference_track": False})):
         with pytest.raises(ConfigError, match=r"does not use them.*leave --plans out"):
-            parts.open_task(settings(preset, plans=plans, **more))
+            tasks.open_task(settings(preset, plans=plans, **more))
 
 
-@pytest.mark.parametrize("paper", sorted(PAPERS))
+@pytest.mark.parametrize("paper", sorted(name for name, paper in PAPERS.items() if hasattr(paper, "preset")))
 def test_every_variant_of_a_paper_has_what_its_reward_needs(paper, plans):
-    for variant in getattr(PAPERS[paper], "variants", ()):
+    assert PAPERS[paper].variants
+    for variant in PAPERS[paper].variants:
         named = dict(setting.split("=") for setting in variant.settings)
         wanted = settings(PAPERS[paper].preset, **named, plans=plans if variant.plans else None)
-        assert parts.reward_uses(wanted, parts.open_format(wanted.as_config())).plans == variant.plans
+        assert tasks.reward_uses(wanted, tasks.open_format(wanted.as_config())).plans == variant.plans
 
 
 def test_plans_that_cannot_be_read_are_one_line(tmp_path):
     (tmp_path / "junk").write_text("junk")
     for name, told in (("gone", "cannot be read"), (".", "Is a directory"), ("junk", "damaged or not Parquet")):
         with pytest.raises(DataError, match=told) as caught:
-            parts.open_task(settings("demo-search-p1", plans=str(tmp_path / name)))
+            tasks.open_task(settings("demo-search-p1", plans=str(tmp_path / name)))
         assert "\n" not in str(caught.value)
 
 
@@ -166,25 +167,25 @@ def found(retriever, query):
 def test_held_out_paragraphs_are_not_found_in_training(tmp_path):
     named = {"data": carrying(tmp_path, "train.jsonl", range(10, 20)), "retrieval__cache": str(tmp_path / "cache")}
     dev = {"validation__data": carrying(tmp_path, "dev.jsonl", range(30, 40)), "validation__steps": 5}
-    alone = parts.open_task(settings(**named))
-    task = parts.open_task(settings(**named, **dev))
+    alone = tasks.open_task(settings(**named))
+    task = tasks.open_task(settings(**named, **dev))
     assert task.content == alone.content
-    assert task.content == parts.open_task(settings(**named, **dev, validation__limit=3)).content
+    assert task.content == tasks.open_task(settings(**named, **dev, validation__limit=3)).content
     assert (found(task.retriever, "30 x30"), found(task.retriever, "11 x11")) == (set(), {"T11"})
-    own = parts.batched_held_out(task, parts.batched(task))
+    own = tasks.batched_held_out_retriever(task, tasks.batched_retriever(task))
     assert (found(own, "30 x30"), found(own, "11 x11")) == ({"T30"}, set())
-    asyncio.run(parts.close([], task))
+    asyncio.run(tasks.close_parts([], task))
 
 
 def test_a_corpus_for_all_is_opened_once():
-    task = parts.open_task(settings(validation__steps=5, validation__limit=3))
-    training = parts.batched(task)
-    assert task.held_out and parts.batched_held_out(task, training) is training
+    task = tasks.open_task(settings(validation__steps=5, validation__limit=3))
+    training = tasks.batched_retriever(task)
+    assert task.held_out and tasks.batched_held_out_retriever(task, training) is training
 
 
 def test_it_is_said_that_nothing_is_validated():
-    assert "none held out: nothing is validated" in parts.open_task(settings()).describe()
-    task = parts.open_task(settings(validation__steps=5, validation__limit=3))
+    assert "none held out: nothing is validated" in tasks.open_task(settings()).describe()
+    task = tasks.open_task(settings(validation__steps=5, validation__limit=3))
     assert task.describe().endswith("questions, 3 held out for validation")
 
 
@@ -212,14 +213,14 @@ def test_what_was_opened_for_a_reward_that_cannot_be_made_is_closed(tmp_path):
     own = {"reward__name": f"{__name__}:RefusingReward", "judge__spec": f"python:{__name__}:make_judge"}
     wanted, journal = settings(**own), tmp_path / "judge.sqlite"
     Judge.closed = 0
-    task = parts.open_task(wanted)
+    task = tasks.open_task(wanted)
     with pytest.raises(ConfigError, match="no such thing"):
-        parts.open_task_reward(wanted, task, ScriptedLLM(()), journal)
+        tasks.open_task_reward(wanted, task, ScriptedLLM(()), journal)
     assert Judge.closed == 1
     assert [path.name for path in tmp_path.iterdir()] == ["judge.sqlite"], "no write-ahead log is left open"
 
 
 def test_a_judge_that_nobody_asks_is_not_opened(tmp_path):
     wanted = settings("demo-hiprag", reward__name="outcome")
-    _, closing = parts.open_task_reward(wanted, parts.open_task(wanted), ScriptedLLM(()), tmp_path / "judge.sqlite")
+    _, closing = tasks.open_task_reward(wanted, tasks.open_task(wanted), ScriptedLLM(()), tmp_path / "judge.sqlite")
     assert not closing and not (tmp_path / "judge.sqlite").exists()

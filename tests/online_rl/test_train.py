@@ -13,7 +13,7 @@ import pytest
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.settings import carried_settings, demo_folder
-from reasonrag.online_rl import task as parts
+from reasonrag.online_rl import task as tasks
 from reasonrag.pipeline.models import open_llm
 from reasonrag.training.folder import last_checkpoint
 from reasonrag.training.run import save_policy
@@ -165,7 +165,7 @@ def test_a_format_and_a_reward_of_ones_own_need_no_change_of_the_package(tmp_pat
     rows = rollouts(tmp_path / "rl", 2)
     assert all("<facts>" in row["turn"] and row["turn"].count("<say>") == 1 for row in rows)
     assert len({row["reward"] for row in rows}) > 1
-    parts.open_task(wanted).card.write(tmp_path / "rl")
+    tasks.open_task(wanted).card.write(tmp_path / "rl")
     carried = carried_settings(f"hf:{tmp_path / 'rl'}")
     assert "name" not in carried["format"], "a folder names no code; the format is asked for where the policy is used"
 
@@ -305,4 +305,4 @@ def test_what_a_training_needs_is_missing_before_it_begins(tmp_path):
     with pytest.raises(ConfigError, match="judge"):
         quietly(settings("demo-hiprag", judge__spec=None), tmp_path / "rl")
     assert not (tmp_path / "rl" / "training.json").exists()
-    assert parts.open_task(settings()).questions
+    assert tasks.open_task(settings()).questions
