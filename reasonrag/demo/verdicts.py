@@ -196,16 +196,16 @@ def _reasoning_score(found: int, needed: int) -> float:
 
 def _matched(world: Knowledge, items: Sequence[str], queries: Iterable[str]) -> dict[int, str]:
     """Match items to queries, each at most once: first by all words of the query, then by its key."""
-    left = [normalize_answer(query) for query in queries]
+    unmatched = [normalize_answer(query) for query in queries]
     texts = [f" {normalize_answer(item)} " for item in items]
-    found: dict[int, str] = {}
+    matches: dict[int, str] = {}
     for whole in (True, False):
         for place, text in enumerate(texts):
-            query = next((q for q in left if _means(world, text, q, whole=whole)), None)
-            if place not in found and query is not None:
-                found[place] = query
-                left.remove(query)
-    return found
+            query = next((q for q in unmatched if _means(world, text, q, whole=whole)), None)
+            if place not in matches and query is not None:
+                matches[place] = query
+                unmatched.remove(query)
+    return matches
 
 
 def _means(world: Knowledge, text: str, query: str, *, whole: bool) -> bool:

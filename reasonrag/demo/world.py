@@ -98,19 +98,19 @@ class World:
         """
         rng = Random(f"demo questions {self.seed} {split}")
         known = self._known(split)
-        made: dict[str, Question] = {}
-        while len(made) < _QUESTIONS[split]:
-            kind = _ROUND[len(made) % len(_ROUND)]
+        drawn: dict[str, Question] = {}
+        while len(drawn) < _QUESTIONS[split]:
+            kind = _ROUND[len(drawn) % len(_ROUND)]
             question = next(known) if kind == "known" else ask(self.parts[split], kind, rng)
-            if question.question not in made:
-                made[question.question] = Question(
-                    f"{self._stem}-{split}-{len(made):06d}",
+            if question.question not in drawn:
+                drawn[question.question] = Question(
+                    f"{self._stem}-{split}-{len(drawn):06d}",
                     question.question,
                     question.golden_answers,
                     "demo",
                     {**question.metadata, "split": split},
                 )
-        return list(made.values())
+        return list(drawn.values())
 
     def corpus(self) -> list[Passage]:
         """Return the pages of all parts, shuffled: one corpus for all splits."""

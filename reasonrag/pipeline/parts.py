@@ -88,34 +88,34 @@ def _open_judge_model(config: Config, policy: LLM) -> LLM:
 
 def open_questions(config: Config) -> list[Question]:
     """Load the questions of `questions.dataset`."""
-    wanted = config.questions
-    if wanted.dataset is None:
+    settings = config.questions
+    if settings.dataset is None:
         raise ConfigError("no questions: give --dataset a name (hotpotqa, ...), `demo`, or a JSONL or Parquet file")
-    if wanted.dataset == "demo":
+    if settings.dataset == "demo":
         from reasonrag.demo.world import DEMO_SPLITS, demo_questions
 
         for split in DEMO_SPLITS:
-            if split == (wanted.split or "train"):
-                questions = demo_questions(split, seed=wanted.world_seed)
-                return sample_questions(questions, wanted.limit, seed=config.seed)
-        raise ConfigError(f"the demo world has the splits {', '.join(DEMO_SPLITS)}, not {wanted.split!r}")
-    return load_questions(wanted.dataset, split=wanted.split, limit=wanted.limit, seed=config.seed)
+            if split == (settings.split or "train"):
+                questions = demo_questions(split, seed=settings.world_seed)
+                return sample_questions(questions, settings.limit, seed=config.seed)
+        raise ConfigError(f"the demo world has the splits {', '.join(DEMO_SPLITS)}, not {settings.split!r}")
+    return load_questions(settings.dataset, split=settings.split, limit=settings.limit, seed=config.seed)
 
 
 def open_retriever(config: Config, questions: list[Question]) -> Retriever:
     """Open the retriever of `retrieval.kind`; by default the given index or server, else BM25."""
-    wanted = config.retrieval
-    if wanted.kind is not None and wanted.kind.startswith("python:"):
-        retriever: Retriever = import_plugin(wanted.kind.removeprefix("python:"))(config, questions)
+    settings = config.retrieval
+    if settings.kind is not None and settings.kind.startswith("python:"):
+        retriever: Retriever = import_plugin(settings.kind.removeprefix("python:"))(config, questions)
         return retriever
-    if wanted.kind is not None and wanted.kind not in RETRIEVERS:
+    if settings.kind is not None and settings.kind not in RETRIEVERS:
         known = ", ".join(RETRIEVERS)
-        raise ConfigError(f"retriever {wanted.kind!r} is unknown; known: {known}, python:PACKAGE.MODULE:NAME")
-    if wanted.index is not None:
+        raise ConfigError(f"retriever {settings.kind!r} is unknown; known: {known}, python:PACKAGE.MODULE:NAME")
+    if settings.index is not None:
         from reasonrag.retrieval.open import open_index
 
-        return open_index(wanted)
-    return RETRIEVERS[wanted.kind or ("remote" if wanted.url else "bm25")](config, questions)
+        return open_index(settings)
+    return RETRIEVERS[settings.kind or ("remote" if settings.url else "bm25")](config, questions)
 
 
 def _bm25(config: Config, questions: list[Question]) -> Retriever:
@@ -129,10 +129,10 @@ def _remote(config: Config, questions: list[Question]) -> Retriever:
     """Open servers that speak Search-R1's protocol."""
     from reasonrag.retrieval.remote import RemoteRetriever
 
-    wanted = config.retrieval
-    if not wanted.url:
+    settings = config.retrieval
+    if not settings.url:
         raise ConfigError("remote retrieval needs the URL of a server; give --retriever-url")
-    return RemoteRetriever(wanted.url, timeout_s=wanted.timeout_s, identity=wanted.identity)
+    return RemoteRetriever(settings.url, timeout_s=settings.timeout_s, identity=settings.identity)
 
 
 def _needs_index(config: Config, questions: list[Question]) -> Retriever:

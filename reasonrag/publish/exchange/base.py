@@ -33,10 +33,10 @@ def read_pairs(run: Path) -> dict[str, Iterator[Row]]:
             f"them; derive pairs of steps with `reasonrag pairs {run}`"
         )
     counted = summary.get("pairs") or {}
-    found = {split: read_shards(run / "pairs", split, pair_schema()) for split in SPLITS if counted.get(split)}
-    if not found:
+    pairs_by_split = {split: read_shards(run / "pairs", split, pair_schema()) for split in SPLITS if counted.get(split)}
+    if not pairs_by_split:
         raise DataError(f"{run}: no pairs to export; build trees of more questions, or lower pairs.min_margin")
-    return found
+    return pairs_by_split
 
 
 @contextlib.contextmanager
