@@ -6,11 +6,13 @@ import asyncio
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,32 +23,25 @@ import uvicorn
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.retrieval.server import RetrievalService, ServeSettings, retrieval_app
+from reasonrag.retrieval.server import RetrievalService, ServeSettings, retrieval_app, serve
 from tests.e2e.world import pages
 
 SEA = [Passage(row["id"], row["contents"]) for row in pages()]
 
-# Arguments: a cache folder, a file whose absence holds searches back, seconds of the drain.
-SERVE = """
-import asyncio, sys
-from pathlib import Path
-from reasonrag.retrieval.server import ServeSettings, serve
-from tests.retrieval.serving import sea_index
 
-class Held:
-    def __init__(self, inner, gate):
+class Gated:
+    """Searches the sea; a query "held" waits for a file."""
+
+    def __init__(self, inner: Retriever, gate: Path) -> None:
         self.inner, self.gate, self.fingerprint = inner, gate, inner.fingerprint
-    async def search(self, queries, top_k):
-        while "held" in queries and not self.gate.exists():
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+        while "held" in queries and not self.gate.exists():  # noqa: ASYNC110 (another process opens the gate)
             await asyncio.sleep(0.005)
         return await self.inner.search(queries, top_k)
-    async def aclose(self):
-        await self.inner.aclose()
 
-cache, gate, drain_s = sys.argv[1:]
-retriever = Held(sea_index(Path(cache)), Path(gate))
-sys.exit(serve(retriever, ServeSettings(port=0, drain_s=int(drain_s))))
-"""
+    async def aclose(self) -> None:
+        await self.inner.aclose()
 
 
 def sea_index(cache: Path) -> BM25Retriever:
@@ -72,15 +67,11 @@ def serving(retriever: Retriever, **settings: Any) -> Iterator[int]:
 
 
 class ServerProcess:
-    """`reasonrag index serve`, or a server that holds searches back; ready when the constructor returns."""
+    """`reasonrag index serve`, in a new interpreter; ready when the constructor returns."""
 
-    def __init__(self, cache: Path, port: int = 0, *, gate: Path | None = None, drain_s: int = 30) -> None:
-        if gate is None:
-            (index,) = cache.glob("bm25-*")
-            arguments = ["-m", "reasonrag", "index", "serve", str(index), "--port", str(port)]
-        else:
-            arguments = ["-c", SERVE, str(cache), str(gate), str(drain_s)]
-        command = [sys.executable, *arguments]
+    def __init__(self, cache: Path, port: int = 0) -> None:
+        (index,) = cache.glob("bm25-*")
+        command = [sys.executable, "-m", "reasonrag", "index", "serve", str(index), "--port", str(port)]
         root = str(Path(__file__).parents[2])
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
         self.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
@@ -90,15 +81,49 @@ class ServerProcess:
         self.url = self.line.split()[2]
         self.port = int(self.url.rpartition(":")[2])
 
-    def ended(self, timeout_s: float = 30.0) -> tuple[int, str]:
-        """Exit code and stderr."""
-        _, stderr = self.child.communicate(timeout=timeout_s)
-        return self.child.returncode, stderr
-
     def kill(self) -> None:
         """SIGKILL, now."""
         self.child.kill()
         self.child.communicate(timeout=10)
+
+
+class GatedServer:
+    """The product's `serve` in a forked process, which holds queries back; ready when the constructor returns."""
+
+    def __init__(self, folder: Path, gate: Path, *, drain_s: int = 30) -> None:
+        self._stderr = folder / "stderr"
+        read, write = os.pipe()
+        self.process = os.fork()
+        if self.process == 0:
+            code = 1
+            try:
+                os.dup2(write, 1)
+                os.dup2(os.open(self._stderr, os.O_WRONLY | os.O_CREAT), 2)
+                # pytest has replaced both, which would keep what is printed.
+                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+                retriever = Gated(sea_index(folder), gate)
+                code = serve(retriever, ServeSettings(port=0, drain_s=drain_s))
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        os.close(write)
+        with os.fdopen(read) as stdout:
+            line = stdout.readline()
+        assert line, self._stderr.read_text()
+        self.port = int(line.split()[2].rpartition(":")[2])
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.process, number)
+
+    def ended(self) -> tuple[int, str]:
+        """Exit code and stderr; a server that does not end is killed."""
+        timer = threading.Timer(30, self.send_signal, (signal.SIGKILL,))
+        timer.start()
+        _, status = os.waitpid(self.process, 0)
+        timer.cancel()
+        return os.waitstatus_to_exitcode(status), self._stderr.read_text()
 
 
 def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:

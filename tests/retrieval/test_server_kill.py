@@ -28,7 +28,7 @@ from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import tree_schema
 from tests.e2e.world import questions
-from tests.retrieval.serving import ServerProcess, ask, found, sea_index, wait_for
+from tests.retrieval.serving import GatedServer, ServerProcess, ask, found, sea_index, wait_for
 
 SEA_QUESTIONS = [
     Question(row["id"], row["question"], tuple(row["golden_answers"]), dataset="sea") for row in questions()[:8]
@@ -55,11 +55,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_after_sigterm_every_request_that_was_taken_is_answered(cache: Path, tmp_path: Path) -> None:
-    server = ServerProcess(cache, gate=tmp_path / "gate")
+    server = GatedServer(tmp_path, tmp_path / "gate")
     with ThreadPoolExecutor(CLIENTS) as pool:
         taken = [pool.submit(ask, server.port, f"Orlandis {i}", "held") for i in range(CLIENTS)]
         wait_for(server.port, "reasonrag_retrieval_requests_in_flight", CLIENTS)
-        server.child.terminate()
+        server.send_signal(signal.SIGTERM)
         wait_until(lambda: refuses(server.port))
         (tmp_path / "gate").touch()
         answers = [request.result() for request in taken]
@@ -68,25 +68,25 @@ def test_after_sigterm_every_request_that_was_taken_is_answered(cache: Path, tmp
     assert server.ended() == (143, "")
 
 
-def test_a_second_ctrl_c_ends_it_at_once(cache: Path, tmp_path: Path) -> None:
-    server = ServerProcess(cache, gate=tmp_path / "never")
+def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+    server = GatedServer(tmp_path, tmp_path / "never")
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(ask, server.port, "held")
         wait_for(server.port, "reasonrag_retrieval_requests_in_flight", 1)
-        server.child.send_signal(signal.SIGINT)
+        server.send_signal(signal.SIGINT)
         wait_until(lambda: refuses(server.port))
-        server.child.send_signal(signal.SIGINT)
+        server.send_signal(signal.SIGINT)
         assert server.ended()[0] == 130
         with pytest.raises(OSError):
             request.result()
 
 
-def test_what_is_not_answered_by_the_deadline_of_the_drain_is_told_so(cache: Path, tmp_path: Path) -> None:
-    server = ServerProcess(cache, gate=tmp_path / "never", drain_s=1)
+def test_what_is_not_answered_by_the_deadline_of_the_drain_is_told_so(tmp_path: Path) -> None:
+    server = GatedServer(tmp_path, tmp_path / "never", drain_s=1)
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(ask, server.port, "held")
         wait_for(server.port, "reasonrag_retrieval_requests_in_flight", 1)
-        server.child.terminate()
+        server.send_signal(signal.SIGTERM)
         assert request.result()[0] == 503
     code, stderr = server.ended()
     assert code == 143 and "Traceback" not in stderr
