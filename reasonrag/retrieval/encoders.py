@@ -132,7 +132,6 @@ class SentenceTransformerEncoder:
         return sum(len(tokens) > self._max_tokens for tokens in ids)
 
     def close(self) -> None:
-        """End the processes of several devices."""
         if self._pool is not None:
             self._model.stop_multi_process_pool(self._pool)
             self._pool = None

@@ -125,7 +125,6 @@ def _bm25(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> N
 
 
 def _shown(memory: Mapping[str, int]) -> str:
-    """Describe bytes by cause."""
     parts = ", ".join(f"{cause} {show_size(size)}" for cause, size in memory.items())
     return f"{show_size(sum(memory.values()))} ({parts})"
 

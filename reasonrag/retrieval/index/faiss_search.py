@@ -98,7 +98,6 @@ class FaissSearch:
 
     @property
     def unit(self) -> str:
-        """What `effort` counts."""
         return "clusters" if hasattr(self._tunable, "nprobe") else "candidates"
 
     @property
@@ -122,7 +121,6 @@ class FaissSearch:
 
     @property
     def by_inner_product(self) -> bool:
-        """Whether a higher score is closer."""
         return bool(self._index.metric_type == self._faiss.METRIC_INNER_PRODUCT)
 
     def to_gpus(self) -> None:

@@ -226,7 +226,6 @@ class IndexFolder:
         return manifest
 
     def parts(self) -> list[Part]:
-        """Return the finished parts."""
         return [part for part in PARTS if (self.part(part) / _MANIFEST).exists()]
 
     def begun(self) -> bool:

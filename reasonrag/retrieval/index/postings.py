@@ -187,7 +187,6 @@ class _Chunk:
             _save(file, values)
 
     def array(self, name: str) -> NDArray[Any]:
-        """Memory-map an array."""
         values: NDArray[Any] = np.load(self._draft.scratch / self._name / f"{name}.npy", mmap_mode="r")
         return values
 

@@ -58,7 +58,7 @@ class ServeSettings(Section):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine reaches `host`."""
+        """Whether no other machine reaches `host`."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
