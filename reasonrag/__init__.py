@@ -33,8 +33,8 @@ _HOMES = {
     "Config": "core.config",
     "load_config": "core.config",
     "Engine": "rollout",
-    "TreeSearch": "mcts",
-    "Evaluator": "mcts",
+    "TreeSearch": "mcts.search",
+    "Evaluator": "mcts.search",
     "FORMATS": "formats",
     "Format": "formats.base",
     "Reading": "formats.base",
@@ -102,8 +102,8 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from reasonrag.formats.stream import StreamFormat as StreamFormat
     from reasonrag.llm.base import LLM as LLM
     from reasonrag.llm.base import Sampling as Sampling
-    from reasonrag.mcts import Evaluator as Evaluator
-    from reasonrag.mcts import TreeSearch as TreeSearch
+    from reasonrag.mcts.search import Evaluator as Evaluator
+    from reasonrag.mcts.search import TreeSearch as TreeSearch
     from reasonrag.pipeline.build import build_trees as build_trees
     from reasonrag.pipeline.parts import open_parts as open_parts
     from reasonrag.retrieval.base import Retriever as Retriever

@@ -34,11 +34,11 @@ WAYS: dict[str, tuple[str, ...]] = {
     "files from a question to its Parquet row": (
         *("cli.py", "commands/trees.py", "commands/options.py", "core/config.py", "core/settings.py"),
         *("pipeline/parts.py", "storage/questions.py", "storage/records.py", "core/types.py"),
-        *("storage/runs.py", "pipeline/build.py", "mcts.py", "rollout.py"),
+        *("storage/runs.py", "pipeline/build.py", "mcts/search.py", "rollout.py"),
         *("formats/reasonrag.py", "formats/base.py"),
         *("llm/journaled.py", "storage/journal.py", "llm/server.py", "llm/openai_wire.py"),
         *("retrieval/batched.py", "retrieval/bm25.py"),
-        *("spre.py", "storage/tables.py", "storage/parquet.py"),
+        *("spre/estimate.py", "storage/tables.py", "storage/parquet.py"),
     ),
     "files from a pair to the DPO loss": (
         *("commands/train.py", "dpo/train.py", "training/run.py", "training/model.py"),

@@ -9,7 +9,7 @@ from reasonrag.core.config import SearchConfig
 from reasonrag.core.types import StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.mcts import Evaluation, Origin, Tree, TreeSearch, graft, select_child
+from reasonrag.mcts.search import Evaluation, Origin, Tree, TreeSearch, graft, select_child
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator, node_rewards
 from tests.toys import QUESTION, ToyRetriever

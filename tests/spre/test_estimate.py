@@ -9,7 +9,7 @@ from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine
-from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, spre, trajectory_reward
+from reasonrag.spre.estimate import JudgeEvaluator, RolloutEvaluator, spre, trajectory_reward
 from tests.toys import QUESTION, ToyRetriever
 
 
