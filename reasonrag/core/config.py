@@ -4,107 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, carried_settings, gather, merge, validate
+from reasonrag.core.settings import Section, Tree, carried_settings, execution, gather, merge, setting, validate
 
 
 class QuestionsConfig(Section):
     """Which questions to use. Their content, not their path, is part of the identity of a run."""
 
-    dataset: Annotated[
-        str | None,
-        Field(
-            description="questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a "
-            "JSONL or Parquet file"
-        ),
-        Flag("--dataset"),
-        EXECUTION,
-    ] = None
-    split: Annotated[
-        str | None, Field(description="split of a known data set: train, dev or test"), Flag("--split"), EXECUTION
-    ] = None
-    limit: Annotated[
-        int | None,
-        Field(ge=1, description="use a random sample of this many questions (default: all)"),
-        Flag("--limit"),
-        EXECUTION,
-    ] = None
-    world_seed: Annotated[int, Field(description="seed of the demo world"), Flag("--world-seed"), EXECUTION] = 0
+    dataset: str | None = execution(
+        None,
+        "questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a "
+        "JSONL or Parquet file",
+        "--dataset",
+    )
+    split: str | None = execution(None, "split of a known data set: train, dev or test", "--split")
+    limit: int | None = execution(None, "use a random sample of this many questions (default: all)", "--limit", ge=1)
+    world_seed: int = execution(0, "seed of the demo world", "--world-seed")
 
 
 class RetrievalConfig(Section):
     """Where to search. The fingerprint of the retriever, reranking included, is part of the identity of a run."""
 
-    kind: Annotated[
-        str | None,
-        Field(
-            description="how to search an index: bm25, dense or hybrid (default: the best that it has). Without "
-            "an index also remote, or python:PACKAGE.MODULE:NAME"
-        ),
-        Flag("--retriever"),
-        EXECUTION,
-    ] = None
-    corpus: Annotated[
-        str | None,
-        Field(description="corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents"),
-        Flag("--corpus"),
-        EXECUTION,
-    ] = None
-    index: Annotated[
-        str | None, Field(description="folder of an index that `index build` made"), Flag("--index"), EXECUTION
-    ] = None
-    encoder: Annotated[
-        str | None,
-        Field(
-            description="sentence-transformers model that encodes passages and queries: a Hub id or a folder. "
-            "Needed only if the model has moved since the index was built"
-        ),
-        Flag("--encoder"),
-        EXECUTION,
-    ] = None
-    reranker: Annotated[
-        str | None,
-        Field(description="cross-encoder that reorders what an index finds: a Hub id or a folder"),
-        Flag("--reranker"),
-        EXECUTION,
-    ] = None
-    rerank_depth: Annotated[
-        int, Field(ge=1, description="passages per query that the reranker reads"), Flag("--rerank-depth"), EXECUTION
-    ] = 20
-    gpu: Annotated[bool, Field(description="search the vectors of an index on all GPUs"), Flag("--gpu"), EXECUTION] = (
-        False
+    kind: str | None = execution(
+        None,
+        "how to search an index: bm25, dense or hybrid (default: the best that it has). Without "
+        "an index also remote, or python:PACKAGE.MODULE:NAME",
+        "--retriever",
     )
-    device: Annotated[
-        str | None,
-        Field(description="device of encoder and reranker, for example cpu, cuda or cuda:1"),
-        Flag("--device"),
-        EXECUTION,
-    ] = None
-    url: Annotated[
-        tuple[str, ...],
-        Field(description="URL of a retrieval server that speaks POST /retrieve"),
-        Flag("--retriever-url"),
-        EXECUTION,
-    ] = ()
-    identity: Annotated[
-        str, Field(description="what the retrieval servers hold, for example corpus and index by name")
-    ] = "remote"
-    top_k: Annotated[int, Field(ge=1, le=100, description="passages per search"), Flag("--top-k")] = 3
-    passage_order: Annotated[
-        Literal["best_first", "best_last"], Field(description="order of the passages in a prompt")
-    ] = "best_first"
-    max_passage_chars: Annotated[
-        int, Field(ge=100, description="maximum characters of a passage in a prompt; the rest is cut off")
-    ] = 4000
-    cache: Annotated[str, Field(description="folder that keeps the indexes of corpora"), EXECUTION] = (
-        "~/.cache/reasonrag"
+    corpus: str | None = execution(
+        None, "corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents", "--corpus"
     )
-    timeout_s: Annotated[
-        float, Field(gt=0, description="timeout in seconds of one request to a retrieval server"), EXECUTION
-    ] = 60.0
+    index: str | None = execution(None, "folder of an index that `index build` made", "--index")
+    encoder: str | None = execution(
+        None,
+        "sentence-transformers model that encodes passages and queries: a Hub id or a folder. "
+        "Needed only if the model has moved since the index was built",
+        "--encoder",
+    )
+    reranker: str | None = execution(
+        None, "cross-encoder that reorders what an index finds: a Hub id or a folder", "--reranker"
+    )
+    rerank_depth: int = execution(20, "passages per query that the reranker reads", "--rerank-depth", ge=1)
+    gpu: bool = execution(False, "search the vectors of an index on all GPUs", "--gpu")
+    device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")
+    url: tuple[str, ...] = execution((), "URL of a retrieval server that speaks POST /retrieve", "--retriever-url")
+    identity: str = setting("remote", "what the retrieval servers hold, for example corpus and index by name")
+    top_k: int = setting(3, "passages per search", "--top-k", ge=1, le=100)
+    passage_order: Literal["best_first", "best_last"] = setting("best_first", "order of the passages in a prompt")
+    max_passage_chars: int = setting(4000, "maximum characters of a passage in a prompt; the rest is cut off", ge=100)
+    cache: str = execution("~/.cache/reasonrag", "folder that keeps the indexes of corpora")
+    timeout_s: float = execution(60.0, "timeout in seconds of one request to a retrieval server", gt=0)
 
     @model_validator(mode="after")
     def _one_place(self) -> RetrievalConfig:
@@ -127,72 +79,47 @@ class RetrievalConfig(Section):
 class ModelConfig(Section):
     """A policy or a judge. The name of the model, not its address, is part of the identity of a run."""
 
-    spec: Annotated[
-        str | None,
-        Field(
-            description="model that acts: http(s)://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME_OR_PATH, "
-            "demo[:FORMAT], extractive, or python:PACKAGE.MODULE:FACTORY"
-        ),
-        Flag("--policy", env="REASONRAG_POLICY"),
-        EXECUTION,
-    ] = None
-    model: Annotated[
-        str | None,
-        Field(description="model name that the policy's server expects"),
-        Flag("--policy-model", env="REASONRAG_POLICY_MODEL"),
-        EXECUTION,
-    ] = None
-    api: Annotated[
-        Literal["chat", "completions"],
-        Field(description="API of the server: chat sends messages, completions sends text or token ids"),
-    ] = "chat"
-    tokenizer: Annotated[str | None, Field(description="tokenizer for api=completions (default: the model's own)")] = (
-        None
+    spec: str | None = execution(
+        None,
+        "model that acts: http(s)://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME_OR_PATH, "
+        "demo[:FORMAT], extractive, or python:PACKAGE.MODULE:FACTORY",
+        "--policy",
+        env="REASONRAG_POLICY",
     )
-    vllm: Annotated[bool, Field(description="the server is vLLM: request token ids and stop strings")] = False
-    api_key_env: Annotated[
-        str,
-        Field(description="name of the environment variable with the server's API key; never the key itself"),
-        EXECUTION,
-    ] = "OPENAI_API_KEY"
-    revision: Annotated[str | None, Field(description="revision of a Hub model: commit, tag or branch")] = None
-    trust_remote_code: Annotated[bool, Field(description="run Python code that comes with a model")] = False
-    temperature: Annotated[
-        float, Field(ge=0, le=5, description="sampling temperature; 0 is greedy decoding"), Flag("--temperature")
-    ] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1, description="nucleus sampling: probability mass that is kept")] = 1.0
-    max_tokens: Annotated[int, Field(ge=1, description="maximum tokens of one completion"), Flag("--max-tokens")] = 512
-    logprobs: Annotated[bool, Field(description="request token log-probabilities from a server"), EXECUTION] = False
-    processed_logprobs: Annotated[
-        bool, Field(description="the server reports log-probabilities at the sampling temperature"), EXECUTION
-    ] = False
-    timeout_s: Annotated[
-        float, Field(gt=0, description="timeout in seconds of one request to a server, retries included"), EXECUTION
-    ] = 300.0
-    max_retries: Annotated[int, Field(ge=0, description="maximum retries of a failed request"), EXECUTION] = 6
-    concurrency: Annotated[int, Field(ge=1, description="maximum requests in flight at a server"), EXECUTION] = 64
-    batch_size: Annotated[int, Field(ge=1, description="prompts per batch of a model in this process"), EXECUTION] = 32
-    device: Annotated[
-        str | None,
-        Field(description="device of hf: models: cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)"),
-        EXECUTION,
-    ] = None
-    dtype: Annotated[
-        str | None,
-        Field(description="dtype of the weights: float32, bfloat16 or float16 (default: the backend's choice)"),
-    ] = None
-    input_price: Annotated[
-        float | None,
-        Field(ge=0, description="price of one million prompt tokens of the policy"),
-        Flag("--input-price"),
-        EXECUTION,
-    ] = None
-    output_price: Annotated[
-        float | None,
-        Field(ge=0, description="price of one million completion tokens of the policy"),
-        Flag("--output-price"),
-        EXECUTION,
-    ] = None
+    model: str | None = execution(
+        None, "model name that the policy's server expects", "--policy-model", env="REASONRAG_POLICY_MODEL"
+    )
+    api: Literal["chat", "completions"] = setting(
+        "chat", "API of the server: chat sends messages, completions sends text or token ids"
+    )
+    tokenizer: str | None = setting(None, "tokenizer for api=completions (default: the model's own)")
+    vllm: bool = setting(False, "the server is vLLM: request token ids and stop strings")
+    api_key_env: str = execution(
+        "OPENAI_API_KEY", "name of the environment variable with the server's API key; never the key itself"
+    )
+    revision: str | None = setting(None, "revision of a Hub model: commit, tag or branch")
+    trust_remote_code: bool = setting(False, "run Python code that comes with a model")
+    temperature: float = setting(1.0, "sampling temperature; 0 is greedy decoding", "--temperature", ge=0, le=5)
+    top_p: float = setting(1.0, "nucleus sampling: probability mass that is kept", gt=0, le=1)
+    max_tokens: int = setting(512, "maximum tokens of one completion", "--max-tokens", ge=1)
+    logprobs: bool = execution(False, "request token log-probabilities from a server")
+    processed_logprobs: bool = execution(False, "the server reports log-probabilities at the sampling temperature")
+    timeout_s: float = execution(300.0, "timeout in seconds of one request to a server, retries included", gt=0)
+    max_retries: int = execution(6, "maximum retries of a failed request", ge=0)
+    concurrency: int = execution(64, "maximum requests in flight at a server", ge=1)
+    batch_size: int = execution(32, "prompts per batch of a model in this process", ge=1)
+    device: str | None = execution(
+        None, "device of hf: models: cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)"
+    )
+    dtype: str | None = setting(
+        None, "dtype of the weights: float32, bfloat16 or float16 (default: the backend's choice)"
+    )
+    input_price: float | None = execution(
+        None, "price of one million prompt tokens of the policy", "--input-price", ge=0
+    )
+    output_price: float | None = execution(
+        None, "price of one million completion tokens of the policy", "--output-price", ge=0
+    )
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
         """Return the cost of some tokens in the currency of the prices; None if a price is unknown."""
@@ -204,150 +131,93 @@ class ModelConfig(Section):
 class JudgeConfig(ModelConfig):
     """A model that gives verdicts, by default with greedy decoding."""
 
-    spec: Annotated[
-        str | None,
-        Field(description="model that judges: as for --policy, or demo-judge[:WORLD_SEED[:ERROR]]"),
-        Flag("--judge"),
-        EXECUTION,
-    ] = None
-    model: Annotated[
-        str | None, Field(description="model name that the judge's server expects"), Flag("--judge-model"), EXECUTION
-    ] = None
-    temperature: Annotated[float, Field(ge=0, le=5, description="sampling temperature; 0 is greedy decoding")] = 0.0
-    input_price: Annotated[
-        float | None,
-        Field(ge=0, description="price of one million prompt tokens of the judge"),
-        Flag("--judge-input-price"),
-        EXECUTION,
-    ] = None
-    output_price: Annotated[
-        float | None,
-        Field(ge=0, description="price of one million completion tokens of the judge"),
-        Flag("--judge-output-price"),
-        EXECUTION,
-    ] = None
+    spec: str | None = execution(
+        None, "model that judges: as for --policy, or demo-judge[:WORLD_SEED[:ERROR]]", "--judge"
+    )
+    model: str | None = execution(None, "model name that the judge's server expects", "--judge-model")
+    temperature: float = setting(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
+    input_price: float | None = execution(
+        None, "price of one million prompt tokens of the judge", "--judge-input-price", ge=0
+    )
+    output_price: float | None = execution(
+        None, "price of one million completion tokens of the judge", "--judge-output-price", ge=0
+    )
 
 
 class FormatConfig(Section):
     """How steps are written. The prompt texts, not their name, are part of the identity of a run."""
 
-    name: Annotated[
-        str,
-        Field(
-            description="format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, or "
-            "python:PACKAGE.MODULE:NAME"
-        ),
-        Flag("--format"),
-    ] = "reasonrag"
-    prompts: Annotated[
-        str, Field(description="prompt texts: default, brief, or a folder"), Flag("--prompts"), EXECUTION
-    ] = "default"
-    max_steps: Annotated[
-        int,
-        Field(ge=1, description="maximum actions of the policy in a trajectory; the last one must answer"),
-        Flag("--max-turns"),
-    ] = 8
+    name: str = setting(
+        "reasonrag",
+        "format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, or python:PACKAGE.MODULE:NAME",
+        "--format",
+    )
+    prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")
+    max_steps: int = setting(
+        8, "maximum actions of the policy in a trajectory; the last one must answer", "--max-turns", ge=1
+    )
 
 
 class SearchConfig(Section):
     """Budget and shape of a tree (arXiv:2505.14069, App. A)."""
 
-    iterations: Annotated[int, Field(ge=1, description="MCTS iterations per tree"), Flag("--iterations")] = 64
-    max_calls: Annotated[
-        int | None,
-        Field(ge=1, description="maximum policy and judge calls per tree, as a second limit beside iterations"),
-        Flag("--max-calls"),
-    ] = None
-    max_children: Annotated[int, Field(ge=1, description="maximum children of a node"), Flag("--max-children")] = 3
-    selection: Annotated[
-        Literal["puct", "ucb1"],
-        Field(description="formula that selects a child: PUCT (Eq. 5) or UCB1"),
-        Flag("--selection"),
-    ] = "puct"
-    c_uct: Annotated[float, Field(ge=0, description="exploration weight in Eq. 5 and UCB1")] = 1.414
-    rejudge_terminal: Annotated[bool, Field(description="ask the judge again at every visit of an answer")] = False
+    iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
+    max_calls: int | None = setting(
+        None, "maximum policy and judge calls per tree, as a second limit beside iterations", "--max-calls", ge=1
+    )
+    max_children: int = setting(3, "maximum children of a node", "--max-children", ge=1)
+    selection: Literal["puct", "ucb1"] = setting(
+        "puct", "formula that selects a child: PUCT (Eq. 5) or UCB1", "--selection"
+    )
+    c_uct: float = setting(1.414, "exploration weight in Eq. 5 and UCB1", ge=0)
+    rejudge_terminal: bool = setting(False, "ask the judge again at every visit of an answer")
 
 
 class ValueConfig(Section):
     """How nodes get values: by rollouts (Eq. 1) or a judge (Eq. 6), and SPRE."""
 
-    kind: Annotated[
-        Literal["rollout", "judge"],
-        Field(description="what estimates the value of a new node: rollouts (Eq. 1) or a judge (Eq. 6)"),
-        Flag("--value"),
-    ] = "rollout"
-    rollouts: Annotated[int, Field(ge=1, description="rollouts per new node: k of Eq. 1"), Flag("--rollouts")] = 2
-    alpha: Annotated[
-        float, Field(gt=0, le=1, description="SPRE decay per action; 1 removes the shortest-path term"), Flag("--alpha")
-    ] = 0.9
-    weighting: Annotated[
-        Literal["trajectories", "visits"],
-        Field(
-            description="how the SPRE of a node is averaged: every complete trajectory once, or children by their "
-            "visits"
-        ),
-    ] = "trajectories"
+    kind: Literal["rollout", "judge"] = setting(
+        "rollout", "what estimates the value of a new node: rollouts (Eq. 1) or a judge (Eq. 6)", "--value"
+    )
+    rollouts: int = setting(2, "rollouts per new node: k of Eq. 1", "--rollouts", ge=1)
+    alpha: float = setting(0.9, "SPRE decay per action; 1 removes the shortest-path term", "--alpha", gt=0, le=1)
+    weighting: Literal["trajectories", "visits"] = setting(
+        "trajectories",
+        "how the SPRE of a node is averaged: every complete trajectory once, or children by their visits",
+    )
 
 
 class PairsConfig(Section):
     """Which siblings become pairs (arXiv:2505.14069, sec. 2.2.3). Other pairs can be derived without model calls."""
 
-    min_margin: Annotated[
-        float,
-        Field(ge=0, description="minimum difference between the two rewards of a pair"),
-        Flag("--min-margin"),
-        EXECUTION,
-    ] = 0.01
-    reward: Annotated[
-        Literal["spre", "judge"],
-        Field(description="reward that pairs compare: SPRE, or the judge's values"),
-        Flag("--pair-reward"),
-        EXECUTION,
-    ] = "spre"
-    alpha: Annotated[
-        float | None,
-        Field(
-            gt=0,
-            le=1,
-            description="SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)",
-        ),
-        Flag("--alpha"),
-        EXECUTION,
-    ] = None
-    level: Annotated[
-        Literal["step", "trajectory"],
-        Field(description="what pairs compare: sibling steps, or whole trajectories by outcome"),
-        Flag("--level"),
-        EXECUTION,
-    ] = "step"
-    test_share: Annotated[
-        float,
-        Field(ge=0, lt=1, description="share of the questions whose pairs form the test split"),
-        Flag("--test-share"),
-        EXECUTION,
-    ] = 0.1
+    min_margin: float = execution(0.01, "minimum difference between the two rewards of a pair", "--min-margin", ge=0)
+    reward: Literal["spre", "judge"] = execution(
+        "spre", "reward that pairs compare: SPRE, or the judge's values", "--pair-reward"
+    )
+    alpha: float | None = execution(
+        None, "SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)", "--alpha", gt=0, le=1
+    )
+    level: Literal["step", "trajectory"] = execution(
+        "step", "what pairs compare: sibling steps, or whole trajectories by outcome", "--level"
+    )
+    test_share: float = execution(
+        0.1, "share of the questions whose pairs form the test split", "--test-share", ge=0, lt=1
+    )
 
 
 class RunConfig(Section):
     """How a run proceeds; nothing here changes a result."""
 
-    concurrency: Annotated[
-        int, Field(ge=1, description="questions processed at the same time"), Flag("--concurrency"), EXECUTION
-    ] = 64
-    max_failed: Annotated[
-        float,
-        Field(ge=0, le=1, description="maximum share of failed questions; above it, the exit code is 1"),
-        Flag("--max-failed"),
-        EXECUTION,
-    ] = 0.05
+    concurrency: int = execution(64, "questions processed at the same time", "--concurrency", ge=1)
+    max_failed: float = execution(
+        0.05, "maximum share of failed questions; above it, the exit code is 1", "--max-failed", ge=0, le=1
+    )
 
 
 class Config(Section):
     """Everything that a run depends on."""
 
-    seed: Annotated[
-        int, Field(description="random seed; the same seed repeats every random choice"), Flag("--seed")
-    ] = 0
+    seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     questions: QuestionsConfig = QuestionsConfig()
     retrieval: RetrievalConfig = RetrievalConfig()
     policy: ModelConfig = ModelConfig()

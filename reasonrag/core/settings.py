@@ -1,6 +1,6 @@
 """Settings as frozen models: defaults, then a policy's folder, a preset, a YAML file, flags and `--set a.b=c`.
 
-A field marked `EXECUTION` cannot change a result (where things lie, how fast they go, what they cost): work may be
+A field declared by `execution` cannot change a result (where things lie, how fast they go, what they cost): work may be
 resumed with another value. Every other field is part of an identity.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.secrets import find_secrets, redact
@@ -39,12 +39,7 @@ DEMO_FORMATS = ("search_r1", "hiprag", "search_p1", "when_to_search")
 _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 
 
-@dataclass(frozen=True)
-class Execution:
-    """Marks a field that cannot change a result."""
-
-
-EXECUTION = Execution()
+EXECUTION = "execution"  # marks the fields that `execution` declares
 
 
 @dataclass(frozen=True)
@@ -57,6 +52,29 @@ class Flag:
 
     name: str
     env: str | None = None  # an environment variable that is read if the flag is not given
+
+
+def setting(default: Any, description: str, flag: str | None = None, *, env: str | None = None, **limits: float) -> Any:
+    """Declare a field that can change a result, and so is part of an identity.
+
+    Args:
+        default: value if none is given.
+        description: help text of the flag, and text in `docs/settings.md`.
+        flag: flag that sets the field, such as `--seed`.
+        env: environment variable that is read if the flag is not given.
+        limits: `ge`, `gt`, `le` and `lt`, as pydantic's `Field` takes them.
+    """
+    field = Field(default, description=description, **limits)  # type: ignore[call-overload]
+    if flag:
+        field.metadata.append(Flag(flag, env))
+    return field
+
+
+def execution(default: Any, description: str, flag: str | None = None, **options: Any) -> Any:
+    """Declare a field that cannot change a result: work may be resumed with another value. See `setting`."""
+    field = setting(default, description, flag, **options)
+    field.metadata.append(EXECUTION)
+    return field
 
 
 class Section(BaseModel):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from reasonrag.core.config import (
     Config,
@@ -17,7 +17,7 @@ from reasonrag.core.config import (
     RetrievalConfig,
     ValueConfig,
 )
-from reasonrag.core.settings import EXECUTION, Flag, Section, Tree, carried_settings, gather, merge, validate
+from reasonrag.core.settings import Section, Tree, carried_settings, execution, gather, merge, setting, validate
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.training.settings import TrainSettings
 
@@ -29,216 +29,139 @@ class RolloutSettings(Section):
     cannot correct: it has to be off then.
     """
 
-    group_size: Annotated[
-        int, Field(ge=2, description="trajectories per question: G of GRPO"), Flag("--group-size")
-    ] = 8
-    questions_per_step: Annotated[
-        int, Field(ge=1, description="questions per batch of rollouts"), Flag("--questions-per-step")
-    ] = 16
-    minibatches: Annotated[int, Field(ge=1, description="optimizer steps per batch of rollouts")] = 1
-    temperature: Annotated[float, Field(gt=0, le=5, description="sampling temperature of the rollouts")] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1, description="nucleus sampling: probability mass that is kept")] = 1.0
-    max_tokens: Annotated[int, Field(ge=1, description="maximum tokens of one completion")] = 512
-    max_trajectory_tokens: Annotated[
-        int | None,
-        Field(ge=8, description="maximum tokens of prompt and turn; a longer trajectory counts as truncated"),
-    ] = None
-    engine: Annotated[
-        Literal["auto", "generate", "continuous", "vllm-server"],
-        Field(
-            description="rollout engine. generate: transformers with the trainer's own weights; continuous: its "
-            "continuous batching; vllm-server: a server that gets the weights before each batch; "
-            "auto: continuous on a GPU if the weights have 16 bits, else generate"
-        ),
-        EXECUTION,
-    ] = "auto"
-    url: Annotated[
-        str | None,
-        Field(description="URL of a vLLM server for rollouts, which gets the weights before each batch"),
-        Flag("--rollout-url"),
-        EXECUTION,
-    ] = None
-    served_model: Annotated[
-        str | None, Field(description="name of the policy at the vLLM server (default: that of the model)"), EXECUTION
-    ] = None
-    batch_size: Annotated[
-        int, Field(ge=1, description="trajectories per batch of an engine in this process"), EXECUTION
-    ] = 64
-    concurrency: Annotated[int, Field(ge=1, description="maximum requests in flight at a vLLM server"), EXECUTION] = 256
+    group_size: int = setting(8, "trajectories per question: G of GRPO", "--group-size", ge=2)
+    questions_per_step: int = setting(16, "questions per batch of rollouts", "--questions-per-step", ge=1)
+    minibatches: int = setting(1, "optimizer steps per batch of rollouts", ge=1)
+    temperature: float = setting(1.0, "sampling temperature of the rollouts", gt=0, le=5)
+    top_p: float = setting(1.0, "nucleus sampling: probability mass that is kept", gt=0, le=1)
+    max_tokens: int = setting(512, "maximum tokens of one completion", ge=1)
+    max_trajectory_tokens: int | None = setting(
+        None, "maximum tokens of prompt and turn; a longer trajectory counts as truncated", ge=8
+    )
+    engine: Literal["auto", "generate", "continuous", "vllm-server"] = execution(
+        "auto",
+        "rollout engine. generate: transformers with the trainer's own weights; continuous: its "
+        "continuous batching; vllm-server: a server that gets the weights before each batch; "
+        "auto: continuous on a GPU if the weights have 16 bits, else generate",
+    )
+    url: str | None = execution(
+        None, "URL of a vLLM server for rollouts, which gets the weights before each batch", "--rollout-url"
+    )
+    served_model: str | None = execution(None, "name of the policy at the vLLM server (default: that of the model)")
+    batch_size: int = execution(64, "trajectories per batch of an engine in this process", ge=1)
+    concurrency: int = execution(256, "maximum requests in flight at a vLLM server", ge=1)
 
 
 class SamplingSettings(Section):
     """DAPO's dynamic sampling: groups in which all rewards are equal are dropped and refilled (arXiv:2503.14476)."""
 
-    dynamic: Annotated[
-        bool,
-        Field(description="drop groups whose rewards are all equal, and draw other questions (DAPO)"),
-        Flag("--dynamic-sampling/--no-dynamic-sampling"),
-    ] = False
-    max_rounds: Annotated[int, Field(ge=1, description="maximum rounds of refilling per batch")] = 3
+    dynamic: bool = setting(
+        False,
+        "drop groups whose rewards are all equal, and draw other questions (DAPO)",
+        "--dynamic-sampling/--no-dynamic-sampling",
+    )
+    max_rounds: int = setting(3, "maximum rounds of refilling per batch", ge=1)
 
 
 class OutageSettings(Section):
     """What happens if rewards are missing: a failure of the judge never becomes a reward."""
 
-    max_unscored: Annotated[
-        float, Field(ge=0, le=1, description="maximum share of a batch without a reward"), EXECUTION
-    ] = 0.25
-    retries: Annotated[
-        int, Field(ge=0, description="retries of missing rewards before the training run stops"), EXECUTION
-    ] = 3
-    wait_s: Annotated[
-        float,
-        Field(ge=0, description="seconds before the first retry; doubled before each further one"),
-        EXECUTION,
-    ] = 5.0
+    max_unscored: float = execution(0.25, "maximum share of a batch without a reward", ge=0, le=1)
+    retries: int = execution(3, "retries of missing rewards before the training run stops", ge=0)
+    wait_s: float = execution(5.0, "seconds before the first retry; doubled before each further one", ge=0)
 
 
 class GuardSettings(Section):
     """When a collapsing run is stopped; its state and best policy are kept. 0 turns a guard off."""
 
-    window: Annotated[int, Field(ge=1, description="optimizer steps that the guards average over"), EXECUTION] = 10
-    format_rate_drop: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="stop if the share of well-formed trajectories is this far below that of the best window; "
-            "0 disables",
-        ),
-        EXECUTION,
-    ] = 0.4
-    min_entropy: Annotated[
-        float, Field(ge=0, description="stop below this policy entropy, in nats per token; 0 disables"), EXECUTION
-    ] = 0.0
-    max_length_growth: Annotated[
-        float,
-        Field(ge=0, description="stop if trajectories are this many times as long as in the first window; 0 disables"),
-        EXECUTION,
-    ] = 4.0
+    window: int = execution(10, "optimizer steps that the guards average over", ge=1)
+    format_rate_drop: float = execution(
+        0.4,
+        "stop if the share of well-formed trajectories is this far below that of the best window; 0 disables",
+        ge=0,
+        le=1,
+    )
+    min_entropy: float = execution(0.0, "stop below this policy entropy, in nats per token; 0 disables", ge=0)
+    max_length_growth: float = execution(
+        4.0, "stop if trajectories are this many times as long as in the first window; 0 disables", ge=0
+    )
 
 
 class ValidationSettings(Section):
     """Held-out questions that choose the best policy."""
 
-    data: Annotated[
-        str | None,
-        Field(description="validation questions, as for --dataset (default: the dev split of the training questions)"),
-        EXECUTION,
-    ] = None
-    split: Annotated[str | None, Field(description="split of a known data set: train, dev or test"), EXECUTION] = None
-    limit: Annotated[
-        int | None, Field(ge=1, description="use a random sample of this many validation questions"), EXECUTION
-    ] = 200
-    steps: Annotated[int, Field(ge=0, description="optimizer steps between two validations; 0 disables"), EXECUTION] = (
-        20
+    data: str | None = execution(
+        None, "validation questions, as for --dataset (default: the dev split of the training questions)"
     )
-    temperature: Annotated[
-        float, Field(ge=0, le=5, description="sampling temperature; 0 is greedy decoding"), EXECUTION
-    ] = 0.0
-    metric: Annotated[
-        Literal["em", "f1", "acc", "reward"],
-        Field(description="metric that chooses the best policy; reward: the training reward"),
-        EXECUTION,
-    ] = "em"
+    split: str | None = execution(None, "split of a known data set: train, dev or test")
+    limit: int | None = execution(200, "use a random sample of this many validation questions", ge=1)
+    steps: int = execution(20, "optimizer steps between two validations; 0 disables", ge=0)
+    temperature: float = execution(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
+    metric: Literal["em", "f1", "acc", "reward"] = execution(
+        "em", "metric that chooses the best policy; reward: the training reward"
+    )
 
 
 class RLSettings(TrainSettings):
     """Group-relative policy optimisation on rollouts with retrieval (GRPO, DAPO)."""
 
-    seed: Annotated[
-        int, Field(description="random seed; the same seed repeats every random choice"), Flag("--seed")
-    ] = 0
-    data: Annotated[
-        str | None,
-        Field(
-            description="questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a "
-            "JSONL or Parquet file"
-        ),
-        Flag("--dataset"),
-        EXECUTION,
-    ] = None
-    model: Annotated[
-        str | None,
-        Field(description="model to train: a folder, a Hub id, or demo[:FORMAT] for a shipped policy"),
-        Flag("--model"),
-        EXECUTION,
-    ] = None
-    split: Annotated[
-        str | None, Field(description="split of a known data set: train, dev or test"), Flag("--split"), EXECUTION
-    ] = None
-    world_seed: Annotated[int, Field(description="seed of the demo world"), Flag("--world-seed"), EXECUTION] = 0
+    seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
+    data: str | None = execution(
+        None,
+        "questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a "
+        "JSONL or Parquet file",
+        "--dataset",
+    )
+    model: str | None = execution(
+        None, "model to train: a folder, a Hub id, or demo[:FORMAT] for a shipped policy", "--model"
+    )
+    split: str | None = execution(None, "split of a known data set: train, dev or test", "--split")
+    world_seed: int = execution(0, "seed of the demo world", "--world-seed")
     retrieval: RetrievalConfig = RetrievalConfig()
     format: FormatConfig = FormatConfig(name="search_r1", max_steps=5)
     judge: JudgeConfig = JudgeConfig()
     reward: RewardSettings = RewardSettings()
-    plans: Annotated[
-        str | None,
-        Field(description="reference plans for the reward search-p1: a file that `rl plan` wrote"),
-        Flag("--plans"),
-        EXECUTION,
-    ] = None
+    plans: str | None = execution(
+        None, "reference plans for the reward search-p1: a file that `rl plan` wrote", "--plans"
+    )
     rollout: RolloutSettings = RolloutSettings()
     sampling: SamplingSettings = SamplingSettings()
     outage: OutageSettings = OutageSettings()
     guards: GuardSettings = GuardSettings()
     validation: ValidationSettings = ValidationSettings()
 
-    loss_type: Annotated[
-        Literal["dapo", "grpo", "dr_grpo", "bnpo"],
-        Field(
-            description="loss function, by its name in TRL. The choices differ in how the loss is averaged over tokens"
-        ),
-        Flag("--loss-type"),
-    ] = "dapo"
-    beta: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="KL weight: how strongly the policy is held to the reference model. With 0, no reference "
-            "model is loaded",
-        ),
-        Flag("--beta"),
-    ] = 0.0
-    epsilon: Annotated[float, Field(gt=0, description="clipping range of the probability ratio around 1")] = 0.2
-    epsilon_high: Annotated[
-        float | None,
-        Field(gt=0, description="upper clipping range of the probability ratio, clip-higher (default: epsilon)"),
-    ] = None
-    scale_rewards: Annotated[
-        Literal["group", "batch", "none"],
-        Field(
-            description="what divides the advantages: the standard deviation of the group, that of the batch, or "
-            "nothing"
-        ),
-    ] = "group"
-    mask_truncated: Annotated[
-        bool, Field(description="exclude trajectories that a token limit cut off from the loss")
-    ] = True
-    importance: Annotated[
-        Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
-        Field(
-            description="importance sampling correction between engine and trainer; auto: token_truncate with a "
-            "server, else off"
-        ),
-    ] = "auto"
-    importance_max: Annotated[float, Field(gt=1, description="threshold of the importance ratio")] = 2.0
-    max_steps: Annotated[int, Field(ge=1, description="optimizer steps"), Flag("--max-steps")] = 200
-    per_device_train_batch_size: Annotated[
-        int, Field(ge=1, description="training examples per forward pass on each device"), Flag("--batch-size")
-    ] = 8
-    gradient_accumulation_steps: Annotated[
-        int, Field(ge=1, description="follows from the other batch settings; must not be set")
-    ] = 1
-    lr_scheduler_type: Annotated[str, Field(description="learning rate schedule, by its name in transformers")] = (
-        "constant"
+    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = setting(
+        "dapo",
+        "loss function, by its name in TRL. The choices differ in how the loss is averaged over tokens",
+        "--loss-type",
     )
-    logging_steps: Annotated[
-        int, Field(ge=1, description="optimizer steps between two lines of metrics"), EXECUTION
-    ] = 1
-    save_steps: Annotated[
-        int, Field(ge=1, description="optimizer steps between checkpoints"), Flag("--save-steps"), EXECUTION
-    ] = 20
+    beta: float = setting(
+        0.0,
+        "KL weight: how strongly the policy is held to the reference model. With 0, no reference model is loaded",
+        "--beta",
+        ge=0,
+    )
+    epsilon: float = setting(0.2, "clipping range of the probability ratio around 1", gt=0)
+    epsilon_high: float | None = setting(
+        None, "upper clipping range of the probability ratio, clip-higher (default: epsilon)", gt=0
+    )
+    scale_rewards: Literal["group", "batch", "none"] = setting(
+        "group", "what divides the advantages: the standard deviation of the group, that of the batch, or nothing"
+    )
+    mask_truncated: bool = setting(True, "exclude trajectories that a token limit cut off from the loss")
+    importance: Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = setting(
+        "auto",
+        "importance sampling correction between engine and trainer; auto: token_truncate with a server, else off",
+    )
+    importance_max: float = setting(2.0, "threshold of the importance ratio", gt=1)
+    max_steps: int = setting(200, "optimizer steps", "--max-steps", ge=1)
+    per_device_train_batch_size: int = setting(
+        8, "training examples per forward pass on each device", "--batch-size", ge=1
+    )
+    gradient_accumulation_steps: int = setting(1, "follows from the other batch settings; must not be set", ge=1)
+    lr_scheduler_type: str = setting("constant", "learning rate schedule, by its name in transformers")
+    logging_steps: int = execution(1, "optimizer steps between two lines of metrics", ge=1)
+    save_steps: int = execution(20, "optimizer steps between checkpoints", "--save-steps", ge=1)
 
     @field_validator("gradient_accumulation_steps")
     @classmethod

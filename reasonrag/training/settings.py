@@ -2,114 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from reasonrag.core.settings import EXECUTION, Flag, Section, Tree
+from reasonrag.core.settings import Section, Tree, execution, setting
 
 
 class LoraSettings(Section):
     """Low-rank adapters (peft); unused with `method: full`."""
 
-    r: Annotated[int, Field(ge=1, description="rank of the adapters"), Flag("--lora-r")] = 16
-    alpha: Annotated[
-        int,
-        Field(ge=1, description="scale of the adapters: their output is multiplied by alpha / r"),
-        Flag("--lora-alpha"),
-    ] = 32
-    dropout: Annotated[float, Field(ge=0, lt=1, description="dropout on the inputs of the adapters")] = 0.0
-    target_modules: Annotated[
-        str | tuple[str, ...], Field(description="layers that get adapters: all-linear, or names such as q_proj")
-    ] = "all-linear"
+    r: int = setting(16, "rank of the adapters", "--lora-r", ge=1)
+    alpha: int = setting(32, "scale of the adapters: their output is multiplied by alpha / r", "--lora-alpha", ge=1)
+    dropout: float = setting(0.0, "dropout on the inputs of the adapters", ge=0, lt=1)
+    target_modules: str | tuple[str, ...] = setting(
+        "all-linear", "layers that get adapters: all-linear, or names such as q_proj"
+    )
 
 
 class TrainSettings(Section):
     """Settings of every training run."""
 
-    seed: Annotated[
-        int, Field(description="random seed; the same seed repeats every random choice"), Flag("--seed")
-    ] = 0
-    data: Annotated[
-        str | None,
-        Field(
-            description="preference pairs: a run's folder, Parquet or JSONL files, or "
-            "OWNER/NAME[@REVISION][:CONFIG] on the Hub"
-        ),
-        Flag("--data"),
-        EXECUTION,
-    ] = None
-    model: Annotated[
-        str | None,
-        Field(description="model to train: a folder, a Hub id, or demo[:FORMAT] for a shipped policy"),
-        Flag("--model"),
-        EXECUTION,
-    ] = None
-    revision: Annotated[str | None, Field(description="revision of a Hub model: commit, tag or branch")] = None
-    trust_remote_code: Annotated[bool, Field(description="run Python code that comes with a model")] = False
-    method: Annotated[
-        Literal["lora", "full"],
-        Field(description="what to train: low-rank adapters (lora) or all weights (full)"),
-        Flag("--method"),
-    ] = "lora"
-    lora: LoraSettings = LoraSettings()
-    dtype: Annotated[
-        str | None,
-        Field(description="dtype of the weights (default: bfloat16 for adapters on a GPU, else float32)"),
-    ] = None
-    limit: Annotated[
-        int | None,
-        Field(ge=1, description="use a random sample of this many questions (default: all)"),
-        Flag("--limit"),
-    ] = None
-    learning_rate: Annotated[float, Field(gt=0, description="peak learning rate"), Flag("--learning-rate")] = 1e-6
-    lr_scheduler_type: Annotated[str, Field(description="learning rate schedule, by its name in transformers")] = (
-        "cosine"
+    seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
+    data: str | None = execution(
+        None,
+        "preference pairs: a run's folder, Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub",
+        "--data",
     )
-    warmup_ratio: Annotated[
-        float, Field(ge=0, lt=1, description="share of the steps during which the learning rate rises")
-    ] = 0.1
-    per_device_train_batch_size: Annotated[
-        int, Field(ge=1, description="training examples per forward pass on each device"), Flag("--batch-size")
-    ] = 2
-    gradient_accumulation_steps: Annotated[
-        int, Field(ge=1, description="forward passes per optimizer step"), Flag("--accumulation")
-    ] = 8
-    weight_decay: Annotated[float, Field(ge=0, description="weight decay of AdamW")] = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0, description="gradients are clipped to this norm")] = 1.0
-    logging_steps: Annotated[
-        int, Field(ge=1, description="optimizer steps between two lines of metrics"), EXECUTION
-    ] = 10
-    save_steps: Annotated[
-        int, Field(ge=1, description="optimizer steps between checkpoints"), Flag("--save-steps"), EXECUTION
-    ] = 200
-    save_total_limit: Annotated[int, Field(ge=1, description="maximum checkpoints to keep"), EXECUTION] = 2
-    gradient_checkpointing: Annotated[
-        bool | None,
-        Field(description="recompute activations to save memory (default: on if there is a GPU)"),
-        EXECUTION,
-    ] = None
-    device: Annotated[
-        Literal["auto", "cpu"],
-        Field(description="device of the training run; auto: the GPUs, if there are any"),
-        EXECUTION,
-    ] = "auto"
-    report_to: Annotated[
-        tuple[str, ...],
-        Field(description="tracker that also gets the metrics: wandb, tensorboard, ..."),
-        Flag("--report-to"),
-        EXECUTION,
-    ] = ()
-    merge: Annotated[
-        bool,
-        Field(description="also write the adapters merged into the model, to OUT/merged"),
-        Flag("--merge/--no-merge"),
-        EXECUTION,
-    ] = False
-    trainer: Annotated[
-        dict[str, Any],
-        Field(default_factory=dict, description="any other argument of TRL's trainer, by its name"),
-    ]
+    model: str | None = execution(
+        None, "model to train: a folder, a Hub id, or demo[:FORMAT] for a shipped policy", "--model"
+    )
+    revision: str | None = setting(None, "revision of a Hub model: commit, tag or branch")
+    trust_remote_code: bool = setting(False, "run Python code that comes with a model")
+    method: Literal["lora", "full"] = setting(
+        "lora", "what to train: low-rank adapters (lora) or all weights (full)", "--method"
+    )
+    lora: LoraSettings = LoraSettings()
+    dtype: str | None = setting(None, "dtype of the weights (default: bfloat16 for adapters on a GPU, else float32)")
+    limit: int | None = setting(None, "use a random sample of this many questions (default: all)", "--limit", ge=1)
+    learning_rate: float = setting(1e-6, "peak learning rate", "--learning-rate", gt=0)
+    lr_scheduler_type: str = setting("cosine", "learning rate schedule, by its name in transformers")
+    warmup_ratio: float = setting(0.1, "share of the steps during which the learning rate rises", ge=0, lt=1)
+    per_device_train_batch_size: int = setting(
+        2, "training examples per forward pass on each device", "--batch-size", ge=1
+    )
+    gradient_accumulation_steps: int = setting(8, "forward passes per optimizer step", "--accumulation", ge=1)
+    weight_decay: float = setting(0.0, "weight decay of AdamW", ge=0)
+    max_grad_norm: float = setting(1.0, "gradients are clipped to this norm", gt=0)
+    logging_steps: int = execution(10, "optimizer steps between two lines of metrics", ge=1)
+    save_steps: int = execution(200, "optimizer steps between checkpoints", "--save-steps", ge=1)
+    save_total_limit: int = execution(2, "maximum checkpoints to keep", ge=1)
+    gradient_checkpointing: bool | None = execution(
+        None, "recompute activations to save memory (default: on if there is a GPU)"
+    )
+    device: Literal["auto", "cpu"] = execution("auto", "device of the training run; auto: the GPUs, if there are any")
+    report_to: tuple[str, ...] = execution(
+        (), "tracker that also gets the metrics: wandb, tensorboard, ...", "--report-to"
+    )
+    merge: bool = execution(False, "also write the adapters merged into the model, to OUT/merged", "--merge/--no-merge")
+    trainer: dict[str, Any] = setting({}, "any other argument of TRL's trainer, by its name")
 
     @field_validator("report_to", "target_modules", mode="before", check_fields=False)
     @classmethod
@@ -120,26 +71,18 @@ class TrainSettings(Section):
 class PairSettings(TrainSettings):
     """Settings of training runs on recorded steps: DPO and SFT."""
 
-    max_length: Annotated[
-        int | None,
-        Field(ge=8, description="maximum tokens of prompt and step; longer examples are dropped, never cut"),
-        Flag("--max-length"),
-    ] = None  # the longest pair, within the model's context
-    max_dropped: Annotated[
-        float,
-        Field(ge=0, le=1, description="maximum share of a split that may be dropped as too long"),
-        Flag("--max-dropped"),
-        EXECUTION,
-    ] = 0.01
-    turn_end: Annotated[
-        Literal["as_sampled", "always"],
-        Field(description="score the end-of-turn token if the policy itself wrote it, or after every step"),
-    ] = "as_sampled"
-    num_train_epochs: Annotated[float, Field(gt=0, description="passes over the training data"), Flag("--epochs")] = 1.0
-    max_steps: Annotated[int, Field(description="optimizer steps; -1 trains for num_train_epochs")] = -1
-    eval_steps: Annotated[
-        int, Field(ge=1, description="optimizer steps between two evaluations on held-out pairs"), EXECUTION
-    ] = 200
+    max_length: int | None = setting(
+        None, "maximum tokens of prompt and step; longer examples are dropped, never cut", "--max-length", ge=8
+    )  # the longest pair, within the model's context
+    max_dropped: float = execution(
+        0.01, "maximum share of a split that may be dropped as too long", "--max-dropped", ge=0, le=1
+    )
+    turn_end: Literal["as_sampled", "always"] = setting(
+        "as_sampled", "score the end-of-turn token if the policy itself wrote it, or after every step"
+    )
+    num_train_epochs: float = setting(1.0, "passes over the training data", "--epochs", gt=0)
+    max_steps: int = setting(-1, "optimizer steps; -1 trains for num_train_epochs")
+    eval_steps: int = execution(200, "optimizer steps between two evaluations on held-out pairs", ge=1)
 
     @field_validator("max_steps")
     @classmethod
@@ -152,43 +95,26 @@ class PairSettings(TrainSettings):
 class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
 
-    beta: Annotated[
-        float,
-        Field(gt=0, description="KL weight: how strongly the policy is held to the reference model"),
-        Flag("--beta"),
-    ] = 0.3
-    loss_type: Annotated[
-        str,
-        Field(description="loss function, by its name in TRL. For example sigmoid, ipo or hinge"),
-        Flag("--loss-type"),
-    ] = "sigmoid"
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5, description="assumed share of pairs with swapped labels")] = (
-        0.0
+    beta: float = setting(0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0)
+    loss_type: str = setting(
+        "sigmoid", "loss function, by its name in TRL. For example sigmoid, ipo or hinge", "--loss-type"
     )
-    reference: Annotated[
-        Literal["auto", "adapter_off", "frozen", "precomputed"],
-        Field(
-            description="reference model: the adapter switched off, a frozen copy, or precomputed "
-            "log-probabilities; auto: adapter_off, or frozen if all weights are trained"
-        ),
-        Flag("--reference"),
-        EXECUTION,
-    ] = "auto"
-    weight: Annotated[
-        Literal["none", "margin"],
-        Field(description="weight of each pair in the loss: the margin of its rewards (scaled to mean 1), or none"),
-        Flag("--weight"),
-    ] = "none"
-    reward_margin: Annotated[
-        float,
-        Field(ge=0, description="target margin of implicit rewards, as a multiple of the pair's margin"),
-        Flag("--reward-margin"),
-    ] = 0.0
-    sft_weight: Annotated[
-        float,
-        Field(ge=0, description="weight of the chosen step's negative log-likelihood in the loss"),
-        Flag("--sft-weight"),
-    ] = 0.0
+    label_smoothing: float = setting(0.0, "assumed share of pairs with swapped labels", ge=0, lt=0.5)
+    reference: Literal["auto", "adapter_off", "frozen", "precomputed"] = execution(
+        "auto",
+        "reference model: the adapter switched off, a frozen copy, or precomputed "
+        "log-probabilities; auto: adapter_off, or frozen if all weights are trained",
+        "--reference",
+    )
+    weight: Literal["none", "margin"] = setting(
+        "none", "weight of each pair in the loss: the margin of its rewards (scaled to mean 1), or none", "--weight"
+    )
+    reward_margin: float = setting(
+        0.0, "target margin of implicit rewards, as a multiple of the pair's margin", "--reward-margin", ge=0
+    )
+    sft_weight: float = setting(
+        0.0, "weight of the chosen step's negative log-likelihood in the loss", "--sft-weight", ge=0
+    )
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> DPOSettings:
@@ -205,7 +131,7 @@ class DPOSettings(PairSettings):
 class SFTSettings(PairSettings):
     """Supervised fine-tuning on chosen steps: the rival of DPO in the paper's Table 3."""
 
-    learning_rate: Annotated[float, Field(gt=0, description="peak learning rate"), Flag("--learning-rate")] = 1e-5
+    learning_rate: float = setting(1e-5, "peak learning rate", "--learning-rate", gt=0)
 
 
 _DEMO: Tree = {

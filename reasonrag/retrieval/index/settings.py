@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import EXECUTION, Flag, Section
+from reasonrag.core.settings import Section, execution, setting
 
 Kind = Literal["bm25", "dense"]
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -25,36 +25,22 @@ class PassagesConfig(Section):
     """
 
     # The order of these fields is their order in the manifest of an index.
-    strict: Annotated[
-        bool,
-        Field(description="refuse a corpus with unusable rows instead of setting them aside"),
-        Flag("--strict/--no-strict"),
-    ] = False
-    max_words: Annotated[
-        int, Field(ge=10, description="maximum words of a passage; longer ones are split"), Flag("--max-words")
-    ] = 1000
-    chunk_words: Annotated[
-        int | None, Field(ge=10, description="split every text into passages of this many words"), Flag("--chunk-words")
-    ] = None
+    strict: bool = setting(
+        False, "refuse a corpus with unusable rows instead of setting them aside", "--strict/--no-strict"
+    )
+    max_words: int = setting(1000, "maximum words of a passage; longer ones are split", "--max-words", ge=10)
+    chunk_words: int | None = setting(None, "split every text into passages of this many words", "--chunk-words", ge=10)
 
 
 class BM25Config(Section):
     """How BM25 cuts texts into words and weighs them. A title is the first of several lines."""
 
     # The order of these fields is their order in the manifest of an index.
-    stemmer: Annotated[
-        str | None, Field(description="stemmer for words: a Snowball language, or none"), Flag("--stemmer")
-    ] = "english"
-    stopwords: Annotated[
-        str | None, Field(description="words to ignore: a list that bm25s knows, or none"), Flag("--stopwords")
-    ] = "english"
-    k1: Annotated[float, Field(ge=0, description="BM25 k1: how slowly repeated words saturate"), Flag("--k1")] = 1.2
-    b: Annotated[float, Field(ge=0, le=1, description="BM25 b: how much long passages are penalised"), Flag("--b")] = (
-        0.75
-    )
-    title_weight: Annotated[
-        int, Field(ge=1, le=100, description="how often each word of the title counts"), Flag("--title-weight")
-    ] = 1
+    stemmer: str | None = setting("english", "stemmer for words: a Snowball language, or none", "--stemmer")
+    stopwords: str | None = setting("english", "words to ignore: a list that bm25s knows, or none", "--stopwords")
+    k1: float = setting(1.2, "BM25 k1: how slowly repeated words saturate", "--k1", ge=0)
+    b: float = setting(0.75, "BM25 b: how much long passages are penalised", "--b", ge=0, le=1)
+    title_weight: int = setting(1, "how often each word of the title counts", "--title-weight", ge=1, le=100)
 
     @field_validator("stemmer", "stopwords", mode="before")
     @classmethod
@@ -69,93 +55,59 @@ class EncoderConfig(Section):
     that pooling.
     """
 
-    name: Annotated[
-        str | None,
-        Field(description="sentence-transformers model that encodes passages and queries: a Hub id or a folder"),
-        Flag("--encoder"),
-    ] = None
-    family: Annotated[
-        str,
-        Field(
-            description="model family that supplies missing settings: e5, bge-en, ...; auto: by the model's name; "
-            "own: only by the model's files"
-        ),
-    ] = "auto"
-    revision: Annotated[str | None, Field(description="revision of a Hub model: commit, tag or branch")] = None
-    query_prefix: Annotated[
-        str | None, Field(description="text in front of every query (default: that of the family)")
-    ] = None
-    passage_prefix: Annotated[
-        str | None, Field(description="text in front of every passage (default: that of the family)")
-    ] = None
-    pooling: Annotated[
-        Literal["mean", "cls", "lasttoken"] | None,
-        Field(description="how token vectors become one vector (default: that of the family)"),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        Field(ge=8, description="maximum tokens of a text; the rest is cut off (default: that of the family)"),
-    ] = None
-    dtype: Annotated[
-        str | None, Field(description="dtype of the encoder's weights: float32, bfloat16 or float16"), Flag("--dtype")
-    ] = None
-    batch_size: Annotated[int, Field(ge=1, description="passages per batch of the encoder"), Flag("--encode-batch")] = (
-        64
+    name: str | None = setting(
+        None, "sentence-transformers model that encodes passages and queries: a Hub id or a folder", "--encoder"
     )
-    device: Annotated[
-        str | None,
-        Field(
-            description="device of encoder and reranker, for example cpu, cuda or cuda:1. `index build` also "
-            "takes several: cuda:0,cuda:1"
-        ),
-        Flag("--device"),
-        EXECUTION,
-    ] = None
-    trust_remote_code: Annotated[bool, Field(description="run Python code that comes with a model")] = False
+    family: str = setting(
+        "auto",
+        "model family that supplies missing settings: e5, bge-en, ...; auto: by the model's name; "
+        "own: only by the model's files",
+    )
+    revision: str | None = setting(None, "revision of a Hub model: commit, tag or branch")
+    query_prefix: str | None = setting(None, "text in front of every query (default: that of the family)")
+    passage_prefix: str | None = setting(None, "text in front of every passage (default: that of the family)")
+    pooling: Literal["mean", "cls", "lasttoken"] | None = setting(
+        None, "how token vectors become one vector (default: that of the family)"
+    )
+    max_tokens: int | None = setting(
+        None, "maximum tokens of a text; the rest is cut off (default: that of the family)", ge=8
+    )
+    dtype: str | None = setting(None, "dtype of the encoder's weights: float32, bfloat16 or float16", "--dtype")
+    batch_size: int = setting(64, "passages per batch of the encoder", "--encode-batch", ge=1)
+    device: str | None = execution(
+        None,
+        "device of encoder and reranker, for example cpu, cuda or cuda:1. `index build` also "
+        "takes several: cuda:0,cuda:1",
+        "--device",
+    )
+    trust_remote_code: bool = setting(False, "run Python code that comes with a model")
 
 
 class VectorsConfig(Section):
     """Which FAISS index searches the vectors, and how well."""
 
-    kind: Annotated[
-        Literal["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"],
-        Field(description="type of FAISS index; auto chooses by the number of vectors and the memory"),
-        Flag("--vectors"),
-    ] = "auto"
-    recall: Annotated[
-        float,
-        Field(gt=0, le=1, description="target recall@10 against exact search, for which the search is tuned"),
-        Flag("--recall"),
-    ] = 0.95
-    adopt: Annotated[
-        str | None,
-        Field(description="existing FAISS index over these passages, in their order"),
-        Flag("--adopt"),
-        EXECUTION,
-    ] = None
+    kind: Literal["auto", "flat", "ivf-sq8", "ivf-pq", "hnsw"] = setting(
+        "auto", "type of FAISS index; auto chooses by the number of vectors and the memory", "--vectors"
+    )
+    recall: float = setting(
+        0.95, "target recall@10 against exact search, for which the search is tuned", "--recall", gt=0, le=1
+    )
+    adopt: str | None = execution(None, "existing FAISS index over these passages, in their order", "--adopt")
 
 
 class IndexConfig(Section):
     """Everything that `index build` depends on."""
 
-    corpus: Annotated[
-        str | None,
-        Field(
-            description="corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents. `index build` "
-            "also takes a folder of them or of texts, a known name (wiki18, ...), or hub:OWNER/NAME"
-        ),
-        Flag("--corpus"),
-        EXECUTION,
-    ] = None
-    kind: Annotated[
-        tuple[Kind, ...], Field(description="what to build: bm25, dense, or both"), Flag("--kind"), EXECUTION
-    ] = ()
-    max_memory: Annotated[
-        str | None,
-        Field(description="maximum memory of the build, for example 8G (default: half of this machine's)"),
-        Flag("--max-memory"),
-        EXECUTION,
-    ] = None
+    corpus: str | None = execution(
+        None,
+        "corpus to search: a JSONL(.gz, .zst) or Parquet file with id and contents. `index build` "
+        "also takes a folder of them or of texts, a known name (wiki18, ...), or hub:OWNER/NAME",
+        "--corpus",
+    )
+    kind: tuple[Kind, ...] = execution((), "what to build: bm25, dense, or both", "--kind")
+    max_memory: str | None = execution(
+        None, "maximum memory of the build, for example 8G (default: half of this machine's)", "--max-memory"
+    )
     passages: PassagesConfig = PassagesConfig()
     bm25: BM25Config = BM25Config()
     encoder: EncoderConfig = EncoderConfig()

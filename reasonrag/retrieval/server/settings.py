@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated
-
-from pydantic import Field
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.http import TOKEN_ENV, read_token
-from reasonrag.core.settings import Flag, Section
+from reasonrag.core.settings import Section, setting
 
 
 class ServeSettings(Section):
@@ -18,43 +15,27 @@ class ServeSettings(Section):
     Limits hold for one request, unless they say otherwise.
     """
 
-    host: Annotated[
-        str,
-        Field(description="address to listen on; one that other machines reach needs --allow-remote"),
-        Flag("--host"),
-    ] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0 takes a free one"), Flag("--port")] = (
-        8000
+    host: str = setting(
+        "127.0.0.1", "address to listen on; one that other machines reach needs --allow-remote", "--host"
     )
-    allow_remote: Annotated[
-        bool, Field(description="serve other machines; requires a token"), Flag("--allow-remote")
-    ] = False
-    token_env: Annotated[
-        str,
-        Field(description="environment variable that holds a token; if it is set, clients must send it"),
-        Flag("--token-env"),
-    ] = TOKEN_ENV
-    top_k: Annotated[
-        int, Field(ge=1, description="passages per search. A request may ask for another number"), Flag("--top-k")
-    ] = 3
-    max_top_k: Annotated[int, Field(ge=1, description="maximum passages per query")] = 1000
-    max_passages: Annotated[
-        int, Field(ge=1, description="maximum passages of a request: queries times passages per query")
-    ] = 100_000
-    max_queries: Annotated[int, Field(ge=1, description="maximum queries of a request")] = 4096
-    max_query_chars: Annotated[int, Field(ge=1, description="characters of a query; longer queries are cut")] = 4096
-    max_body_bytes: Annotated[int, Field(ge=1, description="maximum bytes of a request's body")] = 4 << 20
-    max_queue: Annotated[int, Field(ge=1, description="maximum unanswered queries of all requests")] = 16384
-    window_ms: Annotated[
-        float, Field(ge=0, description="milliseconds that a query waits so that several are searched together")
-    ] = 2.0
-    max_batch: Annotated[int, Field(ge=1, description="maximum queries that are searched together")] = 256
-    cached_rankings: Annotated[int, Field(ge=0, description="rankings kept in memory for repeated queries")] = 0
-    health_timeout_s: Annotated[float, Field(gt=0, description="timeout in seconds of the query behind /health")] = 10.0
-    drain_s: Annotated[int, Field(ge=1, description="seconds to finish requests in flight after SIGTERM or Ctrl-C")] = (
-        30
+    port: int = setting(8000, "port to listen on; 0 takes a free one", "--port", ge=0, le=65535)
+    allow_remote: bool = setting(False, "serve other machines; requires a token", "--allow-remote")
+    token_env: str = setting(
+        TOKEN_ENV, "environment variable that holds a token; if it is set, clients must send it", "--token-env"
     )
-    access_log: Annotated[bool, Field(description="log one line per request on stderr, without its queries")] = False
+    top_k: int = setting(3, "passages per search. A request may ask for another number", "--top-k", ge=1)
+    max_top_k: int = setting(1000, "maximum passages per query", ge=1)
+    max_passages: int = setting(100_000, "maximum passages of a request: queries times passages per query", ge=1)
+    max_queries: int = setting(4096, "maximum queries of a request", ge=1)
+    max_query_chars: int = setting(4096, "characters of a query; longer queries are cut", ge=1)
+    max_body_bytes: int = setting(4 << 20, "maximum bytes of a request's body", ge=1)
+    max_queue: int = setting(16384, "maximum unanswered queries of all requests", ge=1)
+    window_ms: float = setting(2.0, "milliseconds that a query waits so that several are searched together", ge=0)
+    max_batch: int = setting(256, "maximum queries that are searched together", ge=1)
+    cached_rankings: int = setting(0, "rankings kept in memory for repeated queries", ge=0)
+    health_timeout_s: float = setting(10.0, "timeout in seconds of the query behind /health", gt=0)
+    drain_s: int = setting(30, "seconds to finish requests in flight after SIGTERM or Ctrl-C", ge=1)
+    access_log: bool = setting(False, "log one line per request on stderr, without its queries")
 
     @property
     def loopback(self) -> bool:
