@@ -1,8 +1,7 @@
 """The papers' comparisons at laptop scale in the demo world, by the name of their command."""
 
-from reasonrag.reproduce import hiprag, outcome, reasonrag, search_p1, when_to_search
+from reasonrag.reproduce.online import HIPRAG, OUTCOME, SEARCH_P1, WHEN_TO_SEARCH
 from reasonrag.reproduce.paper import Paper
+from reasonrag.reproduce.reasonrag import REASONRAG
 
-PAPERS: dict[str, Paper] = {
-    paper.name: paper for paper in (reasonrag.PAPER, outcome.PAPER, hiprag.PAPER, search_p1.PAPER, when_to_search.PAPER)
-}
+PAPERS: dict[str, Paper] = {paper.name: paper for paper in (REASONRAG, OUTCOME, HIPRAG, SEARCH_P1, WHEN_TO_SEARCH)}

@@ -23,19 +23,12 @@ Seeds = Mapping[int, Mapping[str, Row]]  # rows by seed and question id
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric of a comparison.
+    """One metric of a comparison: the mean of a column over questions, or a rate over steps."""
 
-    Attributes:
-        label: in tables.
-        part: the column that is averaged, or the numerator of a rate.
-        whole: the denominator of a rate over steps.
-        share: whether the metric lies in [0, 1], so that differences are shown in percentage points.
-    """
-
-    label: str
-    part: str
-    whole: str | None = None
-    share: bool = True
+    label: str  # in tables
+    part: str  # the column that is averaged, or the numerator of the rate
+    whole: str | None = None  # the denominator of the rate
+    share: bool = True  # whether it lies in [0, 1], so that differences are shown in percentage points
 
 
 METRICS = {
@@ -63,44 +56,27 @@ def read_seeds(folders: Mapping[int, Path], policy: str, setting: str) -> dict[i
     return {seed: _read_rows(folder, policy, setting) for seed, folder in folders.items()}
 
 
-def described(seeds: Seeds, metrics: Sequence[str], *, seed: int = 0) -> Results:
-    """Return the metrics of one variant.
-
-    Args:
-        seeds: rows of at least one seed.
-        metrics: keys of `METRICS`.
-        seed: random seed of the bootstrap.
+def described(seeds: Seeds, metrics: Sequence[str]) -> Results:
+    """Return the metrics of one variant, given as keys of `METRICS`.
 
     Returns:
         `all` and `by_kind` with an interval (or None) per metric, `by_seed` with a list of means per metric.
     """
-    columns = _Columns(seeds)
-    values, by_seed = {}, {}
-    for name in metrics:
-        values[name] = columns.of(METRICS[name])
-        by_seed[name] = [_mean(METRICS[name], seeds[number]) for number in sorted(seeds)]
-    return columns.results(values, by_seed, seed)
+    return _results([seeds], metrics)
 
 
-def difference(first: Seeds, second: Seeds, metrics: Sequence[str], *, seed: int = 0) -> Results | None:
+def difference(first: Seeds, second: Seeds, metrics: Sequence[str]) -> Results | None:
     """Return first minus second, paired by question over the seeds that both have; None if they share none.
 
     The result has the shape of `described`.
     """
-    common = sorted(first.keys() & second.keys())
     # A question counts for both or for neither, seed by seed.
-    left, right = _Columns(_shared(first, second, common)), _Columns(_shared(second, first, common))
-    if not left.ids:
-        return None
-    values, by_seed = {}, {}
-    for name in metrics:
-        metric = METRICS[name]
-        values[name] = subtract(left.of(metric), right.of(metric))
-        by_seed[name] = subtract(
-            [_mean(metric, left.seeds[number]) for number in common],
-            [_mean(metric, right.seeds[number]) for number in common],
-        )
-    return left.results(values, by_seed, seed)
+    sides: list[dict[int, dict[str, Row]]] = [{}, {}]
+    for seed in sorted(first.keys() & second.keys()):
+        common = first[seed].keys() & second[seed].keys()
+        for side, seeds in zip(sides, (first, second), strict=True):
+            side[seed] = {question: row for question, row in seeds[seed].items() if question in common}
+    return _results(sides, metrics) if any(sides[0].values()) else None
 
 
 def mean_hops(seeds: Seeds) -> dict[str, float]:
@@ -142,40 +118,43 @@ def verdict(interval: Mapping[str, float] | None, paper: float) -> str:
     return "agree" if (ours > 0) == (paper > 0) else "disagree"
 
 
-class _Columns:
-    """Values by question over several seeds, ready to be resampled."""
+def _results(sides: Sequence[Seeds], metrics: Sequence[str]) -> Results:
+    """Return the metrics of one variant, or the differences of two that have the same questions and seeds."""
+    kinds: dict[str, str] = {}
+    for rows in sides[0].values():
+        kinds |= {question: row["kind"] for question, row in rows.items()}
+    questions, numbers = sorted(kinds), sorted(sides[0])
+    values: dict[str, Column | Ratio] = {}
+    by_seed: Results = {}
+    for name in metrics:
+        columns = [_column(METRICS[name], seeds, questions) for seeds in sides]
+        means = [[_mean(METRICS[name], seeds[number]) for number in numbers] for seeds in sides]
+        values[name] = subtract(*columns) if len(sides) == 2 else columns[0]
+        by_seed[name] = subtract(*means) if len(sides) == 2 else means[0]
+    groups: dict[str, list[int]] = {"": list(range(len(questions)))}
+    for kind in sorted(set(kinds.values()) - {""}):
+        groups[kind] = [index for index, question in enumerate(questions) if kinds[question] == kind]
+    by_group: Results = {}
+    for group, by_metric in group_intervals(values, groups, seed=0).items():
+        by_group[group] = {name: None if value is None else asdict(value) for name, value in by_metric.items()}
+    counts = {"seeds": numbers, "questions": len(questions)}
+    return {**counts, "all": by_group.pop(""), "by_kind": by_group, "by_seed": by_seed}
 
-    def __init__(self, seeds: Seeds) -> None:
-        self.seeds = seeds
-        self.ids = sorted({question for rows in seeds.values() for question in rows})
-        self._kinds = {question: row["kind"] for rows in seeds.values() for question, row in rows.items()}
 
-    def of(self, metric: Metric) -> Column | Ratio:
-        """Return `[n]` means over the seeds, or the sums of numerator and denominator."""
-        if metric.whole is None:
-            return [self._over_seeds(fmean, metric.part, question) for question in self.ids]
-        return Ratio(
-            [self._over_seeds(sum, metric.part, question) for question in self.ids],
-            [self._over_seeds(sum, metric.whole, question) for question in self.ids],
-        )
+def _column(metric: Metric, seeds: Seeds, questions: Sequence[str]) -> Column | Ratio:
+    """Return `[n]` means over the seeds that have a value, or the sums of numerator and denominator."""
 
-    def results(self, values: Mapping[str, Column | Ratio], by_seed: Results, seed: int) -> Results:
-        """Return what `described` does, given the values of each metric in the order of `ids`."""
-        groups: dict[str, list[int]] = {}
-        for index, question in enumerate(self.ids):
-            groups.setdefault(self._kinds[question], []).append(index)
-        kinds = {kind: members for kind, members in sorted(groups.items()) if kind}
-        found: Results = {}
-        for group, by_metric in group_intervals(values, {"": range(len(self.ids)), **kinds}, seed=seed).items():
-            found[group] = {name: None if value is None else asdict(value) for name, value in by_metric.items()}
-        counts = {"seeds": sorted(self.seeds), "questions": len(self.ids)}
-        return {**counts, "all": found.pop(""), "by_kind": found, "by_seed": by_seed}
+    def over_seeds(combine: Callable[[Sequence[float]], float], column: str) -> Column:
+        combined: list[float | None] = []
+        for question in questions:
+            rows = [rows[question] for rows in seeds.values() if question in rows]
+            values = [float(row[column]) for row in rows if row.get(column) is not None]
+            combined.append(combine(values) if values else None)
+        return combined
 
-    def _over_seeds(self, combine: Callable[[Sequence[float]], float], column: str, question: str) -> float | None:
-        """Combine a question's values of the seeds that have one; None if no seed has."""
-        rows = [rows[question] for rows in self.seeds.values() if question in rows]
-        values = [float(row[column]) for row in rows if row.get(column) is not None]
-        return combine(values) if values else None
+    if metric.whole is None:
+        return over_seeds(fmean, metric.part)
+    return Ratio(over_seeds(sum, metric.part), over_seeds(sum, metric.whole))
 
 
 def _read_rows(evaluation: Path, policy: str, setting: str) -> dict[str, Row]:
@@ -200,14 +179,6 @@ def _read_rows(evaluation: Path, policy: str, setting: str) -> dict[str, Row]:
                     row["early"] = int(extra < 0 and row["kind"] != "known")
                 rows[row["question_id"]] = row
     return rows
-
-
-def _shared(seeds: Seeds, other: Seeds, common: Sequence[int]) -> dict[int, dict[str, Row]]:
-    """Return the rows of `seeds` whose question and seed `other` has too."""
-    shared = {}
-    for number in common:
-        shared[number] = {question: row for question, row in seeds[number].items() if question in other[number]}
-    return shared
 
 
 def _mean(metric: Metric, rows: Mapping[str, Row]) -> float | None:

@@ -8,78 +8,50 @@ from __future__ import annotations
 
 import csv
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from reasonrag.evaluation.judged import JUDGED
-from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.reproduce.stages import Stage
 
 BASE = "base"
 JUDGE = "demo-judge"
-# A collapse is a result of the comparison, so no guard stops the training run.
-_NO_GUARDS = ("guards.format_rate_drop=0", "guards.max_length_growth=0")
-_VALIDATION_QUESTIONS = int(RL_PRESETS["demo-outcome"]["validation"]["limit"])
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way of training.
+    """One way of training."""
 
-    Attributes:
-        name: in commands, folders and tables.
-        meaning: in words.
-        settings: settings of `rl train` that replace the preset's.
-        plans: whether the reward needs reference plans.
-        blind: curves that are not drawn, because this variant's reward does not measure what they count.
-    """
-
-    name: str
+    name: str  # in commands, folders and tables
     meaning: str
-    settings: tuple[str, ...] = ()
-    plans: bool = False
-    blind: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # settings of `rl train` that replace the preset's
+    plans: bool = False  # whether the reward needs reference plans
+    blind: tuple[str, ...] = ()  # curves that are not drawn, because this reward does not measure what they count
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a paper's table.
-
-    Attributes:
-        label: the paper's name of it.
-        values: a value per data set by our metric, in the table's units.
-        averages: the average that the paper prints, by our metric; if it prints none, the mean over the data sets.
-    """
+    """One row of a paper's table, in the units of the table."""
 
     label: str
-    values: dict[str, tuple[float, ...]]
-    averages: dict[str, float] = field(default_factory=dict)
+    values: dict[str, tuple[float, ...]]  # by our metric, a value per data set
+    averages: dict[str, float] = field(default_factory=dict)  # by our metric, if the paper prints an average
 
     def average(self, metric: str) -> float:
+        """Return the average that the paper prints, else the mean over its data sets."""
         return self.averages[metric] if metric in self.averages else fmean(self.values[metric])
-
-    @property
-    def metrics(self) -> set[str]:
-        return {*self.values, *self.averages}
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of a paper that share model and algorithm.
+    """Rows of a paper that share model and algorithm."""
 
-    Attributes:
-        source: paper and number of the table.
-        model: model and algorithm.
-        rows: the paper's rows by our variant.
-        digits: digits of a difference after the point.
-    """
-
-    source: str
+    source: str  # number of the table
     model: str
-    rows: dict[str, Row]
-    digits: int = 1
+    rows: dict[str, Row]  # by our variant
+    digits: int = 1  # after the point of a difference
 
 
 def published(paper: str) -> tuple[Table, ...]:
@@ -112,56 +84,32 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The size of a comparison.
+    """The size of a comparison."""
 
-    Args:
-        seeds: how many seeds; each trains and evaluates every variant once.
-        questions: training questions; None takes all 600.
-        test_questions: held-out questions, of 1,200.
-        max_steps: at most as many optimizer steps per training run; None takes the number that the variant declares.
-        iterations: search iterations of a tree, for comparisons that build trees.
-    """
-
-    seeds: int = 3
-    questions: int | None = None
+    seeds: int = 3  # each trains and evaluates every variant once
+    questions: int | None = None  # for training; None takes all 600
     test_questions: int = 1200
-    max_steps: int | None = None
-    iterations: int | None = None
+    max_steps: int | None = None  # None takes the number of optimizer steps that the variant declares
+    iterations: int | None = None  # of tree search, for comparisons that build trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper(ABC):
-    """Everything that is particular to one paper; a subclass says how variants are trained.
+    """Everything that is particular to one paper; a subclass says how variants are trained."""
 
-    Attributes:
-        name: of the command and of the page.
-        title: of the page.
-        policy: address of the policy that every variant starts from.
-        variants: in the order of tables; the policy itself, `BASE`, comes before them.
-        pairs: differences (first minus second) to report.
-        metrics: columns of tables, keys of `measures.METRICS`; the first one is the main metric.
-        by_kind: those of them that are also reported by kind of question.
-        pairs_by_kind: differences to report by kind of question.
-        curves: keys of a training run's history, with titles. The page shows a bar chart if there are none.
-        tables: rows of the paper.
-        claims: statements of the paper without numbers.
-        notes: what a reader has to know about the paper's rows, and ours.
-        builds_trees: whether variants are trained on trees, whose search iterations are then part of the scale.
-    """
-
-    name: str
+    name: str  # of the command and of the page
     title: str
-    policy: str
-    variants: tuple[Variant, ...]
-    pairs: tuple[tuple[str, str], ...]
-    metrics: tuple[str, ...]
-    by_kind: tuple[str, ...] = ("em", "acc", "osr", "usr", "retrievals")
+    policy: str  # address of the policy that every variant starts from
+    variants: tuple[Variant, ...]  # in the order of tables; the policy itself, `BASE`, comes before them
+    pairs: tuple[tuple[str, str], ...]  # differences (first minus second) to report
+    metrics: tuple[str, ...]  # columns of tables, keys of `measures.METRICS`; the first one is the main metric
+    by_kind: tuple[str, ...] = ("em", "acc", "osr", "usr", "retrievals")  # metrics to report by kind of question too
     pairs_by_kind: tuple[tuple[str, str], ...] = ()
-    curves: Mapping[str, str] = field(default_factory=dict)
+    curves: Mapping[str, str] = field(default_factory=dict)  # titles by key of the history; bars are shown if empty
     tables: tuple[Table, ...] = ()
     claims: tuple[Claim, ...] = ()
-    notes: tuple[str, ...] = ()
-    builds_trees: bool = False
+    notes: tuple[str, ...] = ()  # what a reader has to know about the paper's rows, and ours
+    builds_trees: bool = False  # if so, search iterations are part of the scale
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -179,47 +127,6 @@ class Paper(ABC):
     @abstractmethod
     def training(self, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
         """Yield the commands of one seed, those that others need first; a variant is trained into `folder / NAME`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnlinePaper(Paper):
-    """A comparison of rewards for online training: the same number of optimizer steps on the same questions.
-
-    Attributes:
-        preset: of `rl train`.
-        shared: further settings of all variants, given their number of optimizer steps.
-    """
-
-    preset: str
-    shared: Callable[[int], tuple[str, ...]] = lambda steps: ()
-
-    def method(self, steps: int | None) -> str:
-        return (
-            f"Every variant is trained by `rl train --preset {self.preset}` for {steps} optimizer\n"
-            f"steps from `{self.policy}`, and its last policy is evaluated even if training collapsed."
-        )
-
-    def steps(self, scale: Scale) -> int:
-        return scale.max_steps or int(RL_PRESETS[self.preset]["max_steps"])
-
-    def training(self, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
-        plans = folder / "plans.parquet"
-        limit = () if scale.questions is None else ("--limit", str(scale.questions))
-        if any(variant.plans for variant in self.variants):
-            # `rl plan` and `rl train` draw the same questions, because both draw them by the seed.
-            arguments = ("rl", "plan", "--preset", "demo", *limit, "--set", f"seed={seed}", "--judge", JUDGE)
-            yield Stage.writing(plans, *arguments)
-        steps = self.steps(scale)
-        for variant in self.variants:
-            settings = [*self.shared(steps), *variant.settings, *_NO_GUARDS]
-            if scale.test_questions < _VALIDATION_QUESTIONS:  # a quick look: validation shall not dominate it
-                settings.append(f"validation.limit={scale.test_questions}")
-            arguments = ("rl", "train", "--preset", self.preset, "--seed", str(seed), *limit, "--max-steps", str(steps))
-            for setting in settings:
-                arguments += ("--set", setting)
-            if variant.plans:
-                arguments += ("--plans", str(plans))
-            yield Stage.writing(folder / variant.name, *arguments, needs=(plans,) if variant.plans else ())
 
 
 def stages(paper: Paper, out: Path, scale: Scale) -> list[Stage]:

@@ -67,7 +67,7 @@ class OfflinePaper(Paper):
             yield Stage.writing(folder / name, *train, *settings, needs=(source,))
 
 
-PAPER = OfflinePaper(
+REASONRAG = OfflinePaper(
     name="reasonrag",
     title="ReasonRAG's Table 3 in the demo world",
     policy="demo",

@@ -23,12 +23,6 @@ _SMOOTHED = 5  # a batch has few questions, so a point of a rollout's curve is t
 def summarise(paper: Paper, plan: Plan, out: Path, scale: Scale) -> Results:
     """Collect the results of the variants whose evaluations are done.
 
-    Args:
-        paper: the comparison.
-        plan: its commands, which knows those that are done.
-        out: its folder.
-        scale: its size.
-
     Returns:
         The contents of `PAPER.json`. A variant has the seeds that are done; `missing` names the others.
     """
@@ -52,6 +46,12 @@ def summarise(paper: Paper, plan: Plan, out: Path, scale: Scale) -> Results:
             trained[variant.name] = [
                 require_json(folders[seed] / variant.name / "training.json", _ADVICE) for seed in seeds
             ]
+    curves: Results = {key: {} for key in paper.curves}
+    for variant in paper.variants:
+        histories = [summary["history"] for summary in trained.get(variant.name, ())]
+        for key in curves.keys() - variant.blind:
+            if points := _curve(histories, key):
+                curves[key][variant.name] = points
     return {
         "paper": paper.name,
         "date": date.today().isoformat(),
@@ -64,16 +64,14 @@ def summarise(paper: Paper, plan: Plan, out: Path, scale: Scale) -> Results:
         "comparisons": list(comparisons(paper, settings)),
         "trees": _trees(plan),
         "training": {name: _cost(summaries) for name, summaries in trained.items()},
-        "curves": {key: _curves(paper, trained, key) for key in paper.curves},
+        "curves": curves,
     }
 
 
 def comparisons(paper: Paper, settings: Mapping[str, Results]) -> Iterator[Results]:
     """Yield the paper's difference of each pair and metric, and how the sign of ours compares with it.
 
-    Args:
-        paper: its tables and claims.
-        settings: as `summarise` gives them; a difference that was not run is "missing".
+    `settings` are those of `summarise`; a difference that was not run is "missing".
     """
     for first, second in paper.pairs:
         for metric in paper.metrics:
@@ -119,7 +117,7 @@ def _reported(paper: Paper, first: str, second: str, metric: str) -> Iterator[Re
         if {first, second} <= table.rows.keys():
             minuend, subtrahend = table.rows[first], table.rows[second]
             # Two of our variants may stand for one row of the paper, which says nothing about their difference.
-            if minuend.label != subtrahend.label and metric in minuend.metrics & subtrahend.metrics:
+            if minuend.label != subtrahend.label and metric in minuend.values and metric in subtrahend.values:
                 yield _from_table(table, minuend, subtrahend, metric)
     for claim in paper.claims:
         if (claim.first, claim.second, claim.metric) == (first, second, metric):
@@ -132,7 +130,7 @@ def _from_table(table: Table, first: Row, second: Row, metric: str) -> Results:
     # Papers print few digits; anything below is a rounding error of this subtraction.
     paper = round(first.average(metric) - second.average(metric), 6)
     sets = None
-    if paper and metric in first.values and metric in second.values:
+    if paper:
         pairs = list(zip(first.values[metric], second.values[metric], strict=True))
         sets = [sum((minuend - subtrahend) * paper > 0 for minuend, subtrahend in pairs), len(pairs)]
     return {
@@ -166,17 +164,6 @@ def _cost(summaries: Sequence[Results]) -> Results:
     if all("best" in summary for summary in summaries):
         cost["best"] = [summary["best"] and summary["best"]["step"] for summary in summaries]
     return cost
-
-
-def _curves(paper: Paper, trained: Mapping[str, Sequence[Results]], key: str) -> Results:
-    """Return the curve of each variant whose reward measures it."""
-    curves = {}
-    for variant in paper.variants:
-        if variant.name in trained and key not in variant.blind:
-            points = _curve([summary["history"] for summary in trained[variant.name]], key)
-            if points:
-                curves[variant.name] = points
-    return curves
 
 
 def _curve(histories: Sequence[Sequence[Mapping[str, Any]]], key: str) -> list[tuple[int, float]]:

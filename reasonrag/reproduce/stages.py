@@ -21,17 +21,11 @@ _POLL_S = 0.05  # between two checks whether a child process has ended
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One command.
+    """One command."""
 
-    Attributes:
-        arguments: what a person would type after `reasonrag`.
-        out: the folder or file that the command writes.
-        needs: outputs of other commands that this one reads.
-    """
-
-    arguments: tuple[str, ...]
-    out: Path
-    needs: tuple[Path, ...] = ()
+    arguments: tuple[str, ...]  # what a person would type after `reasonrag`
+    out: Path  # the folder or file that the command writes
+    needs: tuple[Path, ...] = ()  # outputs of other commands that this one reads
 
     @classmethod
     def writing(cls, out: Path, *arguments: str, needs: tuple[Path, ...] = ()) -> Stage:
@@ -50,11 +44,7 @@ class Plan:
     """
 
     def __init__(self, out: Path, stages: Sequence[Stage]) -> None:
-        """Bind a folder to the plan, which may extend the plan that the folder holds already.
-
-        Args:
-            out: the folder.
-            stages: all commands, whether they are to be run now or not.
+        """Bind a folder to all commands. They may extend the plan that the folder holds already.
 
         Raises:
             RunError: the folder holds a plan with other commands, or other files.
@@ -93,8 +83,16 @@ class Plan:
         Raises:
             RunError: another process works in the folder.
         """
-        with lock(self.out / ".lock"):
-            return _Work(self, show, only, jobs).run()
+        self._show, self._jobs = show, jobs
+        self._waiting = [stage for stage in self.stages if only is None or stage.out in only]
+        self._running: dict[subprocess.Popen[bytes], Stage] = {}
+        self._signal = self._exit_code = 0
+        with lock(self.out / ".lock"), self._handle_signals():
+            while self._start_ready() or self._running:
+                time.sleep(_POLL_S)
+                for child in [child for child in self._running if child.poll() is not None]:
+                    self._end(self._running.pop(child), child.returncode)
+        return self._exit_code or (128 + self._signal if self._signal else 0)
 
     def done(self, stage: Stage) -> None:
         """Record that the command has succeeded."""
@@ -118,37 +116,14 @@ class Plan:
         lines = [stage.line for stage in self.stages]
         write_json(self._file, {"plan": lines, "done": [line for line in lines if line in self._done]}, indent=1)
 
-
-class _Work:
-    """One run of a plan: starts commands whose needs are met, and waits for them."""
-
-    def __init__(self, plan: Plan, show: Callable[[str], None], only: Collection[Path] | None, jobs: int) -> None:
-        self._plan = plan
-        self._show = show
-        self._jobs = jobs
-        self._numbers = {stage.line: number for number, stage in enumerate(plan.stages, 1)}
-        self._waiting = [stage for stage in plan.stages if only is None or stage.out in only]
-        self._running: dict[subprocess.Popen[bytes], Stage] = {}
-        self._signal = 0
-        self._exit_code = 0
-
-    def run(self) -> int:
-        """Run until no command is left that may run; return the exit code."""
-        with self._handle_signals():
-            while self._start_ready() or self._running:
-                time.sleep(_POLL_S)
-                for child in [child for child in self._running if child.poll() is not None]:
-                    self._end(self._running.pop(child), child.returncode)
-        return self._exit_code or (128 + self._signal if self._signal else 0)
-
     def _start_ready(self) -> bool:
         """Start as many commands as may run; return whether any waits for one that runs."""
         if self._signal:
             self._waiting.clear()
         for stage in list(self._waiting):
-            unmet = [other for other in self._plan.stages if other.out in stage.needs and not self._plan.is_done(other)]
+            unmet = [other for other in self.stages if other.out in stage.needs and not self.is_done(other)]
             lost = [other for other in unmet if other not in (*self._waiting, *self._running.values())]
-            if self._plan.is_done(stage):
+            if self.is_done(stage):
                 self._waiting.remove(stage)
                 self._show(f"{self._mark(stage)} done before: {stage.line}")
             elif lost:
@@ -167,9 +142,9 @@ class _Work:
             self._show(f"{self._mark(stage)} $ {stage.line}")
             child = subprocess.Popen(command)
         else:
-            logs = self._plan.out / "logs"
+            logs = self.out / "logs"
             logs.mkdir(exist_ok=True)
-            log = logs / f"{self._numbers[stage.line]:03d}.log"
+            log = logs / f"{self._number(stage):03d}.log"
             self._show(f"{self._mark(stage)} $ {stage.line}  (output: {log})")
             with log.open("ab") as file:
                 child = subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -180,7 +155,7 @@ class _Work:
     def _end(self, stage: Stage, code: int) -> None:
         code = 128 - code if code < 0 else code
         if not code:
-            self._plan.done(stage)
+            self.done(stage)
             return
         self._exit_code = self._exit_code or code
         self._show(f"{self._mark(stage)} ended with exit code {code}: {stage.line}")
@@ -188,7 +163,10 @@ class _Work:
             self._waiting.clear()
 
     def _mark(self, stage: Stage) -> str:
-        return f"[{self._numbers[stage.line]}/{len(self._plan.stages)}]"
+        return f"[{self._number(stage)}/{len(self.stages)}]"
+
+    def _number(self, stage: Stage) -> int:
+        return self.stages.index(stage) + 1
 
     @contextlib.contextmanager
     def _handle_signals(self) -> Iterator[None]:

@@ -7,8 +7,9 @@ import pytest
 
 from reasonrag.core.errors import RunError
 from reasonrag.reproduce import PAPERS
+from reasonrag.reproduce.online import OnlinePaper
 from reasonrag.reproduce.page import page, write
-from reasonrag.reproduce.paper import BASE, Claim, OnlinePaper, Row, Scale, Table, Variant, evaluation_of, stages
+from reasonrag.reproduce.paper import BASE, Claim, Row, Scale, Table, Variant, evaluation_of, stages
 from reasonrag.reproduce.results import comparisons, summarise
 from reasonrag.reproduce.stages import Plan
 from reasonrag.storage.parquet import write_parquet

@@ -13,7 +13,8 @@ from reasonrag.core.config import load_config
 from reasonrag.pipeline.parts import open_questions
 from reasonrag.reproduce import PAPERS
 from reasonrag.reproduce.measures import METRICS
-from reasonrag.reproduce.paper import BASE, OnlinePaper, Scale, outputs, stages
+from reasonrag.reproduce.online import OnlinePaper
+from reasonrag.reproduce.paper import BASE, Scale, outputs, stages
 from reasonrag.reproduce.reasonrag import MAIN
 
 SMALL = Scale(seeds=2, questions=30, test_questions=10, max_steps=8)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.reproduce import hiprag, outcome, reasonrag, search_p1, when_to_search
+from reasonrag.reproduce.online import HIPRAG, OUTCOME, SEARCH_P1, WHEN_TO_SEARCH
 from reasonrag.reproduce.paper import BASE
+from reasonrag.reproduce.reasonrag import REASONRAG
 
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 pytestmark = [
@@ -37,7 +38,7 @@ def numbers(line, label):
     return tuple(float(word) for word in line.split(f"{label} ", 1)[1].split())
 
 
-@pytest.mark.parametrize("table", hiprag.PAPER.tables, ids=lambda table: table.model)
+@pytest.mark.parametrize("table", HIPRAG.tables, ids=lambda table: table.model)
 def test_rows_of_hiprag_are_those_of_its_tables(table):
     model, algorithm = table.model.split(", ")
     metrics = ("acc", "osr", "usr")
@@ -56,7 +57,7 @@ SECTIONS = {
 }
 
 
-@pytest.mark.parametrize("table", search_p1.PAPER.tables, ids=lambda table: f"{table.source}, {table.model}")
+@pytest.mark.parametrize("table", SEARCH_P1.tables, ids=lambda table: f"{table.source}, {table.model}")
 def test_rows_of_search_p1_are_those_of_its_tables(table):
     place = 0 if "7B" in table.model else 1
     section = lines("search-p1", *SECTIONS[table.source])
@@ -68,7 +69,7 @@ def test_rows_of_search_p1_are_those_of_its_tables(table):
 
 
 def test_rows_of_when_to_search_are_those_of_its_table_4():
-    (table,) = when_to_search.PAPER.tables
+    (table,) = WHEN_TO_SEARCH.tables
     printed = {found[0]: found[1:] for line in lines("when-to-search", "Settings\tNQ") if (found := cells(line))}
     for row in table.rows.values():
         values = tuple(map(float, printed[row.label]))
@@ -76,13 +77,13 @@ def test_rows_of_when_to_search_are_those_of_its_table_4():
 
 
 def test_rows_beside_outcome_rewards_are_those_of_two_papers():
-    few, many, prompted = outcome.PAPER.tables
+    few, many, prompted = OUTCOME.tables
     printed = {
         found[0]: found[1:]
         for line in lines("reasonrag", "Table 3: Impact", "3.3 Training Efficiency")
         if (found := cells(line))
     }
-    table_3 = [row for table in reasonrag.PAPER.tables for row in table.rows.values()]
+    table_3 = [row for table in REASONRAG.tables for row in table.rows.values()]
     assert {row.label for row in table_3} == {name for name in printed if name.startswith("ReasonRAG (")} - {
         many.rows["grpo"].label
     }
@@ -97,7 +98,7 @@ def test_rows_beside_outcome_rewards_are_those_of_two_papers():
 
 
 def test_an_average_that_is_printed_lies_within_its_data_sets():
-    for paper in (hiprag.PAPER, search_p1.PAPER, outcome.PAPER, reasonrag.PAPER):
+    for paper in (HIPRAG, SEARCH_P1, OUTCOME, REASONRAG):
         for table in paper.tables:
             for row in table.rows.values():
                 for metric, average in row.averages.items():
