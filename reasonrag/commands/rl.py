@@ -195,10 +195,10 @@ def _summary_rows(made: Made, questions: int, progress: Progress) -> Iterator[tu
     yield "plans", f"{made.plans} of {questions} questions"
     for cause, count in sorted(made.without.items()):
         yield f"  without: {cause}", str(count)
-    yield "judge calls of this process", str(progress.calls)
-    yield "  tokens", str(progress.tokens)
-    if progress.cost is not None:
-        yield "  cost", f"{progress.cost:.2f}"
+    yield "judge calls of this process", str(progress.usage.calls)
+    yield "  tokens", str(progress.usage.tokens)
+    if progress.usage.cost is not None:
+        yield "  cost", f"{progress.usage.cost:.2f}"
     yield "seconds", f"{progress.seconds:.1f}"
 
 

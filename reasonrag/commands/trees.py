@@ -51,7 +51,7 @@ def build_tree(out: Path | None, dry_run: bool, preview: bool, **given: Any) -> 
     from reasonrag.core.errors import ConfigError
     from reasonrag.core.settings import dump
     from reasonrag.core.text import printable
-    from reasonrag.pipeline.estimate import estimate
+    from reasonrag.pipeline.build import estimate
 
     config = load_config(**sources(given))
     if dry_run:

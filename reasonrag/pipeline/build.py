@@ -22,11 +22,20 @@ from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.text import exact_match, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search
 from reasonrag.formats.base import Format
-from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, Node, Tree, TreeSearch
 from reasonrag.pipeline.pair_tables import export_pairs, pairs_of
-from reasonrag.pipeline.parts import Parts, check, open_judge, open_parts, sampling, set_aside
+from reasonrag.pipeline.parts import (
+    Parts,
+    check,
+    open_format,
+    open_judge,
+    open_parts,
+    open_questions,
+    open_retriever,
+    sampling,
+    set_aside,
+)
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
 from reasonrag.rollout import Engine, callable_in_notebooks, gather_all
@@ -82,32 +91,24 @@ class Build:
         self.parts = parts
         self.run_folder = run
         self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0, pairs=0))
-        self.policy = self._journaled(parts.policy, "policy")
-        self.judge = self._journaled(parts.judge, "judge") if parts.judge else None
-        self.search = self._make_search()
-
-    def _journaled(self, llm: LLM, kind: str) -> JournaledLLM:
-        journaled = JournaledLLM(llm, self.run_folder.journal, kind=kind)
-        self.progress.open(journaled, self.config.prices[kind])
-        return journaled
-
-    def _make_search(self) -> TreeSearch:
-        """Introduce engine, evaluator and search to each other."""
-        config, parts = self.config, self.parts
+        self.policy = JournaledLLM(parts.policy, run.journal, kind="policy")
+        self.progress.open(self.policy, config.prices["policy"])
         engine = Engine(
             self.policy,
-            BatchedRetriever(parts.retriever, store=JournalStore(self.run_folder.journal, parts.retriever.fingerprint)),
+            BatchedRetriever(parts.retriever, store=JournalStore(run.journal, parts.retriever.fingerprint)),
             parts.format,
             max_steps=config.format.max_steps,
             top_k=config.retrieval.top_k,
             sampling=sampling(config.policy),
         )
         evaluator: Evaluator
-        if self.judge is not None:
-            evaluator = JudgeEvaluator(open_judge(self.judge, config))
-        else:
+        if parts.judge is None:
             evaluator = RolloutEvaluator(engine, k=config.value.rollouts, alpha=config.value.alpha)
-        return TreeSearch(engine, evaluator, config.search, seed=config.seed)
+        else:
+            judge = JournaledLLM(parts.judge, run.journal, kind="judge")
+            self.progress.open(judge, config.prices["judge"])
+            evaluator = JudgeEvaluator(open_judge(judge, config))
+        self.search = TreeSearch(engine, evaluator, config.search, seed=config.seed)
 
     async def run(self, show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None) -> None:
         """Check the parts, build the trees while `show` shows them, and close the parts."""
@@ -143,33 +144,27 @@ class Build:
             journal.put_meta("seconds", seconds_before + self.progress.seconds)
 
     async def _work(self, waiting: Iterator[Question]) -> None:
+        journal, value = self.run_folder.journal, self.config.value
         for question in waiting:
             too_many_failed = self.progress.failed > self.config.run.max_failed * self.progress.total
-            if self.run_folder.journal.draining or too_many_failed:
+            if journal.draining or too_many_failed:
                 return
-            await self._build(question)
-
-    async def _build(self, question: Question) -> None:
-        journal, value = self.run_folder.journal, self.config.value
-        try:
-            tree = await self.search.run(question)
-            rows = tree_rows(tree, self.parts.format, alpha=value.alpha, weighting=value.weighting)
-            await journal.put_tree(question.dataset, question.id, rows)
-        except Interrupted:
-            return
-        except RunError:
-            raise
-        except Exception as error:
-            await journal.put_failure(question.dataset, question.id, set_aside(question, error), str(error))
-            self.progress.failed += 1
-            return
-        self.progress.done += 1
-        self.progress.written["nodes"] += len(rows)
-        self.progress.written["pairs"] += self._count_pairs(rows)
-
-    def _count_pairs(self, rows: Sequence[Row]) -> int:
-        pairs = pairs_of(rows, self.config, policy=self.policy.name, config_hash=self.run_folder.config_hash)
-        return sum(1 for _ in pairs)
+            try:
+                tree = await self.search.run(question)
+                rows = tree_rows(tree, self.parts.format, alpha=value.alpha, weighting=value.weighting)
+                await journal.put_tree(question.dataset, question.id, rows)
+            except Interrupted:
+                return
+            except RunError:
+                raise
+            except Exception as error:
+                await journal.put_failure(question.dataset, question.id, set_aside(question, error), str(error))
+                self.progress.failed += 1
+                continue
+            self.progress.done += 1
+            self.progress.written["nodes"] += len(rows)
+            pairs = pairs_of(rows, self.config, policy=self.policy.name, config_hash=self.run_folder.config_hash)
+            self.progress.written["pairs"] += sum(1 for _ in pairs)
 
     def export(self) -> dict[str, Any]:
         """Write `trees/`, `pairs/` and `run.json` from the journal alone, so that it can be repeated at any time.
@@ -207,11 +202,10 @@ class Build:
 def tree_rows(tree: Tree, format: Format, *, alpha: float, weighting: Weighting = "trajectories") -> list[Row]:
     """Return `[len(tree.nodes)]` rows of `tables.tree_schema` by node id, with each node's SPRE."""
     rewards = node_rewards(tree, alpha=alpha, weighting=weighting)
-    return [_node_row(tree, node, rewards[node.id], format) for node in tree.nodes]
+    return [_node_row(tree.question, node, rewards[node.id], format) for node in tree.nodes]
 
 
-def _node_row(tree: Tree, node: Node, reward: float | None, format: Format) -> Row:
-    question = tree.question
+def _node_row(question: Question, node: Node, reward: float | None, format: Format) -> Row:
     trajectory = node.trajectory
     answer = trajectory.answer
     return {
@@ -273,13 +267,35 @@ def label(action: Action) -> tuple[str, str]:
 def export_trees(run: RunFolder, questions: Sequence[Question]) -> dict[str, Any]:
     """Write the node table, questions in their given order; return counts over its rows."""
     writer = ShardWriter(run.path / "trees", "nodes", tree_schema(), shard_rows=_TREE_SHARD_ROWS, keep_empty=True)
-    count = _NodeCount()
+    unvalued = 0
+    actions, stop_reasons, malformed = Counter[str](), Counter[str](), Counter[str]()
+    f1: list[float] = []
+    em: list[float] = []
     for question in questions:
         for row in run.journal.tree(question.dataset, question.id) or ():
             writer.add(row)
-            count.add(row)
+            if row["action"]:
+                actions[row["action"]] += 1
+            else:  # every iteration visits the root, so its counts are those of the tree
+                unvalued += row["visits"] - row["valued"]
+            if row["action"] == "malformed":
+                malformed[row["content"]] += 1
+            if row["stop_reason"]:
+                stop_reasons[row["stop_reason"]] += 1
+            if row["f1"] is not None:
+                f1.append(row["f1"])
+                em.append(row["em"])
     writer.close()
-    return count.summary()
+    return {
+        "nodes": writer.rows,
+        "by_action": dict(sorted(actions.items())),
+        "by_stop_reason": dict(sorted(stop_reasons.items())),
+        "malformed": dict(sorted(malformed.items())),
+        "iterations_without_value": unvalued,
+        "complete_trajectories": len(f1),
+        "mean_f1": fmean(f1) if f1 else None,
+        "mean_em": fmean(em) if em else None,
+    }
 
 
 def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
@@ -298,40 +314,45 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
     return calls
 
 
-class _NodeCount:
-    """Counts over the rows of the node table, which may be too many to hold."""
+def estimate(config: Config) -> str:
+    """Return in words the calls, tokens and cost that a run needs at most. Calls no model."""
+    questions = open_questions(config)
+    format = open_format(config)
+    search, steps = config.search, config.format.max_steps
+    expansions = search.iterations
+    rollout_steps = expansions * config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0
+    judgements = expansions if config.value.kind == "judge" else 0
+    per_question = expansions + rollout_steps
+    if search.max_calls is not None:
+        last = config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 1
+        judgements = min(judgements, search.max_calls)
+        per_question = min(per_question, search.max_calls + last)
+    sample = [format.prompt(question, ()) for question in questions[:100]]
+    prompt_chars = sum(len(m.content) for p in sample for m in p.messages) / len(sample)
+    passage_chars = asyncio.run(_passage_chars(config, questions[:20]))
+    # About 4 characters a token; every second step shows passages; thoughts grow by about 60 tokens a step.
+    prompt_tokens = (prompt_chars + passage_chars / 2) / 4 + 60 * steps / 2
+    calls = len(questions) * per_question
+    millions = calls * (prompt_tokens + 60) / 1e6
+    lines = [
+        f"{len(questions)} questions; at most {per_question} policy calls and {judgements} judge calls each",
+        f"at most {calls} policy calls and {len(questions) * judgements} judge calls; early ends save most of them",
+        f"about {prompt_tokens:.0f} prompt tokens and 60 written ones a call: {millions:.1f} M tokens at most",
+    ]
+    for role, count in (("policy", calls), ("judge", len(questions) * judgements)):
+        if count and (cost := config.prices[role].cost(round(count * prompt_tokens), count * 60)) is not None:
+            lines.append(f"{role} cost at most {cost:.2f}")
+    return "\n".join(lines)
 
-    def __init__(self) -> None:
-        self._nodes = 0
-        self._unvalued = 0
-        self._actions: Counter[str] = Counter()
-        self._stop_reasons: Counter[str] = Counter()
-        self._malformed: Counter[str] = Counter()
-        self._f1: list[float] = []
-        self._em: list[float] = []
 
-    def add(self, row: Row) -> None:
-        self._nodes += 1
-        if row["action"]:
-            self._actions[row["action"]] += 1
-        else:  # every iteration visits the root, so its counts are those of the tree
-            self._unvalued += row["visits"] - row["valued"]
-        if row["action"] == "malformed":
-            self._malformed[row["content"]] += 1
-        if row["stop_reason"]:
-            self._stop_reasons[row["stop_reason"]] += 1
-        if row["f1"] is not None:
-            self._f1.append(row["f1"])
-            self._em.append(row["em"])
-
-    def summary(self) -> dict[str, Any]:
-        return {
-            "nodes": self._nodes,
-            "by_action": dict(sorted(self._actions.items())),
-            "by_stop_reason": dict(sorted(self._stop_reasons.items())),
-            "malformed": dict(sorted(self._malformed.items())),
-            "iterations_without_value": self._unvalued,
-            "complete_trajectories": len(self._f1),
-            "mean_f1": fmean(self._f1) if self._f1 else None,
-            "mean_em": fmean(self._em) if self._em else None,
-        }
+async def _passage_chars(config: Config, questions: list[Question]) -> float:
+    """Return the mean characters of one search's passages. A server is not asked: its passages count as 100 words."""
+    if config.retrieval.url:
+        return 600.0 * config.retrieval.top_k
+    retriever = open_retriever(config, questions)
+    try:
+        found = await retriever.search([q.question for q in questions], config.retrieval.top_k)
+    finally:
+        await retriever.aclose()
+    shown = [min(len(p.contents), config.retrieval.max_passage_chars) for passages in found for p in passages]
+    return sum(shown) / max(len(found), 1)

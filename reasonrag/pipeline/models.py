@@ -19,13 +19,16 @@ from reasonrag.llm.model_folder import adapter_base, model_identity
 Role = Literal["policy", "judge"]
 
 PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
-CHOICES = (
+_POLICY_CHOICES = (
     "http://HOST:PORT/v1 with --policy-model (vLLM, SGLang, any OpenAI-compatible server), "
     "hf:NAME_OR_PATH (transformers in this process), vllm:NAME_OR_PATH (vLLM in this process), "
     "demo[:FORMAT] (a tiny model for the demo world), "
     "extractive (no neural network), python:PACKAGE.MODULE:FACTORY (your own)"
 )
-_JUDGE_CHOICE = ", demo-judge[:WORLD_SEED[:ERROR]] (knows the demo world's answers)"
+CHOICES: dict[Role, str] = {
+    "policy": _POLICY_CHOICES,
+    "judge": f"{_POLICY_CHOICES}, demo-judge[:WORLD_SEED[:ERROR]] (knows the demo world's answers)",
+}
 
 
 def open_llm(config: ModelConfig, role: Role) -> LLM:
@@ -59,11 +62,17 @@ def check_llm(config: ModelConfig, role: Role) -> None:
 
 def _parsed(config: ModelConfig, role: Role) -> tuple[str, str, str]:
     """Return the address, its scheme (a key of `BACKENDS`), and the rest of the address."""
-    spec = config.spec or _default(role)
+    spec = config.spec
+    if not spec:
+        if not has_gpu():
+            raise ConfigError(
+                f"no --{role} is given and there is no GPU for {PAPER_POLICY}; choose one of: {CHOICES[role]}"
+            )
+        spec = f"{'vllm' if find_spec('vllm') else 'hf'}:{PAPER_POLICY}"
     scheme, _, rest = spec.partition(":")
     scheme = scheme.lower()
     if scheme not in BACKENDS:
-        raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {_choices(role)}")
+        raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {CHOICES[role]}")
     if role == "judge" and is_reader(config):
         known = " (demo-judge knows the demo world)" if scheme == "demo" else ""
         raise ConfigError(
@@ -89,18 +98,6 @@ def has_gpu() -> bool:
     import torch
 
     return bool(torch.cuda.is_available())
-
-
-def _default(role: Role) -> str:
-    if not has_gpu():
-        raise ConfigError(
-            f"no --{role} is given and there is no GPU for {PAPER_POLICY}; choose one of: {_choices(role)}"
-        )
-    return f"{'vllm' if find_spec('vllm') else 'hf'}:{PAPER_POLICY}"
-
-
-def _choices(role: Role) -> str:
-    return CHOICES + (_JUDGE_CHOICE if role == "judge" else "")
 
 
 def _server(url: str, config: ModelConfig) -> LLM:
@@ -181,12 +178,6 @@ def _extractive(rest: str, config: ModelConfig) -> LLM:
     return ExtractiveLLM()
 
 
-def _plugin(path: str, config: ModelConfig) -> LLM:
-    """Call the factory at `package.module:factory` with the `ModelConfig`."""
-    llm: LLM = import_plugin(path)(config)
-    return llm
-
-
 BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
     "http": _server,
     "https": _server,
@@ -195,7 +186,7 @@ BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
     "demo": _demo,
     "demo-judge": _demo_judge,
     "extractive": _extractive,
-    "python": _plugin,
+    "python": lambda path, config: import_plugin(path)(config),
 }
 
 

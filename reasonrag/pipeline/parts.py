@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -94,68 +93,51 @@ def open_questions(config: Config) -> list[Question]:
     if settings.dataset == "demo":
         from reasonrag.demo.world import DEMO_SPLITS, demo_questions
 
-        for split in DEMO_SPLITS:
-            if split == (settings.split or "train"):
-                questions = demo_questions(split, seed=settings.world_seed)
-                return sample_questions(questions, settings.limit, seed=config.seed)
-        raise ConfigError(f"the demo world has the splits {', '.join(DEMO_SPLITS)}, not {settings.split!r}")
+        if settings.split not in (None, *DEMO_SPLITS):
+            raise ConfigError(f"the demo world has the splits {', '.join(DEMO_SPLITS)}, not {settings.split!r}")
+        questions = demo_questions(settings.split or "train", seed=settings.world_seed)
+        return sample_questions(questions, settings.limit, seed=config.seed)
     return load_questions(settings.dataset, split=settings.split, limit=settings.limit, seed=config.seed)
 
 
 def open_retriever(config: Config, questions: list[Question]) -> Retriever:
-    """Open the retriever of `retrieval.kind`; by default the given index or server, else BM25."""
+    """Open the retriever of `retrieval.kind`; by default the given index or server, else BM25.
+
+    BM25 searches the given corpus, or the paragraphs that come with the questions.
+    """
     settings = config.retrieval
     if settings.kind is not None and settings.kind.startswith("python:"):
         retriever: Retriever = import_plugin(settings.kind.removeprefix("python:"))(config, questions)
         return retriever
-    if settings.kind is not None and settings.kind not in RETRIEVERS:
-        known = ", ".join(RETRIEVERS)
+    if settings.kind not in (None, "bm25", "remote", "dense", "hybrid"):
+        known = "bm25, remote, dense, hybrid"
         raise ConfigError(f"retriever {settings.kind!r} is unknown; known: {known}, python:PACKAGE.MODULE:NAME")
     if settings.index is not None:
         from reasonrag.retrieval.open import open_index
 
         return open_index(settings)
-    return RETRIEVERS[settings.kind or ("remote" if settings.url else "bm25")](config, questions)
+    if settings.kind in ("dense", "hybrid"):
+        raise ConfigError(
+            f"{settings.kind} search needs an index: run `index build --kind dense` and give its folder as --index"
+        )
+    if settings.kind == "remote" or (settings.kind is None and settings.url):
+        from reasonrag.retrieval.remote import RemoteRetriever
 
-
-def _bm25(config: Config, questions: list[Question]) -> Retriever:
-    """Open BM25 over the given corpus, or over the paragraphs that come with the questions."""
+        if not settings.url:
+            raise ConfigError("remote retrieval needs the URL of a server; give --retriever-url")
+        return RemoteRetriever(settings.url, timeout_s=settings.timeout_s, identity=settings.identity)
     from reasonrag.retrieval.bm25 import BM25Retriever
 
-    return BM25Retriever.open(_corpus(config, questions), cache=Path(config.retrieval.cache).expanduser() / "bm25")
-
-
-def _remote(config: Config, questions: list[Question]) -> Retriever:
-    """Open servers that speak Search-R1's protocol."""
-    from reasonrag.retrieval.remote import RemoteRetriever
-
-    settings = config.retrieval
-    if not settings.url:
-        raise ConfigError("remote retrieval needs the URL of a server; give --retriever-url")
-    return RemoteRetriever(settings.url, timeout_s=settings.timeout_s, identity=settings.identity)
-
-
-def _needs_index(config: Config, questions: list[Question]) -> Retriever:
-    kind = config.retrieval.kind
-    raise ConfigError(f"{kind} search needs an index: run `index build --kind dense` and give its folder as --index")
-
-
-RETRIEVERS: dict[str, Callable[[Config, list[Question]], Retriever]] = {
-    "bm25": _bm25,
-    "remote": _remote,
-    "dense": _needs_index,
-    "hybrid": _needs_index,
-}
-
-
-def _corpus(config: Config, questions: list[Question]) -> Path | list[Passage]:
-    if config.retrieval.corpus is not None:
-        return Path(config.retrieval.corpus)
-    if config.questions.dataset == "demo":
+    corpus: Path | list[Passage]
+    if settings.corpus is not None:
+        corpus = Path(settings.corpus)
+    elif config.questions.dataset == "demo":
         from reasonrag.demo.world import demo_corpus
 
-        return demo_corpus(config.questions.world_seed)
-    return paragraph_corpus(questions)
+        corpus = demo_corpus(config.questions.world_seed)
+    else:
+        corpus = paragraph_corpus(questions)
+    return BM25Retriever.open(corpus, cache=Path(settings.cache).expanduser() / "bm25")
 
 
 def open_format(config: Config) -> Format:

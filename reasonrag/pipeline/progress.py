@@ -11,6 +11,14 @@ from reasonrag.core.config import ModelConfig
 from reasonrag.llm.journaled import JournaledLLM
 
 
+class Usage(NamedTuple):
+    """Requests, prompt and completion tokens, and their cost in the currency of the prices; None if one is unknown."""
+
+    calls: int = 0
+    tokens: int = 0
+    cost: float | None = 0.0
+
+
 @dataclass(slots=True)
 class Progress:
     """Counts of this process, read by the progress line.
@@ -34,37 +42,28 @@ class Progress:
     done_before: int = 0
     written: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=time.monotonic)
-    _open_models: list[tuple[JournaledLLM, ModelConfig]] = field(default_factory=list)
-    _closed_usages: list[_Usage] = field(default_factory=list)
+    _models: list[tuple[JournaledLLM, ModelConfig]] = field(default_factory=list)
+    _closed: Usage = field(default_factory=Usage)
 
     def open(self, model: JournaledLLM, prices: ModelConfig) -> None:
         """Count the calls of one more model."""
-        self._open_models.append((model, prices))
+        self._models.append((model, prices))
 
     def close(self) -> None:
         """Keep the counts of all models and drop the models themselves: the next one needs their memory."""
-        self._closed_usages = self._usages()
-        self._open_models.clear()
+        self._closed = self.usage
+        self._models.clear()
 
     @property
-    def calls(self) -> int:
-        """Requests sent by this process."""
-        return sum(usage.calls for usage in self._usages())
-
-    @property
-    def tokens(self) -> int:
-        """Prompt and completion tokens, as far as backends report them."""
-        return sum(usage.tokens for usage in self._usages())
-
-    @property
-    def cost(self) -> float | None:
-        """Cost of this process in the currency of the prices; None if a price is unknown."""
-        total = 0.0
-        for usage in self._usages():
-            if usage.cost is None:
-                return None
-            total += usage.cost
-        return total
+    def usage(self) -> Usage:
+        """What this process has sent and received so far, as far as backends report it."""
+        calls, tokens, cost = self._closed
+        for model, prices in self._models:
+            calls += model.sent
+            tokens += model.prompt_tokens + model.completion_tokens
+            model_cost = prices.cost(model.prompt_tokens, model.completion_tokens)
+            cost = None if cost is None or model_cost is None else cost + model_cost
+        return Usage(calls, tokens, cost)
 
     @property
     def seconds(self) -> float:
@@ -79,24 +78,11 @@ class Progress:
 
     def line(self) -> str:
         """Return counts, rate, tokens and cost in one line, without the time left."""
-        rate = self.calls / max(self.seconds, 1e-9)
+        calls, tokens, cost = self.usage
         parts = [self.label] if self.label else []
         parts += [f"{self.done}/{self.total} {self.unit}", f"{self.failed} failed"]
         parts += [f"{count} {kind}" for kind, count in self.written.items()]
-        parts += [f"{self.calls} calls ({rate:.0f}/s)", f"{self.tokens} tokens"]
-        if self.cost is not None:
-            parts.append(f"cost {self.cost:.2f}")
+        parts += [f"{calls} calls ({calls / max(self.seconds, 1e-9):.0f}/s)", f"{tokens} tokens"]
+        if cost is not None:
+            parts.append(f"cost {cost:.2f}")
         return ", ".join(parts)
-
-    def _usages(self) -> list[_Usage]:
-        usages = list(self._closed_usages)
-        for model, prices in self._open_models:
-            cost = prices.cost(model.prompt_tokens, model.completion_tokens)
-            usages.append(_Usage(model.sent, model.prompt_tokens + model.completion_tokens, cost))
-        return usages
-
-
-class _Usage(NamedTuple):
-    calls: int
-    tokens: int
-    cost: float | None

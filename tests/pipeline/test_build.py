@@ -57,7 +57,7 @@ def test_the_summary_counts_what_the_tables_hold(tmp_path):
     assert summary["trees"]["nodes"] == len(nodes)
     assert summary["trees"]["complete_trajectories"] == sum(r["f1"] is not None for r in nodes)
     assert summary["pairs"]["total"] == len(pairs) == sum(summary["pairs"]["by_type"].values())
-    assert summary["calls"]["policy"]["calls"] == len(nodes) - 12 == build.progress.calls
+    assert summary["calls"]["policy"]["calls"] == len(nodes) - 12 == build.progress.usage.calls
     assert json.loads((tmp_path / "r/run.json").read_text()) == json.loads(json.dumps(summary))
 
 
@@ -98,7 +98,7 @@ def test_a_dead_backend_stops_the_run_before_every_question_has_failed(tmp_path)
 def test_a_finished_run_calls_nothing(tmp_path):
     run(tmp_path / "r")
     build, _ = run(tmp_path / "r", ScriptedLLM([]))
-    assert build.progress.calls == 0 and build.progress.done == 12
+    assert build.progress.usage.calls == 0 and build.progress.done == 12
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 1.0])
