@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.core.types import Passage
+
+if TYPE_CHECKING:
+    from reasonrag.retrieval.index.passages import PassageStore
 
 
 class Retriever(Protocol):
@@ -29,6 +35,32 @@ class Retriever(Protocol):
     async def aclose(self) -> None:
         """Close sockets and files. A second call does nothing."""
         ...
+
+
+class LocalRetriever(ABC):
+    """Searches an index in this process, in one thread: one call after another, beside the event loop."""
+
+    def __init__(self, passages: PassageStore, *, known: Any) -> None:
+        """Take the passages to return, and what decides a ranking as a JSON value, which becomes the fingerprint."""
+        self.fingerprint = short_hash(known)
+        self._passages = passages
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=type(self).__name__)
+
+    @abstractmethod
+    def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]: ...
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+        """Return `[len(queries)]` rankings of at most `top_k` passages, best first. An empty query finds nothing.
+
+        Raises:
+            RetrievalError: the search failed, for example for lack of memory.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)
+
+    async def aclose(self) -> None:
+        """Wait for the search in progress, then close thread and files."""
+        await asyncio.to_thread(self._thread.shutdown)
+        self._passages.close()
 
 
 def short_hash(value: Any) -> str:

@@ -109,13 +109,14 @@ class BatchedRetriever:
         """Wrap a retriever.
 
         Args:
-            inner: finds the passages.
+            inner: the retriever that is called with whole batches.
             window_s: how long the first query of a batch waits for others.
             max_batch: most queries in one call; a full batch leaves at once.
             max_lookups: most calls of `inner` at a time; None is no limit. A batch takes more queries while it waits.
             store: keeps the rankings; None keeps them in the memory of this process.
         """
         self._inner = inner
+        self.fingerprint = inner.fingerprint
         self._window_s = window_s
         self._max_batch = max_batch
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Semaphore(max_lookups) if max_lookups else nullcontext()
@@ -123,10 +124,6 @@ class BatchedRetriever:
         self._open: dict[int, _Batch] = {}  # by top_k: batches that still take queries
         self._in_flight: dict[tuple[str, int], asyncio.Future[Ranking]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def fingerprint(self) -> str:
-        return self._inner.fingerprint
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Return `[len(queries)]` rankings, as `inner` gives them.

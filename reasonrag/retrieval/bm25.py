@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bm25s
@@ -15,9 +13,9 @@ from numpy.typing import NDArray
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import short_hash
+from reasonrag.retrieval.base import LocalRetriever, short_hash
 from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
-from reasonrag.retrieval.index.folder import IndexFolder, Plan, Silent
+from reasonrag.retrieval.index.folder import IndexFolder, Silent
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_plan
 from reasonrag.retrieval.index.postings import Tokenizer, bm25_plan, build_bm25
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
@@ -27,8 +25,12 @@ _MOST_WORDS = 1024  # of a query
 _MAX_BYTES = 1 << 30  # while the scores of an index in the cache are merged
 
 
-class BM25Retriever:
-    """Okapi BM25 as Lucene computes it, over a corpus of any size. Accents and case do not matter."""
+class BM25Retriever(LocalRetriever):
+    """Okapi BM25 as Lucene computes it, over a corpus of any size. Accents and case do not matter.
+
+    Equal scores keep the order of the corpus, so a query gets the same ranking alone and in a batch. Only the first
+    1,024 words of a query count, because a policy that repeats itself endlessly would delay all other queries.
+    """
 
     def __init__(self, index: IndexFolder) -> None:
         """Memory-map the parts `passages` and `bm25`.
@@ -41,12 +43,11 @@ class BM25Retriever:
         settings = {name: value for name, value in bm25.plan.settings.items() if name in BM25Config.model_fields}
         self._tokenizer = Tokenizer(BM25Config(**settings))
         known = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
-        self._fingerprint = short_hash(known)
+        # One thread, because numpy holds the GIL for most of a search; a second one would only add to the wait.
+        super().__init__(PassageStore(index.part("passages")), known=known)
         self._index = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
         # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
         self._index.scores |= {name: np.asarray(self._index.scores[name]) for name in ("data", "indices", "indptr")}
-        self._passages = PassageStore(index.part("passages"))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bm25")
 
     @classmethod
     def open(cls, corpus: Path | Sequence[Passage], *, cache: Path, config: BM25Config | None = None) -> BM25Retriever:
@@ -62,33 +63,16 @@ class BM25Retriever:
         Tokenizer(config)  # raises before the corpus is read
         source = open_corpus(str(corpus)) if isinstance(corpus, Path) else GivenCorpus("passages", corpus)
         plan = passages_plan(source, _STRICT)
-        index = IndexFolder(cache / f"bm25-{_key(plan, config)}")
-        if not _whole(index, plan, config):
+        decides_the_index = bm25_plan(json.dumps(plan.document(), sort_keys=True), config).document()
+        index = IndexFolder(cache / f"bm25-{short_hash(decides_the_index)}")
+        passages = index.sound(plan)
+        if passages is None or index.sound(bm25_plan(passages.fingerprint, config)) is None:
             try:
                 with index.locked():
                     _build(index, source, config)
             except OSError as error:
                 raise DataError(f"the BM25 index cannot be written to {cache} ({error.strerror or error})") from error
         return cls(index)
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hex digits of a hash over passages, settings, and versions of the libraries that tokenize."""
-        return self._fingerprint
-
-    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """Return `[len(queries)]` rankings of at most `top_k` passages that share a word with the query, best first.
-
-        Equal scores keep the order of the corpus, so a query gets the same ranking alone and in a batch. Only the first
-        1,024 words of a query count, because a policy that repeats itself endlessly would delay all other queries.
-        """
-        # One thread, because numpy holds the GIL for most of this; a second one would only add to the wait.
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)
-
-    async def aclose(self) -> None:
-        """Wait for the search in progress, then close thread and files."""
-        await asyncio.to_thread(self._thread.shutdown)
-        self._passages.close()
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
         rankings = []
@@ -121,18 +105,6 @@ class BM25Retriever:
             return np.finfo(np.float32).tiny
         rows = self._index.scores["indices"][start : start + size]
         return np.float32(np.partition(scores[rows], -top_k)[-top_k])
-
-
-def _key(passages: Plan, config: BM25Config) -> str:
-    """Return 16 hex digits of a hash over everything that decides the index."""
-    plan = bm25_plan(json.dumps(passages.document(), sort_keys=True), config)
-    return short_hash(plan.document())
-
-
-def _whole(index: IndexFolder, passages: Plan, config: BM25Config) -> bool:
-    """Return whether both parts exist with these plans, undamaged."""
-    manifest = index.sound(passages)
-    return manifest is not None and index.sound(bm25_plan(manifest.fingerprint, config)) is not None
 
 
 def _build(index: IndexFolder, source: CorpusSource, config: BM25Config) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.settings import validate
 from reasonrag.core.text import one_line, valid_unicode
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import short_hash
+from reasonrag.retrieval.base import LocalRetriever
 from reasonrag.retrieval.encoder_models import POOLINGS, find_files
 from reasonrag.retrieval.encoders import TextEncoder, differences, open_text_encoder
 from reasonrag.retrieval.index.embeddings import Embeddings, encoder_of
@@ -24,7 +22,7 @@ from reasonrag.retrieval.index.vectors import open_vectors
 _BATCH = 64  # queries that the model reads at once
 
 
-class DenseRetriever:
+class DenseRetriever(LocalRetriever):
     """Finds the passages whose vectors are closest to the query's, by cosine; equal ones in the order of the corpus.
 
     The other queries of a batch can change the last digit of a query's vector, and so its ranking if two passages are
@@ -40,14 +38,9 @@ class DenseRetriever:
         device: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """Open vectors and encoder.
+        """Open the vectors (on all GPUs if `gpu` is set) and, on `device`, the encoder.
 
-        Args:
-            index: has the part `passages`, and `embeddings` or `vectors`.
-            encoder: an open encoder, or its location; None takes its location when the index was built, or the Hub.
-            gpu: search on all GPUs.
-            device: device of the encoder.
-            trust_remote_code: run Python code that comes with the model.
+        `encoder` is an open encoder, or its location; None takes its location when the index was built, or the Hub.
 
         Raises:
             DataError: a part is missing or damaged.
@@ -61,35 +54,17 @@ class DenseRetriever:
             encoder = _open(index, identity, encoder or location, device, trust_remote_code)
         _check(index, identity, encoder, self._vectors.dims)
         self._encoder = encoder
-        self._store = PassageStore(index.part("passages"))
         searched = index.manifest("vectors") or index.need("embeddings")
         # By content, so that the same passages have the same fingerprint whatever their file was called.
         known = [passages.files[PASSAGES], dict(searched.files), dict(searched.counts), dict(identity)]
-        self._fingerprint = short_hash(known)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dense")
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hex digits of a hash over passages, vectors and the identity of the encoder."""
-        return self._fingerprint
-
-    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """Return `[len(queries)]` rankings of at most `top_k` passages, best first. An empty query finds nothing.
-
-        Raises:
-            RetrievalError: the encoder or the search failed, for example for lack of memory.
-        """
         # One thread, because FAISS on GPUs allows no second one, and the encoder uses all cores.
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)
+        super().__init__(PassageStore(index.part("passages")), known=known)
 
-    async def recall_at_10(self, queries: Sequence[str]) -> float:
+    def recall_at_10(self, queries: Sequence[str]) -> float:
         """Return the share of exact search's ten best that this search finds, in [0, 1]. Needs the embeddings."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._recall, list(queries))
-
-    async def aclose(self) -> None:
-        """Wait for the search in progress, then close thread and files."""
-        await asyncio.to_thread(self._thread.shutdown)
-        self._store.close()
+        vectors = self._encoder.encode_queries(queries)
+        exact = ExactSearch(Embeddings.open(self._index))
+        return recall_at_10(self._vectors.search(vectors, TOP_K), exact.search(vectors, TOP_K))
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
         queries = [valid_unicode(query) for query in queries]
@@ -104,13 +79,8 @@ class DenseRetriever:
         rankings: dict[str, tuple[Passage, ...]] = {}
         for query, query_scores, query_rows in zip(unique_queries, scores, rows, strict=True):
             best = [(int(row), float(score)) for row, score in zip(query_rows, query_scores, strict=True) if row >= 0]
-            rankings[query] = tuple(self._store.passage(row, score) for row, score in best)
+            rankings[query] = tuple(self._passages.passage(row, score) for row, score in best)
         return [rankings.get(query, ()) for query in queries]
-
-    def _recall(self, queries: list[str]) -> float:
-        vectors = self._encoder.encode_queries(queries)
-        exact = ExactSearch(Embeddings.open(self._index))
-        return recall_at_10(self._vectors.search(vectors, TOP_K), exact.search(vectors, TOP_K))
 
 
 def _open(

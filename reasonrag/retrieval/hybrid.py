@@ -46,24 +46,16 @@ class HybridRetriever:
     """Asks several retrievers over one corpus at the same time and fuses what they find."""
 
     def __init__(self, retrievers: Sequence[Retriever], *, depth: int = 100, k: int = 60) -> None:
-        """Wrap open retrievers, which are closed with this one.
+        """Wrap open retrievers over passages with the same ids; they are closed with this one.
 
-        Args:
-            retrievers: one or more, over passages with the same ids.
-            depth: how many passages of each are fused, unless a search asks for more.
-            k: see `reciprocal_rank_fusion`.
+        Of each, `depth` passages are fused, or `top_k` of a search if that is more.
         """
         if not retrievers:
             raise ValueError("a hybrid of no retrievers finds nothing; give one or more")
         self._retrievers = tuple(retrievers)
         self._depth = depth
         self._k = k
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hex digits of a hash over the fingerprints of the retrievers, the depth and k."""
-        known = [[retriever.fingerprint for retriever in self._retrievers], self._depth, self._k]
-        return short_hash(known)
+        self.fingerprint = short_hash([[retriever.fingerprint for retriever in retrievers], depth, k])
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
         """Return `[len(queries)]` rankings of at most `top_k` passages, best first.

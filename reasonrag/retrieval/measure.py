@@ -7,9 +7,8 @@ import re
 import resource
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import DataError
@@ -29,14 +28,7 @@ Report = dict[str, Any]
 def examine(
     config: RetrievalConfig, *, trust_remote_code: bool = False, sample: int, seed: int, progress: BuildProgress
 ) -> Report:
-    """Read every byte of an index, then search for pieces of its own passages.
-
-    Args:
-        config: the index folder, and how it is searched.
-        trust_remote_code: run Python code that comes with a model.
-        sample: how many passages to search for.
-        seed: random seed of the sample.
-        progress: gets the stages.
+    """Read every byte of an index, then search for pieces of `sample` of its own passages.
 
     Returns:
         `parts` (bytes, files, counts, seconds to read, by name), `open_s`, `resident_bytes` that opening and searching
@@ -61,7 +53,13 @@ def examine(
     progress.start("self-queries", total=len(queries), unit="queries")
     report |= asyncio.run(_search_for(retriever, ids, queries))
     if config.kind != "bm25" and {"vectors", "embeddings"} <= set(index.parts()):
-        report["recall_at_10"] = asyncio.run(_recall_at_10(index, config, trust_remote_code, queries))
+        from reasonrag.retrieval.dense import DenseRetriever
+
+        dense = DenseRetriever(index, config.encoder, device=config.device, trust_remote_code=trust_remote_code)
+        try:
+            report["recall_at_10"] = dense.recall_at_10(queries)
+        finally:
+            asyncio.run(dense.aclose())
     progress.advance(len(queries))
     resident_after = resident()
     if resident_before is None or resident_after is None:
@@ -116,18 +114,6 @@ async def _search_for(retriever: Retriever, ids: list[str], queries: list[str]) 
     }
 
 
-async def _recall_at_10(
-    index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool, queries: list[str]
-) -> float:
-    from reasonrag.retrieval.dense import DenseRetriever
-
-    retriever = DenseRetriever(index, config.encoder, device=config.device, trust_remote_code=trust_remote_code)
-    try:
-        return await retriever.recall_at_10(queries)
-    finally:
-        await retriever.aclose()
-
-
 async def _queries_per_s(count: int, search: Callable[[int], Awaitable[object]]) -> float:
     started = time.perf_counter()
     for number in range(count):
@@ -144,14 +130,8 @@ def resident() -> int | None:
     return pages * resource.getpagesize()
 
 
-@dataclass(frozen=True, slots=True)
-class GoldFound:
-    """Which gold passages of a question are among the first k.
-
-    Args:
-        any_gold: at least one of them.
-        all_gold: all of them.
-    """
+class GoldFound(NamedTuple):
+    """Whether at least one gold passage of a question, and whether all of them, are among the first k."""
 
     any_gold: bool
     all_gold: bool
@@ -160,15 +140,9 @@ class GoldFound:
 async def gold_recall(
     retriever: Retriever, questions: Sequence[Question], cuts: Sequence[int]
 ) -> list[dict[int, GoldFound]]:
-    """Search for the text of each question. A piece `ID#2` of a passage that was split counts as the passage.
+    """Search for the text of each question, and return what was found at each cut, a value of k from 1.
 
-    Args:
-        retriever: the retriever to measure.
-        questions: as `with_gold_ids` returns them.
-        cuts: the values of k, from 1.
-
-    Returns:
-        For each question, what was found at each k.
+    The questions are those of `with_gold_ids`. A piece `ID#2` of a passage that was split counts as the passage.
     """
     results: list[dict[int, GoldFound]] = []
     for start in range(0, len(questions), _BATCH):

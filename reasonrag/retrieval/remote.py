@@ -98,14 +98,9 @@ class RemoteRetriever:
         # A limit of the connection pool would count the wait for a connection as part of the request's time.
         self._slots = asyncio.Semaphore(concurrency)
         self._max_queries = max_queries
-        self._identity = identity
+        self.fingerprint = hashlib.sha256(f"remote:{identity}".encode()).hexdigest()[:16]
         self._headers = bearer_header(os.environ.get(token_env), f"the token in {token_env}")
         self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hex digits of a hash over `identity`."""
-        return hashlib.sha256(f"remote:{self._identity}".encode()).hexdigest()[:16]
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
         """Return `[len(queries)]` rankings in the server's order. Empty queries are not sent and find nothing.

@@ -65,13 +65,7 @@ class CrossEncoderReranker:
         files = find_files(name_or_path, revision=revision)
         self._model = _load(files, device, max_tokens, trust_remote_code)
         self._batch_size = batch_size
-        known = [files.checksum(), max_tokens]
-        self._fingerprint = short_hash(known)
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hex digits of a hash over the model's files and `max_tokens`."""
-        return self._fingerprint
+        self.fingerprint = short_hash([files.checksum(), max_tokens])
 
     def score(self, query: str, passages: Sequence[Passage]) -> list[float]:
         """Return `[len(passages)]` logits of any size, higher is better."""
@@ -93,21 +87,13 @@ class RerankedRetriever:
     def __init__(self, inner: Retriever, reranker: Reranker, depth: int = 20) -> None:
         """Wrap an open retriever, which is closed with this one.
 
-        Args:
-            inner: finds the passages.
-            reranker: orders them.
-            depth: how many passages are scored per query, unless a search asks for more.
+        Per query, `depth` passages are scored, or `top_k` of a search if that is more.
         """
         self._inner = inner
         self._reranker = reranker
         self._depth = depth
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rerank")
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hex digits of a hash over the fingerprints of retriever and reranker, and the depth."""
-        known = [self._inner.fingerprint, self._reranker.fingerprint, self._depth]
-        return short_hash(known)
+        self.fingerprint = short_hash([inner.fingerprint, reranker.fingerprint, depth])
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
         """Return `[len(queries)]` rankings of at most `top_k` passages, best first; equal scores keep the order found.
@@ -116,17 +102,16 @@ class RerankedRetriever:
             RetrievalError: the retriever failed, or the reranker did.
         """
         found = await self._inner.search(queries, max(self._depth, top_k))
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._reorder, queries, found, top_k)
+        reordered = []
+        for query, passages in zip(queries, found, strict=True):
+            ordered = await asyncio.get_running_loop().run_in_executor(self._thread, self._ordered, query, passages)
+            reordered.append(ordered[: max(top_k, 0)])
+        return reordered
 
     async def aclose(self) -> None:
         """Wait for the scoring in progress, then close the retriever."""
         await asyncio.to_thread(self._thread.shutdown)
         await self._inner.aclose()
-
-    def _reorder(
-        self, queries: Sequence[str], found: Sequence[Sequence[Passage]], top_k: int
-    ) -> list[tuple[Passage, ...]]:
-        return [self._ordered(query, passages)[: max(top_k, 0)] for query, passages in zip(queries, found, strict=True)]
 
     def _ordered(self, query: str, passages: Sequence[Passage]) -> tuple[Passage, ...]:
         if not passages:

@@ -203,7 +203,7 @@ def test_what_an_approximate_search_misses_is_measured_against_exact_search(tmp_
         build_vectors(index, settings, max_bytes=1 << 30, progress=Silent())
     queries = sentences(60, seed=1)
     rough = DenseRetriever(index, encoder)
-    measured = asyncio.run(rough.recall_at_10(queries))
+    measured = rough.recall_at_10(queries)
     found, wanted = ask(rough, queries, 10), ask(exact, queries, 10)
     hits = [
         sum(passage.score >= best[-1].score - 1e-6 for passage in ranking)

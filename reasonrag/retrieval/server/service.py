@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -58,18 +57,12 @@ class MeasuredRetriever:
     def __init__(self, inner: Retriever, metrics: Metrics) -> None:
         self._inner = inner
         self._metrics = metrics
-
-    @property
-    def fingerprint(self) -> str:
-        return self._inner.fingerprint
+        self.fingerprint = inner.fingerprint
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
         self._metrics.batch.observe(len(queries))
-        started = time.perf_counter()
-        try:
+        with self._metrics.seconds.time():
             return await self._inner.search(queries, top_k)
-        finally:
-            self._metrics.seconds.observe(time.perf_counter() - started)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
