@@ -89,78 +89,83 @@ class Bar:
     high: float | None = None
 
 
-def save_panels(stem: Path, panels: Sequence[Panel]) -> list[Path]:
-    """Write panels side by side as `stem.svg` and `stem.png`; return both paths.
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """Horizontal bars under a title, groups from the top in the order given."""
+
+    title: str
+    x_label: str
+    bars: tuple[Bar, ...]
+
+
+def save_charts(stem: Path, charts: Sequence[Panel | BarChart]) -> list[Path]:
+    """Write charts side by side as `stem.svg` and `stem.png`; return both paths.
 
     Raises:
-        ValueError: there is no panel.
+        ValueError: there is no chart, or a chart without bars.
     """
-    with _panels_figure(panels) as figure:
-        return _save(figure, stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with _figure(charts) as figure:
+        for kind in ("svg", "png"):
+            paths.append(stem.with_name(f"{stem.name}.{kind}"))
+            temporary = stem.with_name(f".{stem.name}.{kind}.{os.getpid()}.tmp")
+            temporary.write_bytes(_image(figure, kind))
+            temporary.replace(paths[-1])
+    return paths
 
 
-def save_bars(stem: Path, bars: Sequence[Bar], *, title: str, x_label: str) -> list[Path]:
-    """Write horizontal bars, groups from the top in the order given, as `stem.svg` and `stem.png`.
-
-    Raises:
-        ValueError: there is no bar.
-    """
-    with _bars_figure(bars, title, x_label) as figure:
-        return _save(figure, stem)
-
-
-def panel_svg(panel: Panel, *, name: str, description: str) -> str:
-    """Draw a panel as an `<svg>` element for a page.
+def chart_svg(chart: Panel | BarChart, *, name: str, description: str) -> str:
+    """Draw a chart as an `<svg>` element for a page.
 
     The element has no style attributes and no script, so it obeys any Content-Security-Policy. The page's style sheet
-    colours it: its lines are `var(--c0)`, `var(--c1)`, ..., its text is `currentColor`.
+    colours it: its lines and bars are `var(--c0)`, `var(--c1)`, ..., its text is `currentColor`.
 
     Args:
-        panel: what to draw.
+        chart: what to draw.
         name: prefix of all ids in the element, unique within the page.
         description: what a screen reader says after the title.
-    """
-    with _panels_figure([panel]) as figure:
-        return _element(figure, name, f"{panel.title} by {panel.x_label}", description)
-
-
-def bars_svg(bars: Sequence[Bar], *, title: str, x_label: str, name: str, description: str) -> str:
-    """Draw horizontal bars as an `<svg>` element for a page, see `panel_svg`.
 
     Raises:
-        ValueError: there is no bar.
+        ValueError: the chart has no bars.
     """
-    with _bars_figure(bars, title, x_label) as figure:
+    title = f"{chart.title} by {chart.x_label}" if isinstance(chart, Panel) else chart.title
+    with _figure([chart]) as figure:
         return _element(figure, name, title, description)
 
 
 @contextmanager
-def _panels_figure(panels: Sequence[Panel]) -> Iterator[Figure]:
-    if not panels:
+def _figure(charts: Sequence[Panel | BarChart]) -> Iterator[Figure]:
+    """Yield a figure of all charts, drawn under our style alone, whatever a user's matplotlibrc says."""
+    import matplotlib.style
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    if not charts:
         raise ValueError("no panel to draw")
-    columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    with _figure(4.2 * columns, 3.2 * rows) as figure:
-        for number, panel in enumerate(panels, 1):
-            _draw_panel(figure.add_subplot(rows, columns, number), panel)
+    columns = {1: 1, 2: 2, 4: 2}.get(len(charts), 3)
+    rows = -(-len(charts) // columns)
+    with matplotlib.style.context(["default", _STYLE]):
+        figure = Figure(dpi=150)
+        for number, chart in enumerate(charts, 1):
+            axes = figure.add_subplot(rows, columns, number)
+            width, height = _draw_panel(axes, chart) if isinstance(chart, Panel) else _draw_bars(axes, chart.bars)
+            axes.set_title(_text(chart.title), parse_math=False)
+            axes.set_xlabel(_text(chart.x_label), parse_math=False)
+        figure.set_size_inches(width * columns, height * rows)
+        # Axes and labels are arranged once. A figure with a layout engine would do it again for every format.
+        ConstrainedLayoutEngine().execute(figure)
         yield figure
 
 
-@contextmanager
-def _bars_figure(bars: Sequence[Bar], title: str, x_label: str) -> Iterator[Figure]:
+def _draw_bars(axes: Axes, bars: Sequence[Bar]) -> tuple[float, float]:
+    """Draw the bars; return the size of the chart in inches."""
+    from matplotlib.lines import Line2D
+
     if not bars:
         raise ValueError("no bar to draw")
     groups = list(dict.fromkeys(bar.group for bar in bars))
     labels = list(dict.fromkeys(bar.label for bar in bars))
-    with _figure(7.0, 1.2 + len(groups) * (0.14 + 0.2 * len(labels))) as figure:
-        _draw_bars(figure.add_subplot(1, 1, 1), bars, groups, labels)
-        _name_axes(figure.axes[0], title, x_label)
-        yield figure
-
-
-def _draw_bars(axes: Axes, bars: Sequence[Bar], groups: list[str], labels: list[str]) -> None:
-    from matplotlib.lines import Line2D
-
     height = 0.8 / len(labels)
     for bar in bars:
         position = labels.index(bar.label)
@@ -174,9 +179,11 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar], groups: list[str], labels: list[
     if len(labels) > 1:
         handles = [Line2D([], [], color=_COLOURS[i % len(_COLOURS)], linewidth=3) for i in range(len(labels))]
         _draw_legend(axes, handles, labels, loc="center left", bbox_to_anchor=(1.01, 0.5))  # bars may fill the axes
+    return 7.0, 1.2 + len(groups) * (0.14 + 0.2 * len(labels))
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: Panel) -> tuple[float, float]:
+    """Draw the curves; return the size of the chart in inches."""
     from matplotlib.ticker import MaxNLocator
 
     handles = []
@@ -191,15 +198,10 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if not any(len(line.x) for line in panel.lines):
         axes.text(0.5, 0.5, "no data", ha="center", va="center", transform=axes.transAxes)
-    _name_axes(axes, panel.title, panel.x_label)
     axes.set_ylabel(_text(panel.y_label), parse_math=False)
     if len(panel.lines) > 1:
         _draw_legend(axes, handles, [line.label for line in panel.lines])
-
-
-def _name_axes(axes: Axes, title: str, x_label: str) -> None:
-    axes.set_title(_text(title), parse_math=False)
-    axes.set_xlabel(_text(x_label), parse_math=False)
+    return 4.2, 3.2
 
 
 def _draw_legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], **options: Any) -> None:
@@ -208,35 +210,6 @@ def _draw_legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], *
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)
         text.set_text(_text(label))
-
-
-@contextmanager
-def _figure(width: float, height: float) -> Iterator[Figure]:
-    """Yield an empty figure, in inches, under our style alone, whatever a user's matplotlibrc says."""
-    import matplotlib.style
-    from matplotlib.figure import Figure
-
-    with matplotlib.style.context(["default", _STYLE]):
-        yield Figure(figsize=(width, height), dpi=150)
-
-
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    _lay_out(figure)
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind in ("svg", "png"):
-        paths.append(stem.with_name(f"{stem.name}.{kind}"))
-        temporary = stem.with_name(f".{stem.name}.{kind}.{os.getpid()}.tmp")
-        temporary.write_bytes(_image(figure, kind))
-        temporary.replace(paths[-1])
-    return paths
-
-
-def _lay_out(figure: Figure) -> None:
-    """Arrange axes and labels once. A figure with a layout engine would do it again for every format."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    ConstrainedLayoutEngine().execute(figure)
 
 
 def _image(figure: Figure, kind: str, **options: Any) -> bytes:
@@ -249,7 +222,6 @@ def _image(figure: Figure, kind: str, **options: Any) -> bytes:
 
 def _element(figure: Figure, name: str, title: str, description: str) -> str:
     """Turn a figure into an `<svg>` element without styles, whose ids start with `name`."""
-    _lay_out(figure)
     root = ElementTree.fromstring(_image(figure, "svg", transparent=True))
     metadata, style_sheet = root[:2]  # the style sheet only sets `stroke-linejoin`, which the root gets below
     root.remove(metadata)

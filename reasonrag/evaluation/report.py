@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.markdown import inert_markdown
-from reasonrag.core.plots import Bar, Line, Panel, save_bars, save_panels
+from reasonrag.core.plots import Bar, BarChart, Line, Panel, save_charts
 from reasonrag.core.text import Rules, one_line, printable
 from reasonrag.core.types import Question
 from reasonrag.evaluation.summary import failures, summarize
@@ -150,13 +150,13 @@ def _setup(metrics: Metrics) -> Iterator[str]:
 
 def _plots(metrics: Metrics, folder: Path) -> list[Path]:
     panels = list(_sweep_panels(metrics))
-    plots = save_panels(folder / "sweeps", panels) if panels else []
+    plots = save_charts(folder / "sweeps", panels) if panels else []
     judged = metrics["judge"]["metrics"] if metrics["judge"] else ()
     for metric in ("em", *judged):
-        bars = list(_bars(metrics, metric))
+        bars = tuple(_bars(metrics, metric))
         if bars:
             title = f"{_PLOT_TITLES[metric]} at the first setting, 95 % intervals"
-            plots += save_bars(folder / metric, bars, title=title, x_label=NAMES[metric])
+            plots += save_charts(folder / metric, [BarChart(title, NAMES[metric], bars)])
     return plots
 
 

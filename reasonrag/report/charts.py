@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from reasonrag.core.plots import Bar, Line, Panel, bars_svg, panel_svg
+from reasonrag.core.plots import Bar, BarChart, Line, Panel, chart_svg
 from reasonrag.report.site import shortened
 
 _MOST_LINES = 6  # a panel with more lines becomes one chart per line, because their scales differ
@@ -71,7 +71,7 @@ def chart(panel: Panel, name: str) -> Chart:
         (start, first), (end, last) = points[0], points[-1]
         course = f"{first:.4g} at {start:g}, {last:.4g} at {end:g}"
         descriptions.append(f"{label}: {course}, lowest {min(y_values):.4g}, highest {max(y_values):.4g}.")
-    svg = panel_svg(
+    svg = chart_svg(
         Panel(panel.title, panel.x_label, panel.y_label, tuple(lines)),
         name=name,
         description=" ".join([*descriptions, "The numbers are in the table below."]),
@@ -94,8 +94,8 @@ def interval_chart(title: str, name: str, intervals: Sequence[tuple[str, float, 
     for label, low, mean, high in intervals:
         bars.append(Bar("mean", shortened(label, _LABEL_COLUMNS), mean, low, high))
         descriptions.append(f"{bars[-1].group}: {mean:.3f} [{low:.3f}, {high:.3f}].")
-    description = " ".join(descriptions)
-    svg = bars_svg(bars, title=title, x_label="mean and 95 % interval", name=name, description=description)
+    chart = BarChart(title, "mean and 95 % interval", tuple(bars))
+    svg = chart_svg(chart, name=name, description=" ".join(descriptions))
     return Chart(title, "", "", Markup(svg), [], [])
 
 

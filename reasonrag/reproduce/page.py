@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.markdown import table_lines
-from reasonrag.core.plots import Bar, Line, Panel, save_bars, save_panels
+from reasonrag.core.plots import Bar, BarChart, Line, Panel, save_charts
 from reasonrag.evaluation.tables import excludes_zero, interval_text
 from reasonrag.reproduce.measures import METRICS, Results, sign
 from reasonrag.reproduce.paper import BASE, Paper
@@ -19,11 +19,11 @@ def write(paper: Paper, results: Results, folder: Path) -> Path:
     """Write `PAPER.md`, `.json`, `.svg` and `.png` into a folder; return the page."""
     folder.mkdir(parents=True, exist_ok=True)
     if paper.curves:
-        save_panels(folder / paper.name, list(_panels(paper, results)))
+        save_charts(folder / paper.name, list(_panels(paper, results)))
     else:
         label = METRICS[paper.metrics[0]].label
         title = f"{label} in the demo world, 95 % intervals"
-        save_bars(folder / paper.name, list(_bars(paper, results)), title=title, x_label=label)
+        save_charts(folder / paper.name, [BarChart(title, label, tuple(_bars(paper, results)))])
     write_json(folder / f"{paper.name}.json", results, indent=1)
     write_text(folder / f"{paper.name}.md", "\n".join(page(paper, results)) + "\n")
     return folder / f"{paper.name}.md"

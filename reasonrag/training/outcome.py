@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.plots import Line, Panel, save_panels
+from reasonrag.core.plots import Line, Panel, save_charts
 from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.storage.files import write_json
 from reasonrag.storage.runs import versions
@@ -68,7 +68,7 @@ def finish(out: Path, outcome: TrainingOutcome) -> dict[str, Any]:
     """Write everything except the model itself, `training.json` last; return what that holds."""
     for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card: both name paths of this machine
         (out / name).unlink(missing_ok=True)
-    save_panels(out / "curves", panels(outcome.state.log_history))
+    save_charts(out / "curves", panels(outcome.state.log_history))
     if outcome.card is not None:
         outcome.card.write(out)
     elif not copy_card(Path(outcome.source.path), out):

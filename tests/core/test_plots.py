@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from reasonrag.core.plots import Bar, Line, Panel, bars_svg, panel_svg, save_bars, save_panels
+from reasonrag.core.plots import Bar, BarChart, Line, Panel, chart_svg, save_charts
 
 RISING = Line("policy", (1, 2, 3), (0.1, 0.2, 0.3), (0.0, 0.1, 0.2), (0.2, 0.3, 0.4))
-BARS = [Bar("base", "all", 0.2, 0.1, 0.3), Bar("tuned", "all", 0.4, 0.3, 0.5), Bar("tuned", "bridge", 0.3)]
+BARS = (Bar("base", "all", 0.2, 0.1, 0.3), Bar("tuned", "all", 0.4, 0.3, 0.5), Bar("tuned", "bridge", 0.3))
 
 
 def panel(*lines: Line, title: str = "EM over steps") -> Panel:
@@ -23,8 +23,8 @@ def words(svg) -> list[str]:
 
 def draw(kind: str, stem):
     if kind == "panels":
-        return save_panels(stem, [panel(RISING), panel(RISING, Line("other", (1, 2), (0.5, float("nan"))))])
-    return save_bars(stem, BARS, title="EM", x_label="exact match")
+        return save_charts(stem, [panel(RISING), panel(RISING, Line("other", (1, 2), (0.5, float("nan"))))])
+    return save_charts(stem, [BarChart("EM", "exact match", BARS)])
 
 
 @pytest.mark.parametrize("kind", ["panels", "bars"])
@@ -37,8 +37,8 @@ def test_the_same_numbers_give_the_same_bytes(kind, tmp_path):
 
 
 def test_other_numbers_give_another_picture(tmp_path):
-    once = save_panels(tmp_path / "a", [panel(RISING)])
-    again = save_panels(tmp_path / "b", [panel(Line("policy", (1, 2, 3), (0.1, 0.2, 0.9)))])
+    once = save_charts(tmp_path / "a", [panel(RISING)])
+    again = save_charts(tmp_path / "b", [panel(Line("policy", (1, 2, 3), (0.1, 0.2, 0.9)))])
     assert once[0].read_bytes() != again[0].read_bytes()
     assert once[1].read_bytes() != again[1].read_bytes()
 
@@ -46,28 +46,29 @@ def test_other_numbers_give_another_picture(tmp_path):
 def test_the_style_of_the_user_changes_nothing(tmp_path):
     import matplotlib
 
-    once = save_panels(tmp_path / "a", [panel(RISING)])
+    once = save_charts(tmp_path / "a", [panel(RISING)])
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30}):
-        again = save_panels(tmp_path / "b", [panel(RISING)])
+        again = save_charts(tmp_path / "b", [panel(RISING)])
     assert once[1].read_bytes() == again[1].read_bytes()
 
 
 @pytest.mark.parametrize("label", ["_hidden", "cost $1$ $\\frac", "<b>&amp;", "line\nbreak \x1b[31m\u202e", "x" * 200])
 def test_any_label_can_be_drawn_and_stays_text(label, tmp_path):
     lines = (Line(label, (1, 2), (1, 2)), Line("other", (1, 2), (2, 1)))
-    svg, _ = save_panels(tmp_path / "a", [panel(*lines, title=label)])
+    svg, _ = save_charts(tmp_path / "a", [panel(*lines, title=label)])
     shown = label.replace("\n", " ").replace("\x1b", "\ufffd").replace("\u202e", "\ufffd")
     shown = shown if len(shown) <= 48 else f"{shown[:47]}…"
     assert words(svg).count(shown) == 2  # title and legend
-    svg, _ = save_bars(tmp_path / "b", [Bar(label, label, 1.0), Bar("o", label, 0.5)], title=label, x_label=label)
+    svg, _ = save_charts(tmp_path / "b", [BarChart(label, label, (Bar(label, label, 1.0), Bar("o", label, 0.5)))])
     assert words(svg).count(shown) == 4
 
 
 def elements(name, label="policy"):
     lines = (Line(label, (1, 2, 3), (0.1, 0.2, 0.3), (0.0, 0.1, 0.2), (0.2, 0.3, 0.4)), Line("other", (1, 2), (2, 1)))
     described = {"name": name, "description": f"{label} rises"}
-    yield panel_svg(panel(*lines, title=label), **described)
-    yield bars_svg([Bar(label, label, 1.0, 0.9, 1.1), Bar("o", label, 0.5)], title=label, x_label="EM", **described)
+    yield chart_svg(panel(*lines, title=label), **described)
+    bars = (Bar(label, label, 1.0, 0.9, 1.1), Bar("o", label, 0.5))
+    yield chart_svg(BarChart(label, "EM", bars), **described)
 
 
 def test_an_element_for_a_page_has_no_style_and_ids_of_its_own():
@@ -97,7 +98,7 @@ def test_a_label_in_an_element_for_a_page_is_text(label):
 
 def test_every_panel_and_line_is_named(tmp_path):
     panels = [panel(RISING, Line("second", (1,), (1,)), title=f"panel {i}") for i in range(5)]
-    svg, _ = save_panels(tmp_path / "a", panels)
+    svg, _ = save_charts(tmp_path / "a", panels)
     found = words(svg)
     assert [found.count(f"panel {i}") for i in range(5)] == [1] * 5
     assert (found.count("policy"), found.count("second"), found.count("steps")) == (5, 5, 5)
@@ -105,21 +106,21 @@ def test_every_panel_and_line_is_named(tmp_path):
 
 def test_a_thousand_points_are_drawn(tmp_path):
     steps = range(1000)
-    save_panels(tmp_path / "a", [panel(Line("loss", steps, [1 / (i + 1) for i in steps]))])
+    save_charts(tmp_path / "a", [panel(Line("loss", steps, [1 / (i + 1) for i in steps]))])
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
 def test_a_panel_without_numbers_says_so(tmp_path):
     for stem, lines in (("a", ()), ("b", (Line("x", (), ()),))):
-        svg, _ = save_panels(tmp_path / stem, [panel(*lines)])
+        svg, _ = save_charts(tmp_path / stem, [panel(*lines)])
         assert "no data" in words(svg)
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no panel"):
-        save_panels(tmp_path / "a", [])
+        save_charts(tmp_path / "a", [])
     with pytest.raises(ValueError, match="no bar"):
-        save_bars(tmp_path / "a", [], title="", x_label="")
+        save_charts(tmp_path / "a", [BarChart("", "", ())])
     with pytest.raises(ValueError, match="different lengths"):
         Line("x", (1, 2), (1,))
     with pytest.raises(ValueError, match="one bound"):
