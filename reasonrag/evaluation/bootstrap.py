@@ -8,9 +8,9 @@ questions, is made of two of its columns.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,8 +61,8 @@ def intervals(
     columns: Mapping[K, Column | Ratio],
     *,
     seed: int,
+    among: Sequence[int] | None = None,
     resamples: int = RESAMPLES,
-    level: float = LEVEL,
     max_bytes: int = _BYTES,
 ) -> dict[K, Interval | None]:
     """Return the mean of each column, or the ratio, with its percentile interval.
@@ -71,9 +71,9 @@ def intervals(
         columns: `[n]` values by question under any key, all in the same order; a question whose value is None is left
             out of that column. Or a ratio of two such columns.
         seed: random seed; equal seeds give equal intervals, whatever other columns there are.
+        among: indices of the questions to use; None uses all.
         resamples: number of times the questions are drawn with replacement. A resample in which the denominator of a
             ratio is 0 is left out of that ratio.
-        level: confidence level of the interval, in (0, 1).
         max_bytes: approximate memory for the resamples, at least one resample. It changes no result.
 
     Returns:
@@ -89,37 +89,49 @@ def intervals(
     """
     import numpy as np
 
-    if len({len(column) for name in columns for column in _raw(columns[name])}) > 1:
+    drawn_columns = {key: column.columns if isinstance(column, Ratio) else [column] for key, column in columns.items()}
+    if len({len(column) for parts in drawn_columns.values() for column in parts}) > 1:
         raise ValueError("columns of different lengths: their values are not of the same questions")
+    # Keys with values for the same questions share their resamples.
+    keys_by_questions: dict[tuple[int, ...], list[K]] = {}
+    for key, parts in drawn_columns.items():
+        questions = range(len(parts[0])) if among is None else among
+        known = tuple(index for index in questions if all(column[index] is not None for column in parts))
+        keys_by_questions.setdefault(known, []).append(key)
     found: dict[K, Interval | None] = dict.fromkeys(columns)
-    for known, names in _alike(columns).items():
-        indices = [index for index, has_value in enumerate(known) if has_value]
-        if not indices:
+    for known, keys in keys_by_questions.items():
+        if not known:
             continue
-        raw = [[column[index] for index in indices] for name in names for column in _raw(columns[name])]
-        table = np.array(raw, dtype=np.float64).T
+        values = [[column[index] for index in known] for key in keys for column in drawn_columns[key]]
+        table = np.array(values, dtype=np.float64).T
         if not np.isfinite(table).all():
-            raise ValueError(f"a value of {', '.join(map(str, names))} is not finite; a missing one has to be None")
+            raise ValueError(f"a value of {', '.join(map(str, keys))} is not finite; a missing one has to be None")
         means = _resampled_means(table, np.random.default_rng(seed), resamples, max_bytes)
-        whole = table.mean(axis=0)
-        for name, of in _spans(names, columns):
-            estimate, drawn = _combined(whole[None, of])[0], _combined(means[:, of])
+        observed = table.mean(axis=0)
+        end = 0
+        for key in keys:
+            start, end = end, end + len(drawn_columns[key])
+            estimate, drawn = _combined(observed[None, start:end])[0], _combined(means[:, start:end])
             drawn = drawn[np.isfinite(drawn)]
-            if not np.isfinite(estimate) or not len(drawn):
-                continue
-            low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-            found[name] = Interval(_rounded(estimate), _rounded(low), _rounded(high), _about(table[:, of]))
+            if np.isfinite(estimate) and len(drawn):
+                low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+                # A ratio counts the questions with a denominator above 0, a difference the fewer of both sides.
+                wholes = table[:, start + 1 : end : 2]
+                n = int((wholes > 0).sum(axis=0).min()) if wholes.size else len(table)
+                mean, low, high = (round(float(value), _DIGITS) for value in (estimate, low, high))
+                found[key] = Interval(mean, low, high, n)
     return found
 
 
 def group_intervals(
     columns: Mapping[K, Column | Ratio], groups: Mapping[str, Sequence[int]], *, seed: int
-) -> dict[str, dict[K, Interval | None]]:
-    """Return the intervals of `columns` for each group of questions, given as indices of the columns."""
-    found = {}
-    for group, indices in groups.items():
-        found[group] = intervals({key: _take(column, indices) for key, column in columns.items()}, seed=seed)
-    return found
+) -> dict[str, dict[K, dict[str, Any] | None]]:
+    """Return the intervals of `columns` as JSON for each group of questions, given as indices of the columns."""
+    by_group: dict[str, dict[K, dict[str, Any] | None]] = {}
+    for group, members in groups.items():
+        by_key = intervals(columns, seed=seed, among=members)
+        by_group[group] = {key: None if interval is None else asdict(interval) for key, interval in by_key.items()}
+    return by_group
 
 
 def subtract(first: Column | Ratio, second: Column | Ratio) -> Column | Ratio:
@@ -131,37 +143,6 @@ def subtract(first: Column | Ratio, second: Column | Ratio) -> Column | Ratio:
     return [None if a is None or b is None else a - b for a, b in zip(first, second, strict=True)]
 
 
-def _take(column: Column | Ratio, indices: Sequence[int]) -> Column | Ratio:
-    """Return the values of some of the questions."""
-    if isinstance(column, Ratio):
-        columns = [[values[index] for index in indices] for values in column.columns]
-        return Ratio(columns[0], columns[1], Ratio(columns[2], columns[3]) if column.minus else None)
-    return [column[index] for index in indices]
-
-
-def _raw(column: Column | Ratio) -> list[Column]:
-    """Return the columns that are resampled."""
-    return column.columns if isinstance(column, Ratio) else [column]
-
-
-def _alike(columns: Mapping[K, Column | Ratio]) -> dict[tuple[bool, ...], list[K]]:
-    """Group the names of columns by the questions that have a value: such columns share their resamples."""
-    groups: dict[tuple[bool, ...], list[K]] = {}
-    for name, column in columns.items():
-        known = tuple(None not in values for values in zip(*_raw(column), strict=True))
-        groups.setdefault(known, []).append(name)
-    return groups
-
-
-def _spans(names: Sequence[K], columns: Mapping[K, Column | Ratio]) -> Iterator[tuple[K, slice]]:
-    """Yield which columns of the table belong to each name."""
-    start = 0
-    for name in names:
-        end = start + len(_raw(columns[name]))
-        yield name, slice(start, end)
-        start = end
-
-
 def _combined(means: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return `[r]` values of a metric from the `[r, 1, 2 or 4]` means of its columns; NaN for a denominator of 0."""
     import numpy as np
@@ -171,15 +152,6 @@ def _combined(means: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = means[:, ::2] / means[:, 1::2]
     return ratios[:, 0] if ratios.shape[1] == 1 else ratios[:, 0] - ratios[:, 1]
-
-
-def _about(table: NDArray[np.float64]) -> int:
-    """Count the questions of a metric: for a ratio those with a denominator above 0, for a difference the fewer."""
-    return len(table) if table.shape[1] == 1 else min(int((whole > 0).sum()) for whole in table.T[1::2])
-
-
-def _rounded(value: float) -> float:
-    return round(float(value), _DIGITS)
 
 
 def _resampled_means(

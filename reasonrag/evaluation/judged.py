@@ -98,20 +98,13 @@ class Verdicts:
 NOT_JUDGED = Verdicts()
 
 
+@dataclass(frozen=True, slots=True)
 class Examiner:
     """Asks a judge about all attempts of one policy, right or wrong, in form or not: eq. 2 is over all their steps."""
 
-    def __init__(self, judge: JudgeService, policy: LLM, metrics: Sequence[str]) -> None:
-        """Set the judge for one policy.
-
-        Args:
-            judge: has the prompts of the policy's format: one of them, `hiprag/direct`, is sent to the policy.
-            policy: made the attempts; it is asked again, by greedy decoding and without a search.
-            metrics: some of `JUDGED`.
-        """
-        self.judge = judge
-        self.policy = policy
-        self.metrics = metrics
+    judge: JudgeService  # with the prompts of the policy's format: one of them, `hiprag/direct`, is sent to the policy
+    policy: LLM  # made the attempts; it is asked again, by greedy decoding and without a search
+    metrics: Sequence[str]  # some of `JUDGED`
 
     def describe(self) -> dict[str, Any]:
         """Return the judge's entry in `metrics.json`."""

@@ -14,17 +14,7 @@ from reasonrag.formats.base import Reading
 from reasonrag.pipeline.build import label
 from reasonrag.storage.parquet import Row
 
-METRICS = (
-    "em",
-    "f1",
-    "acc",
-    "retrievals",
-    "steps",
-    "forced",
-    "format_rate",
-    "prompt_tokens",
-    "completion_tokens",
-)
+METRICS = ("em", "f1", "acc", "retrievals", "steps", "forced", "format_rate", "prompt_tokens", "completion_tokens")
 
 Scores = dict[str, float | int | None]
 
@@ -153,8 +143,7 @@ def _total(counts: Sequence[int | None]) -> int | None:
 
 
 def _musique_hops(question: Question) -> int | None:
-    metadata = question.metadata
-    for text in (question.id, metadata.get("id"), metadata.get("type")):
+    for text in (question.id, question.metadata.get("id"), question.metadata.get("type")):
         if isinstance(text, str) and (found := _MUSIQUE.match(text)):
             return int(found[1])
     return None

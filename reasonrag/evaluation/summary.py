@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question
-from reasonrag.evaluation.bootstrap import Column, Interval, Ratio, group_intervals, subtract
+from reasonrag.evaluation.bootstrap import Column, Ratio, group_intervals, subtract
 from reasonrag.evaluation.judged import COUNTED_AS
 from reasonrag.evaluation.metrics import METRICS, hops, kind
 from reasonrag.storage.runs import versions
@@ -25,22 +25,17 @@ Metrics = dict[str, Any]
 
 # ("mean" or "difference", policy, number of the setting, metric)
 Key = tuple[str, str, int, str]
-Intervals = Mapping[str, Mapping[Key, Interval | None]]  # by group of questions; "" is all of them
+Intervals = Mapping[str, Mapping[Key, Metrics | None]]  # by group of questions; "" is all of them
 
 RATES = ("osr", "usr")
 UNNAMED = "other"  # kind of the questions that have none, if others have one
 
 
 def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *, rules: Rules) -> Metrics:
-    """Return the contents of `metrics.json`.
+    """Return the contents of `metrics.json` for at least one policy; the first is the baseline.
 
     Settings of two policies are paired by their position in the sweep, so policies that differ in their own settings
     (such as another top-k) can be compared; `baseline_setting` names the baseline's.
-
-    Args:
-        results: of at least one policy; the first is the baseline.
-        questions: all questions of the evaluation.
-        rules: normalisation rules that the scores were computed by.
 
     Returns:
         The metrics of the first policy at its first setting; under `policies` those of all policies and settings;
@@ -49,17 +44,17 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     first = results[0]
     groups = _groups(questions)
     intervals = group_intervals(dict(_columns(results)), groups, seed=first.config.seed)
-    policies: dict[str, Metrics] = {}
-    for result in results:
-        policies[result.name] = {}
-        for point, outcome in enumerate(result.outcomes):
-            metrics = _metrics(result, point, outcome, intervals, groups, questions)
-            policies[result.name][outcome.setting.name] = metrics
+    policies: dict[str, Metrics] = {result.name: {} for result in results}
+    settings: dict[str, list[Metrics]] = {result.name: [] for result in results}
+    for result, point, outcome in _points(results):
+        metrics = _metrics(result, point, outcome, intervals, groups, questions)
+        policies[result.name][outcome.setting.name] = metrics
+        settings[result.name].append({"name": outcome.setting.name, **asdict(outcome.setting)})
     content = _content(results)
     return {
         **policies[first.name][first.outcomes[0].setting.name],
         "policies": policies,
-        "settings": {result.name: [outcome.setting.summary() for outcome in result.outcomes] for result in results},
+        "settings": settings,
         "differences": list(_differences(results, intervals)),
         "incomplete": list(_incomplete(results, len(questions))),
         "unjudged": list(_unjudged(results)),
@@ -80,10 +75,16 @@ def failures(result: PolicyResult, questions: Sequence[Question]) -> list[Metric
     rows = []
     for outcome in result.outcomes:
         for index, cause in sorted(outcome.failures.items()):
-            question = questions[index]
-            where = {"setting": outcome.setting.name, "dataset": question.dataset, "question_id": question.id}
-            rows.append({**where, "cause": cause})
+            where = {"dataset": questions[index].dataset, "question_id": questions[index].id}
+            rows.append({"setting": outcome.setting.name, **where, "cause": cause})
     return rows
+
+
+def _points(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome]]:
+    """Yield every policy at each of its settings, with the number of the setting."""
+    for result in results:
+        for point, outcome in enumerate(result.outcomes):
+            yield result, point, outcome
 
 
 def _computed(result: PolicyResult) -> tuple[str, ...]:
@@ -93,14 +94,13 @@ def _computed(result: PolicyResult) -> tuple[str, ...]:
 def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Column | Ratio]]:
     """Yield every column that needs an interval, `[n]` over the questions."""
     baseline = results[0]
-    for result in results:
-        for point, outcome in enumerate(result.outcomes):
-            for metric in _computed(result):
-                column = _column(outcome, metric)
-                yield ("mean", result.name, point, metric), column
-                if result is not baseline:
-                    difference = subtract(column, _column(baseline.outcomes[point], metric))
-                    yield ("difference", result.name, point, metric), difference
+    for result, point, outcome in _points(results):
+        for metric in _computed(result):
+            column = _column(outcome, metric)
+            yield ("mean", result.name, point, metric), column
+            if result is not baseline:
+                difference = subtract(column, _column(baseline.outcomes[point], metric))
+                yield ("difference", result.name, point, metric), difference
 
 
 def _column(outcome: Outcome, metric: str) -> Column | Ratio:
@@ -136,9 +136,9 @@ def _metrics(
     """Return the metrics of one policy at one setting."""
     by_group: dict[str, Metrics] = {}
     for group, members in groups.items():
-        metrics: Metrics = {}
-        for metric in _computed(result):
-            metrics[metric] = _as_dict(intervals[group]["mean", result.name, point, metric])
+        metrics: Metrics = {
+            metric: intervals[group]["mean", result.name, point, metric] for metric in _computed(result)
+        }
         if group:
             metrics["hops"] = _mean_hops([questions[index] for index in members])
             metrics["questions"] = len(members)
@@ -188,29 +188,27 @@ def _causes(outcome: Outcome, metric: str) -> dict[str, int]:
 def _differences(results: Sequence[PolicyResult], intervals: Intervals) -> Iterator[Metrics]:
     baseline, *others = results
     unknown = {"mean": None, "low": None, "high": None, "n": 0}
-    for result in others:
-        for point, outcome in enumerate(result.outcomes):
-            for metric in _computed(result):
-                key = ("difference", result.name, point, metric)
-                by_group = {group: _as_dict(of_group[key]) for group, of_group in intervals.items()}
-                yield {
-                    "policy": result.name,
-                    "baseline": baseline.name,
-                    "setting": outcome.setting.name,
-                    "baseline_setting": baseline.outcomes[point].setting.name,
-                    "metric": metric,
-                    **(by_group.pop("") or unknown),
-                    "by_kind": by_group,
-                }
+    for result, point, outcome in _points(others):
+        for metric in _computed(result):
+            key = ("difference", result.name, point, metric)
+            by_group = {group: of_group[key] for group, of_group in intervals.items()}
+            yield {
+                "policy": result.name,
+                "baseline": baseline.name,
+                "setting": outcome.setting.name,
+                "baseline_setting": baseline.outcomes[point].setting.name,
+                "metric": metric,
+                **(by_group.pop("") or unknown),
+                "by_kind": by_group,
+            }
 
 
 def _incomplete(results: Sequence[PolicyResult], total: int) -> Iterator[Metrics]:
     """Yield the settings at which more questions are missing than `run.max_failed` allows."""
-    for result in results:
-        for outcome in result.outcomes:
-            missing = total - outcome.ends.total()
-            if missing > result.config.run.max_failed * total:
-                yield {"policy": result.name, "setting": outcome.setting.name, "missing": missing}
+    for result, _, outcome in _points(results):
+        missing = total - outcome.ends.total()
+        if missing > result.config.run.max_failed * total:
+            yield {"policy": result.name, "setting": outcome.setting.name, "missing": missing}
 
 
 def _unjudged(results: Sequence[PolicyResult]) -> Iterator[Metrics]:
@@ -218,14 +216,13 @@ def _unjudged(results: Sequence[PolicyResult]) -> Iterator[Metrics]:
 
     It is a share of the verdicts, or of the questions if few of them have a verdict: one failure of nine is no outage.
     """
-    for result in results:
-        for outcome in result.outcomes:
-            for metric in result.judge["metrics"] if result.judge else ():
-                failed = sum(_causes(outcome, metric).values())
-                asked = outcome.asked[f"{COUNTED_AS[metric]}.asked"]
-                if failed > result.config.run.max_failed * max(asked, len(outcome.scores)):
-                    at = {"policy": result.name, "setting": outcome.setting.name, "metric": metric}
-                    yield {**at, "failed": failed, "asked": asked}
+    for result, _, outcome in _points(results):
+        for metric in result.judge["metrics"] if result.judge else ():
+            failed = sum(_causes(outcome, metric).values())
+            asked = outcome.asked[f"{COUNTED_AS[metric]}.asked"]
+            if failed > result.config.run.max_failed * max(asked, len(outcome.scores)):
+                at = {"policy": result.name, "setting": outcome.setting.name, "metric": metric}
+                yield {**at, "failed": failed, "asked": asked}
 
 
 def _content(results: Sequence[PolicyResult]) -> Metrics:
@@ -263,7 +260,3 @@ def _mean_hops(questions: Sequence[Question]) -> float | None:
     """Return the mean number of searches that these questions need; None unless the data set says it of all."""
     known = [needed for needed in map(hops, questions) if needed is not None]
     return round(fmean(known), 4) if known and len(known) == len(questions) else None
-
-
-def _as_dict(interval: Interval | None) -> Metrics | None:
-    return None if interval is None else asdict(interval)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError
@@ -36,21 +36,6 @@ class Setting:
         """
         return f"t{self.temperature:.12g}_s{self.max_steps}_k{self.top_k}"
 
-    def apply(self, config: Config) -> Config:
-        """Return the configuration at this point.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
-        tree = config.model_dump(mode="json")
-        tree["policy"]["temperature"] = self.temperature
-        tree["format"]["max_steps"] = self.max_steps
-        tree["retrieval"]["top_k"] = self.top_k
-        return validate(Config, tree)
-
-    def summary(self) -> dict[str, float | int | str]:
-        return {"name": self.name, **asdict(self)}
-
 
 def sweep(
     config: Config,
@@ -69,8 +54,14 @@ def sweep(
         max_steps or (config.format.max_steps,),
         top_ks or (config.retrieval.top_k,),
     )
-    settings = list(dict.fromkeys(Setting(*point) for point in points))
-    return [(setting, setting.apply(config)) for setting in settings]
+    configs = {}
+    for setting in itertools.starmap(Setting, points):
+        tree = config.model_dump(mode="json")
+        tree["policy"]["temperature"] = setting.temperature
+        tree["format"]["max_steps"] = setting.max_steps
+        tree["retrieval"]["top_k"] = setting.top_k
+        configs[setting] = validate(Config, tree)
+    return list(configs.items())
 
 
 def varying(config: Config) -> list[str]:

@@ -7,7 +7,7 @@ steps of all questions and seeds. Whole questions are resampled: an interval is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -134,9 +134,7 @@ def _results(sides: Sequence[Seeds], metrics: Sequence[str]) -> Results:
     groups: dict[str, list[int]] = {"": list(range(len(questions)))}
     for kind in sorted(set(kinds.values()) - {""}):
         groups[kind] = [index for index, question in enumerate(questions) if kinds[question] == kind]
-    by_group: Results = {}
-    for group, by_metric in group_intervals(values, groups, seed=0).items():
-        by_group[group] = {name: None if value is None else asdict(value) for name, value in by_metric.items()}
+    by_group = group_intervals(values, groups, seed=0)
     counts = {"seeds": numbers, "questions": len(questions)}
     return {**counts, "all": by_group.pop(""), "by_kind": by_group, "by_seed": by_seed}
 
