@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from reasonrag.core.settings import dump
 from reasonrag.report.drawing import details, draw
-from reasonrag.report.site import TITLE_COLUMNS, Listing, open_site, shortened, with_last
+from reasonrag.report.site import ListRow, Page, open_site
 from reasonrag.report.stats import RunCounts, margin_histogram, whole_number_histogram
 from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.storage.runs import read_run
@@ -16,28 +16,11 @@ _STEP_TYPES = ("query", "evidence", "answer", "malformed")  # a malformed step i
 
 
 def write_run_pages(run: Path, out: Path) -> Path:
-    """Write the pages of a finished run into `out`; return the path of the first page.
-
-    Raises:
-        RunError: the run cannot be read, or `out` holds other files.
-        DataError: its tables are damaged.
-        OSError: the pages cannot be written.
-    """
+    """Write the pages of a finished run into `out`, see `write_report`."""
     config, summary = read_run(run)
+    counts = RunCounts()
     with open_site(out, folder="questions", scripts=("tree.js",)) as site:
-        counts, listing = RunCounts(), Listing(site)
-        for number, tree, last in with_last(read_trees(run, summary)):
-            counts.add(tree)
-            site.write_page(
-                number,
-                "question.html.j2",
-                last=last,
-                question=tree.root,
-                short_title=shortened(tree.root["question"], TITLE_COLUMNS),
-                drawing=draw(tree),
-                details=details(tree),
-            )
-            listing.add(_cells(number, tree), site.page_name(number))
+        site.write_pages("question.html.j2", _pages(read_trees(run, summary), counts))
         metrics = counts.metrics(summary)
         by_type = metrics["pairs"]["by_type"]
         return site.write_index(
@@ -53,20 +36,15 @@ def write_run_pages(run: Path, out: Path) -> Path:
                 "tokens": whole_number_histogram(counts.values["chosen_tokens"]),
                 "margins": margin_histogram(counts.values["margin"]),
             },
-            scripts=listing.close(),
         )
 
 
-def _cells(number: int, tree: QuestionTree) -> list[Any]:
-    root = tree.root
-    return [
-        number,
-        root["dataset"],
-        root["question_id"],
-        root["question"],
-        root["golden_answers"],
-        len(tree.nodes),
-        max(row["depth"] for row in tree.nodes),
-        len(tree.pairs),
-        max((row["f1"] for row in tree.nodes if row["f1"] is not None), default=None),
-    ]
+def _pages(trees: Iterable[QuestionTree], counts: RunCounts) -> Iterator[Page]:
+    """Yield a page per question, after adding its tree to `counts`."""
+    for tree in trees:
+        counts.add(tree)
+        best_f1 = max((row["f1"] for row in tree.nodes if row["f1"] is not None), default=None)
+        depth = max(row["depth"] for row in tree.nodes)
+        columns = [tree.root[name] for name in ("dataset", "question_id", "question", "golden_answers")]
+        cells = [*columns, len(tree.nodes), depth, len(tree.pairs), best_f1]
+        yield Page(tree.root, {"drawing": draw(tree), "details": details(tree)}, [ListRow(cells)])

@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line, printable
@@ -28,14 +28,34 @@ from reasonrag.storage.parquet import Row
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-T = TypeVar("T")
-
-TITLE_COLUMNS = 80  # of a question in a page's title
+_TITLE_COLUMNS = 80  # of a question in a page's title
 _ROWS_PER_FILE = 500
 _CELL_COLUMNS = 300
 _MARKERS = ("report.css", "list.js")  # both mark a folder as a report; a site by hand may have one of them
 _ASSETS = (*_MARKERS, "page.js")
 _FOLDERS = ("questions", "groups")
+
+
+class ListRow(NamedTuple):
+    """A row of the list on the first page; its number and its page are added when it is written.
+
+    Attributes:
+        cells: a value for each heading of the list after the number.
+        marks: the words that a filter looks for.
+        anchor: of the row's part in its page, with `#`.
+    """
+
+    cells: Sequence[Any]
+    marks: Sequence[str] = ()
+    anchor: str = ""
+
+
+class Page(NamedTuple):
+    """A page about one question: a row that describes it, other values of the template, and its rows of the list."""
+
+    question: Row
+    values: dict[str, Any]
+    rows: Sequence[ListRow]
 
 
 class Site:
@@ -44,6 +64,8 @@ class Site:
     def __init__(self, out: Path, folder: str, assets: Sequence[str]) -> None:
         self.out = out
         self.folder = folder
+        self._scripts: list[str] = []
+        self._rows: list[Sequence[Any]] = []
         (out / "index.html").unlink(missing_ok=True)
         for name in assets:
             (out / name).write_bytes((Path(__file__).parent / "templates" / name).read_bytes())
@@ -53,22 +75,48 @@ class Site:
         for name in (folder, "data"):
             (out / name).mkdir(exist_ok=True)
 
-    def page_name(self, number: int) -> str:
-        """The file of a page by its number, from 0. Ids come from outside and never become file names."""
-        return f"{self.folder}/{number:05d}.html"
+    def write_pages(self, template: str, pages: Iterable[Page]) -> None:
+        """Write the pages of the folder, with links to their neighbours, and their rows of the list.
 
-    def write_page(self, number: int, template: str, *, last: bool, **values: Any) -> None:
-        """Write a page of the folder, with links to its neighbours."""
-        previous_page = f"{number - 1:05d}.html" if number else None
-        next_page = None if last else f"{number + 1:05d}.html"
-        text = render(template, root="../", previous=previous_page, next=next_page, **values)
-        (self.out / self.page_name(number)).write_text(text, encoding="utf-8")
+        Pages are named by their numbers: ids come from outside and never become file names.
+        """
+        remaining = iter(pages)
+        page, number = next(remaining, None), 0
+        while page is not None:
+            following = next(remaining, None)
+            name = f"{self.folder}/{number:05d}.html"
+            text = render(
+                template,
+                root="../",
+                previous=f"{number - 1:05d}.html" if number else None,
+                next=f"{number + 1:05d}.html" if following else None,
+                question=page.question,
+                short_title=shortened(page.question["question"], _TITLE_COLUMNS),
+                **page.values,
+            )
+            (self.out / name).write_text(text, encoding="utf-8")
+            for row in page.rows:
+                row_number = len(self._scripts) * _ROWS_PER_FILE + len(self._rows)
+                # Long texts are shortened, because all rows are in the browser's memory at once.
+                self._rows.append([row_number, *map(_shortened_cell, row.cells), name + row.anchor, row.marks])
+                if len(self._rows) == _ROWS_PER_FILE:
+                    self._write_rows()
+            page, number = following, number + 1
 
     def write_index(self, template: str, **values: Any) -> Path:
-        """Write the first page; return its path."""
+        """Write the remaining rows of the list and the first page; return its path."""
+        if self._rows:
+            self._write_rows()
         index = self.out / "index.html"
-        write_text(index, render(template, root="", **values))
+        write_text(index, render(template, root="", scripts=self._scripts, **values))
         return index
+
+    def _write_rows(self) -> None:
+        name = f"data/rows-{len(self._scripts):03d}.js"
+        values = json.dumps(visible(self._rows), ensure_ascii=False).replace("<", "\\u003c")
+        (self.out / name).write_text(f"registerRows({values});\n", encoding="utf-8")
+        self._scripts.append(name)
+        self._rows = []
 
 
 @contextlib.contextmanager
@@ -90,38 +138,6 @@ def open_site(out: Path, *, folder: str, scripts: Sequence[str]) -> Iterator[Sit
     claim_folder(out, "report", already_ours=holds, ignore=assets)
     with lock(out / ".lock"):
         yield Site(out, folder, assets)
-
-
-class Listing:
-    """The rows of a site's list, written in parts of `_ROWS_PER_FILE`.
-
-    A row holds a value for each heading of the list, then its page, then its marks: the words that a filter looks for.
-    Long texts are shortened, because all rows are in the browser's memory at once.
-    """
-
-    def __init__(self, site: Site) -> None:
-        self.scripts: list[str] = []
-        self._site = site
-        self._rows: list[Sequence[Any]] = []
-
-    def add(self, cells: Sequence[Any], page: str, marks: Sequence[str] = ()) -> None:
-        """Append a row; a part is written whenever it is full."""
-        self._rows.append([*map(_shortened_cell, cells), page, marks])
-        if len(self._rows) == _ROWS_PER_FILE:
-            self._flush()
-
-    def close(self) -> list[str]:
-        """Write the remaining rows; return the names of all parts."""
-        if self._rows:
-            self._flush()
-        return self.scripts
-
-    def _flush(self) -> None:
-        name = f"data/rows-{len(self.scripts):03d}.js"
-        values = json.dumps(visible(self._rows), ensure_ascii=False).replace("<", "\\u003c")
-        (self._site.out / name).write_text(f"registerRows({values});\n", encoding="utf-8")
-        self.scripts.append(name)
-        self._rows = []
 
 
 def _shortened_cell(value: Any) -> Any:
@@ -156,21 +172,6 @@ class TextPool:
     def passage(self, passage: Row) -> int:
         """Return the index of a passage, whatever its score."""
         return self.index({"id": passage["id"], "contents": passage["contents"]})
-
-
-def with_last(items: Iterable[T]) -> Iterator[tuple[int, T, bool]]:
-    """Yield each item with its number and whether it is the last.
-
-    >>> list(with_last("ab"))
-    [(0, 'a', False), (1, 'b', True)]
-    """
-    remaining = iter(items)
-    for held in remaining:  # runs once: the inner loop takes the rest
-        number = 0
-        for following in remaining:
-            yield number, held, False
-            number, held = number + 1, following
-        yield number, held, True
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from selenium.webdriver.support.select import Select
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.evaluation.sweep import Setting
 from reasonrag.report import write_report
-from reasonrag.report.attempts import Attempts, questions, shared_order
+from reasonrag.report.evaluation_pages import Attempts, questions, shared_order
 from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import trajectory_schema
 from tests.browser import chromium
@@ -142,7 +142,7 @@ def test_subsets_of_one_order_are_merged_in_an_order_that_agrees_with_all(subset
 def test_attempts_that_nobody_made_are_told_as_not_tried(evaluation):
     folder, _ = evaluation
     attempts = [Attempts(name, SETTING.name, folder / name, {}) for name in POLICIES]
-    asked = {found.question["question_id"]: found.results for found in questions(attempts)}
+    asked = {question["question_id"]: results for question, results in questions(attempts)}
     assert asked["q1 word"][1] == "not tried"
 
 

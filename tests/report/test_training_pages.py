@@ -14,7 +14,7 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.plots import Line, Panel
 from reasonrag.report import write_report
 from reasonrag.report.charts import chart, charts
-from reasonrag.report.rollouts import pieces, steps_shown, weights
+from reasonrag.report.training_pages import pieces, steps_shown, weights
 from reasonrag.storage.parquet import read_parquet
 from reasonrag.storage.tables import rollout_schema
 from tests.browser import chromium
