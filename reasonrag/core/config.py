@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from reasonrag.core.settings import Section, Tree, carried_settings, execution, gather, merge, setting, validate
 
@@ -69,11 +69,6 @@ class RetrievalConfig(Section):
         if self.reranker and not self.index:
             raise ValueError("a reranker reorders what an index finds; give one as --index")
         return self
-
-    @field_validator("url", mode="before")
-    @classmethod
-    def _one_url(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
 
 
 class ModelConfig(Section):

@@ -85,6 +85,3 @@ class JudgeError(BackendError):
 
     `cause` is "unreadable", "timeout" or "unreachable".
     """
-
-    def __init__(self, message: str, *, quoting: object = "", cause: str = "unreadable") -> None:
-        super().__init__(message, quoting=quoting, cause=cause)

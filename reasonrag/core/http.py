@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ T = TypeVar("T")
 TOKEN_ENV = "REASONRAG_TOKEN"
 """Environment variable with the token of a retrieval server, for the server and for its clients."""
 
+_LONGEST_WAIT_S = 30.0
 _PERMANENT_5XX = frozenset({501, 505})  # the server will never support the request
 _jitter = random.Random()  # not the global generator: a retry must not shift the draws of a seeded run
 
@@ -48,40 +50,29 @@ class Unavailable(Exception):
         self.counts = counts
 
 
+@dataclass(kw_only=True)
 class Retries:
-    """The retries of one request, bounded by number and by time.
+    """The retries of one request, bounded by number and by time. The clock starts when the object is created.
 
     Attributes:
+        deadline_s: seconds for the request with all its retries and waits.
+        max_retries: further attempts after the first one.
+        first_wait_s: wait before the first retry. It doubles with every further retry, to 30 s, with jitter.
+        wait_s: computes the wait from the number of failures so far; replaces both the doubling and `Retry-After`.
         failures: attempts that failed.
         last: the latest failure, or None.
     """
 
-    def __init__(
-        self,
-        *,
-        deadline_s: float,
-        max_retries: int,
-        first_wait_s: float = 0.5,
-        longest_wait_s: float = 30.0,
-        wait_s: Callable[[int], float] | None = None,
-    ) -> None:
-        """Start the clock.
+    deadline_s: float
+    max_retries: int
+    first_wait_s: float = 0.5
+    wait_s: Callable[[int], float] | None = None
+    failures: int = field(default=0, init=False)
+    last: Unavailable | None = field(default=None, init=False)
 
-        Args:
-            deadline_s: seconds for the request with all its retries and waits.
-            max_retries: further attempts after the first one.
-            first_wait_s: wait before the first retry. It doubles with every further retry, with jitter.
-            longest_wait_s: upper bound of the doubling.
-            wait_s: computes the wait from the number of failures so far; replaces both the doubling and `Retry-After`.
-        """
-        self.failures = 0
-        self.last: Unavailable | None = None
-        self._counted = 0
-        self._max_retries = max_retries
-        self._first_wait_s = first_wait_s
-        self._longest_wait_s = longest_wait_s
-        self._wait_s = wait_s
-        self._ends_at = time.monotonic() + deadline_s
+    def __post_init__(self) -> None:
+        self._counted = 0  # failures that use up one of `max_retries`
+        self._ends_at = time.monotonic() + self.deadline_s
 
     @property
     def left_s(self) -> float:
@@ -105,11 +96,11 @@ class Retries:
         self.last = error
         self.failures += 1
         self._counted += error.counts
-        if self._wait_s is not None:
-            wait_s = self._wait_s(self.failures)
+        if self.wait_s is not None:
+            wait_s = self.wait_s(self.failures)
         else:
-            wait_s = (error.retry_after_s or 0.0) + backoff(self.failures, self._first_wait_s, self._longest_wait_s)
-        if self._counted > self._max_retries or wait_s >= self.left_s:
+            wait_s = (error.retry_after_s or 0.0) + backoff(self.failures, self.first_wait_s, _LONGEST_WAIT_S)
+        if self._counted > self.max_retries or wait_s >= self.left_s:
             return False
         return wait_s
 

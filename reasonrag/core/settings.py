@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.secrets import find_secrets, redact
@@ -40,6 +40,8 @@ _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 
 
 EXECUTION = "execution"  # marks the fields that `execution` declares
+# A text stands for a tuple of one text.
+_ONE_OR_SEVERAL = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def setting(default: Any, description: str, flag: str | None = None, *, env: str
     field = Field(default, description=description, **limits)  # type: ignore[call-overload]
     if flag:
         field.metadata.append(Flag(flag, env))
+    if isinstance(default, tuple):
+        field.metadata.append(_ONE_OR_SEVERAL)
     return field
 
 
@@ -119,8 +123,9 @@ def gather(
     if file is not None:
         merge(tree, read_yaml(file))
     for name, value in (overrides or {}).items():
-        *path, leaf = name.split(".")
-        merge(tree, _nest(path, {leaf: value}))
+        for key in reversed(name.split(".")):
+            value = {key: value}
+        merge(tree, value)
     return tree
 
 
@@ -277,7 +282,7 @@ def _refuse_secrets(value: object, where: str) -> None:
         for inner in value:
             _refuse_secrets(inner, where)
     elif isinstance(value, str):
-        said = "".join(f"{redact(name)}: " for name in (where,) if name)
+        said = f"{redact(where)}: " if where else ""
         if _URL_WITH_USER.match(value):
             raise ValueError(
                 f"{said}the URL carries a user name or password; put a key into the variable named by api_key_env, "
@@ -300,12 +305,6 @@ def _semantic(section: BaseModel, prefix: str) -> Iterable[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def _nest(path: list[str], leaf: Tree) -> Tree:
-    for name in reversed(path):
-        leaf = {name: leaf}
-    return leaf
-
-
 def _explain(model: type[Section], error: ValidationError) -> str:
     """Describe the first problems in one line: the key, what was found, what is allowed."""
     lines = []
@@ -314,9 +313,7 @@ def _explain(model: type[Section], error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             parent = _section(model, problem["loc"][:-1])
             lines.append(f"unknown key {where!r}{nearest(str(problem['loc'][-1]), parent.model_fields)}")
-        elif (
-            problem["type"] == "value_error"
-        ):  # raised by our validators, whose messages quote no value: it may be a secret
+        elif problem["type"] == "value_error":  # by our validators, whose messages quote no value: it may be a secret
             lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
         else:
             lines.append(f"{where}: {problem['msg']} (found {reprlib.repr(problem['input'])})")

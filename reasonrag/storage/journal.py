@@ -75,7 +75,7 @@ class Journal:
             RunError: the file is damaged, or is not a journal.
         """
         self.path = path
-        self._draining = False
+        self.draining = False  # whether new calls are refused
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         try:
             self._reader = self._connect()
@@ -128,14 +128,9 @@ class Journal:
         self._thread.join()
         self._reader.close()
 
-    @property
-    def draining(self) -> bool:
-        """Whether new calls are refused."""
-        return self._draining
-
     def drain(self) -> None:
         """Refuse new calls from now on; calls in flight are still stored."""
-        self._draining = True
+        self.draining = True
 
     def admit(self) -> None:
         """Raise if the run is shutting down. Called before every call that costs something.
@@ -143,7 +138,7 @@ class Journal:
         Raises:
             Interrupted: after `drain`.
         """
-        if self._draining:
+        if self.draining:
             raise Interrupted
 
     def call(self, key: str) -> Any | None:

@@ -37,28 +37,7 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
     Raises:
         DataError: the file is unreadable, damaged, or has another schema.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(path, page_checksum_verification=True).read()
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from error
-    _check_schema(path, table.schema, schema)
-    rows: list[Row] = table.to_pylist()
-    return rows
-
-
-def _check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
-    if not found.equals(expected):  # nested names too: the footer has no checksum
-        raise DataError(f"{path.name} has columns {found.names}, not those of this version of reasonrag")
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:  # ValueError: a damaged name is no UTF-8
-    return DataError(
-        f"{path.name} cannot be read ({one_line(str(error))}); it is damaged or not Parquet: `reasonrag pairs` "
-        "writes pairs anew, the same build-tree command trees"
-    )
+    return [row for batch in read_batches(path, schema) for row in batch.to_pylist()]
 
 
 class ShardWriter:
@@ -109,13 +88,7 @@ class ShardWriter:
 
 
 def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """Yield the rows of all shards in order, reading one batch at a time.
-
-    Args:
-        folder: folder of the shards.
-        stem: prefix of their names.
-        schema: schema of all their columns.
-        columns: columns to read; None reads all.
+    """Yield the rows of all shards in order, reading one batch at a time; `columns` None reads all columns.
 
     Raises:
         RunError: shards are missing.
@@ -152,12 +125,17 @@ def read_batches(path: Path, schema: pa.Schema, *, columns: Sequence[str] | None
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            _check_schema(path, file.schema_arrow, schema)
+            if not file.schema_arrow.equals(schema):  # nested names too: the footer has no checksum
+                columns_found = file.schema_arrow.names
+                raise DataError(f"{path.name} has columns {columns_found}, not those of this version of reasonrag")
             left = file.metadata.num_rows
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                 left -= batch.num_rows
                 yield batch
             if left:  # a damaged footer may hide row groups
                 raise ValueError(f"its footer and its rows differ by {abs(left)} rows")
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from error
+    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also a damaged name that is no UTF-8
+        raise DataError(
+            f"{path.name} cannot be read ({one_line(str(error))}); it is damaged or not Parquet: `reasonrag pairs` "
+            "writes pairs anew, the same build-tree command trees"
+        ) from error

@@ -62,11 +62,6 @@ class TrainSettings(Section):
     merge: bool = execution(False, "also write the adapters merged into the model, to OUT/merged", "--merge/--no-merge")
     trainer: dict[str, Any] = setting({}, "any other argument of TRL's trainer, by its name")
 
-    @field_validator("report_to", "target_modules", mode="before", check_fields=False)
-    @classmethod
-    def _one(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
-
 
 class PairSettings(TrainSettings):
     """Settings of training runs on recorded steps: DPO and SFT."""

@@ -113,11 +113,6 @@ class IndexConfig(Section):
     encoder: EncoderConfig = EncoderConfig()
     vectors: VectorsConfig = VectorsConfig()
 
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _one_kind(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
     @field_validator("max_memory")
     @classmethod
     def _size(cls, value: str | None) -> str | None:
