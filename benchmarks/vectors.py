@@ -54,7 +54,7 @@ def made(rows: int, rng: np.random.Generator) -> np.ndarray:
 
 def real(rows: int, indexes: list[Path], rng: np.random.Generator) -> np.ndarray:
     """`[rows, dims]`: the passages themselves, then each mixed with one of its 20 neighbours."""
-    found = [Embeddings.open(IndexFolder(path)) for path in indexes]
+    found = [Embeddings(IndexFolder(path)) for path in indexes]
     base = np.concatenate([embeddings.block(0, embeddings.rows) for embeddings in found])
     near = faiss.knn(base, base, 21, metric=faiss.METRIC_INNER_PRODUCT)[1]
     first = rng.integers(len(base), size=rows)
@@ -136,7 +136,7 @@ def measure(folder: Path, kind: str, threads: int) -> dict[str, float]:
     faiss.omp_set_num_threads(threads)
     index, queries = IndexFolder(folder), np.load(folder / "queries.npy")
     tuning, asked = queries[:256], queries[256:]
-    embeddings = Embeddings.open(index)
+    embeddings = Embeddings(index)
     if kind in REFERENCES:
         search = reference(kind, embeddings.block(0, embeddings.rows))
         return {"one": rate(search, asked, 1), "batch": rate(search, asked, 64), "recall": 1.0}
@@ -164,7 +164,7 @@ def searched(folder: Path, threads: int) -> dict[str, float]:
     row |= {"effort": getattr(search, "effort", 0)}
     row |= {"one": rate(lambda q: search.search(q, TOP_K), asked, 1)}
     row |= {"batch": rate(lambda q: search.search(q, TOP_K), asked, 64)}
-    return row | {"recall": recall_at_10(found, ExactSearch(Embeddings.open(index)).search(asked, TOP_K))}
+    return row | {"recall": recall_at_10(found, ExactSearch(Embeddings(index)).search(asked, TOP_K))}
 
 
 def child(*arguments: str) -> dict[str, float]:

@@ -63,7 +63,7 @@ class DenseRetriever(LocalRetriever):
     def recall_at_10(self, queries: Sequence[str]) -> float:
         """Return the share of exact search's ten best that this search finds, in [0, 1]. Needs the embeddings."""
         vectors = self._encoder.encode_queries(queries)
-        exact = ExactSearch(Embeddings.open(self._index))
+        exact = ExactSearch(Embeddings(self._index))
         return recall_at_10(self._vectors.search(vectors, TOP_K), exact.search(vectors, TOP_K))
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +31,8 @@ def adopt_vectors(index: IndexFolder, path: Path, encoder: TextEncoder, *, progr
 
     32 passages are encoded and compared with the vectors in their rows, so that another encoder or another order of the
     passages is noticed. The effort of its searches is tuned against its own widest search, as there are no embeddings
-    to search exactly.
-
-    Args:
-        index: has the part `passages`; the caller holds its lock.
-        path: the FAISS index file; it must not change afterwards.
-        encoder: the encoder that the index was built with, including its prefixes.
-        progress: gets the stages.
+    to search exactly. The caller holds the lock of `index`, which has the part `passages`. The file must not change
+    afterwards, and the encoder is the one that it was built with, including its prefixes.
 
     Raises:
         DataError: the file cannot be read, or has other passages, dimensions, another distance or encoder.
@@ -46,14 +42,11 @@ def adopt_vectors(index: IndexFolder, path: Path, encoder: TextEncoder, *, progr
     remember_location(index, encoder)
     if made := index.sound(plan):
         return made
-    store = PassageStore(index.part("passages"))
-    try:
+    with closing(PassageStore(index.part("passages"))) as store:
         search = FaissSearch(read_index(path))
         _check_shape(path, search, len(store), encoder)
         _check_vectors(path, search, store, encoder)
         queries = encoder.encode_queries([piece for _, piece in self_queries(store, SAMPLE)])
-    finally:
-        store.close()
     draft = Draft(index, plan)
     _link_or_copy(draft, path, progress)
     widest = FaissSearch(read_index(path))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.retrieval.corpus import CorpusSource, open_corpus
+from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.encoders import TextEncoder
 from reasonrag.retrieval.index.folder import BuildProgress, IndexFolder, Manifest, Part
-from reasonrag.retrieval.index.passages import (
-    PASSAGES,
-    PassageStore,
-    build_passages,
-    passages_memory,
-    passages_plan,
-)
-from reasonrag.retrieval.index.settings import IndexConfig, PassagesConfig, show_size
+from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_memory, passages_plan
+from reasonrag.retrieval.index.settings import IndexConfig, show_size
 from reasonrag.retrieval.index.vector_settings import choose, memory_of, self_queries
 
 TUNING_QUERIES = 200
@@ -26,16 +20,10 @@ _MOST_MERGED = 1 << 30  # bytes of scores in memory at a time: more is no faster
 
 
 def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: BuildProgress) -> Mapping[Part, Manifest]:
-    """Build the parts that are asked for and missing. A killed build resumes.
+    """Build the parts that are asked for and missing, and return the manifests of all parts of the index.
 
-    Args:
-        path: the index folder; a second call may add parts to it.
-        config: what to build.
-        replace: delete the passages of a different corpus first, with everything that was built over them.
-        progress: gets every stage.
-
-    Returns:
-        The manifests of all parts of the index.
+    A killed build resumes, and a second call may add parts. `replace` deletes the passages of a different corpus first,
+    with everything that was built over them.
 
     Raises:
         ConfigError, DataError: one line; finished stages are kept.
@@ -53,7 +41,8 @@ def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: Bui
         progress.note(f"memory: at most {show_size(config.max_bytes)} (--max-memory)")
         _passages(index, config, replace, progress)
         for kind in dict.fromkeys(config.kind):
-            KINDS[kind](index, config, progress)
+            build_kind = _bm25 if kind == "bm25" else _dense
+            build_kind(index, config, progress)
     return {part: index.need(part) for part in index.parts()}
 
 
@@ -86,22 +75,16 @@ def _passages(index: IndexFolder, config: IndexConfig, replace: bool, progress: 
     source = open_corpus(config.corpus)
     total = "" if source.total is None else f", {show_size(sum(passages_memory(source.total).values()))} in all"
     progress.note(f"passages: at most {show_size(sum(passages_memory(0).values()))} and 24 bytes a passage{total}")
-    if existing is not None and not replace:
-        _same_corpus(index, existing, source, config.passages)
+    if existing is not None and not replace and not index.holds(passages_plan(source, config.passages)):
+        raise DataError(
+            f"{index.path} holds the passages of {existing.plan.made_of.get('corpus')!r}, with other rules or other "
+            f"content than {source.name!r}; choose a new folder, or add --replace to build this one again"
+        )
     passages = build_passages(index, source, config.passages, progress=progress)
     # Compared with what they were made of, because a killed build may have replaced only the passages.
     for part in index.parts() if replace else []:
         if index.stale(part, passages):
             index.remove(part)
-
-
-def _same_corpus(index: IndexFolder, existing: Manifest, source: CorpusSource, rules: PassagesConfig) -> None:
-    if index.holds(passages_plan(source, rules)):
-        return
-    raise DataError(
-        f"{index.path} holds the passages of {existing.plan.made_of.get('corpus')!r}, with other rules or other "
-        f"content than {source.name!r}; choose a new folder, or add --replace to build this one again"
-    )
 
 
 def _bm25(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:
@@ -148,11 +131,7 @@ def _vectors(index: IndexFolder, config: IndexConfig, encoder: TextEncoder, prog
     embeddings = build_embeddings(index, encoder, progress=progress)
     rows, dims = embeddings.counts["passages"], embeddings.counts["dims"]
     settings = choose(rows, dims, config.max_bytes, kind=config.vectors.kind, recall=config.vectors.recall)
-    store = PassageStore(index.part("passages"))
-    queries = encoder.encode_queries([piece for _, piece in self_queries(store, TUNING_QUERIES)])
-    store.close()
+    with closing(PassageStore(index.part("passages"))) as store:
+        queries = encoder.encode_queries([piece for _, piece in self_queries(store, TUNING_QUERIES)])
     progress.note(f"vectors: {settings.kind}, at most {show_size(memory_of(settings, rows, dims))}")
     build_vectors(index, settings, max_bytes=config.max_bytes, queries=queries, progress=progress)
-
-
-KINDS: dict[str, Callable[[IndexFolder, IndexConfig, BuildProgress], None]] = {"bm25": _bm25, "dense": _dense}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +25,18 @@ _LOCATION = ".encoder.json"
 class Embeddings:
     """`[rows, dims]` float32 vectors of length 1 by row of `passages`, memory-mapped."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Memory-map the finished part `embeddings` in `folder`."""
+    def __init__(self, index: IndexFolder) -> None:
+        """Verify and memory-map the part `embeddings`.
+
+        Raises:
+            DataError: the index has none, or a file is missing or damaged.
+        """
+        folder, manifest = index.part("embeddings"), index.verify("embeddings")
         self.rows, self.dims = manifest.counts["passages"], manifest.counts["dims"]
         self.shard_rows = int(manifest.plan.settings["shard_rows"])
         names = [_shard(number) for number in range(-(-self.rows // self.shard_rows))]
         # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
         self._shards: list[Vectors] = [np.asarray(np.load(folder / name, mmap_mode="r")) for name in names]
-
-    @classmethod
-    def open(cls, index: IndexFolder) -> Embeddings:
-        """Verify and open the embeddings of an index.
-
-        Raises:
-            DataError: the index has none, or a file is missing or damaged.
-        """
-        return cls(index.part("embeddings"), index.verify("embeddings"))
 
     def block(self, start: int, stop: int) -> Vectors:
         """Return the `[stop - start, dims]` vectors of these rows; a copy only if they span several shards."""
@@ -69,16 +65,12 @@ class Embeddings:
 def build_embeddings(
     index: IndexFolder, encoder: TextEncoder, *, progress: BuildProgress, shard_rows: int = SHARD_ROWS
 ) -> Manifest:
-    """Encode every passage. A killed build resumes after the last whole shard.
+    """Encode every passage, `shard_rows` per file. A killed build resumes after the last whole shard.
+
+    The index has the part `passages`; the caller holds its lock.
 
     The same encoder, batch size and device give the same bytes. Another batch size or device may change the last digit;
     neither is part of the plan, so a build that ran out of memory can resume with smaller batches.
-
-    Args:
-        index: has the part `passages`; the caller holds its lock.
-        encoder: encodes the passages, and the queries later.
-        progress: counts passages.
-        shard_rows: vectors per file.
 
     Raises:
         DataError: a vector contains NaN or infinity.
@@ -87,11 +79,8 @@ def build_embeddings(
     plan = embeddings_plan(index.verify("passages"), encoder, shard_rows)
     made = index.sound(plan)
     if made is None:
-        store = PassageStore(index.part("passages"))
-        try:
+        with closing(PassageStore(index.part("passages"))) as store:
             made = _build(Draft(index, plan), store, encoder, shard_rows, progress)
-        finally:
-            store.close()
     remember_location(index, encoder)
     return made
 

@@ -77,56 +77,36 @@ class FaissSearch:
     def __init__(self, index: Any, *, embeddings: Embeddings | None = None, refine: int = 1) -> None:
         """Wrap an open FAISS index.
 
-        Args:
-            index: the FAISS index.
-            embeddings: the vectors that it was built over, if they are kept.
-            refine: candidates per result that are compared once more, exactly, with the embeddings.
+        If the `embeddings` that it was built over are kept, `refine` candidates per result are compared once more,
+        exactly, with them.
         """
-        self._faiss = load_faiss()
+        faiss = load_faiss()
         self._index = index
         self._embeddings = embeddings
         self._refine = refine if embeddings is not None else 1
-        self._tunable = self._tunable_part(index)
         self.rows, self.dims = int(index.ntotal), int(index.d)
-
-    @property
-    def efforts(self) -> int:
-        """The most clusters or candidates that a search can look at; 0 if it always looks at everything."""
-        if self._tunable is None:
-            return 0
-        return int(self._tunable.nlist) if hasattr(self._tunable, "nprobe") else _MOST_CANDIDATES
-
-    @property
-    def unit(self) -> str:
-        return "clusters" if hasattr(self._tunable, "nprobe") else "candidates"
+        self.exact = isinstance(index, faiss.IndexFlat)  # it compares a query with each vector, none of them rounded
+        self.by_inner_product = bool(index.metric_type == faiss.METRIC_INNER_PRODUCT)
+        # What sets how much a search looks at, and the most that this can be; 0 if it always looks at everything.
+        self._tunable, self._setting, self.unit, self.efforts = faiss.try_extract_index_ivf(index), "", "candidates", 0
+        if self._tunable is not None:
+            self._setting, self.unit, self.efforts = "nprobe", "clusters", int(self._tunable.nlist)
+        elif hasattr(index, "hnsw"):
+            self._tunable, self._setting, self.efforts = index.hnsw, "efSearch", _MOST_CANDIDATES
 
     @property
     def effort(self) -> int:
         """Clusters (nprobe) or candidates (efSearch) that each search looks at."""
-        if self._tunable is None:
-            return 0
-        return int(self._tunable.nprobe if hasattr(self._tunable, "nprobe") else self._tunable.hnsw.efSearch)
+        return int(getattr(self._tunable, self._setting)) if self.efforts else 0
 
     @effort.setter
     def effort(self, value: int) -> None:
-        if hasattr(self._tunable, "nprobe"):
-            self._tunable.nprobe = value
-        elif self._tunable is not None:
-            self._tunable.hnsw.efSearch = value
-
-    @property
-    def exact(self) -> bool:
-        """Whether the index holds the vectors themselves and compares a query with each of them."""
-        return bool(isinstance(self._index, self._faiss.IndexFlat))
-
-    @property
-    def by_inner_product(self) -> bool:
-        return bool(self._index.metric_type == self._faiss.METRIC_INNER_PRODUCT)
+        if self.efforts:
+            setattr(self._tunable, self._setting, value)
 
     def to_gpus(self) -> None:
         """Search on all GPUs from now on, with the effort that is set."""
-        self._index = on_gpus(self._index)
-        self._tunable = None
+        self._index, self._tunable, self.efforts = on_gpus(self._index), None, 0
 
     def search(self, queries: Vectors, top_k: int) -> tuple[Vectors, Rows]:
         """Return `[n, top_k]` cosines and rows, best first, equal ones by row; the row is -1 where there are fewer."""
@@ -150,12 +130,6 @@ class FaissSearch:
         reconstructed: Vectors = self._index.reconstruct(row)
         return reconstructed
 
-    def _tunable_part(self, index: Any) -> Any:
-        inverted_file = self._faiss.try_extract_index_ivf(index)
-        if inverted_file is not None:
-            return inverted_file
-        return index if hasattr(index, "hnsw") else None
-
 
 VectorSearch = ExactSearch | FaissSearch
 
@@ -163,14 +137,8 @@ VectorSearch = ExactSearch | FaissSearch
 def rescored(embeddings: Embeddings, queries: Vectors, candidates: list[Rows], top_k: int) -> tuple[Vectors, Rows]:
     """Return the best of each query's candidates, by a score that depends on nothing but the two vectors.
 
-    Args:
-        embeddings: the vectors of all rows.
-        queries: `[n, dims]`.
-        candidates: `[n]` arrays of rows; -1 is ignored.
-        top_k: how many to keep.
-
-    Returns:
-        `[n, top_k]` cosines and rows, best first, equal ones by row; the row is -1 where there are fewer.
+    From `[n, dims]` queries and `[n]` arrays of rows, of which -1 is ignored: `[n, top_k]` cosines and rows, best
+    first, equal ones by row; the row is -1 where there are fewer.
     """
     best_scores = np.full((len(queries), top_k), -np.inf, np.float32)
     best_rows = np.full((len(queries), top_k), -1, np.int64)

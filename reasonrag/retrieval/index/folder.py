@@ -41,20 +41,14 @@ _REBUILD = "build the index again, or copy it again"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that decides the bytes of a part.
-
-    Args:
-        part: name of the part.
-        made_of: fingerprints of the parts that it is made of, by name; name and checksum of a corpus; identity of a
-            model.
-        settings: values that JSON can hold.
-        versions: versions of the libraries that write it.
-    """
+    """Everything that decides the bytes of a part."""
 
     part: Part
-    made_of: Mapping[str, str]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    made_of: Mapping[
+        str, str
+    ]  # fingerprints of other parts by name, name and checksum of a corpus, identity of a model
+    settings: Mapping[str, Any] = field(default_factory=dict)  # values that JSON can hold
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the libraries that write the part
 
     def document(self) -> dict[str, Any]:
         """Return the plan as parsed JSON, so that it compares equal with one read from disk."""
@@ -90,28 +84,19 @@ class BuildProgress(Protocol):
 
     def start(self, what: str, *, total: float | None, unit: str, done: float = 0.0) -> None:
         """Begin a stage of `total` units, None if unknown; an earlier attempt has finished `done` of them."""
-        ...
+        return
 
     def advance(self, amount: float = 1.0) -> None:
         """Count so many more units as done."""
-        ...
+        return
 
     def note(self, text: str) -> None:
         """Keep a line: what was set aside, what was chosen and why."""
-        ...
+        return
 
 
-class Silent:
-    """A `BuildProgress` that shows nothing."""
-
-    def start(self, what: str, *, total: float | None, unit: str, done: float = 0.0) -> None:
-        pass
-
-    def advance(self, amount: float = 1.0) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
+class Silent(BuildProgress):
+    """Shows nothing of a build."""
 
 
 class Draft:
@@ -170,10 +155,9 @@ class IndexFolder:
 
     @contextlib.contextmanager
     def locked(self, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold the folder's lock; wait for a process that builds in the same folder. A killed process holds no lock.
+        """Hold the folder's lock. If another process builds in the folder, call `waiting`, then wait for that process.
 
-        Args:
-            waiting: called before waiting.
+        A killed process holds no lock.
 
         Raises:
             DataError: the folder cannot be written.
@@ -234,11 +218,10 @@ class IndexFolder:
 
     def holds(self, plan: Plan) -> bool:
         """Return whether the part exists and has this plan; False if its manifest is damaged."""
-        try:
+        with contextlib.suppress(DataError):
             manifest = self.manifest(plan.part)
-        except DataError:
-            return False
-        return manifest is not None and manifest.plan.document() == plan.document()
+            return manifest is not None and manifest.plan.document() == plan.document()
+        return False
 
     def stale(self, part: Part, under: Manifest) -> bool:
         """Return whether a part was made of another version of the part `under`; False if its manifest is damaged."""
@@ -250,10 +233,10 @@ class IndexFolder:
 
     def sound(self, plan: Plan) -> Manifest | None:
         """Return the manifest of the part with this plan; None if it is missing or damaged."""
-        try:
-            return self.verify(plan.part) if self.holds(plan) else None
-        except DataError:
-            return None
+        with contextlib.suppress(DataError):
+            if self.holds(plan):
+                return self.verify(plan.part)
+        return None
 
     def settle(self) -> None:
         """Rename finished drafts to parts. A process may have been killed at any point of this."""
@@ -276,11 +259,8 @@ class IndexFolder:
         """Check that a part's files are the ones that were written.
 
         A file is checksummed only if its size, modification time or inode changed since the last checksum, or if it was
-        never checksummed on this machine. So a copy is read whole once, and opening stays quick.
-
-        Args:
-            part: name of the part.
-            fully: checksum every file in any case.
+        never checksummed on this machine. So a copy is read whole once, and opening stays quick. `fully` checksums
+        every file in any case.
 
         Raises:
             DataError: a file is missing, truncated or changed, or the part was built over another version of a part.

@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -96,14 +97,10 @@ def build_passages(
     progress: BuildProgress,
     checkpoint_rows: int = 50_000,
 ) -> Manifest:
-    """Build the part `passages` if it is missing or damaged. A killed build resumes.
+    """Build the part `passages` if it is missing or damaged. The caller holds the lock of the index.
 
-    Args:
-        index: the index folder; the caller holds its lock.
-        source: the corpus.
-        rules: what happens to unusable rows and long passages.
-        progress: counts rows.
-        checkpoint_rows: rows between two checkpoints, which is the most that a kill loses. The result is the same.
+    A killed build resumes after the last checkpoint; it loses at most `checkpoint_rows` rows of work. The result does
+    not depend on them.
 
     Raises:
         DataError: the corpus cannot be read or has no passages; under strict rules, it has unusable rows.
@@ -112,7 +109,7 @@ def build_passages(
     if made := index.sound(plan):
         return made
     draft = Draft(index, plan)
-    with _Writer(draft, rules) as writer:
+    with closing(_Writer(draft, rules)) as writer:
         progress.start("passages", total=source.total, unit="rows", done=writer.row)
         for batch in _batches(source.rows(writer.row)):
             before = writer.row
@@ -166,10 +163,7 @@ class _Writer:
         self._ids = _Ids(draft.scratch / _IDS)
         self._aside: list[tuple[int, object, str]] = []  # row, id and reason, of the rows being added
 
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for file in self._files.values():
             file.close()
 

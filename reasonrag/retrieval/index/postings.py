@@ -93,12 +93,9 @@ def build_bm25(
 ) -> Manifest:
     """Build the part `bm25` if it is missing or damaged. A killed build resumes.
 
-    Args:
-        index: has the part `passages`; the caller holds its lock.
-        settings: how words are cut and weighed.
-        max_bytes: memory for scores while they are merged; `bm25_memory` has the rest.
-        progress: counts passages and scores.
-        chunk: passages that are tokenized at a time, fewer if they are long. The result is the same.
+    The index has the part `passages`; the caller holds its lock. `max_bytes` is the memory for scores while they are
+    merged; `bm25_memory` has the rest. `chunk` passages are tokenized at a time, fewer if they are long; any number
+    gives the same result.
 
     Raises:
         ConfigError: the stemmer or the list of stop-words is unknown.
@@ -128,13 +125,8 @@ def build_bm25(
 def bm25_memory(passages: int, words: int, *, max_bytes: int, chunk: int = CHUNK) -> dict[str, int]:
     """Return the bytes that building takes at most, by cause. They are not all needed at once, so the peak is lower.
 
-    The vocabulary is an estimate for natural text (Heaps' law, 40 * words ** 0.55); nothing else depends on the text.
-
-    Args:
-        passages: number of passages.
-        words: number of words in all passages.
-        max_bytes: as for `build_bm25`.
-        chunk: as for `build_bm25`.
+    The vocabulary is an estimate for natural text (Heaps' law, 40 * words ** 0.55, for the words of all passages);
+    nothing else depends on the text. `max_bytes` and `chunk` are those of `build_bm25`.
     """
     return {
         "libraries": 200 << 20,

@@ -37,29 +37,19 @@ _LINKS, _EF_CONSTRUCTION = 32, 40  # FAISS's own default for the second
 class VectorSettings:
     """How vectors are indexed and searched; 0 if a kind does not use the value.
 
-    Args:
-        kind: flat compares with every vector; hnsw follows a graph of neighbours; ivf-sq8 and ivf-pq look into the
-            nearest clusters, at vectors rounded to one byte per dimension or to `code_bytes` in all.
-        clusters: k-means clusters (nlist).
-        training_rows: vectors that the clusters are learned from, spread evenly over all.
-        code_bytes: bytes of a rounded vector.
-        refine: candidates per result that are compared once more, exactly, with the embeddings; 1 skips this step.
-        links: links of a vector in the graph (M); the lowest layer has twice as many.
-        ef_construction: candidates that are looked at when a vector is linked.
-        block_rows: vectors that are added at once. For clusters it is the unit of resume; for a graph it has a small
-            effect on the links.
-        recall: target recall@10 against exact search that the effort of a search is tuned for, in (0, 1].
+    The kind flat compares with every vector; hnsw follows a graph of neighbours; ivf-sq8 and ivf-pq look into the
+    nearest clusters, at vectors rounded to one byte per dimension or to `code_bytes` in all.
     """
 
     kind: VectorKind
-    clusters: int = 0
-    training_rows: int = 0
-    code_bytes: int = 0
-    refine: int = 1
-    links: int = 0
-    ef_construction: int = 0
-    block_rows: int = 0
-    recall: float = 0.95
+    clusters: int = 0  # of k-means (nlist)
+    training_rows: int = 0  # vectors that the clusters are learned from, spread evenly over all
+    code_bytes: int = 0  # of a rounded vector
+    refine: int = 1  # candidates per result that are compared once more, exactly, with the embeddings; 1 skips this
+    links: int = 0  # of a vector in the graph (M); the lowest layer has twice as many
+    ef_construction: int = 0  # candidates that are looked at when a vector is linked
+    block_rows: int = 0  # vectors added at once: the unit of resume of clusters; in a graph it slightly affects links
+    recall: float = 0.95  # target recall@10 against exact search that the effort of a search is tuned for, in (0, 1]
 
 
 def choose(
@@ -67,14 +57,8 @@ def choose(
 ) -> VectorSettings:
     """Choose settings: of the kind asked for, or of the first that fits of hnsw, ivf-sq8 and ivf-pq.
 
-    `auto` takes flat as long as one core compares a query with all vectors in some 20 ms.
-
-    Args:
-        rows: number of vectors.
-        dims: their dimensions.
-        max_bytes: memory that building and searching may take.
-        kind: one of VECTOR_KINDS, or `auto`.
-        recall: see VectorSettings.
+    `auto` takes flat as long as one core compares a query with all vectors in some 20 ms. Building and searching may
+    take `max_bytes` of memory.
 
     Raises:
         ConfigError: nothing fits, or the kind that is asked for does not.
@@ -142,7 +126,8 @@ def _settings(kind: VectorKind, rows: int, dims: int, max_bytes: int, recall: fl
         return VectorSettings(
             kind, links=_LINKS, ef_construction=_EF_CONSTRUCTION, block_rows=_SHARD_ROWS, recall=recall
         )
-    clusters = _power_of_two(min(4 * math.isqrt(rows), rows // _LEAST_TRAINING))
+    # The largest power of two up to 4 * sqrt(rows) that leaves FAISS enough vectors a cluster, and at least 1.
+    clusters = 1 << max(min(4 * math.isqrt(rows), rows // _LEAST_TRAINING), 1).bit_length() - 1
     most = max_bytes // 4 // (dims * 4)
     while clusters > 1 and clusters * _LEAST_TRAINING > most:
         clusters //= 2
@@ -153,15 +138,6 @@ def _settings(kind: VectorKind, rows: int, dims: int, max_bytes: int, recall: fl
         training, refine = min(rows, max(training, _PQ_LEAST_ROWS)), 10
     block_rows = max(_BLOCK_BYTES // (code_bytes + 8) // _SHARD_ROWS, 1) * _SHARD_ROWS
     return VectorSettings(kind, clusters, training, code_bytes, refine, block_rows=block_rows, recall=recall)
-
-
-def _power_of_two(most: int) -> int:
-    """Return the largest power of two up to `most`, and at least 1.
-
-    >>> _power_of_two(1789), _power_of_two(0)
-    (1024, 1)
-    """
-    return 1 << max(most, 1).bit_length() - 1
 
 
 def self_queries(store: PassageStore, count: int, *, seed: int = 0) -> list[tuple[int, str]]:
@@ -218,14 +194,9 @@ def least_effort(recall: Callable[[int], float], most: int, target: float) -> tu
 def tune(
     search: FaissSearch, reference: VectorSearch, queries: Vectors, target: float, progress: BuildProgress
 ) -> dict[str, int]:
-    """Set the least effort that reaches a target recall.
+    """Set the least effort that reaches a target recall@10, in (0, 1], for the first 256 of `[n, dims]` queries.
 
-    Args:
-        search: the search to tune.
-        reference: the search whose results count as correct.
-        queries: `[n, dims]`; the first 256 are used.
-        target: recall@10, in (0, 1].
-        progress: gets the result as a note.
+    What `reference` finds counts as correct.
 
     Returns:
         `effort`, and the recall that it reaches, in thousandths; empty if there is nothing to tune.

@@ -45,23 +45,21 @@ def build_vectors(
 ) -> Manifest | None:
     """Build the part `vectors` over the embeddings, or remove it if search is exact. A killed build resumes.
 
-    Args:
-        index: has the part `embeddings`; the caller holds its lock.
-        settings: as `choose` returned them.
-        max_bytes: the memory limit that `choose` was given; only shown.
-        queries: `[n, dims]` that the effort of a search is tuned with. None takes vectors of the passages themselves,
-            which makes the task look easier than it is.
-        progress: counts vectors, and gets the choice as a note.
+    The index has the part `embeddings`; the caller holds its lock. `max_bytes`, the limit that `choose` was given, is
+    only shown. The effort of a search is tuned with `[n, dims]` queries; None takes vectors of the passages themselves,
+    which makes the task look easier than it is.
 
     Returns:
         The manifest of the part; None if search is exact.
     """
-    embeddings = Embeddings.open(index)
+    embeddings = Embeddings(index)
     progress.note(f"vectors: {settings.kind}; {shown(memory(embeddings.rows, embeddings.dims, max_bytes), max_bytes)}")
     if settings.kind == "flat":
         index.remove("vectors")
         return None
-    queries = _sample(embeddings) if queries is None else queries
+    if queries is None:
+        rows = np.linspace(0, embeddings.rows, min(SAMPLE, embeddings.rows), endpoint=False)
+        queries = embeddings.take(rows.astype(np.int64))
     plan = vectors_plan(index.need("embeddings"), settings, queries)
     if made := index.sound(plan):
         return made
@@ -87,24 +85,25 @@ def vectors_plan(embeddings: Manifest, settings: VectorSettings, queries: Vector
 def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
     """Open the search over an index's vectors: FAISS if the part `vectors` exists, else exact over the embeddings.
 
-    Args:
-        index: has the part `vectors`, `embeddings` or both.
-        gpu: copy the vectors to all GPUs and search there.
+    `gpu` copies the vectors to all GPUs and searches there.
 
     Raises:
         DataError: neither part exists, or a file is missing or damaged.
         ConfigError: faiss is not installed, or cannot search on GPUs.
     """
     if index.manifest("vectors") is None:
-        embeddings = Embeddings.open(index)
-        return FaissSearch(on_gpus(_flat(embeddings))) if gpu else ExactSearch(embeddings)
+        embeddings = Embeddings(index)
+        if not gpu:
+            return ExactSearch(embeddings)
+        flat = load_faiss().IndexFlatIP(embeddings.dims)
+        for _, shard in embeddings.blocks():
+            flat.add(shard)
+        return FaissSearch(on_gpus(flat))
     manifest = index.verify("vectors")
     refine = int(manifest.plan.settings.get("refine", 1))
-    search = FaissSearch(
-        read_index(index.part("vectors") / INDEX),
-        embeddings=Embeddings.open(index) if refine > 1 else None,
-        refine=refine,
-    )
+    candidates_compared_with = Embeddings(index) if refine > 1 else None
+    opened = read_index(index.part("vectors") / INDEX)
+    search = FaissSearch(opened, embeddings=candidates_compared_with, refine=refine)
     if search.rows != manifest.counts["passages"]:
         raise DataError(f"index {index.path}: vectors/{INDEX} holds {search.rows} vectors, not what its manifest says")
     if search.efforts and "effort" in manifest.counts:
@@ -112,18 +111,6 @@ def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
     if gpu:
         search.to_gpus()
     return search
-
-
-def _sample(embeddings: Embeddings) -> Vectors:
-    rows = np.linspace(0, embeddings.rows, min(SAMPLE, embeddings.rows), endpoint=False).astype(np.int64)
-    return embeddings.take(rows)
-
-
-def _flat(embeddings: Embeddings) -> Any:
-    index = load_faiss().IndexFlatIP(embeddings.dims)
-    for _, shard in embeddings.blocks():
-        index.add(shard)
-    return index
 
 
 def _faiss_version() -> str:

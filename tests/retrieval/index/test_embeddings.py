@@ -26,7 +26,7 @@ def build(path, encoder=None, *, texts=TEXTS, shard_rows=16, progress=None):
 
 def test_every_passage_has_its_vector_in_its_row_across_shards(tmp_path):
     index = build(tmp_path)
-    found = Embeddings.open(index)
+    found = Embeddings(index)
     assert (found.rows, found.dims) == (50, 16)
     wanted = WordsEncoder().encode_passages(TEXTS)
     assert np.array_equal(found.block(0, 50), wanted)
@@ -63,7 +63,7 @@ def test_a_vector_with_nan_is_refused_with_its_row_and_what_was_done_before_is_k
     healed = WordsEncoder()
     index = build(tmp_path, healed, texts=texts)
     assert healed.encoded == 51 - 32
-    assert np.isfinite(Embeddings.open(index).block(0, 51)).all()
+    assert np.isfinite(Embeddings(index).block(0, 51)).all()
 
 
 def test_too_little_memory_on_the_device_is_one_line(tmp_path):
@@ -120,7 +120,7 @@ def test_a_damaged_or_missing_shard_is_one_clear_line(tmp_path, harm):
         shard.unlink()
     problem = "is damaged: its checksum differs" if harm == "flip" else "is missing"
     with pytest.raises(DataError, match=rf"embeddings/shard-00001.npy {problem}"):
-        Embeddings.open(index)
+        Embeddings(index)
 
 
 def test_a_damaged_part_is_built_again(tmp_path):

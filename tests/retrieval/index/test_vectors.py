@@ -75,7 +75,7 @@ def exact_by_hand(embeddings, queries, top_k):
 
 
 def test_exact_search_finds_what_comparing_by_hand_finds(index):
-    embeddings = Embeddings.open(index)
+    embeddings = Embeddings(index)
     scores, rows = open_vectors(index).search(QUERIES, 10)
     wanted, wanted_rows = exact_by_hand(embeddings, QUERIES, 10)
     assert np.array_equal(rows, wanted_rows)
@@ -116,13 +116,13 @@ def test_approximate_search_reaches_the_recall_that_it_was_tuned_for(index, kind
     manifest = build(index, SETTINGS[kind], progress=notes)
     search = open_vectors(index)
     assert search.effort == manifest.counts["effort"]
-    found = recall_at_10(search.search(QUERIES, 10), ExactSearch(Embeddings.open(index)).search(QUERIES, 10))
+    found = recall_at_10(search.search(QUERIES, 10), ExactSearch(Embeddings(index)).search(QUERIES, 10))
     assert found >= 0.95
     assert manifest.counts["recall_permille"] == round(1000 * found)
     assert f"finds {found:.3f} of what exact search has" in notes.notes[-1]
     if search.effort > 1:
         search.effort -= 1
-        assert recall_at_10(search.search(QUERIES, 10), ExactSearch(Embeddings.open(index)).search(QUERIES, 10)) < 0.95
+        assert recall_at_10(search.search(QUERIES, 10), ExactSearch(Embeddings(index)).search(QUERIES, 10)) < 0.95
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
@@ -272,7 +272,7 @@ def test_an_index_of_somebody_else_is_searched_without_encoding_the_corpus(bare,
     manifest = adopt(index, path, encoder)
     assert encoder.encoded <= 32 + 256
     assert (index.part("vectors") / "index.faiss").samefile(path)
-    _, exact_rows = exact_by_hand(Embeddings.open(embedded(tmp_path / "x")), QUERIES, 10)
+    _, exact_rows = exact_by_hand(Embeddings(embedded(tmp_path / "x")), QUERIES, 10)
     _, rows = open_vectors(index).search(QUERIES, 10)
     same = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, exact_rows, strict=True)])
     assert same > (0.85 if kind != "flat" else 0.99)
