@@ -8,24 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from reasonrag.publish.exchange import llamafactory, verl
-from reasonrag.publish.exchange.base import export_json_lines
+from reasonrag.publish.exchange.exporters import export_json_lines, export_llamafactory, export_verl
 from reasonrag.publish.exchange.importers import import_proguide, import_trl
-
-
-class Importer(Protocol):
-    """Reads preferences, writes `tables.pair_schema`."""
-
-    def __call__(self, source: Path, out: Path, *, test: Path | None = None) -> dict[str, int]:
-        """Return counts: `train`, `test` if a held-out file was given, `set_aside`, and the importer's own."""
-        ...
-
 
 EXPORTERS: dict[str, Callable[[Path, Path], dict[str, int]]] = {
     "jsonl": export_json_lines,
-    "llamafactory": llamafactory.export,
-    "verl": verl.export,
+    "llamafactory": export_llamafactory,
+    "verl": export_verl,
 }
-IMPORTERS: dict[str, Importer] = {"proguide": import_proguide, "trl": import_trl}
+# Called with the file, the folder and `test`, a held-out file or None. The counts are `train`, `test` if there is a
+# held-out file, `set_aside`, and further ones of an importer.
+IMPORTERS: dict[str, Callable[..., dict[str, int]]] = {"proguide": import_proguide, "trl": import_trl}

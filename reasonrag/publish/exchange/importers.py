@@ -16,7 +16,7 @@ from typing import Any
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.text import valid_unicode
 from reasonrag.dpo.preferences import Unusable, messages, read_row
-from reasonrag.publish.exchange.base import output, write_json_lines
+from reasonrag.publish.exchange.exporters import output, write_json_lines
 from reasonrag.storage.parquet import Row, ShardWriter
 from reasonrag.storage.records import RowProblems, raw_rows, text_id
 from reasonrag.storage.tables import pair_schema
@@ -69,7 +69,7 @@ def import_rows(
 
     Args:
         source: a .jsonl(.gz, .zst), .json (one list) or .parquet file.
-        out: see `base.output`.
+        out: see `exporters.output`.
         read: returns a row of `tables.pair_schema`, or raises `Unusable`.
         test: a held-out file of the same layout.
 
@@ -78,7 +78,7 @@ def import_rows(
 
     Raises:
         DataError: a file cannot be read, or none of its rows is usable (the rows are named).
-        RunError: see `base.output`.
+        RunError: see `exporters.output`.
     """
     files = {"train": source} if test is None else {"train": source, "test": test}
     for file in files.values():

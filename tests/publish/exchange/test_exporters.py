@@ -11,9 +11,16 @@ from reasonrag.core.types import Question
 from reasonrag.dpo.pairs import in_test_split
 from reasonrag.dpo.preferences import Unusable
 from reasonrag.formats import FORMATS
-from reasonrag.publish.exchange import EXPORTERS, llamafactory, verl
-from reasonrag.publish.exchange.base import export_json_lines
-from reasonrag.publish.exchange.llamafactory import description, sharegpt
+from reasonrag.publish.exchange import EXPORTERS
+from reasonrag.publish.exchange.exporters import (
+    description,
+    export_json_lines,
+    export_llamafactory,
+    export_questions,
+    export_verl,
+    sharegpt,
+    verl_schema,
+)
 from reasonrag.storage.parquet import read_parquet, read_shards
 from reasonrag.storage.tables import pair_schema
 from tests.pipeline.test_build import QUESTIONS, run
@@ -63,7 +70,7 @@ def aligned(info, row):
 
 
 def test_llamafactory_reads_every_pair_as_it_was_asked_and_answered(finished, tmp_path):
-    counts = llamafactory.export(finished, tmp_path / "out")
+    counts = export_llamafactory(finished, tmp_path / "out")
     described = json.loads((tmp_path / "out/dataset_info.json").read_text())
     assert described.keys() == {"reasonrag_train", "reasonrag_test"}
     for split in ("train", "test"):
@@ -110,9 +117,9 @@ def test_json_lines_hold_the_tables_rows(finished, tmp_path):
 
 
 def test_verl_rows_have_the_documented_fields_and_types(finished, tmp_path):
-    counts = verl.export(finished, tmp_path / "out")
+    counts = export_verl(finished, tmp_path / "out")
     assert sum(counts.values()) == len(QUESTIONS) and counts["test"] > 0
-    asked = {split: read_parquet(tmp_path / f"out/{split}.parquet", verl.verl_schema()) for split in counts}
+    asked = {split: read_parquet(tmp_path / f"out/{split}.parquet", verl_schema()) for split in counts}
     indexes = [row["extra_info"]["index"] for rows in asked.values() for row in rows]
     assert indexes == list(range(12))
     by_text = {FORMATS["search_r1"]().prompt(q, ()).messages[-1].content: q for q in QUESTIONS}
@@ -129,8 +136,8 @@ def test_verl_rows_have_the_documented_fields_and_types(finished, tmp_path):
 
 def test_verl_indexes_differ_over_merged_data_sets(tmp_path):
     sets = [[Question(str(n), "Who?", ("A", "B"), dataset=name) for n in range(3)] for name in ("nq", "hotpotqa")]
-    assert verl.export_questions({"train": sets[0] + sets[1], "test": []}, tmp_path / "out") == {"train": 6}
-    rows = read_parquet(tmp_path / "out/train.parquet", verl.verl_schema())
+    assert export_questions({"train": sets[0] + sets[1], "test": []}, tmp_path / "out") == {"train": 6}
+    rows = read_parquet(tmp_path / "out/train.parquet", verl_schema())
     assert [row["extra_info"]["index"] for row in rows] == list(range(6))
     assert [row["data_source"] for row in rows] == ["nq"] * 3 + ["hotpotqa"] * 3
     assert not (tmp_path / "out/test.parquet").exists()
@@ -161,7 +168,7 @@ def test_an_export_is_repeated_with_equal_bytes_and_never_into_anothers_folder(n
 )
 def test_a_run_without_pairs_that_messages_can_hold_is_refused(overrides, reason, tmp_path):
     run(tmp_path / "run", overrides=overrides, questions=QUESTIONS[:3])
-    for export in (export_json_lines, llamafactory.export):
+    for export in (export_json_lines, export_llamafactory):
         with pytest.raises(DataError, match=reason):
             export(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()

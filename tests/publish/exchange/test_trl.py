@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from reasonrag.dpo.preferences import Unusable, read_preferences
-from reasonrag.publish.exchange.base import export_json_lines
+from reasonrag.publish.exchange.exporters import export_json_lines, sharegpt
 from reasonrag.publish.exchange.importers import from_trl, import_trl
-from reasonrag.publish.exchange.llamafactory import sharegpt
 from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import pair_schema
 from tests.pipeline.test_build import run
