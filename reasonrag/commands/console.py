@@ -85,18 +85,23 @@ class Stop:
         self.number = 0  # the signal that arrived; 0 before
 
     @contextlib.asynccontextmanager
-    async def handle_signals(self, drain: Callable[[], None]) -> AsyncIterator[None]:
-        """Call `drain` at the first signal while the body runs."""
+    async def show(self, progress: Progress, drain: Callable[[], None]) -> AsyncIterator[None]:
+        """Show the progress of a run while the body runs, and call `drain` at the first signal."""
         loop = asyncio.get_running_loop()
         previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number in previous:
             loop.add_signal_handler(number, self._on_signal, number, drain)
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
+        with Display(self.console, progress) as display:
+            printing = asyncio.create_task(display.print_lines())
+            try:
+                yield
+            finally:
+                printing.cancel()
+                if not self.console.is_terminal:
+                    display.print_line()
+                for number, handler in previous.items():
+                    loop.remove_signal_handler(number)
+                    signal.signal(number, handler)
 
     def _on_signal(self, number: int, drain: Callable[[], None]) -> None:
         if self.number:
@@ -110,6 +115,14 @@ class Stop:
         """Print how to resume after a stop; return the exit code."""
         self.console.print(f"stopped; all finished work is kept. Resume with:\n  {this_command()}")
         return 128 + self.number
+
+    def print_missing(self, failed: int, untried: int, *, most: float) -> int:
+        """Print how many questions have no result; return the exit code, 1 for more than `most`."""
+        if failed or untried:
+            self.console.print(
+                f"{failed} questions failed, {untried} were not tried; the same command tries them again"
+            )
+        return int(failed + untried > most)
 
 
 def this_command() -> str:
@@ -165,6 +178,12 @@ class Display:
         if self._live is None and time.monotonic() - self._printed_at >= _PLAIN_EVERY_S:
             self.print_line()
 
+    async def print_lines(self) -> None:
+        """Print the line every ten seconds, until the task is cancelled."""
+        while True:
+            await asyncio.sleep(1)
+            self.print_if_due()
+
     def print_line(self) -> None:
         """Print the line, which stays."""
         self._printed_at = time.monotonic()
@@ -177,25 +196,6 @@ class Display:
 
     def _line(self, progress: Progress) -> str:
         return progress.line() + ("" if progress.eta_s is None else f", {duration(progress.eta_s)} left")
-
-
-@contextlib.asynccontextmanager
-async def shown(progress: Progress, console: Console) -> AsyncIterator[None]:
-    """Show the progress of a run while the body runs."""
-
-    async def print_lines() -> None:
-        while True:
-            await asyncio.sleep(1)
-            display.print_if_due()
-
-    with Display(console, progress) as display:
-        printing = asyncio.create_task(print_lines())
-        try:
-            yield
-        finally:
-            printing.cancel()
-            if not console.is_terminal:
-                display.print_line()
 
 
 class StageLines(Display):

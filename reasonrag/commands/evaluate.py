@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import RULES, Several, configuration, flag_help, out, settings, sources
+from reasonrag.commands.options import RULES, F, Several, configuration, flag_help, out, settings, sources
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
@@ -20,6 +19,13 @@ if TYPE_CHECKING:
     from reasonrag.evaluation.run import Evaluation
 
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
+
+
+def _swept(flag: str, parameter: str, convert: type[float], key: str, example: str) -> Callable[[F], F]:
+    """Add the option of a setting that may have several values."""
+    kind = Several(convert, "integer" if convert is int else "float")
+    text = f"{flag_help('Config', key)} Several evaluate each: {example}."
+    return click.option(flag, parameter, type=kind, metavar="NUMBERS", help=text)
 
 
 @click.command("eval")
@@ -47,26 +53,9 @@ _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?
     metavar="NAMES",
     help="Metrics for the judge: some of lasj,osr,usr (default: all).",
 )
-@click.option(
-    "--temperature",
-    "temperatures",
-    type=Several(float, "float"),
-    metavar="NUMBERS",
-    help=flag_help("Config", "policy.temperature") + " Several evaluate each: 0,1 (default: 0).",
-)
-@click.option(
-    "--max-turns",
-    type=Several(int, "integer"),
-    metavar="NUMBERS",
-    help=flag_help("Config", "format.max_steps") + " Several evaluate each: 2,4,6,8 as in the paper's Figure 6.",
-)
-@click.option(
-    "--top-k",
-    "top_ks",
-    type=Several(int, "integer"),
-    metavar="NUMBERS",
-    help=flag_help("Config", "retrieval.top_k") + " Several evaluate each: 1,3,5 as in the paper's Figure 7.",
-)
+@_swept("--temperature", "temperatures", float, "policy.temperature", "0,1 (default: 0)")
+@_swept("--max-turns", "max_turns", int, "format.max_steps", "2,4,6,8 as in the paper's Figure 6")
+@_swept("--top-k", "top_ks", int, "retrieval.top_k", "1,3,5 as in the paper's Figure 7")
 @RULES
 @settings("Config", "questions", "retrieval.corpus", "retrieval.index", "retrieval.url")
 @settings("Config", "run", "policy.input_price", "policy.output_price")
@@ -122,20 +111,15 @@ def evaluate(
 
 def _run(evaluation: Evaluation) -> int:
     """Run the evaluation with a progress line and print its results; return the exit code."""
-    from reasonrag.commands.console import Stop, error_console, shown, table_console
+    from reasonrag.commands.console import Stop, error_console, table_console
     from reasonrag.core.errors import Interrupted
     from reasonrag.core.text import printable
     from reasonrag.evaluation.report import summary_table
 
     stop = Stop(error_console())
 
-    @contextlib.asynccontextmanager
-    async def show(work: Evaluation) -> AsyncIterator[None]:
-        async with stop.handle_signals(work.drain), shown(work.progress, stop.console):
-            yield
-
     try:
-        results = evaluation.run(show)
+        results = evaluation.run(lambda work: stop.show(work.progress, work.drain))
     except Interrupted:
         return stop.print_resume_hint()
     table_console().print(summary_table(results))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from reasonrag.commands.options import PATH, out, settings, table, together
+from reasonrag.commands.options import PATH, F, out, settings, table, together
 
 
 @click.group()
@@ -19,6 +19,10 @@ def reproduce() -> None:
     \b
       reasonrag reproduce reasonrag --out runs/reproduce
     """
+
+
+def _count(flag: str, default: int, help: str) -> Callable[[F], F]:
+    return click.option(flag, type=click.IntRange(1), default=default, show_default=True, help=help)
 
 
 def _add_command(name: str, paper: Mapping[str, Any]) -> None:
@@ -39,21 +43,9 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
     options = [
         out("The folder of all stages; the same command resumes them."),
         click.option("--results", type=PATH, help="Folder of the results page (default: OUT/results)."),
-        click.option(
-            "--seeds",
-            type=click.IntRange(1),
-            default=paper["seeds"],
-            show_default=True,
-            help="How many random seeds; everything is trained and evaluated once for each.",
-        ),
+        _count("--seeds", paper["seeds"], "How many random seeds; everything is trained and evaluated once for each."),
         settings("Config", "questions.limit", show_keys=False),
-        click.option(
-            "--test-limit",
-            type=click.IntRange(1),
-            default=paper["test_questions"],
-            show_default=True,
-            help="How many test questions.",
-        ),
+        _count("--test-limit", paper["test_questions"], "How many test questions."),
         settings("RLSettings", "max_steps", show_keys=False),
         click.option(
             "--only",
@@ -61,9 +53,7 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
             type=click.Choice(variants),
             help="Compare only this variant with the base policy (repeatable).",
         ),
-        click.option(
-            "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Commands at a time, one thread each."
-        ),
+        _count("--jobs", 1, "Commands at a time, one thread each."),
     ]
     if paper["builds_trees"]:
         options.append(settings("Config", "search.iterations", show_keys=False))

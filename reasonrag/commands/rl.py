@@ -159,19 +159,13 @@ def plan(
             return stop.print_resume_hint()
     table_console().print(rows_table(_summary_rows(made, len(questions), progress), title="rl plan"))
     print(f"plans: {out}")
-    missing = made.failed + made.untried
-    if missing:
-        stop.console.print(
-            f"{made.failed} questions failed, {made.untried} were not tried; the same command tries them again"
-        )
-    return int(missing > config.run.max_failed * len(questions))
+    return stop.print_missing(made.failed, made.untried, most=config.run.max_failed * len(questions))
 
 
 async def _make(
     make: Callable[..., Awaitable[Made]], config: Config, journal: Journal, progress: Progress, stop: Stop
 ) -> Made:
     """Open the judge, and let `make` plan with it."""
-    from reasonrag.commands.console import shown
     from reasonrag.formats import PromptSet
     from reasonrag.llm.journaled import JournaledLLM
     from reasonrag.pipeline.models import open_llm
@@ -185,7 +179,7 @@ async def _make(
     try:
         if isinstance(model, Checkable):
             await model.check()
-        async with stop.handle_signals(journal.drain), shown(progress, stop.console):
+        async with stop.show(progress, journal.drain):
             return await make(judge=judge, counts=progress)
     finally:
         await model.aclose()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,30 +70,20 @@ def build_tree(out: Path | None, dry_run: bool, preview: bool, **given: Any) -> 
 
 def _build(config: Config, out: Path, stop: Stop) -> int:
     """Build the trees, export them, and print where they are; return the exit code."""
-    import contextlib
-
-    from reasonrag.commands.console import rows_table, shown, table_console
+    from reasonrag.commands.console import rows_table, table_console
     from reasonrag.core.errors import Interrupted
     from reasonrag.pipeline.build import build_trees
 
-    @contextlib.asynccontextmanager
-    async def show(build: Build) -> AsyncIterator[None]:
-        async with stop.handle_signals(build.drain), shown(build.progress, stop.console):
-            yield
-
     try:
-        summary = build_trees(config, out, show=show)
+        summary = build_trees(config, out, show=lambda build: stop.show(build.progress, build.drain))
     except Interrupted:
         return stop.print_resume_hint()
     table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
     print(f"data set: {out / 'pairs'}")
     questions = summary["questions"]
     failed = sum(questions["failed"].values())
-    if missing := questions["total"] - questions["finished"]:
-        stop.console.print(
-            f"{failed} questions failed, {missing - failed} were not tried; the same command tries them again"
-        )
-    return int(missing > config.run.max_failed * questions["total"])
+    untried = questions["total"] - questions["finished"] - failed
+    return stop.print_missing(failed, untried, most=config.run.max_failed * questions["total"])
 
 
 def _preview(config: Config, out: Path | None) -> None:

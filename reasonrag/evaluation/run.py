@@ -113,9 +113,9 @@ class Evaluation:
             configs: configurations by policy name, which is also the name of a folder in `out`. The first policy is the
                 baseline. All share questions, corpus and seed.
             out: folder of the evaluation.
-            temperatures: sampling temperatures to sweep; 0 is greedy decoding. None: the configured one.
-            max_steps: step limits to sweep. None: the configured one.
-            top_ks: passages per search to sweep. None: the configured number.
+            temperatures: sampling temperatures to sweep; 0 is greedy decoding. None, here and below: as configured.
+            max_steps: step limits to sweep.
+            top_ks: passages per search to sweep.
             rules: normalisation rules of EM, F1 and ACC.
             judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
 
@@ -138,8 +138,7 @@ class Evaluation:
         }
         self._formats = {name: open_format(config) for name, config in configs.items()}
         self.questions, self.retriever = _open_shared(configs)
-        attempts = len(self.questions) * sum(map(len, self.points.values()))
-        self.progress = Progress(attempts)
+        self.progress = Progress(len(self.questions) * sum(map(len, self.points.values())))
         self._draining = False
         self._folder: RunFolder | None = None
         self._judge: LLM | None = None
@@ -170,7 +169,10 @@ class Evaluation:
 
     def run_policies(self, show: Show | None = None) -> list[PolicyResult]:
         """Run the policies without writing a report; arguments and exceptions are those of `run`."""
-        _prepare(self.out)
+        if (self.out / _JOURNAL).exists():
+            other = self.out / "eval"
+            raise RunError(f"{self.out} is a run of build-tree; choose another folder for --out, such as {other}")
+        claim_folder(self.out, "evaluation", already_ours=(self.out / ".lock").exists())
         # One loop for all policies: they share a retriever, whose connections belong to the loop.
         with lock(self.out / ".lock"), asyncio.Runner() as runner:
             try:
@@ -215,7 +217,13 @@ class Evaluation:
         config = self.points[name][0][1]
         policy = JournaledLLM(llm, folder.journal, kind="policy")
         self.progress.open(policy, config.policy)
-        examiner = self._examiner(policy, config, folder)
+        examiner = None
+        if self._judge is not None and self.judging is not None:
+            # The judge's replies go to the journal of the policy that they are about.
+            journaled = JournaledLLM(self._judge, folder.journal, kind="judge")
+            self.progress.open(journaled, self.judging.model)
+            judge = judge_service(journaled, self.judging.model, PromptSet.find(config.format.prompts))
+            examiner = Examiner(judge, policy, self.judging.metrics)
         store = JournalStore(folder.journal, self.retriever.fingerprint)
         retriever = BatchedRetriever(self.retriever, store=store)
         async with show(self) if show else contextlib.nullcontext():
@@ -235,15 +243,6 @@ class Evaluation:
                 outcomes.append(await self._attempts(setting, config, engine, examiner, folder))
             return outcomes, examiner.describe() if examiner else None
 
-    def _examiner(self, policy: LLM, config: Config, folder: RunFolder) -> Examiner | None:
-        """Return what asks the judge about a policy; the judge's replies go to that policy's journal."""
-        if self._judge is None or self.judging is None:
-            return None
-        journaled = JournaledLLM(self._judge, folder.journal, kind="judge")
-        self.progress.open(journaled, self.judging.model)
-        judge = judge_service(journaled, self.judging.model, PromptSet.find(config.format.prompts))
-        return Examiner(judge, policy, self.judging.metrics)
-
     async def _attempts(
         self, setting: Setting, config: Config, engine: Engine, examiner: Examiner | None, folder: RunFolder
     ) -> Outcome:
@@ -252,24 +251,33 @@ class Evaluation:
         shards = ShardWriter(
             folder.path / "trajectories", setting.name, trajectory_schema(), shard_rows=_SHARD_ROWS, keep_empty=True
         )
-        writer = _InOrder(shards)
+        # Rows are written in the order of the questions; those that finish before an earlier question wait here.
+        waiting: dict[int, Row | None] = {}
+        next_index = 0
         remaining = iter(enumerate(self.questions))
 
         async def work() -> None:
+            nonlocal next_index
             for index, question in remaining:
                 if self._draining or len(outcome.failures) > config.run.max_failed * len(self.questions):
                     return
                 try:
-                    row = await self._attempt(index, question, config, engine, examiner, outcome)
+                    waiting[index] = await self._attempt(index, question, config, engine, examiner, outcome)
                 except Interrupted:
                     return
-                writer.put(index, row)
+                while next_index in waiting:
+                    if row := waiting.pop(next_index):
+                        shards.add(row)
+                    next_index += 1
 
         await gather_all(work() for _ in range(min(config.run.concurrency, len(self.questions))))
         tried = len(outcome.failures) + outcome.ends.total()
         if self._draining and tried < len(self.questions):
             raise Interrupted("the evaluation was stopped; everything paid for is kept")
-        writer.close()
+        for index in sorted(waiting):  # they wait for questions that were never tried
+            if row := waiting[index]:
+                shards.add(row)
+        shards.close()
         return outcome
 
     async def _attempt(
@@ -304,32 +312,6 @@ class Evaluation:
         return trajectory_row(trajectory, reading, verdicts, rules=self.rules)
 
 
-class _InOrder:
-    """Write rows in the order of the questions although attempts finish in another; few rows wait in memory."""
-
-    def __init__(self, shards: ShardWriter) -> None:
-        self._shards = shards
-        self._waiting: dict[int, Row | None] = {}
-        self._next = 0
-
-    def put(self, index: int, row: Row | None) -> None:
-        """Take the row of a question; None if it failed."""
-        self._waiting[index] = row
-        while self._next in self._waiting:
-            self._add(self._next)
-            self._next += 1
-
-    def close(self) -> None:
-        """Write the rows that wait behind questions that were never tried, and name the shards."""
-        for index in sorted(self._waiting):
-            self._add(index)
-        self._shards.close()
-
-    def _add(self, index: int) -> None:
-        if (row := self._waiting.pop(index)) is not None:
-            self._shards.add(row)
-
-
 def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriever]:
     """Open questions and retriever of the first policy.
 
@@ -359,13 +341,6 @@ def _search_settings(config: Config) -> dict[str, Any]:
     """Return the settings that decide which corpus is searched, without how its passages are shown."""
     shown = {"top_k", "passage_order", "max_passage_chars"}
     return config.retrieval.model_dump(exclude=shown) | {"world_seed": config.questions.world_seed}
-
-
-def _prepare(out: Path) -> None:
-    """Create the folder, or raise if it holds something other than an evaluation."""
-    if (out / _JOURNAL).exists():
-        raise RunError(f"{out} is a run of build-tree; choose another folder for --out, such as {out / 'eval'}")
-    claim_folder(out, "evaluation", already_ours=(out / ".lock").exists())
 
 
 def _release_memory() -> None:
