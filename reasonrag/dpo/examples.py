@@ -151,10 +151,8 @@ def open_examples(
     pairs, shifted = encode([*train, *preferences.test], chat, turn_end=settings.turn_end)
     kept, report = fit(
         {"train": pairs[: len(train)], "test": pairs[len(train) :]},
-        source=settings.data,
-        max_length=settings.max_length,
+        settings,
         context=context,
-        max_dropped=settings.max_dropped,
         shifted=shifted,
         shared_prompts=shared_prompts,
         log=log,
@@ -211,32 +209,27 @@ def longest(pair: Pair) -> int:
 
 def fit(
     splits: Mapping[str, Sequence[Pair]],
+    settings: PairSettings,
     *,
-    source: str,
-    max_length: int | None,
     context: int | None,
-    max_dropped: float,
     shifted: int = 0,
     shared_prompts: int = 0,
     log: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, list[Pair]], LengthReport]:
     """Return the pairs that fit, whole, by split; and the lengths of all.
 
-    Args:
-        splits: pairs by split; `train` must not be empty.
-        source: of the data, for messages.
-        max_length: tokens of prompt and step; None takes the longest pair.
-        context: of the model, never exceeded; None if it is unknown.
-        max_dropped: share of a split that may be left out, in [0, 1].
-        shifted: for the report.
-        shared_prompts: for the report.
-        log: receives the report, before anything is refused.
+    The limit is `settings.max_length`, else the longest pair, but never above the model's `context`. `train` must not
+    be empty. `shifted` and `shared_prompts` are passed on to the report, which `log` receives before a refusal.
 
     Raises:
         DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
     """
     pairs = [pair for split in splits.values() for pair in split]
-    limit, limited_by = _limit(max(map(longest, pairs), default=0), max_length, context)
+    limit, limited_by = settings.max_length, "setting"
+    if limit is None:
+        limit, limited_by = max(map(longest, pairs), default=0), "data"
+    if context is not None and context < limit:
+        limit, limited_by = context, "context"
     kept, left_out = {}, {}
     for split, members in splits.items():
         kept[split] = [pair for pair in members if longest(pair) <= limit]
@@ -254,23 +247,15 @@ def fit(
         for line in report.lines():
             log(line)
     for split, members in splits.items():
-        if report.share(split) > max_dropped or (split == "train" and not kept[split]):
-            raise DataError(_too_long(report, split, source, max(map(longest, members)), context, max_dropped))
+        if report.share(split) > settings.max_dropped or (split == "train" and not kept[split]):
+            raise DataError(_too_long(report, split, max(map(longest, members)), settings, context))
     return kept, report
 
 
-def _limit(longest: int, max_length: int | None, context: int | None) -> tuple[int, str]:
-    if context is not None and context < (longest if max_length is None else max_length):
-        return context, "context"
-    return (longest, "data") if max_length is None else (max_length, "setting")
-
-
-def _too_long(
-    report: LengthReport, split: str, source: str, longest: int, context: int | None, max_dropped: float
-) -> str:
+def _too_long(report: LengthReport, split: str, longest: int, settings: PairSettings, context: int | None) -> str:
     count = sum(report.left_out[split].values())
     problem = (
-        f"{source}: {count} of {report.pairs[split]} {split} pairs ({report.share(split):.1%}) are longer than "
+        f"{settings.data}: {count} of {report.pairs[split]} {split} pairs ({report.share(split):.1%}) are longer than "
         f"{report.max_length} tokens, the longest has {longest}"
     )
     if context is not None and report.max_length >= context:
@@ -283,7 +268,8 @@ def _too_long(
         return f"{problem}; {why}, so nothing is left to train on; {advice}"
     share = math.ceil(report.share(split) * 1000) / 1000  # rounded up, so that the advised share is enough
     return (
-        f"{problem}, and {max_dropped:.1%} may be left out; {why}; {advice}, or allow it with --max-dropped {share:g}"
+        f"{problem}, and {settings.max_dropped:.1%} may be left out; {why}; {advice}, or allow it with --max-dropped "
+        f"{share:g}"
     )
 
 

@@ -225,12 +225,7 @@ def _card(config: Config) -> PolicyCard:
 
 
 def checked_rows(name: str, numbered: Iterable[NumberedRow], problems: RowProblems) -> list[CheckedRow]:
-    """Return the rows that can be used.
-
-    Args:
-        name: of the file or split, for messages about single rows.
-        numbered: 1-based row numbers and raw rows.
-        problems: collects the rows that cannot be used.
+    """Check raw rows with their 1-based numbers; `name`, of a file or split, is for messages about single rows.
 
     Raises:
         DataError: some rows cannot be used; it names them and says why.
@@ -246,11 +241,7 @@ def checked_rows(name: str, numbered: Iterable[NumberedRow], problems: RowProble
 
 
 def read_row(place: str, raw: Mapping[str, Any]) -> CheckedRow:
-    """Read one raw row in any known layout.
-
-    Args:
-        place: names the row in messages.
-        raw: columns by name; unknown ones are ignored.
+    """Read one raw row in any known layout; unknown columns are ignored. `place` names the row in messages.
 
     Raises:
         Unusable: a column is missing, or holds something else than it should.

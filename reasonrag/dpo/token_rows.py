@@ -7,8 +7,10 @@ that render the whole turn with the chat template score one all the same, in bot
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import os.path
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from reasonrag.core.errors import ConfigError, DataError
@@ -127,13 +129,14 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
             continue
         for step in (*row.sides.chosen, *row.sides.rejected):
             if step.prompt not in shown:
-                shown[step.prompt] = _shown(chat, step.prompt, row.place)
+                shown[step.prompt] = _rendered(row.place, partial(chat.text, step.prompt))
             written.append(valid_unicode(step.text))
             needs_end = needs_end or step.end == "turn"
 
     # Three ways to call the tokenizer. A template writes its special tokens into the text, and nothing else may: a step
     # was decoded without special tokens, so one that is spelled out in it was written in ordinary tokens.
-    tokenise = _Tokenizer(chat.tokenizer)
+    shared: dict[int, int] = {}
+    tokenise = partial(_tokenise, chat.tokenizer, shared)
     chats: list[str] = []
     texts: list[str] = []
     for number, whole in whole_texts.items():
@@ -155,8 +158,8 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
         else:
             ids = text_ids if isinstance(row.sides, TextSides) else rendered_ids
             prompt, with_chosen, with_rejected = (ids[text] for text in whole_texts[number])
-            # TRL's rule: what is scored begins where the prompt and either sequence part.
-            border = min(_common(prompt, with_chosen), _common(prompt, with_rejected))
+            # TRL's rule: what is scored begins where the prompt and either sequence part. (Not only paths have prefixes.)
+            border = len(os.path.commonprefix([prompt, with_chosen, with_rejected]))
             shifted += border < len(prompt)
             chosen = (Segment(prompt[:border], with_chosen[border:]),)
             rejected = (Segment(prompt[:border], with_rejected[border:]),)
@@ -179,7 +182,7 @@ def end_of_turn(chat: ChatTemplate) -> int:
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
     behind = ""
     with contextlib.suppress(DataError):  # a template may refuse a chat without, say, a system prompt
-        _, _, behind = _render(tokenizer, messages, {}, "").partition(_PROBE)
+        _, _, behind = _template_text(tokenizer, messages, {}, "").partition(_PROBE)
     for token in tokenizer(behind, add_special_tokens=False)["input_ids"]:
         if token in added and added[token].special:
             return int(token)
@@ -188,24 +191,20 @@ def end_of_turn(chat: ChatTemplate) -> int:
     return int(tokenizer.eos_token_id)
 
 
-class _Tokenizer:
-    """Tokenises each distinct text once, in batches."""
+def _tokenise(tokenizer: Any, shared: dict[int, int], texts: Sequence[str], **options: bool) -> dict[str, Ids]:
+    """Return the ids of each distinct text, tokenised once, in batches.
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        # One object per id: a tokenizer makes a new one for every token, which takes four times the memory.
-        self._shared: dict[int, int] = {}
-
-    def __call__(self, texts: Sequence[str], **options: bool) -> dict[str, Ids]:
-        distinct = list(dict.fromkeys(texts))
-        ids_by_text: dict[str, Ids] = {}
-        for start in range(0, len(distinct), _BATCH):
-            batch = distinct[start : start + _BATCH]
-            # `verbose` would warn of texts above the model's context; lengths are checked and reported by `fit`.
-            encoded = self._tokenizer(batch, verbose=False, return_attention_mask=False, **options)["input_ids"]
-            for text, ids in zip(batch, encoded, strict=True):
-                ids_by_text[text] = tuple(self._shared.setdefault(token, token) for token in ids)
-        return ids_by_text
+    `shared` keeps one object per id: a tokenizer makes a new one for every token, which takes four times the memory.
+    """
+    distinct = list(dict.fromkeys(texts))
+    ids_by_text: dict[str, Ids] = {}
+    for start in range(0, len(distinct), _BATCH):
+        batch = distinct[start : start + _BATCH]
+        # `verbose` would warn of texts above the model's context; lengths are checked and reported by `fit`.
+        encoded = tokenizer(batch, verbose=False, return_attention_mask=False, **options)["input_ids"]
+        for text, ids in zip(batch, encoded, strict=True):
+            ids_by_text[text] = tuple(shared.setdefault(token, token) for token in ids)
+    return ids_by_text
 
 
 def _whole_texts(chat: ChatTemplate, place: str, sides: ChatSides | TextSides) -> list[str]:
@@ -218,40 +217,25 @@ def _whole_texts(chat: ChatTemplate, place: str, sides: ChatSides | TextSides) -
         completions = [side if side.endswith(eos) else side + eos for side in (sides.chosen, sides.rejected)]
         return [valid_unicode(sides.prompt + completion) for completion in ("", *completions)]
     return [
-        _render(tokenizer, sides.prompt, sides.template, place, add_generation_prompt=True),
-        _render(tokenizer, sides.prompt + sides.chosen, sides.template, place),
-        _render(tokenizer, sides.prompt + sides.rejected, sides.template, place),
+        _template_text(tokenizer, sides.prompt, sides.template, place, add_generation_prompt=True),
+        _template_text(tokenizer, sides.prompt + sides.chosen, sides.template, place),
+        _template_text(tokenizer, sides.prompt + sides.rejected, sides.template, place),
     ]
 
 
-def _shown(chat: ChatTemplate, prompt: Prompt, place: str) -> str:
+def _template_text(tokenizer: Any, messages: Messages, template: Mapping[str, Any], place: str, **options: bool) -> str:
+    return _rendered(place, partial(tokenizer.apply_chat_template, messages, tokenize=False, **options, **template))
+
+
+def _rendered(place: str, render: Callable[[], Any]) -> str:
     try:
-        return chat.text(prompt)
+        return valid_unicode(str(render()))
     except Exception as error:  # templates may raise anything
-        raise _refused(place, error) from error
-
-
-def _render(tokenizer: Any, messages: Messages, template: Mapping[str, Any], place: str, **options: bool) -> str:
-    try:
-        shown = tokenizer.apply_chat_template(messages, tokenize=False, **options, **template)
-    except Exception as error:  # templates may raise anything
-        raise _refused(place, error) from error
-    return valid_unicode(str(shown))
-
-
-def _refused(place: str, error: Exception) -> DataError:
-    reason = one_line(str(error))[:120] or type(error).__name__
-    return DataError(
-        f"{place}: the model's chat template cannot show its messages ({reason}); "
-        "change the row, or use a model with another template"
-    )
-
-
-def _common(first: Ids, second: Ids) -> int:
-    """Return the length of the longest common prefix."""
-    if second[: len(first)] == first:
-        return len(first)
-    return next(i for i, (a, b) in enumerate(zip((*first, None), (*second, None), strict=False)) if a != b)
+        reason = one_line(str(error))[:120] or type(error).__name__
+        raise DataError(
+            f"{place}: the model's chat template cannot show its messages ({reason}); "
+            "change the row, or use a model with another template"
+        ) from error
 
 
 def _check_scored(row: CheckedRow, pair: Pair) -> None:

@@ -45,9 +45,7 @@ class DPORun(PairRun[DPOSettings]):
         settings = self.settings
         _check_loss(settings)
         return DPOConfig, {
-            "beta": settings.beta,
             "loss_type": [settings.loss_type],
-            "label_smoothing": settings.label_smoothing,
             "precompute_ref_log_probs": settings.reference == "precomputed",
         }
 

@@ -79,11 +79,6 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             "max_completion_length": rollout.max_trajectory_tokens or rollout.max_tokens * settings.format.max_steps,
             "num_iterations": 1,
             "use_vllm": False,
-            "loss_type": settings.loss_type,
-            "beta": settings.beta,
-            "epsilon": settings.epsilon,
-            "epsilon_high": settings.epsilon_high,
-            "scale_rewards": settings.scale_rewards,
             "mask_truncated_completions": settings.mask_truncated,
             "vllm_importance_sampling_mode": self._importance or "token_truncate",
             "vllm_importance_sampling_clip_max": settings.importance_max,
@@ -244,8 +239,6 @@ def _save_best(trainer: Any, out: Path, card: Any) -> None:
     save_policy(trainer, new)
     if first:
         card.write(new)
-        for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card: with this machine's paths
-            (new / name).unlink(missing_ok=True)
         shutil.rmtree(old, ignore_errors=True)
         if (out / BEST).exists():
             (out / BEST).replace(old)

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,11 +24,11 @@ from reasonrag.core.text import duration
 from reasonrag.training.folder import mark_complete, remove_old
 
 
+@dataclass
 class StopRequest:
-    """Whether a signal has asked to stop after the current step. `number` is the signal; 0 means none came."""
+    """Whether a signal has asked to stop after the current step."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    number: int = 0  # of the signal; 0 means that none came
 
 
 @contextlib.contextmanager
@@ -130,7 +131,10 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         self.request = request
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if _any_process(self.request.number, args):
+        number = self.request.number
+        if args.world_size > 1:  # all have to stop after the same step, or they would deadlock
+            number = reduce(torch.tensor(float(number), device=args.device), reduction="sum").item()
+        if number:
             control.should_training_stop = control.should_save = True
         if control.should_training_stop or state.global_step >= state.max_steps:
             control.should_log = True  # the last metrics are logged whatever logging_steps says
@@ -157,7 +161,8 @@ class PrintProgress(TrainerCallback):  # type: ignore[misc]
             self.log(line)
 
 
-_STEP_METRICS = (
+# Key in the log (after `eval_` if it is of held-out data), label, and format. A line shows those that an entry has.
+_METRICS = (
     ("loss", "loss", ".4f"),
     ("rewards/margins", "margin", ".3f"),
     ("rewards/accuracies", "accuracy", ".3f"),
@@ -166,10 +171,11 @@ _STEP_METRICS = (
     ("rollout/em", "EM", ".3f"),
     ("rollout/retrievals", "searches", ".2f"),
     ("rollout/format_rate", "in form", ".3f"),
-)
-_VALIDATION_METRICS = (
-    *(("em", "EM"), ("f1", "F1"), ("acc", "ACC")),
-    *(("retrievals", "searches"), ("format_rate", "in form")),
+    ("em", "EM", ".3f"),
+    ("f1", "F1", ".3f"),
+    ("acc", "ACC", ".3f"),
+    ("retrievals", "searches", ".3f"),
+    ("format_rate", "in form", ".3f"),
 )
 
 
@@ -183,25 +189,13 @@ def progress_line(logs: Mapping[str, Any], step: int, steps: int, left_s: float 
     >>> progress_line({"eval_em": 0.5, "eval_retrievals": 1.5}, 20, 80, None)
     'step 20/80  held-out: EM 0.500  searches 1.500'
     """
-    if "eval_em" in logs:
-        prefix, metrics = "eval_", [(name, label, ".3f") for name, label in _VALIDATION_METRICS]
-    elif "eval_loss" in logs:
-        prefix, metrics = "eval_", list(_STEP_METRICS)
-    elif "loss" in logs:
-        prefix, metrics = "", list(_STEP_METRICS)
-    else:
+    prefix = "eval_" if "eval_em" in logs or "eval_loss" in logs else ""
+    if not prefix and "loss" not in logs:
         return None
-    parts = [f"step {step}/{steps}"]
-    for name, label, form in metrics:
+    parts = []
+    for name, label, form in _METRICS:
         if (value := logs.get(prefix + name)) is not None:
-            parts.append(f"{'held-out: ' if prefix and len(parts) == 1 else ''}{label} {value:{form}}")
+            parts.append(f"{label} {value:{form}}")
     if left_s and not prefix:
         parts.append(f"{duration(left_s)} left")
-    return "  ".join(parts)
-
-
-def _any_process(number: int, args: Any) -> bool:
-    """Return whether any process was asked to stop: all have to stop after the same step, or they would deadlock."""
-    if args.world_size <= 1:
-        return bool(number)
-    return bool(reduce(torch.tensor(float(number), device=args.device), reduction="sum").item())
+    return f"step {step}/{steps}  {'held-out: ' if prefix else ''}{'  '.join(parts)}"

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -63,8 +62,7 @@ def describe(stage: str, settings: TrainSettings, *, content: str, model: str) -
         model: checksum of the model to start from.
     """
     described = {"stage": stage, **without_places(identity(settings)), "content.data": content, "content.model": model}
-    restored: dict[str, Any] = json.loads(json.dumps(described, sort_keys=True))
-    return restored
+    return dict(json.loads(json.dumps(described, sort_keys=True)))
 
 
 def digest(described: Mapping[str, Any]) -> str:
@@ -104,8 +102,7 @@ def held_identity(out: Path) -> dict[str, Any] | None:
     held = read_json(out / CHECKPOINTS / _IDENTITY)
     if held is not None:
         return held
-    summary = finished(out)
-    return summary["identity"] if summary else None
+    return (finished(out) or {}).get("identity")
 
 
 @contextlib.contextmanager
@@ -132,18 +129,15 @@ def last_checkpoint(out: Path) -> Path | None:
     A checkpoint whose writing was interrupted has no marker, and one that lost data since (a full disk, a power cut)
     has files of other sizes than the marker says: both are ignored.
     """
-    complete = [checkpoint for checkpoint in _checkpoints(out) if _is_complete(checkpoint)]
-    return complete[-1] if complete else None
+    return next((checkpoint for checkpoint in reversed(_checkpoints(out)) if _is_complete(checkpoint)), None)
 
 
 def mark_complete(checkpoint: Path, *, seconds: float) -> None:
     """Write the marker that makes a checkpoint count; `seconds` is the duration of the run so far."""
     sizes = {}
-    for folder, _, names in os.walk(checkpoint):
-        for name in names:
-            if name != _MARKER and not name.startswith("."):
-                path = Path(folder) / name
-                sizes[str(path.relative_to(checkpoint))] = path.stat().st_size
+    for path in checkpoint.rglob("*"):
+        if path.is_file() and path.name != _MARKER and not path.name.startswith("."):
+            sizes[str(path.relative_to(checkpoint))] = path.stat().st_size
     write_json(checkpoint / _MARKER, {"seconds": seconds, "files": sizes}, indent=1)
 
 
@@ -153,19 +147,12 @@ def seconds_before(checkpoint: Path) -> float:
 
 
 def remove_old(out: Path, *, keep: int, best: str | None = None) -> None:
-    """Remove checkpoints that are not complete, and complete ones except the latest.
-
-    Args:
-        out: the training run's folder.
-        keep: how many of the latest to keep.
-        best: folder of a checkpoint to keep besides them.
-    """
-    complete = [checkpoint for checkpoint in _checkpoints(out) if _is_complete(checkpoint)]
-    kept = set(complete[-keep:]) | {
-        checkpoint for checkpoint in complete if best and checkpoint.name == Path(best).name
-    }
-    for checkpoint in _checkpoints(out):
-        if checkpoint not in kept:
+    """Remove checkpoints, except the `keep` latest complete ones and the one in the folder `best`."""
+    checkpoints = _checkpoints(out)
+    complete = [checkpoint for checkpoint in checkpoints if _is_complete(checkpoint)]
+    for checkpoint in checkpoints:
+        is_best = best is not None and checkpoint.name == Path(best).name
+        if checkpoint not in complete or not (is_best or checkpoint in complete[-keep:]):
             (checkpoint / _MARKER).unlink(missing_ok=True)  # first: a half removed checkpoint must not count
             shutil.rmtree(checkpoint, ignore_errors=True)
 

@@ -146,8 +146,8 @@ def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
     from peft import LoraConfig
 
     modules = settings.target_modules
-    if not isinstance(modules, str):
-        modules = modules[0] if list(modules) == ["all-linear"] else modules
+    if modules == ("all-linear",):  # the name of a choice, which peft takes as a text only
+        modules = "all-linear"
     return LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
@@ -158,18 +158,11 @@ def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
     )
 
 
-def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -> Path:
+def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -> None:
     """Merge a LoRA adapter into its model, as a folder that transformers loads without peft.
 
-    The sum is computed in float32 and rounded once, to the dtype of the model's own files.
-
-    Args:
-        folder: holds the adapter, its tokenizer, and `reasonrag.yaml` if there is one.
-        out: folder to write; it appears once it is complete.
-        trust_remote_code: whether to run code that comes with the model.
-
-    Returns:
-        `out`.
+    The sum is computed in float32 and rounded once, to the dtype of the model's own files. `out` appears once it is
+    complete, with the adapter's tokenizer and `reasonrag.yaml`.
 
     Raises:
         ConfigError: there is no adapter, or its model cannot be loaded.
@@ -206,7 +199,6 @@ def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -
     if not copy_card(folder, temporary):
         copy_card(Path(base), temporary)
     temporary.replace(out)
-    return out
 
 
 def _load_base(path: str, options: Mapping[str, Any]) -> Any:

@@ -1,20 +1,16 @@
-"""What the end of every training run writes: `training.json`, curves, the policy's card, the merged model."""
+"""What a finished training run shows of itself: the contents of `training.json`, and the curves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from reasonrag.core.plots import Line, Panel, save_charts
-from reasonrag.core.policy_card import PolicyCard, copy_card
-from reasonrag.storage.files import write_json
+from reasonrag.core.plots import Line, Panel
 from reasonrag.storage.runs import versions
-from reasonrag.training.folder import SUMMARY, digest, without_places
-from reasonrag.training.model import MERGED, ModelSource, merge_adapter
+from reasonrag.training.folder import digest, without_places
+from reasonrag.training.model import ModelSource
 from reasonrag.training.settings import TrainSettings
 
 # Each curve: key in the log, key in the log of held-out metrics (after `eval_`), title, label of the y axis.
@@ -36,74 +32,46 @@ _ROLLOUT_CURVES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingOutcome:
-    """A training run after its last step.
+def summarise(
+    state: Any,
+    *,
+    stage: str,
+    settings: TrainSettings,
+    source: ModelSource,
+    data: Mapping[str, Any],
+    described: Mapping[str, Any],
+    seconds: float,
+    device: str,
+    processes: int,
+    more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what `training.json` holds: no path of this machine, no secret, no NaN.
 
-    Attributes:
-        data: the data's entry in `training.json`: source, checksum, counts, lengths.
-        card: becomes `reasonrag.yaml`; None if the data's run is not known.
-        described: see `folder.describe`.
-        state: transformers' `TrainerState`.
-        seconds: of the whole training run, earlier processes included.
-        device: in words.
-        processes: number of processes.
-        more: what this kind of training run adds to `training.json`.
+    `state` is transformers' `TrainerState` after the last step, `data` the data's entry (source, checksum, counts,
+    lengths), `described` comes from `folder.describe`, and `seconds` includes earlier processes. `more` is what this
+    kind of training run adds.
     """
-
-    stage: str
-    settings: TrainSettings
-    source: ModelSource
-    data: Mapping[str, Any]
-    card: PolicyCard | None
-    described: Mapping[str, Any]
-    state: Any
-    seconds: float
-    device: str
-    processes: int
-    more: Mapping[str, Any]
-
-
-def finish(out: Path, outcome: TrainingOutcome) -> dict[str, Any]:
-    """Write everything except the model itself, `training.json` last; return what that holds."""
-    for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card: both name paths of this machine
-        (out / name).unlink(missing_ok=True)
-    save_charts(out / "curves", panels(outcome.state.log_history))
-    if outcome.card is not None:
-        outcome.card.write(out)
-    elif not copy_card(Path(outcome.source.path), out):
-        copy_card(Path(outcome.source.base), out)
-    if outcome.settings.merge and outcome.settings.method == "lora":
-        merge_adapter(out, out / MERGED, trust_remote_code=outcome.settings.trust_remote_code)
-    summary = summarise(outcome)
-    write_json(out / SUMMARY, summary)
-    return summary
-
-
-def summarise(outcome: TrainingOutcome) -> dict[str, Any]:
-    """Return what `training.json` holds: no path of this machine, no secret, no NaN."""
-    state = outcome.state
     history = [_without_nan(entry) for entry in state.log_history]
     train = [entry for entry in history if "loss" in entry]
     held_out = [entry for entry in history if "eval_loss" in entry or "eval_em" in entry]
     with_loss = [entry for entry in held_out if entry.get("eval_loss") is not None]
     best = min(with_loss, key=lambda entry: float(entry["eval_loss"]), default=None)
     return {
-        "stage": outcome.stage,
-        "name": digest(outcome.described),
-        "model": {"name": outcome.source.name, "checksum": outcome.source.checksum},
-        "data": dict(outcome.data),
+        "stage": stage,
+        "name": digest(described),
+        "model": {"name": source.name, "checksum": source.checksum},
+        "data": dict(data),
         "steps": state.global_step,
         "epochs": state.epoch,
-        "seconds": round(outcome.seconds, 2),
+        "seconds": round(seconds, 2),
         "tokens_seen": int(state.num_input_tokens_seen),
         "final": {"train": train[-1] if train else None, "held_out": held_out[-1] if held_out else None},
         "best_held_out": best,
-        **outcome.more,
-        "device": outcome.device,
-        "processes": outcome.processes,
-        "settings": without_places(outcome.settings.model_dump(mode="json")),
-        "identity": dict(outcome.described),
+        **more,
+        "device": device,
+        "processes": processes,
+        "settings": without_places(settings.model_dump(mode="json")),
+        "identity": dict(described),
         "versions": versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
         "history": history,
     }

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from reasonrag.core.errors import ConfigError, InputError, Interrupted
-from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.plots import save_charts
+from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.core.settings import nearest
+from reasonrag.storage.files import write_json
 from reasonrag.training import folder as folders
-from reasonrag.training.folder import CHECKPOINTS, last_checkpoint
+from reasonrag.training.folder import CHECKPOINTS, SUMMARY, last_checkpoint
 from reasonrag.training.model import MERGED, MODEL_INIT, load_weights, lora_config, merge_adapter, open_source, uses_gpu
-from reasonrag.training.outcome import TrainingOutcome, finish
+from reasonrag.training.outcome import panels, summarise
 from reasonrag.training.settings import TrainSettings
 
 S = TypeVar("S", bound=TrainSettings)
@@ -81,9 +83,7 @@ class TrainingRun(Generic[S]):
         out: a new folder, or one that holds this training run, which is then resumed.
         log: receives lines for people, on the first process only.
 
-    Attributes:
-        source: the model to start from; set by `prepare`.
-        arguments: TRL's configuration; set by `prepare`.
+    `prepare` sets `source`, the model to start from, and `arguments`, TRL's configuration.
     """
 
     stage: ClassVar[str]  # dpo, sft or rl; part of the run's identity
@@ -92,8 +92,7 @@ class TrainingRun(Generic[S]):
         self.settings = settings
         self.out = out
         self.log = log
-        # What only the first process knows.
-        self._data: TrainingData | None = None
+        self._data: TrainingData | None = None  # only the first process reads the data
         self._identity: dict[str, Any] = {}
 
     # What a kind of training run overrides.
@@ -151,13 +150,7 @@ class TrainingRun(Generic[S]):
             self.log = lambda line: None
 
     def make_trainer(self, train: Any, test: Any, *, seconds_before: float = 0.0) -> Any:
-        """Return the trainer, its model loaded.
-
-        Args:
-            train: a `datasets.Dataset` of token rows.
-            test: the held-out rows; None if there are none.
-            seconds_before: seconds of this run in earlier processes.
-        """
+        """Return the trainer with its model, for two `datasets.Dataset` of token rows; `test` may be None."""
         from transformers import PrinterCallback
 
         settings, arguments = self.settings, self.arguments
@@ -208,8 +201,7 @@ class TrainingRun(Generic[S]):
         self._data = data
         if (summary := folders.finished(self.out)) is not None:
             self.log("this training run is already finished")
-            if settings.merge and settings.method == "lora" and not (self.out / MERGED).exists():
-                merge_adapter(self.out, self.out / MERGED, trust_remote_code=settings.trust_remote_code)
+            self._merge_adapter()
             return _ResumePlan("", None, summary)
         folders.remove_old(self.out, keep=settings.save_total_limit)
         checkpoint = last_checkpoint(self.out)
@@ -266,45 +258,55 @@ class TrainingRun(Generic[S]):
             trainer.evaluate()
 
     def _finish(self, trainer: Any, row_counts: Mapping[str, int]) -> dict[str, Any]:
-        save_policy(trainer, self.out)  # all processes hold parts of the weights; the rest is written by the first one
+        """Write the policy, and on the first process all other files, `training.json` last; return what that holds."""
+        save_policy(trainer, self.out)  # all processes hold parts of the weights
         summary: dict[str, Any] = {}
         if self._data is not None:
-            outcome = TrainingOutcome(
+            save_charts(self.out / "curves", panels(trainer.state.log_history))
+            if self._data.card is not None:
+                self._data.card.write(self.out)
+            elif not copy_card(Path(self.source.path), self.out):
+                copy_card(Path(self.source.base), self.out)
+            # An attempt that was killed just before it wrote training.json may have left one.
+            shutil.rmtree(self.out / MERGED, ignore_errors=True)
+            self._merge_adapter()
+            summary = summarise(
+                trainer.state,
                 stage=self.stage,
                 settings=self.settings,
                 source=self.source,
                 data={**self._data.facts, "rows": row_counts},
-                card=self._data.card,
                 described=self._identity,
-                state=trainer.state,
                 seconds=trainer.seconds,
                 device=_device_name(self.arguments),
                 processes=self.arguments.world_size,
                 more=self.extra_summary(trainer),
             )
-            summary = finish(self.out, outcome)
+            write_json(self.out / SUMMARY, summary)
             for rows in (self.out / CHECKPOINTS).glob("rows-*"):
                 shutil.rmtree(rows, ignore_errors=True)
         if self.arguments.world_size > 1:
             trainer.accelerator.wait_for_everyone()
         return summary
 
+    def _merge_adapter(self) -> None:
+        settings, merged = self.settings, self.out / MERGED
+        if settings.merge and settings.method == "lora" and not merged.exists():
+            merge_adapter(self.out, merged, trust_remote_code=settings.trust_remote_code)
+
 
 def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mapping[str, Any]) -> Any:
-    """Return TRL's configuration for our settings.
-
-    Args:
-        config: `DPOConfig`, `SFTConfig` or `GRPOConfig`.
-        settings: ours; `settings.trainer` overrides what follows from the others.
-        out: the training run's folder.
-        own: arguments that only this kind of run has.
+    """Return TRL's configuration: settings of the same name, `own` arguments of this kind of run, `settings.trainer`.
 
     Raises:
         ConfigError: an unknown argument (with the nearest name), one that has a setting here, or a value that TRL
             refuses.
     """
     known = {field.name for field in dataclasses.fields(config) if field.init}
-    arguments = {name: value for name, value in _shared_arguments(settings, out).items() if name in known} | dict(own)
+    # By name, except for transformers 4, in which warmup_steps and warmup_ratio exclude each other.
+    same_name = known & type(settings).model_fields.keys() - {"warmup_ratio"}
+    arguments = {name: getattr(settings, name) for name in same_name} | _shared_arguments(settings, out) | dict(own)
+    arguments = {name: value for name, value in arguments.items() if name in known}
     for name, value in settings.trainer.items():
         if name in _FIXED_ARGUMENTS:
             raise ConfigError(f"trainer.{name} cannot be set: {_FIXED_ARGUMENTS[name]}")
@@ -327,19 +329,12 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
 def _shared_arguments(settings: TrainSettings, out: Path) -> dict[str, Any]:
     gpu = uses_gpu(settings)
     checkpointing = settings.gradient_checkpointing
-    same_name = [
-        *("seed", "lr_scheduler_type", "learning_rate", "num_train_epochs", "max_steps", "weight_decay"),
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "trust_remote_code"),
-        *("logging_steps", "save_steps", "eval_steps"),
-    ]
-    evaluates = "eval_steps" in type(settings).model_fields
     return {
-        **{name: getattr(settings, name) for name in same_name if name in type(settings).model_fields},
         "output_dir": str(out / CHECKPOINTS),
         # transformers 5 has no warmup_ratio: a number of steps below 1 is the share.
         "warmup_steps": settings.warmup_ratio,
         "per_device_eval_batch_size": settings.per_device_train_batch_size,
-        "eval_strategy": "steps" if evaluates else "no",
+        "eval_strategy": "steps" if "eval_steps" in type(settings).model_fields else "no",
         "save_strategy": "steps",
         "save_total_limit": None,  # `GuardedTrainer` removes older checkpoints, and only after the new one is complete
         "max_length": None,
@@ -356,13 +351,15 @@ def _shared_arguments(settings: TrainSettings, out: Path) -> dict[str, Any]:
 
 
 def save_policy(trainer: Any, out: Path) -> None:
-    """Save the trained model, or its adapter, into a folder. Training can continue afterwards."""
+    """Save the trained model, or its adapter, into a folder, without files that name paths of this machine."""
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.is_fsdp_enabled and plugin is not None:
         plugin.set_state_dict_type("FULL_STATE_DICT")  # a sharded one can be resumed, but not loaded as a model
     trainer.save_model(str(out))
-    if trainer.accelerator.is_main_process:  # TRL's copy of the adapter that the run started from
-        shutil.rmtree(out / "ref", ignore_errors=True)
+    if trainer.accelerator.is_main_process:
+        shutil.rmtree(out / "ref", ignore_errors=True)  # TRL's copy of the adapter that the run started from
+        for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card
+            (out / name).unlink(missing_ok=True)
 
 
 def silence_libraries() -> None:

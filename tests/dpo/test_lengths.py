@@ -7,6 +7,7 @@ import pytest
 from reasonrag.core.errors import DataError
 from reasonrag.dpo.examples import fit, longest
 from reasonrag.dpo.token_rows import Pair, Segment
+from reasonrag.training.settings import PairSettings
 
 
 def segment(prompt, completion):
@@ -18,14 +19,8 @@ def pair(prompt, chosen=2, rejected=1, depth=0):
 
 
 def fitted(train, test=(), *, max_length=None, context=None, max_dropped=0.0, **further):
-    return fit(
-        {"train": list(train), "test": list(test)},
-        source="toy.jsonl",
-        max_length=max_length,
-        context=context,
-        max_dropped=max_dropped,
-        **further,
-    )
+    settings = PairSettings(data="toy.jsonl", max_length=max_length, max_dropped=max_dropped)
+    return fit({"train": list(train), "test": list(test)}, settings, context=context, **further)
 
 
 def test_the_longest_sequence_of_a_pair_is_what_counts():

@@ -26,7 +26,7 @@ from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import ShardWriter
 from reasonrag.storage.tables import trajectory_schema
 from reasonrag.training.model import ModelSource
-from reasonrag.training.outcome import TrainingOutcome, summarise
+from reasonrag.training.outcome import summarise
 from tests.report.hostile import HOSTILE
 
 SETTING = Setting(0.0, 8, 3)
@@ -123,8 +123,9 @@ def _write_summary(
     data = {"source": text(1), "checksum": "0", "train": {"pairs": 7}, "lengths": lengths}
     source = ModelSource(text(1), text(1), None, False, text(1), "0")
     identity = {"beta": 0.3, "content.model": text(1)}
-    done = TrainingOutcome(stage, settings, source, data, None, identity, state, 1.0, "a machine", 1, more)
-    write_text(folder / "training.json", json.dumps(summarise(done)))
+    facts = {"data": data, "described": identity, "seconds": 1.0, "device": "a machine", "processes": 1, "more": more}
+    summary = summarise(state, stage=stage, settings=settings, source=source, **facts)
+    write_text(folder / "training.json", json.dumps(summary))
 
 
 def write_evaluation(

@@ -16,7 +16,7 @@ from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.folder import describe, last_checkpoint, mark_complete, remove_old
 from reasonrag.training.model import ModelSource, merge_adapter
-from reasonrag.training.outcome import TrainingOutcome, panels, summarise
+from reasonrag.training.outcome import panels, summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
 
 CARD = "format: {name: reasonrag, prompts: brief}\nretrieval: {top_k: 2}\n"
@@ -194,7 +194,8 @@ def test_training_json_names_no_place(tmp_path):
     state = type("State", (), {"log_history": [], "global_step": 1, "epoch": 1.0, "num_input_tokens_seen": 0})()
     source = ModelSource(here, here, None, False, "mine", "mine@1")
     described = describe("rl", settings, content="c", model="m")
-    summary = summarise(TrainingOutcome("rl", settings, source, {}, None, described, state, 1.0, "cpu", 1, {}))
+    facts = {"data": {}, "described": described, "seconds": 1.0, "device": "cpu", "processes": 1, "more": {}}
+    summary = summarise(state, stage="rl", settings=settings, source=source, **facts)
     text = json.dumps(summary, ensure_ascii=False)
     for place in (str(tmp_path), str(Path.home()), "/gone", "10.1.2.3", "localhost", "Corpus.Example", "~"):
         assert place not in text
