@@ -7,7 +7,6 @@ that render the whole turn with the chat template score one all the same, in bot
 from __future__ import annotations
 
 import contextlib
-import os.path
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -158,8 +157,11 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
         else:
             ids = text_ids if isinstance(row.sides, TextSides) else rendered_ids
             prompt, with_chosen, with_rejected = (ids[text] for text in whole_texts[number])
-            # TRL's rule: what is scored begins where the prompt and either sequence part. (Not only paths have prefixes.)
-            border = len(os.path.commonprefix([prompt, with_chosen, with_rejected]))
+            border = 0  # TRL's rule: what is scored begins where the prompt and either sequence part
+            for in_prompt, in_chosen, in_rejected in zip(prompt, with_chosen, with_rejected, strict=False):
+                if not in_prompt == in_chosen == in_rejected:
+                    break
+                border += 1
             shifted += border < len(prompt)
             chosen = (Segment(prompt[:border], with_chosen[border:]),)
             rejected = (Segment(prompt[:border], with_rejected[border:]),)
