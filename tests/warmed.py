@@ -7,24 +7,29 @@ up, or about two interpreters that have to agree, asks for a new one (`tests.e2e
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 # Read while the libraries are imported, so the process that is forked has them too.
 _FIRST = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+_READ_AT_IMPORT = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 
 
 class Child:
@@ -84,6 +89,27 @@ def run(
     return ended(Child(function, arguments, environment), timeout_s)
 
 
+def run_ranks(
+    processes: int, function: Callable[..., None], *arguments: Any, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Call a function in several forked processes with the variables that `torchrun` sets; return their outputs joined.
+
+    The exit code is 0, or that of the first process that failed.
+    """
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    group = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    children = []
+    for rank in range(processes):
+        variables = {name: str(value) for name, value in (group | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        children.append(Child(function, arguments, {**environment, **variables}))
+    finished = [ended(child, timeout_s=300.0) for child in children]
+    codes = [each.returncode for each in finished if each.returncode]
+    outputs = ("".join(each.stdout for each in finished), "".join(each.stderr for each in finished))
+    return subprocess.CompletedProcess(arguments, codes[0] if codes else 0, *outputs)
+
+
 def ended(child: Child | subprocess.Popen[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Wait for the end of a process; kill it if it does not come."""
     try:
@@ -101,6 +127,65 @@ def reasonrag(*arguments: str) -> None:
 
     sys.argv = ["reasonrag", *arguments]
     main()
+
+
+class _Stage:
+    """The part of `subprocess.Popen` that a plan uses, for `python -m reasonrag ...` in a fork of this process."""
+
+    def __init__(
+        self, command: Sequence[str], *, stdout: Any = None, stderr: Any = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        python, flag, module, *arguments = command
+        assert (python, flag, module) == (sys.executable, "-m", "reasonrag")
+        self.returncode: int | None = None
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self._pid = os.fork()
+        if self._pid:
+            return
+        code = 1
+        try:
+            for number, target in ((1, stdout), (2, stderr)):
+                if target is not None:
+                    os.dup2(target.fileno(), number)
+            os.environ.update(env or {})
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            reasonrag(*arguments)
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def terminate(self) -> None:
+        if self.returncode is None:
+            os.kill(self._pid, signal.SIGTERM)
+
+
+def reasonrag_forking(*arguments: str) -> None:
+    """Do what `reasonrag` does, with the commands of a plan (`reproduce`) in forks instead of new interpreters."""
+    from reasonrag.reproduce import stages
+
+    stages.subprocess = SimpleNamespace(Popen=_Stage)  # type: ignore[assignment]
+    reasonrag(*arguments)
+
+
+def source(text: str, *arguments: str) -> None:
+    """Do what `python -c TEXT` does with these arguments."""
+    sys.argv = ["-c", *arguments]
+    exec(compile(text, "source", "exec"), {"__name__": "__main__"})
 
 
 def script(file: str, *arguments: str) -> None:
@@ -130,5 +215,9 @@ def _call(
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(environment)
+    if any(environment.get(name, "") != _FIRST.get(name, "") for name in _READ_AT_IMPORT):
+        # The preloaded libraries read the environment of the server; every user looks these constants up in the module.
+        for name in ("huggingface_hub.constants", "datasets.config"):
+            importlib.reload(sys.modules[name])
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     function(*arguments)

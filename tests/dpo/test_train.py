@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,15 +69,14 @@ DPORun(DPOSettings.model_validate(tree), out, log=log).run()
 """
 
 
-def child(settings, out, *, kill_at=0, launcher=()):
+def child(settings, out, *, kill_at=0, processes=1):
     script = out.parent / "child.py"
     script.write_text(CHILD, encoding="utf-8")
     arguments = [json.dumps(settings.model_dump(mode="json")), str(out), str(kill_at)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    if not launcher:
+    if processes == 1:
         return warmed.run(warmed.script, str(script), *arguments, environment=environment)
-    command = [sys.executable, *launcher, str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    return warmed.run_ranks(processes, warmed.script, str(script), *arguments, environment=environment)
 
 
 @pytest.mark.slow
@@ -155,15 +152,7 @@ def test_two_processes_train_one_policy_and_the_first_one_writes(reference, poli
     settings = dpo_settings(
         data, policy, per_device_train_batch_size=4, reference=reference, max_steps=4, save_steps=2, eval_steps=4
     )
-    launcher = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--master_port",
-        str(20000 + os.getpid() % 9999),
-    )
-    done = child(settings, tmp_path / "dpo", launcher=launcher)
+    done = child(settings, tmp_path / "dpo", processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("step 4/4  loss") == 1
     summary = json.loads((tmp_path / "dpo" / "training.json").read_text())

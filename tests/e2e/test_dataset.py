@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import warmed
 from tests.e2e import product
 from tests.e2e.world import World
 from tests.llm.tiny import save_tiny_model
@@ -54,12 +54,7 @@ print(json.dumps({"features": {k: plain(v) for k, v in rows.features.items()}, "
 
 def load(files: str | list[str], cache: Path) -> dict[str, Any]:
     """Features, number of rows and first row, as `datasets` reads them in offline mode."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, json.dumps(files), str(cache)],
-        capture_output=True,
-        text=True,
-        env=product.environment(HF_HUB_OFFLINE="1"),
-    )
+    done = warmed.run(warmed.source, LOAD, json.dumps(files), str(cache), environment=product.environment())
     assert done.returncode == 0, done.stderr
     loaded: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return loaded
@@ -106,12 +101,11 @@ def test_trl_trains_on_the_folder_of_pairs_without_a_conversion(finished_run: Pa
     places = ("--model_name_or_path", model, "--dataset_name", finished_run / "pairs", "--output_dir", tmp_path / "out")
     steps = "--max_steps 5 --per_device_train_batch_size 2 --learning_rate 1e-3 --max_length 4096 --logging_steps 1"
     machine = "--use_cpu --bf16 false --report_to none --save_strategy no"
-    done = subprocess.run(
-        [Path(sys.executable).with_name("trl"), "dpo", *places, *steps.split(), *machine.split()],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=product.environment(HF_HOME=str(tmp_path / "home"), PYTHONWARNINGS="ignore"),
+    done = warmed.run(
+        *(warmed.script, str(Path(sys.executable).with_name("trl")), "dpo"),
+        *map(str, (*places, *steps.split(), *machine.split())),
+        environment=product.environment(HF_HOME=str(tmp_path / "home")),
+        timeout_s=240,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [float(loss) for loss in re.findall(r"'loss': '?([0-9.e+-]+)", done.stdout)]

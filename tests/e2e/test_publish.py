@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from huggingface_hub import DatasetCard
 
 from reasonrag.storage.parquet import read_parquet, write_parquet
 from reasonrag.storage.tables import pair_schema, tree_schema
+from tests import warmed
 from tests.e2e import product
 from tests.publish.fake_hub import serving_hub
 from tests.publish.hub_state import TOKEN, USER, FakeHub
@@ -67,15 +66,14 @@ def online(serving: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.fixture(scope="module")
 def published(finished_run: Path, online: dict[str, str]) -> str:
     """What was said while the run was published at v1.0.0."""
-    done = product.run("publish", finished_run, "--repo-id", ID, fresh=True, **online)
+    done = product.run("publish", finished_run, "--repo-id", ID, **online)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def in_python(code: str, *arguments: str | Path, **env: str) -> None:
     """Run code in a process of its own, which has to succeed."""
-    child = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(child, env=product.environment(**env), capture_output=True, text=True, timeout=120)
+    done = warmed.run(warmed.source, code, *map(str, arguments), environment=product.environment(**env))
     assert done.returncode == 0, done.stderr
 
 
@@ -110,7 +108,7 @@ def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrot
     card = there["README.md"].content.decode().replace("tags:\n", "tags:\n- by-hand\n") + "\nWords by hand.\n"
     repo.edit("README.md", card.encode())
     again = product.run(
-        *("publish", finished_run, "--repo-id", ID, "--without-trees", "--license", "cc-by-4.0"), fresh=True, **online
+        *("publish", finished_run, "--repo-id", ID, "--without-trees", "--license", "cc-by-4.0"), **online
     )
     assert again.returncode == 0, again.stderr
     assert "v1.1.0, private" in again.stdout
@@ -128,7 +126,7 @@ def test_ctrl_c_leaves_no_staged_folder_and_the_printed_command_goes_on(
 ) -> None:
     run, name = tmp_path / "run", f"{USER}/stopped"
     shutil.copytree(finished_run, run)
-    child = product.start("publish", run, "--repo-id", name, fresh=True, **online)
+    child = product.start("publish", run, "--repo-id", name, **online)
     hub.fail("commit", do=lambda: child.send_signal(signal.SIGINT), status=503)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
@@ -143,7 +141,6 @@ def test_a_policy_trained_on_a_published_version_is_asked_as_that_run_asked(
     trained = product.run(
         *("dpo", "train", "--data", f"{ID}@v1.0.0:sea", "--model", "demo", "--set", "max_steps=1", "--set"),
         *("method=full", "--out", tmp_path / "policy"),
-        fresh=True,
         **online,
     )
     assert trained.returncode == 0, trained.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def test_reproduce_says_each_command_and_writes_a_page_next_to_the_papers_table(
     assert "4 held-out questions" in page
     assert (tmp_path / "out" / "results" / "reasonrag.svg").stat().st_size > 1000
     assert "`dpo-alpha1` with seed 0" in page and "trees-judge" not in page
-    commands = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    commands = re.findall(r"^\[\d+/\d+\].*", done.stderr, re.MULTILINE)
     again = product.run("reproduce", "reasonrag", *scale, "--out", tmp_path / "out")
     assert again.returncode == 0
-    assert [line.replace("done before:", "$") for line in again.stderr.splitlines() if line.startswith("[")] == commands
+    assert re.findall(r"^\[\d+/\d+\].*", again.stderr.replace("done before:", "$"), re.MULTILINE) == commands

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import socket
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from tests import warmed
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
@@ -99,19 +100,15 @@ def transformers_serve(model: str, cache: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    script = str(Path(sys.executable).with_name("transformers"))
-    server = subprocess.Popen(
-        [script, "serve", model, "--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=product.environment(HF_HUB_CACHE=str(cache)),
-    )
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", model]
+    command += ["--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)]
+    server = warmed.Child(warmed.script, tuple(command), product.environment(HF_HUB_CACHE=str(cache)))
     try:
         product.wait_until(lambda: server.poll() is not None or _healthy(port), timeout_s=120)
         assert server.poll() is None, "transformers serve ended at once"
         yield f"http://127.0.0.1:{port}/v1"
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGTERM)
         server.wait(30)
 
 
@@ -131,11 +128,24 @@ def test_the_demo_policy_behind_transformers_serve(world: World, tmp_path: Path)
     model = str(demo_folder())
     with transformers_serve(model, tmp_path / "hub") as url:
         done = product.build(
-            *("--preset", "demo", "--limit", "10", "--policy", url, "--policy-model", model, "--seed", "7"),
+            *(
+                "--preset",
+                "demo",
+                "--limit",
+                "3",
+                "--iterations",
+                "8",
+                "--policy",
+                url,
+                "--policy-model",
+                model,
+                "--seed",
+                "7",
+            ),
             *("--set", f"retrieval.cache={world.cache}", "--out", out),
             timeout_s=300,
         )
     print(done.stdout)
     summary = product.summary(out)
-    assert summary["questions"] == {"total": 10, "finished": 10, "failed": {}}
+    assert summary["questions"] == {"total": 3, "finished": 3, "failed": {}}
     assert summary["pairs"]["total"] > 0

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -141,10 +140,7 @@ def child(wanted: RLSettings, out: Path, *, kill_at: int = 0, processes: int = 1
     environment = os.environ | ENVIRONMENT
     if processes == 1:
         return warmed.run(warmed.script, str(script), *arguments, environment=environment)
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
-    launcher += ["--master_port", str(20000 + os.getpid() % 9999)]
-    command = [sys.executable, *launcher, str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    return warmed.run_ranks(processes, warmed.script, str(script), *arguments, environment=environment)
 
 
 KILL_AT = 0
