@@ -56,51 +56,33 @@ Counts = Counter[Group]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some shards of one split.
+    """Some shards of one split."""
 
-    Attributes:
-        config: name of the configuration, the part of the data that `load_dataset` loads.
-        source: the questions' data set; None for trees, which hold all of them.
-        split: train, test, or nodes.
-        pattern: of its files, in the folder.
-        rows: in all files.
-        memory_bytes: of the rows, in Arrow.
-        file_bytes: on disk.
-    """
-
-    config: str
-    source: str | None
-    split: str
-    pattern: str
+    config: str  # the name under which `load_dataset` loads this part of the data
+    source: str | None  # the questions' data set; None for trees, which hold all of them
+    split: str  # train, test, or nodes
+    pattern: str  # of its files, in the folder
     rows: int
-    memory_bytes: int
+    memory_bytes: int  # of the rows, in Arrow
     file_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class StagedRun:
-    """A staged run and the counts of its rows.
-
-    Attributes:
-        config: the run's configuration.
-        summary: the content of its `run.json`.
-        parts: pairs by source and split, then trees.
-        counts: of pairs.
-        example: a pair, as a row of its table.
-        has_policy_card: whether `reasonrag.yaml` is in the folder.
-    """
+    """A staged run and the counts of its rows."""
 
     config: Config
-    summary: dict[str, Any]
-    parts: list[Part]
-    counts: Counts
-    example: Row
+    summary: dict[str, Any]  # the content of its `run.json`
+    parts: list[Part]  # pairs by source and split, then trees
+    counts: Counts  # of pairs
+    example: Row  # the first pair, a training pair if there is one
     has_policy_card: bool
+    table: Described  # of the pairs
 
     @property
-    def level(self) -> str:
-        """What a pair compares: "step" or "trajectory"."""
-        return str(self.summary["pairs"]["level"])
+    def compared(self) -> str:
+        """What a pair compares, in words."""
+        return "steps" if self.table is pair_schema else "whole trajectories"
 
     @property
     def pairs(self) -> list[Part]:
@@ -115,10 +97,6 @@ class StagedRun:
         """The data sets of the questions that have pairs."""
         return list(dict.fromkeys(part.source for part in self.pairs if part.source is not None))
 
-    @property
-    def table(self) -> Described:
-        return _TABLES[self.level]
-
 
 def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
     """Copy what is published of a finished run into a folder; all page checksums are verified on the way.
@@ -128,7 +106,13 @@ def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
         DataError: the tables are damaged, or hold no pairs.
     """
     config, summary = read_run(run)
-    schema = _pair_table(run, summary)()
+    level = mapping(summary, "pairs").get("level")
+    if level not in _TABLES:
+        raise RunError(
+            f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
+        )
+    table = _TABLES[level]
+    schema = table()
     shards = {split: shard_paths(run / "pairs", split) for split in SPLITS if any((run / "pairs").glob(f"{split}-*"))}
     sources = sorted({name for paths in shards.values() for path in paths for name in _sources(path, schema)})
     if not sources:
@@ -153,7 +137,9 @@ def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
     if policy_card is not None:
         policy_card.write(folder)
     parts.sort(key=lambda part: (part.source is None, part.config, part.split != "train"))
-    return StagedRun(config, summary, parts, counts, _first_row(folder, schema), policy_card is not None)
+    first = min((folder / "pairs").rglob("*.parquet"), key=lambda path: (not path.name.startswith("train"), path))
+    example: Row = next(read_batches(first, schema)).slice(0, 1).to_pylist()[0]
+    return StagedRun(config, summary, parts, counts, example, policy_card is not None, table)
 
 
 def _policy_card(config: Config, summary: dict[str, Any]) -> PolicyCard | None:
@@ -184,16 +170,6 @@ def config_names(sources: Sequence[str]) -> dict[str, str]:
         names[source] = next(name for name in free if name.lower() not in taken)
         taken.add(names[source].lower())
     return names
-
-
-def _pair_table(run: Path, summary: dict[str, Any]) -> Described:
-    counted = summary.get("pairs")
-    level = counted.get("level") if isinstance(counted, dict) else None
-    if level not in _TABLES:
-        raise RunError(
-            f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
-        )
-    return _TABLES[level]
 
 
 def _sources(path: Path, schema: pa.Schema) -> Iterator[str]:
@@ -247,18 +223,10 @@ def _part(
 
 def _check_counts(run: Path, summary: dict[str, Any], table: str, rows: int) -> None:
     """Check that `run.json`, whose counts the card shows, belongs to these tables."""
-    counted = summary.get(table)
-    expected = counted.get("total" if table == "pairs" else "nodes") if isinstance(counted, dict) else None
+    expected = mapping(summary, table).get("total" if table == "pairs" else "nodes")
     if expected != rows:
         again = f"`reasonrag pairs {run}`" if table == "pairs" else "the same build-tree command"
         raise RunError(f"{run}: {rows} rows of {table} found and {expected} in run.json; write them again with {again}")
-
-
-def _first_row(folder: Path, schema: pa.Schema) -> Row:
-    """Return the first pair, a training pair if there is one."""
-    path = min((folder / "pairs").rglob("*.parquet"), key=lambda path: (not path.name.startswith("train"), path))
-    row: Row = next(read_batches(path, schema)).slice(0, 1).to_pylist()[0]
-    return row
 
 
 def is_gone(pattern: str, files: Iterable[str]) -> bool:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
-from reasonrag.core.config import Config
 from reasonrag.publish.dataset import ALL, SPLITS, TREES, Counts, Part, StagedRun
 from reasonrag.publish.hub_card import Yaml, fenced, mapping, number, render, versions
 from reasonrag.publish.licences import Source, licence_field, source_of
 from reasonrag.publish.staged_files import settings_text
 from reasonrag.storage.parquet import Row
-from reasonrag.storage.tables import Described, tree_schema
+from reasonrag.storage.tables import tree_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +44,7 @@ def card_data(staged: StagedRun, *, licence: str | None) -> Yaml:
     if languages := sorted({source.language for source in sources if source.language}):
         data["language"] = languages
     names = ", ".join(dict.fromkeys(part.config for part in staged.pairs))
-    data["pretty_name"] = f"{names}: preferences over {_compared(staged)} of agentic RAG"
+    data["pretty_name"] = f"{names}: preferences over {staged.compared} of agentic RAG"
     thousands = staged.pair_count // 1000
     data["size_categories"] = [_SIZES[min(len(str(thousands)), 6) if thousands else 0]]
     data["task_categories"] = ["question-answering", "text-generation"]
@@ -98,13 +96,13 @@ def _by_config(staged: StagedRun) -> dict[str, list[Part]]:
 
 def card_body(staged: StagedRun, *, repo_id: str, licence: str | None) -> str:
     """Return the card's Markdown text: how to load the data, columns, counts, settings, limits and licences."""
-    config, summary = staged.config, staged.summary
+    config, summary, retrieval = staged.config, staged.summary, staged.config.retrieval
     settings = config.model_dump(mode="json", include={"search", "value", "pairs", "format"})
     has_trees = any(part.config == TREES for part in staged.parts)
     return render(
         "dataset.md.j2",
         repo_id=repo_id,
-        compared=_compared(staged),
+        compared=staged.compared,
         has_policy_card=staged.has_policy_card,
         names=[source or "unnamed" for source in staged.sources],
         pairs=staged.pair_count,
@@ -114,14 +112,15 @@ def card_body(staged: StagedRun, *, repo_id: str, licence: str | None) -> str:
         matrix=_matrix(staged.counts),
         types=_TYPES,
         example=_example(staged.example),
-        columns=_columns(staged.table),
-        tree_columns=_columns(tree_schema) if has_trees else (),
+        columns=staged.table.columns,
+        tree_columns=tree_schema.columns if has_trees else (),
+        type_name=_type,
         settings=fenced(settings_text(settings).strip(), "yaml"),
         policy=_model(summary.get("policy"), config.policy.revision),
         judge=_model(summary.get("judge"), config.judge.revision) if config.value.kind == "judge" else None,
         sampling=config.policy,
-        retrieval=config.retrieval,
-        retriever=_retriever(config),
+        retrieval=retrieval,
+        retriever=retrieval.kind or ("index" if retrieval.index else "remote" if retrieval.url else "bm25"),
         content=mapping(summary, "content"),
         summary=summary,
         versions=versions(summary),
@@ -132,11 +131,6 @@ def card_body(staged: StagedRun, *, repo_id: str, licence: str | None) -> str:
     )
 
 
-def _columns(table: Described) -> list[tuple[str, str, str]]:
-    """Name, type and meaning of each column."""
-    return [(name, _type(type), meaning) for name, type, meaning in table.columns]
-
-
 def _type(type: pa.DataType) -> str:
     """Name a type as people write it: `list of {role, content}`."""
     import pyarrow as pa
@@ -144,10 +138,6 @@ def _type(type: pa.DataType) -> str:
     if pa.types.is_list(type):
         return f"list of {_type(type.value_type)}"
     return f"{{{', '.join(field.name for field in type)}}}" if pa.types.is_struct(type) else str(type)
-
-
-def _compared(staged: StagedRun) -> str:
-    return "steps" if staged.level == "step" else "whole trajectories"
 
 
 def _by_split(counts: Counts, field: str) -> list[list[Any]]:
@@ -171,21 +161,17 @@ def _matrix(counts: Counts) -> list[list[Any]]:
 
 def _example(row: Row) -> Any:
     """Show a pair as one block of code: prompt, chosen and rejected."""
-    if "chosen_steps" in row:
-        parts = [("chosen", _steps(row["chosen_steps"])), ("rejected", _steps(row["rejected_steps"]))]
-    else:
-        parts = [(name, _messages(row[name])) for name in ("prompt", "chosen", "rejected")]
-    paragraphs = [f"── {name} ──\n{text}" for name, text in parts]
+    paragraphs = []
+    for name in ("prompt", "chosen", "rejected"):
+        if f"{name}_steps" in row:
+            lines = [_shortened(step["text"]) for step in row[f"{name}_steps"]]
+        elif name in row:
+            lines = [f"[{message['role']}] {_shortened(message['content'])}" for message in row[name]]
+        else:  # a pair of whole trajectories has no prompt
+            continue
+        paragraphs.append("\n".join([f"── {name} ──", *lines]))
     rewards = f"chosen_reward: {number(row['chosen_reward'])}, rejected_reward: {number(row['rejected_reward'])}"
     return fenced("\n\n".join([*paragraphs, rewards]), "text")
-
-
-def _messages(messages: Sequence[Row]) -> str:
-    return "\n".join(f"[{message['role']}] {_shortened(message['content'])}" for message in messages)
-
-
-def _steps(steps: Sequence[Row]) -> str:
-    return "\n".join(_shortened(step["text"]) for step in steps)
 
 
 def _shortened(text: str) -> str:
@@ -197,11 +183,6 @@ def _model(name: object, revision: str | None) -> str | None:
     if name is None:
         return None
     return str(name) if revision is None or revision in str(name) else f"{name}, revision {revision}"
-
-
-def _retriever(config: Config) -> str:
-    retrieval = config.retrieval
-    return retrieval.kind or ("index" if retrieval.index else "remote" if retrieval.url else "bm25")
 
 
 def _without_pairs(summary: Row) -> int | None:

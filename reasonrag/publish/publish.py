@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.publish import dataset, hub_dataset_card, hub_policy_card, policy
 from reasonrag.publish.evaluation_results import read_measured
 from reasonrag.publish.hub import CARD, Upload, check_target
-from reasonrag.publish.hub_card import Yaml, merge_card
+from reasonrag.publish.hub_card import merge_card
 from reasonrag.publish.licences import UNKNOWN, check_licence
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
 from reasonrag.publish.staged_files import files_of
@@ -25,43 +26,25 @@ ALLOWED = (EMAIL, PATH)  # kinds of findings that a person may allow; secrets ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishOptions:
-    """How to publish a run or a policy.
+    """How to publish a run or a policy."""
 
-    Attributes:
-        repo_id: OWNER/NAME.
-        public: make a new repository public, or write to a public one.
-        tag: vX.Y.Z; None: the next version.
-        licence: of the whole repository; None: the licences of the sources.
-        report: folder of an evaluation, for a policy's card.
-        name: the policy's name in that evaluation; None: found by its weights.
-        merged: publish the adapter merged into its model.
-        trees: publish a run's trees beside its pairs.
-        allow: kinds of findings to publish: PATH, EMAIL.
-    """
-
-    repo_id: str
-    public: bool = False
-    tag: str | None = None
-    licence: str | None = None
-    report: Path | None = None
-    name: str | None = None
-    merged: bool = False
-    trees: bool = True
-    allow: frozenset[str] = frozenset()
+    repo_id: str  # OWNER/NAME
+    public: bool = False  # make a new repository public, or write to a public one
+    tag: str | None = None  # vX.Y.Z; None: the next version
+    licence: str | None = None  # of the whole repository; None: the licences of the sources
+    report: Path | None = None  # folder of an evaluation, for a policy's card
+    name: str | None = None  # the policy's name in that evaluation; None: found by its weights
+    merged: bool = False  # publish the adapter merged into its model
+    trees: bool = True  # publish a run's trees beside its pairs
+    allow: frozenset[str] = frozenset()  # kinds of findings to publish: PATH, EMAIL
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A folder that is ready to be uploaded.
-
-    Attributes:
-        upload: for `hub.push`.
-        licence: as the card names it.
-        findings: what the search through all files found.
-    """
+    """A folder that is ready to be uploaded, and the secrets, paths and addresses that were found in its files."""
 
     upload: Upload
-    licence: str
+    licence: str  # as the card names it
     findings: list[Finding]
 
     @property
@@ -127,71 +110,45 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
         ConfigError, DataError, RunError: it cannot be published; the message is one line.
     """
     check(path, options)
-    content = (_policy if (path / SUMMARY).is_file() else _dataset)(path, folder, options)
-    licence = content.data["license"]
-    if options.public and licence == UNKNOWN:
+    is_policy = (path / SUMMARY).is_file()
+    repo_id, licence = options.repo_id, check_licence(options.licence)
+    if is_policy:
+        trained = policy.stage_policy(path, folder, merged=options.merged)
+        measured = read_measured(options.report, path, trained.checksums, options.name) if options.report else None
+        data = hub_policy_card.card_data(trained, repo_id=repo_id, licence=licence, measured=measured)
+        body = hub_policy_card.card_body(trained, repo_id=repo_id, licence=licence, measured=measured)
+        message = f"{trained.kind} weights"
+    else:
+        run = dataset.stage_run(path, folder, trees=options.trees)
+        data = hub_dataset_card.card_data(run, licence=licence)
+        body = hub_dataset_card.card_body(run, repo_id=repo_id, licence=licence)
+        message = f"{run.pair_count:,} pairs"
+    if options.public and data["license"] == UNKNOWN:
         raise ConfigError(
             "the licence is not known, of the data or of the model it came from, so it cannot be made public; "
             "find it out and give it as --license, or leave --public away"
         )
     overrides = ("license",) if options.licence else ()
+    files = files_of(folder)
 
     def card(old: str | None) -> str:
-        return merge_card(old, content.data, content.body, overrides=overrides, is_gone=content.is_gone)
+        # A policy's card has no configurations, so none of its patterns is looked at.
+        return merge_card(old, data, body, overrides=overrides, is_gone=partial(dataset.is_gone, files=files))
 
     write_text(folder / CARD, card(None))
     return Staged(
         Upload(
-            repo_id=options.repo_id,
-            repo_type="model" if content.is_model else "dataset",
+            repo_id=repo_id,
+            repo_type="model" if is_policy else "dataset",
             folder=folder,
             card=card,
-            owned=content.owned,
-            message=content.message,
+            owned=policy.OWNED if is_policy else dataset.OWNED,
+            message=message,
             tag=options.tag,
             public=options.public,
         ),
-        licence if isinstance(licence, str) else ", ".join(licence),
+        data["license"] if isinstance(data["license"], str) else ", ".join(data["license"]),
         scan(folder, files_of(folder), places_of(path)),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """The card of a run or a policy, and the patterns of its files on the Hub."""
-
-    is_model: bool
-    data: Yaml
-    body: str
-    owned: tuple[str, ...]
-    message: str
-    is_gone: Callable[[str], bool] = lambda pattern: False
-
-
-def _dataset(path: Path, folder: Path, options: PublishOptions) -> _Content:
-    staged = dataset.stage_run(path, folder, trees=options.trees)
-    licence = check_licence(options.licence)
-    files = files_of(folder)
-    return _Content(
-        is_model=False,
-        data=hub_dataset_card.card_data(staged, licence=licence),
-        body=hub_dataset_card.card_body(staged, repo_id=options.repo_id, licence=licence),
-        owned=dataset.OWNED,
-        message=f"{staged.pair_count:,} pairs",
-        is_gone=lambda pattern: dataset.is_gone(pattern, files),
-    )
-
-
-def _policy(path: Path, folder: Path, options: PublishOptions) -> _Content:
-    staged = policy.stage_policy(path, folder, merged=options.merged)
-    licence = check_licence(options.licence)
-    measured = read_measured(options.report, path, staged.checksums, options.name) if options.report else None
-    return _Content(
-        is_model=True,
-        data=hub_policy_card.card_data(staged, repo_id=options.repo_id, licence=licence, measured=measured),
-        body=hub_policy_card.card_body(staged, repo_id=options.repo_id, licence=licence, measured=measured),
-        owned=policy.OWNED,
-        message=f"{staged.kind} weights",
     )
 
 
