@@ -210,7 +210,7 @@ class RunConfig(Section):
 
 
 class Config(Section):
-    """Everything that a run depends on."""
+    """Everything that a run depends on, section by section."""
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     questions: QuestionsConfig = QuestionsConfig()

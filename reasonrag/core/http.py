@@ -157,11 +157,7 @@ def check_url(url: str, *, example: str, allow_password: bool = False) -> None:
 
 
 def bearer_header(token: str | None, source: str) -> dict[str, str]:
-    """Return the header that carries a token, or no header if there is none.
-
-    Args:
-        token: the token, or None.
-        source: where the token comes from, for the error message.
+    """Return the header that carries a token from `source`, or no header if there is none.
 
     Raises:
         ConfigError: the token cannot be sent in a header. The message does not show it.

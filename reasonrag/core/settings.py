@@ -204,8 +204,7 @@ def merge(tree: Tree, more: Mapping[str, Any]) -> None:
 def carried_settings(spec: object) -> Tree:
     """Return the settings in `reasonrag.yaml` of a policy's folder; an empty tree if there is no such file.
 
-    Args:
-        spec: the address of a policy, as in `--policy`.
+    `spec` is the address of the policy, as in `--policy`.
 
     Raises:
         ConfigError: the file sets something that a policy's folder may not set, or no demo policy speaks that format.

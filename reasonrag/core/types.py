@@ -49,7 +49,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat."""
+    """One turn of a chat: who speaks, and what."""
 
     role: Role
     content: str
@@ -83,7 +83,7 @@ class Prompt:
 
 
 class FinishReason(StrEnum):
-    """Why a backend ended a completion."""
+    """Why a backend ended a completion: at its end, at a limit, or otherwise."""
 
     STOP = "stop"  # a stop string or the end token
     LENGTH = "length"  # max_tokens
@@ -114,7 +114,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The policy asks for passages."""
+    """The policy asks the retriever for passages on a query."""
 
     query: str
 
@@ -159,7 +159,7 @@ class Step:
 
 
 class StopReason(StrEnum):
-    """Why a trajectory ended."""
+    """Why a trajectory ended; only an answer can be scored."""
 
     ANSWERED = "answered"
     FORCED_ANSWER = "forced_answer"
@@ -176,7 +176,6 @@ class Trajectory:
 
     @property
     def answer(self) -> str | None:
-        """The final answer, or None."""
         if self.steps and isinstance(self.steps[-1].action, Answer):
             return self.steps[-1].action.answer
         return None

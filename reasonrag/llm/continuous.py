@@ -18,7 +18,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.row_sampling import end_token_ids, sampled_completion, tail_length
+from reasonrag.llm.row_sampling import end_token_ids, inner_model, room_for, sampled_completion, tail_length
 
 # Layers whose cache transformers can page; any other kind ends its thread at the first request.
 _PAGED = frozenset({"full_attention", "sliding_attention"})
@@ -39,7 +39,7 @@ class BorrowingLLM(LLM, Protocol):
 
 def unsupported(model: Any) -> str | None:
     """Return why continuous batching cannot run a model, or None if it can."""
-    inner = _inner(model)
+    inner = inner_model(model)
     name = type(inner).__name__
     if not hasattr(inner, "init_continuous_batching"):
         return f"{name} has no continuous batching in this version of transformers"
@@ -66,13 +66,7 @@ class ContinuousLLM:
     """
 
     def __init__(self, chat: ChatTemplate, *, name: str, batch_size: int = 64) -> None:
-        """Create an engine without a model; it works while one is lent to it.
-
-        Args:
-            chat: tokenizer and chat template of the model.
-            name: name in run identities.
-            batch_size: largest number of concurrent requests; the others wait.
-        """
+        """Create an engine without a model, for `batch_size` concurrent requests; it works while a model is lent."""
         if batch_size < 1:
             raise ConfigError(f"batch_size has to be at least 1, not {batch_size}")
         self.chat = chat
@@ -95,7 +89,7 @@ class ContinuousLLM:
         if reason is not None:
             raise ConfigError(f"continuous batching cannot run the policy: {reason}; set rollout.engine to generate")
         with _as_it_was(model):
-            self._loan = _Loan(_inner(model), self.chat, self._batch_size)
+            self._loan = _Loan(inner_model(model), self.chat, self._batch_size)
             try:
                 yield
             finally:
@@ -117,17 +111,16 @@ class ContinuousLLM:
             prompt_ids = self.chat.token_ids(prompt)
         except Exception as error:
             raise self._failure("refused", f"{type(error).__name__}: {error}") from error
-        room = loan.context - len(prompt_ids)
-        if room < 1:
-            found = f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {loan.context}"
-            raise self._failure("context_overflow", found)
+        max_tokens = min(sampling.max_tokens, room_for(self.name, prompt_ids, loan.context))
         async with loan.turn(sampling):
             try:
                 manager = loan.manager(sampling)
             except Exception as error:
                 raise self._failure(_cause(str(error)), f"{type(error).__name__}: {error}") from error
-            requests = [_Request(self, loan, manager, prompt_ids, prompt.stop, sampling) for _ in range(sampling.n)]
-            return await self._all(manager, requests, min(sampling.max_tokens, room))
+            stop = tuple(mark for mark in prompt.stop if mark)
+            known = sampling.temperature == 0 or sampling.top_p >= 1
+            requests = [_Request(self, loan, manager, prompt_ids, stop, known) for _ in range(sampling.n)]
+            return await self._all(manager, requests, max_tokens)
 
     async def aclose(self) -> None:
         """Refuse further requests. The resources of a loan are released when it ends."""
@@ -263,86 +256,77 @@ def _law(sampling: Sampling) -> tuple[float, float]:
     return sampling.temperature, sampling.top_p if sampling.temperature > 0 else 1.0
 
 
+@dataclass(eq=False)
 class _Request:
     """One sample: receives its tokens on the event loop, and ends at a stop string."""
 
-    def __init__(
-        self,
-        llm: ContinuousLLM,
-        loan: _Loan,
-        manager: Any,
-        prompt_ids: tuple[int, ...],
-        stop: tuple[str, ...],
-        sampling: Sampling,
-    ) -> None:
-        self._llm, self._loan, self._manager = llm, loan, manager
-        self._prompt_ids, self._stop = prompt_ids, tuple(mark for mark in stop if mark)
-        self._logprobs_known = sampling.temperature == 0 or sampling.top_p >= 1
-        self._tail = tail_length(self._stop)
+    llm: ContinuousLLM
+    loan: _Loan
+    manager: Any
+    prompt_ids: tuple[int, ...]
+    stop: tuple[str, ...]
+    logprobs_known: bool
+
+    def __post_init__(self) -> None:
         self.future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self.id = f"{loan.started}"
-        loan.started += 1
+        self.id = f"{self.loan.started}"
+        self.loan.started += 1
 
     def start(self, max_tokens: int, *, counted: bool) -> None:
         """Queue the request. `counted` is whether the prompt's tokens are counted on this sample."""
-        marks = [self._loan.one_token(mark) for mark in self._stop]
+        marks = [self.loan.one_token(mark) for mark in self.stop]
         self._counted = counted
-        self._manager.register_result_handler(self.id, self._receive)
-        self._loan.running[self.id] = self._manager
-        accepted = self._manager.add_request(
-            list(self._prompt_ids),
+        self.manager.register_result_handler(self.id, self._receive)
+        self.loan.running[self.id] = self.manager
+        accepted = self.manager.add_request(
+            list(self.prompt_ids),
             request_id=self.id,
             max_new_tokens=max_tokens,
             # Tokens are streamed only if a stop string consists of several. A stop string that is one token may also be
             # spelled with several: it is then found when the request has ended, and the rest is dropped.
             streaming=None in marks,
-            eos_token_id=sorted({*self._loan.end_ids, *(mark for mark in marks if mark is not None)}),
+            eos_token_id=sorted({*self.loan.end_ids, *(mark for mark in marks if mark is not None)}),
         )
         if accepted is None:
-            raise self._llm._failure("engine", "continuous batching takes no requests: its thread has ended")
+            raise self.llm._failure("engine", "continuous batching takes no requests: its thread has ended")
 
     def end(self) -> None:
         """Cancel the request if it is still running."""
         # Otherwise a late token may be sent to a closed event loop, which ends the thread.
-        self._manager.output_router.result_handlers.pop(self.id, None)
-        if self._loan.running.pop(self.id, None) is not None and (
+        self.manager.output_router.result_handlers.pop(self.id, None)
+        if self.loan.running.pop(self.id, None) is not None and (
             self.future.cancel() or self.future.cancelled() or self.future.exception() is not None
         ):
-            self._manager.cancel_request(self.id)
+            self.manager.cancel_request(self.id)
 
     def _receive(self, output: Any) -> None:
         if self.future.done():
             return  # late tokens of a request that was cut or cancelled
         try:
             if output.error is not None:
-                self._loan.failed = self._manager
-                raise self._llm._failure(_cause(output.error), output.error)
+                self.loan.failed = self.manager
+                raise self.llm._failure(_cause(output.error), output.error)
             ids, finished = output.generated_tokens, output.is_finished()
-            if self._stop and self._stops(ids if finished else ids[-self._tail :]):
+            if self.stop and self._stops(ids if finished else ids[-tail_length(self.stop) :]):
                 kept = 1 + bisect_left(range(1, len(ids)), True, key=lambda count: self._stops(ids[:count]))
                 self.future.set_result(self._completion(ids[:kept], output.logprobs, FinishReason.STOP))
                 if not finished:
-                    self._manager.cancel_request(self.id)
+                    self.manager.cancel_request(self.id)
             elif finished:
-                reason = FinishReason.STOP if ids[-1] in self._loan.end_ids else FinishReason.LENGTH
+                reason = FinishReason.STOP if ids[-1] in self.loan.end_ids else FinishReason.LENGTH
                 self.future.set_result(self._completion(ids, output.logprobs, reason))
         except LLMError as error:
             self.future.set_exception(error)
         except Exception as error:
-            self.future.set_exception(self._llm._failure("engine", f"{type(error).__name__}: {error}"))
+            self.future.set_exception(self.llm._failure("engine", f"{type(error).__name__}: {error}"))
 
     def _stops(self, ids: list[int]) -> bool:
-        return cut_at_stop(self._loan.chat.decode(ids), self._stop) is not None
+        return cut_at_stop(self.loan.chat.decode(ids), self.stop) is not None
 
     def _completion(self, ids: list[int], logprobs: list[float], reason: FinishReason) -> Completion:
-        known = logprobs if self._logprobs_known else None
-        completion = sampled_completion(self._loan.chat, self._prompt_ids, ids, known, reason, self._stop)
+        known = logprobs if self.logprobs_known else None
+        completion = sampled_completion(self.loan.chat, self.prompt_ids, ids, known, reason, self.stop)
         return completion if self._counted else replace(completion, prompt_tokens=0)
-
-
-def _inner(model: Any) -> Any:
-    """Return the model of transformers under a PEFT wrapper; its layers hold the adapters."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @contextlib.contextmanager
@@ -350,7 +334,7 @@ def _as_it_was(model: Any) -> Iterator[None]:
     """Switch to evaluation mode and the dtype of the weights; restore the model and torch's random state afterwards."""
     import torch
 
-    inner = _inner(model)
+    inner = inner_model(model)
     training, attention = model.training, inner.config._attn_implementation
     forward, plain = vars(inner).get("forward"), vars(inner).get("_original_forward")
     devices = [inner.device] if inner.device.type == "cuda" else []

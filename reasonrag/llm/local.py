@@ -19,7 +19,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
-from reasonrag.llm.row_sampling import Row, end_token_ids, generate_rows
+from reasonrag.llm.row_sampling import Row, end_token_ids, generate_rows, inner_model, room_for
 
 log = structlog.get_logger()
 
@@ -98,7 +98,7 @@ class TransformersLLM:
 
         No request may be running when this ends. The model is in evaluation mode in the block, and restored afterwards.
         """
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # under an adapter
+        inner = inner_model(model)
         defaults, training = inner.generation_config, model.training
         self._take(model)
         model.eval()
@@ -128,8 +128,11 @@ class TransformersLLM:
         self._worker.start()
 
     def _take(self, model: Any) -> None:
+        from transformers import GenerationConfig
+
         self.model = model
-        self._end_ids = _neutralise(model, self.chat.tokenizer)
+        self._end_ids = end_token_ids(model, self.chat.tokenizer)
+        model.generation_config = GenerationConfig()  # without the model's sampling defaults (top_k, penalties)
         self._context = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
@@ -188,22 +191,10 @@ class TransformersLLM:
 
     def _rows(self, prompt: Prompt, sampling: Sampling) -> list[Row]:
         prompt_ids = self.chat.token_ids(prompt)
-        room = self._context - len(prompt_ids)
-        if room < 1:
-            raise LLMError(
-                f"{self.name}: a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self._context}",
-                cause="context_overflow",
-            )
+        max_tokens = min(sampling.max_tokens, room_for(self.name, prompt_ids, self._context))
         seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
         return [
-            Row(
-                prompt_ids,
-                seed + index,
-                sampling.temperature,
-                sampling.top_p,
-                min(sampling.max_tokens, room),
-                prompt.stop,
-            )
+            Row(prompt_ids, seed + index, sampling.temperature, sampling.top_p, max_tokens, prompt.stop)
             for index in range(sampling.n)
         ]
 
@@ -304,12 +295,3 @@ def _spare_threads(model: Any) -> None:
 
     if model.device.type == "cpu" and sum(weights.numel() for weights in model.parameters()) < _SMALL:
         torch.set_num_threads(1)
-
-
-def _neutralise(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Remove the model's sampling defaults (top_k, penalties); return its end tokens."""
-    from transformers import GenerationConfig
-
-    end_ids = end_token_ids(model, tokenizer)
-    model.generation_config = GenerationConfig()
-    return end_ids

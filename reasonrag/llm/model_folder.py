@@ -32,7 +32,8 @@ def model_checksum(folder: Path) -> str:
     The checksum of an adapter includes its base model, if that is a folder.
     """
     files: set[Path] = set()
-    for model_folder in (folder, *_base_folders(folder)):
+    base = adapter_base(folder)
+    for model_folder in (folder, Path(base)) if base and Path(base).is_dir() else (folder,):
         for pattern in _READ:
             files.update(path for path in model_folder.glob(pattern) if path.is_file())
     digest = hashlib.sha256()
@@ -64,8 +65,3 @@ def adapter_base(folder: Path) -> str | None:
     if not base:
         raise ConfigError(f"{file} names no base_model_name_or_path; put the model's folder or Hub id there")
     return str(base)
-
-
-def _base_folders(folder: Path) -> tuple[Path, ...]:
-    base = adapter_base(folder)
-    return (Path(base),) if base and Path(base).is_dir() else ()

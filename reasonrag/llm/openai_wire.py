@@ -107,13 +107,8 @@ class Wire:
         """Parse at most `n` completions from a reply; fewer if the server ignores `n`.
 
         The prompt's tokens are counted on the first completion. The tokens of a completion are counted by its ids, or,
-        if the server reports no ids, as an equal share, so that the sums are the server's usage.
-
-        Args:
-            raw: body of the reply.
-            prompt: prompt of the request.
-            sampling: sampling parameters of the request.
-            sent: field `prompt` of the request; ids in it are the prompt's ids, even if the server reports none.
+        if the server reports no ids, as an equal share, so that the sums are the server's usage. `sent` is the field
+        `prompt` of the request; ids in it are the prompt's ids, even if the server reports none.
 
         Raises:
             BadReply: the reply is not JSON, has no choices, or reports other prompt ids than the request had.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Completion, FinishReason
 from reasonrag.llm.base import cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
@@ -112,6 +113,24 @@ def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     configured = model.generation_config.eos_token_id
     end_ids = configured if isinstance(configured, list) else [configured]
     return frozenset(token for token in [*end_ids, tokenizer.eos_token_id] if token is not None)
+
+
+def inner_model(model: Any) -> Any:
+    """Return the model of transformers under a PEFT wrapper; its layers hold the adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def room_for(name: str, prompt_ids: Sequence[int], context: int) -> int:
+    """Return how many tokens a completion may have after a prompt, at least 1.
+
+    Raises:
+        LLMError: with cause `context_overflow`: the prompt fills the context of the model `name`.
+    """
+    room = context - len(prompt_ids)
+    if room < 1:
+        found = f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {context}"
+        raise LLMError(f"{name}: {found}", cause="context_overflow")
+    return room
 
 
 class _RowSampler:

@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import structlog
@@ -152,11 +152,13 @@ class VLLMServerSync:
 
     def _reset_prefix_cache(self) -> None:
         # Without the flag, vLLM before 0.26 kept the cache silently while any request held a block of it.
-        reply = self._call("/reset_prefix_cache?reset_running_requests=true")
-        if reply.get("success", True) is not True:
-            raise _failed("the prefix cache was not reset")
+        raw = self._call("/reset_prefix_cache?reset_running_requests=true")
+        with contextlib.suppress(ValueError):  # an empty body reports no failure
+            reply = json.loads(raw)
+            if isinstance(reply, dict) and reply.get("success", True) is not True:
+                raise _failed("the prefix cache was not reset")
 
-    def _call(self, path: str, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
+    def _call(self, path: str, timeout_s: float = _TIMEOUT_S) -> bytes:
         """POST with retries after transient failures: every control request may be repeated.
 
         Raises:
@@ -169,7 +171,7 @@ class VLLMServerSync:
         except Unavailable as failure:
             raise _failed(str(failure)) from failure
 
-    def _send(self, path: str, timeout_s: float) -> dict[str, Any]:
+    def _send(self, path: str, timeout_s: float) -> bytes:
         try:
             status, raw = _post(self._root + path, timeout_s)
         except TimeoutError as error:
@@ -177,7 +179,7 @@ class VLLMServerSync:
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(f"{path}: {_reason(error)}") from error
         if status == 200:
-            return _object(raw)
+            return raw
         if status == 404:
             raise ConfigError(
                 f"the server at {self._root} has no {path.partition('?')[0]}, so it cannot take new weights; "
@@ -194,15 +196,6 @@ def _post(url: str, timeout_s: float) -> tuple[int, bytes]:
         connection.request("POST", url.removeprefix(f"{parts.scheme}://{parts.netloc}"), body=b"")
         response = connection.getresponse()
         return response.status, response.read()
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object in a reply, or {} if the body is anything else."""
-    try:
-        reply = json.loads(raw)
-    except ValueError:
-        return {}
-    return reply if isinstance(reply, dict) else {}
 
 
 def _failed(message: str) -> LLMError:

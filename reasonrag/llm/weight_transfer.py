@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import ConfigError, LLMError
@@ -13,7 +14,7 @@ from reasonrag.core.secrets import excerpt
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CHUNK_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 30  # of the tensors held at once, unless a single one is larger
 # Parts that PEFT, checkpointing and torch.compile add to the names of the weights that they wrap.
 _WRAPPERS = re.compile(
     r"^base_model\.model\.|(?<![^.])(?:base_layer|original_module|token_adapter|modules_to_save\.[^.]+"
@@ -21,25 +22,20 @@ _WRAPPERS = re.compile(
 )
 
 
+@dataclass
 class NCCLTransport:
-    """Broadcasts tensors from this process's GPU to the GPUs of a vLLM server, with TRL's client."""
+    """Broadcasts tensors from this process's GPU to the GPUs of a vLLM server, with TRL's client.
 
-    def __init__(
-        self, root: str, *, group_port: int = 51216, device: int | str | None = None, chunk_bytes: int = _CHUNK_BYTES
-    ) -> None:
-        """Describe the group; nothing happens before `connect`.
+    Attributes:
+        root: the server's address without `/v1`.
+        group_port: a free port of this machine, to which the workers connect.
+        device: a CUDA device that the server does not use; `cuda` is the current one.
+    """
 
-        Args:
-            root: the server's address without `/v1`.
-            group_port: a free port of this machine, to which the workers connect.
-            device: a CUDA device that the server does not use; None takes the current one.
-            chunk_bytes: upper bound of the tensors held at once, unless a single one is larger.
-        """
-        self._root = root
-        self._group_port = group_port
-        self._device = "cuda" if device is None else device
-        self._chunk_bytes = chunk_bytes
-        self._client: Any = None
+    root: str
+    group_port: int = 51216
+    device: int | str = "cuda"
+    _client: Any = field(default=None, init=False)
 
     def connect(self) -> None:
         """Form a group with the server's workers.
@@ -52,16 +48,16 @@ class NCCLTransport:
         try:
             from trl.generation.vllm_client import VLLMClient
 
-            self._client = VLLMClient(base_url=self._root, group_port=self._group_port)
-            self._client.init_communicator(device=self._device)
+            self._client = VLLMClient(base_url=self.root, group_port=self.group_port)
+            self._client.init_communicator(device=self.device)
         except ImportError as error:
             raise ConfigError(
                 f"weights cannot be sent from here ({_reason(error)}); install reasonrag[train,vllm] beside the trainer"
             ) from error
         except (NotImplementedError, RuntimeError) as error:
-            raise ConfigError(f"weights cannot be sent to {self._root}: {_reason(error)}") from error
+            raise ConfigError(f"weights cannot be sent to {self.root}: {_reason(error)}") from error
         except Exception as error:
-            raise LLMError(f"{self._root}: {_reason(error)}", cause="weight_sync") from error
+            raise LLMError(f"{self.root}: {_reason(error)}", cause="weight_sync") from error
 
     def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Send chunk by chunk. The tensors of a chunk are computed before the workers are told to receive it.
@@ -69,7 +65,7 @@ class NCCLTransport:
         An iterator that failed during a broadcast would leave the workers waiting forever. If this raises, the server
         may hold a part of the weights.
         """
-        send_chunks(self._client, named_tensors, self._chunk_bytes)
+        send_chunks(self._client, named_tensors, _CHUNK_BYTES)
 
     def close(self) -> None:
         client, self._client = self._client, None

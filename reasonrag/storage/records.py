@@ -25,11 +25,7 @@ def raw_rows(path: Path, start: int = 0) -> Generator[Row, None, int]:
     """Yield the 1-based number and the value of each row of a file; return the number of rows.
 
     A line ends at "\\n" alone: U+2028 inside a string is text. Blank lines are skipped, and count as rows. Every kind
-    of file except .json is read in constant memory.
-
-    Args:
-        path: a .jsonl(.gz, .zst), .json or .parquet file.
-        start: number of rows to skip at the beginning, which is cheap.
+    of file except .json is read in constant memory. Skipping the first `start` rows is cheap.
 
     Raises:
         DataError: the file is missing, of an unknown kind, or damaged as a whole.

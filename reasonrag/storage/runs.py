@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,13 @@ _JOURNAL = "journal.sqlite"
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
+@dataclass(frozen=True, slots=True)
 class RunFolder:
     """The folder of one run, locked by this process."""
 
-    def __init__(self, path: Path, journal: Journal, config_hash: str) -> None:
-        self.path = path
-        self.journal = journal
-        self.config_hash = config_hash
+    path: Path
+    journal: Journal
+    config_hash: str
 
     @classmethod
     @contextlib.contextmanager
@@ -73,7 +74,6 @@ class RunFolder:
         self.journal.put_meta("bound", True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `run.json`."""
         write_json(self.path / "run.json", summary)
 
 
