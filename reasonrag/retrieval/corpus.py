@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,15 +30,10 @@ _HUB_TIMEOUT_S = 10.0
 
 
 class CorpusSource(Protocol):
-    """The rows of a corpus, in an order that never changes.
+    """The rows of a corpus, in an order that never changes."""
 
-    Attributes:
-        name: its name, without folders.
-        total: its number of rows, if that is known before they are read.
-    """
-
-    name: str
-    total: int | None
+    name: str  # without folders
+    total: int | None  # number of rows, if it is known before they are read
 
     def checksum(self) -> str:
         """Return what changes with the content: SHA-256 in hex, or the Hub's commit.
@@ -58,7 +53,11 @@ class CorpusSource(Protocol):
 
 
 class FileCorpus:
-    """One or several .jsonl(.gz, .zst), .json or .parquet files, read one after another."""
+    """Files that are read one after another.
+
+    A .jsonl(.gz, .zst), .json or .parquet file holds rows. Any other is a text, which is one row, with the file's name
+    as title and its path in the folder as id.
+    """
 
     def __init__(
         self,
@@ -71,12 +70,8 @@ class FileCorpus:
     ) -> None:
         """Name the files, in order; nothing is read yet.
 
-        Args:
-            name: name of the corpus.
-            files: the files; several have to be in `folder`.
-            folder: the folder that names in the checksum are relative to.
-            checksum: the checksum, if it is known already.
-            total: number of rows, if it is known already.
+        Several files, or texts, have to be in `folder`: names in the checksum are relative to it. A checksum and a
+        number of rows that are known already are not computed.
         """
         self.name = name
         self.total = total
@@ -96,7 +91,8 @@ class FileCorpus:
         """Yield rows, numbered across all files."""
         rows_before = 0
         for path in self._files:
-            rows = raw_rows(path, max(0, start - rows_before))
+            skipped = max(0, start - rows_before)
+            rows = raw_rows(path, skipped) if path.name.lower().endswith(SUFFIXES) else self._text(path, skipped)
             while True:
                 try:
                     number, row = next(rows)
@@ -109,31 +105,19 @@ class FileCorpus:
                 f"{self.name}: changed while it was read; run the same command again when it no longer changes"
             )
 
-    def _stamps(self) -> list[tuple[int, int]]:
-        stats = [path.stat() for path in self._files if path.exists()]
-        return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
-
-
-class TextCorpus:
-    """A folder of .txt and .md files: one document each, with the file's name as title and its path as id."""
-
-    def __init__(self, name: str, folder: Path, files: Sequence[Path]) -> None:
-        self.name = name
-        self.total: int | None = len(files)
-        self._folder = folder
-        self._files = files
-
-    def checksum(self) -> str:
-        return _checksum(self._files, self._folder)
-
-    def rows(self, start: int = 0) -> Iterator[Row]:
-        """{"id", "title", "text"}; bytes that are not UTF-8 are replaced."""
-        for number, path in enumerate(self._files[start:], start + 1):
+    def _text(self, path: Path, start: int) -> Generator[Row, None, int]:
+        """Yield {"id", "title", "text"}; bytes that are not UTF-8 are replaced."""
+        if self._folder is not None and start == 0:
             try:
                 text = path.read_text(encoding="utf-8-sig", errors="replace")
             except OSError as error:
                 raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-            yield number, {"id": path.relative_to(self._folder).as_posix(), "title": path.stem, "text": text}
+            yield 1, {"id": path.relative_to(self._folder).as_posix(), "title": path.stem, "text": text}
+        return 1
+
+    def _stamps(self) -> list[tuple[int, int]]:
+        stats = [path.stat() for path in self._files if path.exists()]
+        return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
 class GivenCorpus:
@@ -184,10 +168,9 @@ class HubCorpus:
 def open_corpus(spec: str) -> CorpusSource:
     """Open a corpus by file, folder, address on the Hub or name. Rows have id and contents, or id, title and text.
 
-    Args:
-        spec: a .jsonl(.gz, .zst), .json or .parquet file; a folder of such files, or of .txt and .md files;
-            `hub:OWNER/NAME[@REVISION][:FILE_OR_SPLIT]` (split train by default); a name of `KNOWN_CORPORA`; or
-            `hotpotqa`, `2wikimultihopqa`, `musique` (also with `:SPLIT`), whose questions carry their paragraphs.
+    It is a .jsonl(.gz, .zst), .json or .parquet file; a folder of such files, or of .txt and .md files;
+    `hub:OWNER/NAME[@REVISION][:FILE_OR_SPLIT]` (split train by default); a name of `KNOWN_CORPORA`; or `hotpotqa`,
+    `2wikimultihopqa`, `musique` (also with `:SPLIT`), whose questions carry their paragraphs.
 
     Raises:
         DataError: the corpus does not exist, or the Hub cannot be used.
@@ -234,7 +217,7 @@ def _open_folder(folder: Path) -> CorpusSource:
     if rows:
         return FileCorpus(name, rows, folder=folder)
     if texts:
-        return TextCorpus(name, folder, texts)
+        return FileCorpus(name, texts, folder=folder, total=len(texts))
     raise DataError(f"{folder}: no corpus in it; a folder needs files that end in {', '.join((*SUFFIXES, *_TEXTS))}")
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,33 +26,20 @@ _CONFIGS = ("*.json", "*.txt", "*.model", "*.py", "[0-9]*_*/*")  # the last one:
 _SAFETENSORS, _PYTORCH = "*.safetensors", "pytorch_model*.bin"
 # Files that do not change the vectors: a model on the Hub and a copy of it may have different ones.
 _BESIDE = (
-    "README*",
-    "*data_config.json",
-    "train*",
-    "eval*",
-    "requirements*.txt",
-    "LICENSE*",
-    "*generation_config.json",
+    *("README*", "LICENSE*", "requirements*.txt"),
+    *("*data_config.json", "*generation_config.json", "train*", "eval*"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the models of one family were trained to read; all of them compare by cosine.
+    """How the models of one family were trained to read; all of them compare by cosine."""
 
-    Args:
-        names: pattern that the lower-case names of its models match.
-        pooling: how the vectors of all tokens become one vector.
-        query_prefix: text in front of a query.
-        passage_prefix: text in front of a passage.
-        max_tokens: the longest text that the models were trained on; the rest is cut off.
-    """
-
-    names: str
-    pooling: Pooling
+    names: str  # pattern that the lower-case names of its models match
+    pooling: Pooling  # how the vectors of all tokens become one vector
     query_prefix: str = ""
     passage_prefix: str = ""
-    max_tokens: int = 512
+    max_tokens: int = 512  # the longest text that the models were trained on; the rest is cut off
 
 
 # The first match counts, so special cases come before general ones.
@@ -85,9 +74,7 @@ FAMILIES: Mapping[str, Family] = {
 def find_family(family: str, *names: str) -> tuple[str, Family | None]:
     """Return a family by its name, or for `auto` the first that one of the model's names matches, else ("own", None).
 
-    Args:
-        family: a key of FAMILIES, `auto`, or `own` for a model that reads as its own files say.
-        names: Hub id, name of the folder, name in the model's config.
+    A model of the family `own` reads as its own files say. Names are Hub id, name of the folder, name in the config.
 
     Raises:
         ConfigError: the family is unknown.
@@ -179,8 +166,22 @@ def _deciding(folder: Path) -> list[Path]:
     return sorted(deciding)
 
 
-def loading_errors() -> tuple[type[Exception], ...]:
-    """Return what torch, transformers and safetensors raise for files that are damaged, missing or of another kind."""
+def require_dense(needed_by: str, *, otherwise: str) -> None:
+    """Raise if sentence-transformers is not installed; the message ends with `otherwise`, what works without it."""
+    if find_spec("sentence_transformers") is None:
+        raise ConfigError(
+            f"{needed_by} needs sentence-transformers, which is not installed; pip install 'reasonrag[dense]', or "
+            f"{otherwise}"
+        )
+
+
+@contextmanager
+def loading(model: str) -> Iterator[None]:
+    """Raise ConfigError for what torch, transformers and safetensors raise if files are damaged, missing or unfit."""
     from safetensors import SafetensorError
 
-    return SafetensorError, OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError
+    raised = (SafetensorError, OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, AttributeError)
+    try:
+        yield
+    except raised as error:
+        raise ConfigError(f"{model} cannot be loaded ({one_line(str(error))[:200]})") from error

@@ -10,12 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.text import normalize_answer, one_line
-from reasonrag.retrieval.encoder_models import POOLINGS, EncoderFiles, Family, find_family, find_files, loading_errors
+from reasonrag.core.text import normalize_answer
+from reasonrag.retrieval.encoder_models import (
+    POOLINGS,
+    EncoderFiles,
+    Family,
+    find_family,
+    find_files,
+    loading,
+    require_dense,
+)
 from reasonrag.retrieval.index.settings import EncoderConfig
 
 if TYPE_CHECKING:
@@ -29,19 +37,12 @@ _NAMING = ("name", "family", "revision")  # of an identity; they do not change t
 
 
 class TextEncoder(Protocol):
-    """Encodes texts so that a query is close to the passages that answer it. Called from one thread at a time.
+    """Encodes texts so that a query is close to the passages that answer it. Called from one thread at a time."""
 
-    Attributes:
-        name: Hub id or name of a folder.
-        location: Hub id or path that opens the encoder again on this machine.
-        dims: dimensions of a vector.
-        identity: everything that decides the vectors, except rounding: checksum, pooling, prefixes, ..., but no path.
-    """
-
-    name: str
-    location: str
-    dims: int
-    identity: Mapping[str, str]
+    name: str  # Hub id or name of a folder
+    location: str  # Hub id or path that opens the encoder again on this machine
+    dims: int  # of a vector
+    identity: Mapping[str, str]  # what decides the vectors, except rounding: checksum, pooling, ..., but no path
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Return `[n, dims]` float32 vectors of length 1."""
@@ -63,17 +64,12 @@ def open_text_encoder(config: EncoderConfig) -> SentenceTransformerEncoder:
     vectors of any length (Contriever, DPR, `*-dot-*`) therefore finds less than it could. Encoding on several devices
     uses sentence-transformers' process pool; no test covers it.
 
-    Args:
-        config: the model (`name` is required) and how it reads. `dtype` None is float32, `device` None the best device.
+    The config needs a `name`. Its `dtype` None is float32, its `device` None the best device.
 
     Raises:
         ConfigError: sentence-transformers is missing, the model cannot be found, or nothing says how it pools.
     """
-    if find_spec("sentence_transformers") is None:
-        raise ConfigError(
-            f"encoder {config.name!r} needs sentence-transformers, which is not installed; "
-            "pip install 'reasonrag[dense]', or take the encoder lexical"
-        )
+    require_dense(f"encoder {config.name!r}", otherwise="take the encoder lexical")
     if config.dtype not in (None, *_DTYPES):
         raise ConfigError(f"encoder dtype {config.dtype!r} is none of {', '.join(_DTYPES)}")
     files = find_files(str(config.name), revision=config.revision)
@@ -89,7 +85,7 @@ class SentenceTransformerEncoder:
         _, known = find_family(family)
         self._model = model
         self._batch_size = config.batch_size
-        self._devices = _devices(config)
+        self._devices = config.device.split(",") if config.device else []
         self._pool: Any = None
         own = _own_prompts(model)
         self._prefixes = {
@@ -109,7 +105,7 @@ class SentenceTransformerEncoder:
             "query_prefix": self._prefixes["query"],
             "passage_prefix": self._prefixes["passage"],
             "max_tokens": str(self._max_tokens),
-            "dtype": _dtype(config),
+            "dtype": config.dtype or "float32",
         }
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
@@ -119,7 +115,7 @@ class SentenceTransformerEncoder:
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
         """Encode on all devices; if there are several, each has a process and takes a share."""
         if len(self._devices) > 1 and self._pool is None:
-            self._pool = self._model.start_multi_process_pool(list(self._devices))
+            self._pool = self._model.start_multi_process_pool(self._devices)
         return self._encode(texts, self._prefixes["passage"], pool=self._pool)
 
     def count_cut(self, passages: Sequence[str]) -> int:
@@ -192,10 +188,8 @@ class LexicalEncoder:
         [[1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
         """
         counts = [Counter(normalize_answer(text).split() or [text.strip().lower()]) for text in texts]
-        places: dict[str, int] = {}
-        for count in counts:
-            for word in count:
-                places.setdefault(word, len(places))
+        words = dict.fromkeys(chain.from_iterable(counts))
+        places = {word: place for place, word in enumerate(words)}
         vectors = []
         for count in counts:
             # Only the words of the text are set: of thousands of words it has few.
@@ -232,35 +226,29 @@ def open_encoder(spec: str) -> LexicalEncoder | SentenceEncoder:
     return SentenceEncoder(open_text_encoder(EncoderConfig(name=spec, batch_size=32)))
 
 
-def _devices(config: EncoderConfig) -> list[str] | list[None]:
-    return config.device.split(",") if config.device else [None]
-
-
-def _dtype(config: EncoderConfig) -> str:
-    return config.dtype or "float32"
-
-
 def _load(files: EncoderFiles, config: EncoderConfig, family: Family | None) -> Any:
     """Return the model with its own modules, or plain weights with the modules of their family."""
     library = import_module("sentence_transformers")
-    device = _devices(config)[0]
+    device = config.device.split(",")[0] if config.device else None
     options = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
-    weights = {"dtype": _dtype(config)}
-    try:
-        with _no_bars():
-            if files.has_modules():
-                model = library.SentenceTransformer(str(files.folder), device=device, model_kwargs=weights, **options)
-                _check_pooling(files, model, config.pooling)
-                return model
-            pooling = _family_pooling(files, config.pooling, family)
-            modules = import_module("sentence_transformers.sentence_transformer.modules")
-            body = modules.Transformer(
-                str(files.folder), model_kwargs=options | weights, config_kwargs=options, processor_kwargs=options
-            )
-            pool = modules.Pooling(body.get_embedding_dimension(), pooling)
-            return library.SentenceTransformer(modules=[body, pool, modules.Normalize()], device=device)
-    except loading_errors() as error:
-        raise ConfigError(f"encoder {files.name!r} cannot be loaded ({one_line(str(error))[:200]})") from error
+    weights = {"dtype": config.dtype or "float32"}
+    with loading(f"encoder {files.name!r}"), _no_bars():
+        if files.has_modules():
+            model = library.SentenceTransformer(str(files.folder), device=device, model_kwargs=weights, **options)
+            pooling = _pooling(model)
+            if config.pooling not in (None, pooling):
+                raise ConfigError(
+                    f"encoder {files.name!r} says that it pools by {pooling}, not by {config.pooling}; leave the "
+                    "pooling out, or delete its modules.json"
+                )
+            return model
+        pooling = _family_pooling(files, config.pooling, family)
+        modules = import_module("sentence_transformers.sentence_transformer.modules")
+        body = modules.Transformer(
+            str(files.folder), model_kwargs=options | weights, config_kwargs=options, processor_kwargs=options
+        )
+        pool = modules.Pooling(body.get_embedding_dimension(), pooling)
+        return library.SentenceTransformer(modules=[body, pool, modules.Normalize()], device=device)
 
 
 @contextmanager
@@ -275,15 +263,6 @@ def _no_bars() -> Iterator[None]:
     finally:
         if bars:
             logging.enable_progress_bar()
-
-
-def _check_pooling(files: EncoderFiles, model: Any, wanted: str | None) -> None:
-    pooling = _pooling(model)
-    if wanted is not None and wanted != pooling:
-        raise ConfigError(
-            f"encoder {files.name!r} says that it pools by {pooling}, not by {wanted}; leave the pooling out, or "
-            "delete its modules.json"
-        )
 
 
 def _family_pooling(files: EncoderFiles, wanted: str | None, family: Family | None) -> str:

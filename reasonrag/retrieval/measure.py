@@ -6,7 +6,7 @@ import asyncio
 import re
 import resource
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +93,10 @@ def _read_all(index: IndexFolder, progress: BuildProgress) -> dict[str, Report]:
 async def _search_for(retriever: Retriever, ids: list[str], queries: list[str]) -> Report:
     try:
         await retriever.search(queries[:1], TOP_K)  # untimed: it loads pages that are not in memory yet
-        alone = await _queries_per_s(len(queries), lambda i: retriever.search([queries[i]], TOP_K))
+        started = time.perf_counter()
+        for query in queries:
+            await retriever.search([query], TOP_K)
+        alone = len(queries) / (time.perf_counter() - started)
         rankings = []
         started = time.perf_counter()
         for start in range(0, len(queries), _BATCH):
@@ -112,13 +115,6 @@ async def _search_for(retriever: Retriever, ids: list[str], queries: list[str]) 
         "found_at_10": found_at_all / len(queries),
         "queries_per_s": {"alone": alone, f"batches of {_BATCH}": batched},
     }
-
-
-async def _queries_per_s(count: int, search: Callable[[int], Awaitable[object]]) -> float:
-    started = time.perf_counter()
-    for number in range(count):
-        await search(number)
-    return count / (time.perf_counter() - started)
 
 
 def resident() -> int | None:

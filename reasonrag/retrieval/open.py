@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from reasonrag.core.config import RetrievalConfig
@@ -14,10 +13,8 @@ from reasonrag.retrieval.index.folder import IndexFolder
 def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> Retriever:
     """Open the index in the folder `config.index`, checked and ready.
 
-    Args:
-        config: `kind` None is the best that the index has; `encoder`, `reranker`, `rerank_depth`, `device` and `gpu`
-            say how it is searched. None of them is needed for an index that was built on this machine.
-        trust_remote_code: run Python code that comes with an encoder or reranker.
+    The `kind` None is the best that the index has; `encoder`, `reranker`, `rerank_depth`, `device` and `gpu` say how it
+    is searched. None of them is needed for an index that was built on this machine.
 
     Raises:
         DataError: the index is missing, or one of its files is missing or damaged.
@@ -25,7 +22,7 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
     """
     index = IndexFolder(Path(str(config.index)).expanduser())
     index.need("passages")
-    retriever = KINDS[_kind(index, config.kind)](index, config, trust_remote_code)
+    retriever = _open(_kind(index, config.kind), index, config, trust_remote_code)
     if config.reranker is None:
         return retriever
     from reasonrag.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
@@ -52,28 +49,17 @@ def _kind(index: IndexFolder, wanted: str | None) -> str:
     return wanted
 
 
-def _bm25(index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool) -> Retriever:
-    from reasonrag.retrieval.bm25 import BM25Retriever
+def _open(kind: str, index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool) -> Retriever:
+    if kind == "hybrid":
+        from reasonrag.retrieval.hybrid import HybridRetriever
 
-    return BM25Retriever(index)
+        return HybridRetriever([_open(part, index, config, trust_remote_code) for part in ("bm25", "dense")])
+    if kind == "bm25":
+        from reasonrag.retrieval.bm25 import BM25Retriever
 
-
-def _dense(index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool) -> Retriever:
+        return BM25Retriever(index)
     from reasonrag.retrieval.dense import DenseRetriever
 
     return DenseRetriever(
         index, config.encoder, gpu=config.gpu, device=config.device, trust_remote_code=trust_remote_code
     )
-
-
-def _hybrid(index: IndexFolder, config: RetrievalConfig, trust_remote_code: bool) -> Retriever:
-    from reasonrag.retrieval.hybrid import HybridRetriever
-
-    return HybridRetriever([_bm25(index, config, trust_remote_code), _dense(index, config, trust_remote_code)])
-
-
-KINDS: dict[str, Callable[[IndexFolder, RetrievalConfig, bool], Retriever]] = {
-    "bm25": _bm25,
-    "dense": _dense,
-    "hybrid": _hybrid,
-}

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Protocol
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.text import one_line, valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever, short_hash
-from reasonrag.retrieval.encoder_models import EncoderFiles, find_files, loading_errors
+from reasonrag.retrieval.encoder_models import EncoderFiles, find_files, loading, require_dense
 
 
 class Reranker(Protocol):
@@ -44,26 +43,29 @@ class CrossEncoderReranker:
         max_tokens: int | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """Load the model.
+        """Load the model from the Hub or a folder, to the best device if none is given.
 
-        Args:
-            name_or_path: Hub id or folder.
-            revision: branch, tag or commit on the Hub.
-            device: torch device; None takes the best one.
-            batch_size: passages that the model reads at once.
-            max_tokens: tokens of query and passage together, the rest is cut off; None is the limit of the model.
-            trust_remote_code: run Python code that comes with the model.
+        It reads `max_tokens` tokens of query and passage together, and the rest is cut off; None is the model's limit.
 
         Raises:
             ConfigError: sentence-transformers is missing, the model cannot be found, or it does not score pairs.
         """
-        if find_spec("sentence_transformers") is None:
-            raise ConfigError(
-                f"reranker {name_or_path!r} needs sentence-transformers, which is not installed; "
-                "pip install 'reasonrag[dense]', or leave the reranker out"
-            )
+        require_dense(f"reranker {name_or_path!r}", otherwise="leave the reranker out")
         files = find_files(name_or_path, revision=revision)
-        self._model = _load(files, device, max_tokens, trust_remote_code)
+        _check_head(files)
+        with loading(f"reranker {files.name!r}"):
+            self._model = import_module("sentence_transformers").CrossEncoder(
+                str(files.folder),
+                device=device,
+                max_length=max_tokens,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+            )
+        if self._model.num_labels != 1:
+            raise ConfigError(
+                f"{files.name!r} classifies pairs into {self._model.num_labels} classes; a reranker gives a pair one "
+                "score"
+            )
         self._batch_size = batch_size
         self.fingerprint = short_hash([files.checksum(), max_tokens])
 
@@ -128,26 +130,6 @@ class RerankedRetriever:
             )
         scored = [replace(passage, score=score) for passage, score in zip(passages, scores, strict=True)]
         return tuple(sorted(scored, key=lambda passage: -passage.score))
-
-
-def _load(files: EncoderFiles, device: str | None, max_tokens: int | None, trust_remote_code: bool) -> Any:
-    _check_head(files)
-    library = import_module("sentence_transformers")
-    try:
-        model = library.CrossEncoder(
-            str(files.folder),
-            device=device,
-            max_length=max_tokens,
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-        )
-    except loading_errors() as error:
-        raise ConfigError(f"reranker {files.name!r} cannot be loaded ({one_line(str(error))[:200]})") from error
-    if model.num_labels != 1:
-        raise ConfigError(
-            f"{files.name!r} classifies pairs into {model.num_labels} classes; a reranker gives a pair one score"
-        )
-    return model
 
 
 def _check_head(files: EncoderFiles) -> None:

@@ -33,11 +33,6 @@ def serve(retriever: Retriever, settings: ServeSettings, *, about: str = "") -> 
     Prints `listening on http://HOST:PORT (about)` once the server listens and has answered a first query. The first
     signal lets requests in flight finish, for at most `drain_s` seconds; a second signal ends the process at once.
 
-    Args:
-        retriever: finds the passages.
-        settings: address and limits.
-        about: description of the index for the printed line.
-
     Returns:
         The exit code: 128 plus the number of the signal.
 
@@ -53,10 +48,12 @@ def serve(retriever: Retriever, settings: ServeSettings, *, about: str = "") -> 
     signals: list[int] = []
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         try:
-            runner.run(_first_query(service))
+            runner.run(service.probe())
             with _listen(settings.host, settings.port) as listener:
                 ready = f"listening on {_url(listener)}{about and f' ({about})'}"
                 runner.run(_server(config, service, ready, signals).serve(sockets=[listener]))
+        except Refusal as refusal:  # of the first query
+            raise RetrievalError(f"the index cannot be served: {refusal}", cause="unhealthy") from None
         finally:
             runner.run(service.aclose())
     return 128 + sum(signals)
@@ -99,13 +96,6 @@ def _config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.drain_s,
     )
-
-
-async def _first_query(service: RetrievalService) -> None:
-    try:
-        await service.probe()
-    except Refusal as refusal:
-        raise RetrievalError(f"the index cannot be served: {refusal}", cause="unhealthy") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:
