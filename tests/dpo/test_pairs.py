@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.dpo.pairs import derive_pairs, in_test_split
+from reasonrag.dpo.pairs import derive_pairs, derive_trajectory_pairs, in_test_split
+from reasonrag.storage.tables import pair_schema, trajectory_pair_schema
 
 
 def node(node_id, parent=0, spre=0.5, text=None, action="query", content=None, **more):
@@ -129,3 +130,32 @@ def test_a_turn_that_was_open_already_is_the_end_of_the_prompt_and_tells_pairs_a
         [{"role": "assistant", "content": "<think>so far 2</think>"}],
         [],
     ]
+
+
+def test_a_pair_has_every_column_of_its_table_and_says_where_each_side_comes_from():
+    better = node(2, spre=0.9, visits=5, finish_reason="length", prompt_tokens=11)
+    worse = node(1, spre=0.2, action="answer", visits=2, text="It is c1.")
+    (row,) = pairs(worse, better)
+    assert set(row) == set(pair_schema().names)
+    assert (row["dataset"], row["question_id"], row["policy"], row["config_hash"]) == ("d", "1", "p", "h")
+    assert (row["chosen_type"], row["rejected_type"]) == ("query", "answer")
+    assert (row["chosen_visits"], row["rejected_visits"], row["prompt_tokens"]) == (5, 2, 11)
+    assert (row["chosen_end"], row["rejected_end"]) == ("stop", "turn")
+    assert row["rejected"] == [{"role": "assistant", "content": "It is c1."}]
+    (whole,) = derive_trajectory_pairs(
+        [node(0, spre=None, f1=None), worse | {"f1": 0.0}, better | {"f1": 1.0, "action": "answer"}],
+        policy="p",
+        config_hash="h",
+    )
+    assert set(whole) == set(trajectory_pair_schema().names)
+    assert (whole["policy"], whole["config_hash"]) == ("p", "h")
+
+
+def test_malformed_steps_are_told_apart_by_their_texts():
+    rows = pairs(
+        node(1, spre=0.1, action="malformed", content="same", text="hm"),
+        node(2, spre=0.2, action="malformed", content="same", text="ha"),
+        node(3, spre=0.9),
+    )
+    assert sorted(ids(rows)) == [(3, 1), (3, 2)]
+    assert len(pairs(node(1, spre=0.1, action="malformed", content="c2", text="hm"), node(2, spre=0.9))) == 1

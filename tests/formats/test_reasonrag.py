@@ -7,8 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.types import Answer, Completion, Malformed, Note, Passage, Question, Search, Step
+from reasonrag.core.types import (
+    Answer,
+    Completion,
+    Malformed,
+    Note,
+    Passage,
+    Prompt,
+    Question,
+    Search,
+    Step,
+    StopReason,
+    Trajectory,
+)
 from reasonrag.formats import PromptSet, ReasonRAGFormat, Stage
+from reasonrag.formats.base import Block
 from reasonrag.formats.reasonrag import read
 from tests.toys import LUCAS, QUESTION, SPIELBERG
 
@@ -198,3 +211,44 @@ def test_a_passage_of_one_line_has_no_title_and_is_shown_once():
 def test_a_long_title_is_cut_too():
     searched = (step("<query>x</query>", passages=(Passage("p", "word " * 1000 + "\ntext"),)),)
     assert len(ReasonRAGFormat(max_passage_chars=100).prompt(QUESTION, searched).messages[1].content) < 400
+
+
+def test_a_text_is_read_into_blocks():
+    text = "I look. <query>Jaws</query> <evidence>by Spielberg</evidence> So. <answer>Steven Spielberg</answer>"
+    reading = ReasonRAGFormat().read_text(text)
+    assert reading.well_formed and reading.reason == "" and reading.answer == "Steven Spielberg"
+    assert reading.blocks == (Block("I look.", "Jaws", "", "by Spielberg"),)
+    assert ReasonRAGFormat().read_text("I know. <answer>x</answer>").blocks == (Block("I know.", conclusion="x"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<evidence>x</evidence><query>q</query><answer>a</answer>", "order"),
+        ("<query>q</query><query>r</query><answer>a</answer>", "order"),
+        ("<query></query><evidence>x</evidence><answer>a</answer>", "empty_query"),
+        ("<query>q</query><evidence>x</evidence>", "no_answer"),
+        ("<query>q", "unclosed_tag"),
+        ("nothing", "no_tag"),
+    ],
+)
+def test_a_text_that_is_not_well_formed_says_why(text, reason):
+    assert ReasonRAGFormat().read_text(text).reason == reason
+
+
+def test_a_trajectory_is_read_into_blocks():
+    format = ReasonRAGFormat()
+    query, note, answer = "I look. <query>Jaws</query>", "<evidence>by X</evidence>", "So <answer>X</answer>"
+    steps = (
+        Step(Prompt(()), Completion(query), Search("Jaws"), (Passage("1", "Jaws\nby X"),)),
+        Step(Prompt(()), Completion(note), Note("by X")),
+        Step(Prompt(()), Completion(answer), Answer("X")),
+    )
+    reading = format.read(Trajectory(QUESTION, steps, StopReason.ANSWERED))
+    assert reading.well_formed and reading.answer == "X"
+    assert [(block.query, block.context, block.conclusion) for block in reading.blocks] == [
+        ("Jaws", "Jaws\nby X", "by X")
+    ]
+    (known,) = format.read(Trajectory(QUESTION, steps[2:], StopReason.ANSWERED)).blocks
+    assert known.conclusion == "X" and not known.is_search
+    assert format.read(Trajectory(QUESTION, steps[:2])).reason == "no_answer"

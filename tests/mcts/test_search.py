@@ -74,6 +74,8 @@ def test_terminal_nodes_are_not_valued_again():
     engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), ReasonRAGFormat())
     tree = asyncio.run(TreeSearch(engine, Counting(), SearchConfig(iterations=64)).run(QUESTION))
     assert len(calls) == len(tree.nodes) - 1
+    # A visit to a node that has ended backs up the value that it has.
+    assert tree.root.visits == tree.root.valued == 64 and tree.root.value == 0.5
 
 
 def test_depth_never_exceeds_the_step_limit_and_its_leaves_were_forced():
@@ -105,6 +107,8 @@ def test_a_child_without_a_value_is_taken_for_its_parents():
         node.visits, node.valued, node.value_sum = 1, 1, value
     second.visits = 1
     assert select_child(tree.root, [first, second], selection="puct", c_uct=1.0) is first
+    tree.root.value_sum = 0.9
+    assert select_child(tree.root, [first, second], selection="puct", c_uct=1.0) is second
 
 
 def test_grafted_steps_hang_below_each_other_and_end_where_the_rollout_ended():
@@ -165,3 +169,17 @@ def test_spre_is_the_mean_over_complete_trajectories_through_a_node():
         through = [leaf for leaf in leaves if node in list(tree.path_up(leaf))]
         values = [float(leaf.trajectory.answer == "Steven Spielberg") * 0.9**leaf.depth for leaf in through]
         assert rewards[node.id] == (pytest.approx(sum(values) / len(values)) if values else None)
+
+
+def test_every_visit_of_a_node_that_is_judged_again_has_a_seed_of_its_own():
+    seeds = []
+
+    class Recording:
+        async def evaluate(self, trajectory, *, seed):
+            seeds.append((len(trajectory.steps), seed))
+            return Evaluation(0.5)
+
+    engine = Engine(ScriptedLLM(lambda p, s: "<answer>x</answer>"), ToyRetriever(), ReasonRAGFormat())
+    settings = SearchConfig(iterations=8, max_children=1, rejudge_terminal=True)
+    asyncio.run(TreeSearch(engine, Recording(), settings).run(QUESTION))
+    assert len(set(seeds)) == len(seeds) == 8

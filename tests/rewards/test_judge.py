@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.core.types import Answer, Completion, Step, StopReason, Trajectory
+from reasonrag.core.types import Answer, Completion, Prompt, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
+from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import ProcessJudge, parse_score
 from reasonrag.spre import JudgeEvaluator
@@ -132,3 +133,14 @@ def test_no_try_repeats_another_even_of_a_greedy_judge():
     asked = [(prompt, sampling.temperature) for prompt, sampling in zip(llm.prompts, llm.samplings, strict=True)]
     assert len(set(asked)) == 3
     assert [temperature for _, temperature in asked] == [0.0, 0.0, 1.0]
+
+
+def test_the_judge_of_steps_sees_question_golden_answers_and_steps():
+    llm = ScriptedLLM(["So the score is 0.5"])
+    step = Step(Prompt(()), Completion("<query>Jaws director</query>"), Answer(""))
+    judge = ProcessJudge(llm, PromptSet.find(), sampling=Sampling(max_tokens=7))
+    assert asyncio.run(judge.score(Trajectory(QUESTION, (step,)), seed=0)) == 0.5
+    shown = llm.prompts[0].messages[-1].content
+    for part in ("Question", QUESTION.question, "Golden answers", "Steven Spielberg", "Steps so far", "Jaws director"):
+        assert part in shown
+    assert judge.llm is llm

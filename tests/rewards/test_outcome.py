@@ -138,6 +138,16 @@ def test_a_reward_that_cannot_be_opened_says_what_to_do(name, message):
         open_reward(RewardSettings(name=name), parts("hiprag"))
 
 
+@pytest.mark.parametrize("track", ["self_track", "reference_track"])
+def test_one_track_alone_needs_a_judge_and_neither_needs_none(track):
+    off = {"self_track": False, "reference_track": False, "outcome": "binary"}
+    with pytest.raises(ConfigError, match="asks a judge"):
+        open_reward(
+            validate(RewardSettings, {"name": "search-p1", "search_p1": off | {track: True}}), parts("search_p1")
+        )
+    open_reward(validate(RewardSettings, {"name": "search-p1", "search_p1": off}), parts("search_p1"))
+
+
 def test_rewards_without_memory_have_no_state():
     ours = reward()
     ours.observe([], step=0)

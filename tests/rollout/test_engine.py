@@ -7,6 +7,7 @@ import pytest
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Answer, Malformed, Note, Search, StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
+from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine, derive_seed
 from tests.toys import QUESTION, SPIELBERG, ToyRetriever
@@ -84,3 +85,18 @@ def test_an_ended_trajectory_cannot_go_on():
     (trajectory,) = run(engine)
     with pytest.raises(ValueError, match="cannot be continued"):
         asyncio.run(engine.step(trajectory, seed=0))
+
+
+def test_a_search_asks_for_top_k_passages_and_a_step_for_one_completion():
+    asked = []
+
+    class Counting(ToyRetriever):
+        async def search(self, queries, top_k):
+            asked.append(top_k)
+            return await super().search(queries, top_k)
+
+    llm = ScriptedLLM(["<query>film directed</query>", "<evidence>x</evidence>", "<answer>y</answer>"])
+    (trajectory,) = run(Engine(llm, Counting(), FORMAT, top_k=1, sampling=Sampling(n=3)))
+    assert asked == [1]
+    assert len(trajectory.steps[0].passages) == 1
+    assert trajectory.answer == "y"

@@ -77,3 +77,21 @@ def test_an_unreadable_reply_is_asked_for_again():
         asyncio.run(JudgeEvaluator(judge(["?", "So the score is 0.7"])).evaluate(Trajectory(QUESTION), seed=0)).value
         == 0.7
     )
+
+
+def test_scores_and_lengths_of_different_numbers_are_an_error():
+    with pytest.raises(ValueError, match="zip"):
+        spre([1.0, 0.5], [3], alpha=0.9)
+
+
+def test_another_seed_gives_other_rollouts():
+    seen = []
+
+    def reply(prompt, sampling):
+        seen.append(sampling.seed)
+        return "<answer>x</answer>"
+
+    engine = Engine(ScriptedLLM(reply), ToyRetriever(), ReasonRAGFormat(), max_steps=3)
+    for seed in (0, 1):
+        asyncio.run(RolloutEvaluator(engine, k=2, alpha=0.9).evaluate(Trajectory(QUESTION), seed=seed))
+    assert len(set(seen)) == 4
