@@ -18,17 +18,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A policy's part of an evaluation.
+    """A policy's part of an evaluation."""
 
-    Attributes:
-        metrics: the contents of `metrics.json`.
-        policy: its name there.
-        verified: whether these very weights were evaluated; if not, a person named the policy.
-    """
-
-    metrics: Row
-    policy: str
-    verified: bool
+    metrics: Row  # the contents of `metrics.json`
+    policy: str  # its name there
+    verified: bool  # whether these very weights were evaluated; if not, a person named the policy
 
     @property
     def results(self) -> Table:

@@ -20,6 +20,7 @@ from reasonrag.core.errors import ConfigError, HubError
 from reasonrag.core.http import Unavailable
 from reasonrag.core.secrets import excerpt
 from reasonrag.publish.hub_client import HubCalls, quiet_client
+from reasonrag.publish.staged_files import files_of
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
@@ -33,30 +34,20 @@ _VERSION = re.compile(r"v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What to upload, where to, and what may be deleted there.
+    """What to upload, where to, and what may be deleted there."""
 
-    Args:
-        repo_id: `OWNER/NAME`.
-        repo_type: a data set or a model.
-        folder: all its files are uploaded byte for byte, except for a `README.md` at its top, which `card` writes.
-        card: maps the card that is there now (None: none) to the new card. It may be called again, and must not change
-            a card that it made itself.
-        owned: our files there: folders (`trees`) and patterns (`pairs/*.parquet`; `*` matches `/` too). A file of ours
-            that `folder` lacks is deleted in the same commit, or old shards would be read together with new ones.
-        message: title of the commit.
-        tag: `vX.Y.Z`. None: the next minor version after the highest there, v1.0.0 at first.
-        public: make a new repository public, and allow writing to an existing public one. An existing repository keeps
-            its visibility.
-    """
-
-    repo_id: str
+    repo_id: str  # OWNER/NAME
     repo_type: Literal["dataset", "model"]
+    # All its files are uploaded byte for byte, except for a README.md at its top, which `card` writes.
     folder: Path
+    # Maps the card that is there now (None: none) to the new card. Must not change a card that it made itself.
     card: Callable[[str | None], str]
+    # Our files there: folders (`trees`) and patterns (`pairs/*.parquet`; `*` matches `/` too). A file of ours that
+    # `folder` lacks is deleted in the same commit, or old shards would be read together with new ones.
     owned: tuple[str, ...]
-    message: str
-    tag: str | None
-    public: bool
+    message: str  # title of the commit
+    tag: str | None  # vX.Y.Z; None: the next minor version after the highest there, v1.0.0 at first
+    public: bool  # make a new repository public, and allow writing to a public one; an existing one is not changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +76,7 @@ def push(upload: Upload, *, say: Callable[[str], None], api: HfApi | None = None
     from huggingface_hub import HfApi, constants, get_token
 
     check_target(upload.repo_id, upload.tag)
-    files = _files(upload.folder)
+    files = {name: upload.folder / name for name in files_of(upload.folder) if name != CARD}
     if not files:  # the commit would delete all that is ours there
         raise ConfigError(
             f"there is nothing to publish to {upload.repo_id}: the folder that was prepared holds no data"
@@ -118,13 +109,6 @@ def check_target(repo_id: str, tag: str | None) -> None:
         raise ConfigError(f"{excerpt(tag)} is not a version: a tag is vX.Y.Z, such as v1.0.0")
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Map the name of each file in the repository, except for the card, to its path here."""
-    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    paths.pop(CARD, None)
-    return paths
-
-
 @dataclass(frozen=True, slots=True)
 class _Remote:
     """The state of a repository at one commit: visibility, files and card."""
@@ -147,16 +131,15 @@ class _Push:
         self.base: _Remote | None = None  # the repository on which our last try to commit was based
 
     def run(self) -> Published:
-        upload = self.upload
-        self.calls("creating the repository", self.create)
+        upload, create = self.upload, self.api.create_repo
+        self.calls(
+            "creating the repository",
+            lambda: create(upload.repo_id, repo_type=upload.repo_type, private=not upload.public, exist_ok=True),
+        )
         remote = self.calls("committing", self.commit)
         tag = self.calls("tagging", lambda: self.tag(remote.commit))
         url = f"{self.api.endpoint}/{'datasets/' if upload.repo_type == 'dataset' else ''}{upload.repo_id}"
         return Published(url, remote.commit, tag, remote.private, changed=self.base is not None)
-
-    def create(self) -> None:
-        upload = self.upload
-        self.api.create_repo(upload.repo_id, repo_type=upload.repo_type, private=not upload.public, exist_ok=True)
 
     # -- what the repository holds ------------------------------------------------------------------------------------
 
@@ -213,23 +196,15 @@ class _Push:
     # -- one commit ---------------------------------------------------------------------------------------------------
 
     def commit(self) -> _Remote:
-        """Commit all changes and return the repository. After a failure it first looks whether the commit arrived."""
-        remote = self.read()
-        self.check_visibility(remote)
-        changes = self.changes(remote)
-        if not changes:
-            self.say(f"{self.upload.repo_id} holds this content at {remote.commit[:8]}")
-            return remote
-        self.check_others(remote)
-        self.check_tag_is_free()
-        self.send(changes, remote)
-        self.base = remote
-        commit = self.create_commit(changes, remote.commit)
-        self.say(f"committed {commit[:8]}")
-        return self.verified(commit)
+        """Commit all changes, compare the repository with the folder, and return it.
 
-    def check_visibility(self, remote: _Remote) -> None:
-        repo = self.upload.repo_id
+        After a failure it first looks whether the commit arrived.
+
+        Raises:
+            ConfigError: the repository is public, or its tag is taken; nothing was sent.
+            HubError: others changed our files meanwhile, or the Hub holds something else than what was sent.
+        """
+        repo, tag, remote = self.upload.repo_id, self.upload.tag, self.read()
         if not remote.private and not self.upload.public:
             raise ConfigError(
                 f"{repo} is public, so nothing was sent: publish with --public, or to another repository, or make it "
@@ -237,6 +212,28 @@ class _Push:
             )
         if remote.private and self.upload.public:
             self.say(f"{repo} is private and stays so; its settings on the Hub make it public")
+        changes = self.changes(remote)
+        if not changes:
+            self.say(f"{repo} holds this content at {remote.commit[:8]}")
+            return remote
+        self.check_others(remote)
+        if tag is not None and tag in self.calls("reading its tags", self.tags):
+            raise ConfigError(
+                f"{repo} has {tag} already, with other content, and tags are never moved: choose a higher version, or "
+                f"give none for the next"
+            )
+        self.send(changes, remote)
+        self.base = remote
+        commit = self.create_commit(changes, remote.commit)
+        self.say(f"committed {commit[:8]}")
+        arrived = self.read(commit)
+        wrong = [operation.path_in_repo for operation in self.changes(arrived)]
+        if wrong:
+            raise HubError(
+                f"{repo}: after commit {commit[:8]} the Hub lists {len(wrong)} files otherwise than they are here, "
+                f"first {excerpt(wrong[0])}. No tag was made; look at that commit before it is used"
+            )
+        return arrived
 
     def check_others(self, remote: _Remote) -> None:
         """Raise if others changed our files since our last try: nobody would know which version counts.
@@ -246,11 +243,11 @@ class _Push:
         if self.base is None or self.base.commit == remote.commit:
             return
         before, now, repo = self.base, remote, self.upload.repo_id
-        moved = [
-            name
-            for name in sorted(before.files.keys() | now.files.keys())
-            if name != CARD and self.is_ours(name) and _blob_id(before, name) != _blob_id(now, name)
-        ]
+        moved = []
+        for name in sorted(before.files.keys() | now.files.keys()):
+            same = name in before.files and name in now.files and before.files[name].blob_id == now.files[name].blob_id
+            if name != CARD and self.is_ours(name) and not same:
+                moved.append(name)
         if not moved:
             return
         log = self.calls(
@@ -264,14 +261,6 @@ class _Push:
             f"{len(moved)} of the files that are to be published, first {excerpt(moved[0])} "
             f"({excerpt(new[0].title) if new else 'history was rewritten'}). Look at it, then publish again"
         )
-
-    def check_tag_is_free(self) -> None:
-        tag = self.upload.tag
-        if tag is not None and tag in self.calls("reading its tags", self.tags):
-            raise ConfigError(
-                f"{self.upload.repo_id} has {tag} already, with other content, and tags are never moved: choose a "
-                f"higher version, or give none for the next"
-            )
 
     def send(self, changes: list[Operation], remote: _Remote) -> None:
         """Send the files' bytes; they become visible with the commit."""
@@ -306,17 +295,6 @@ class _Push:
                 raise Unavailable("another commit came first") from None
             raise
         return info.oid
-
-    def verified(self, commit: str) -> _Remote:
-        """Return the repository at our commit; raise if it differs from the folder."""
-        remote = self.read(commit)
-        wrong = [operation.path_in_repo for operation in self.changes(remote)]
-        if wrong:
-            raise HubError(
-                f"{self.upload.repo_id}: after commit {commit[:8]} the Hub lists {len(wrong)} files otherwise than "
-                f"they are here, first {excerpt(wrong[0])}. No tag was made; look at that commit before it is used"
-            )
-        return remote
 
     # -- its tag ------------------------------------------------------------------------------------------------------
 
@@ -362,7 +340,3 @@ def _is_same(addition: CommitOperationAdd, remote: RepoFile | None) -> bool:
     with addition.as_file() as file:
         data = file.read()
     return remote.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-
-
-def _blob_id(remote: _Remote, name: str) -> str | None:
-    return remote.files[name].blob_id if name in remote.files else None

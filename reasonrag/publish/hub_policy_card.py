@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reasonrag import __version__
 from reasonrag.core.text import one_line, printable
 from reasonrag.dpo.preferences import HUB_NAME
-from reasonrag.evaluation.tables import NAMES, Table
+from reasonrag.evaluation.tables import NAMES
 from reasonrag.publish.evaluation_results import Measured
 from reasonrag.publish.hub_card import Yaml, escaped, fenced, mapping, number, render, versions
 from reasonrag.publish.licences import UNKNOWN, source_of
 from reasonrag.publish.policy import StagedPolicy
 from reasonrag.publish.staged_files import settings_text
 from reasonrag.storage.questions import HUB_REPOSITORY
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 _TAGS = ["agentic-rag", "process-reward", "trl", "reasonrag"]
 _STAGES = {
@@ -71,9 +68,13 @@ def card_data(staged: StagedPolicy, *, repo_id: str, licence: str | None, measur
 
 def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None) -> str:
     """Return the card's Markdown text: how to use the policy, metrics, training, limits and licence."""
+    from markupsafe import Markup
+
     training = staged.training
     data = {key: value for key, value in mapping(training, "data").items() if key != "lengths"}
     columns, history = _history(training)
+    # Cells are escaped here: `Markup` keeps the template from escaping the tables again.
+    differences = measured.differences if measured else None
     return render(
         "policy.md.j2",
         repo_id=repo_id,
@@ -88,8 +89,8 @@ def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measur
         history=history,
         versions=versions(training),
         measured=measured,
-        results=_markdown(measured.results) if measured else "",
-        differences=_markdown(measured.differences) if measured and measured.differences.rows else "",
+        results=Markup("\n".join(measured.results.markdown(escaped))) if measured else "",
+        differences=Markup("\n".join(differences.markdown(escaped))) if differences and differences.rows else "",
         licence=licence or staged.base_licence,
         given=licence,
         version=__version__,
@@ -131,13 +132,6 @@ def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
     ]
     index: list[Yaml] = eval_results_to_model_index(repo_id.partition("/")[2], results)
     return index
-
-
-def _markdown(table: Table) -> Markup:
-    """Return a table with its cells escaped, so that the template does not escape it again."""
-    from markupsafe import Markup
-
-    return Markup("\n".join(table.markdown(escaped)))
 
 
 def _history(training: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

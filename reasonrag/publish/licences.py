@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import quoted
@@ -16,36 +15,26 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of a part of the data.
+    """The origin of a part of the data."""
 
-    Attributes:
-        name: of the data set, or of the corpus that was searched.
-        licences: the Hub's abbreviations; empty if unknown.
-        note: which licence covers what.
-        hub: the Hub repository that it was read from, or `original` if reasonrag invented it; None if unknown.
-        language: ISO 639-1 code; None if unknown.
-    """
-
-    name: str
-    licences: tuple[str, ...] = ()
-    note: str = ""
-    hub: str | None = None
-    language: str | None = None
+    name: str  # of the data set, or of the corpus that was searched
+    licences: tuple[str, ...] = ()  # the Hub's abbreviations; empty if unknown
+    note: str = ""  # which licence covers what
+    hub: str | None = None  # the Hub repository that it was read from, `original` if invented; None if unknown
+    language: str | None = None  # ISO 639-1 code; None if unknown
 
 
 # Wikipedia changed its licence from version 3.0 to 4.0 in June 2023; these paragraphs are older.
 _PARAGRAPHS = "cc-by-sa-3.0"
-_KNOWN: Mapping[str, tuple[tuple[str, ...], str]] = MappingProxyType(
-    {
-        "hotpotqa": (("cc-by-sa-4.0",), ""),
-        "2wikimultihopqa": (("apache-2.0", _PARAGRAPHS), "paragraphs of Wikipedia: CC BY-SA"),
-        "musique": (("cc-by-4.0", _PARAGRAPHS), "paragraphs of Wikipedia: CC BY-SA"),
-        "popqa": (("mit",), ""),
-        "bamboogle": (("mit",), ""),
-        "nq": (("cc-by-sa-3.0",), ""),
-        "triviaqa": (("apache-2.0",), ""),
-    }
-)
+_KNOWN: dict[str, tuple[tuple[str, ...], str]] = {
+    "hotpotqa": (("cc-by-sa-4.0",), ""),
+    "2wikimultihopqa": (("apache-2.0", _PARAGRAPHS), "paragraphs of Wikipedia: CC BY-SA"),
+    "musique": (("cc-by-4.0", _PARAGRAPHS), "paragraphs of Wikipedia: CC BY-SA"),
+    "popqa": (("mit",), ""),
+    "bamboogle": (("mit",), ""),
+    "nq": (("cc-by-sa-3.0",), ""),
+    "triviaqa": (("apache-2.0",), ""),
+}
 
 
 def source_of(name: str) -> Source:

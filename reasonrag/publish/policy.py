@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,30 +36,18 @@ _SOURCE_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 _FILES_WITH_SOURCE = (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json")
 _FOLDER_CHECKSUM = re.compile(r"[^/]+@[0-9a-f]{12}")
 
-Kind = Literal["adapter", "merged", "full"]
-
 
 @dataclass(frozen=True, slots=True)
 class StagedPolicy:
-    """A staged policy.
+    """A policy in the folder to upload, and what its card needs to know."""
 
-    Attributes:
-        path: folder of the training run.
-        training: the content of its `training.json`.
-        kind: an adapter, an adapter merged into its model, or all weights.
-        checksums: of the published weights, as evaluations name them, both merged and not merged.
-        base: the model that the training run started from: its Hub id, or the name of a local folder.
-        base_on_hub: whether `base` is a Hub id.
-        base_licence: as the card in the local folder of the base names it, or None.
-    """
-
-    path: Path
-    training: dict[str, Any]
-    kind: Kind
-    checksums: tuple[str, ...]
-    base: str
-    base_on_hub: bool
-    base_licence: str | None
+    path: Path  # folder of the training run
+    training: dict[str, Any]  # the content of its `training.json`
+    kind: Literal["adapter", "merged", "full"]  # an adapter, an adapter merged into its model, or all weights
+    checksums: tuple[str, ...]  # of the published weights, as evaluations name them, both merged and not merged
+    base: str  # the model that the training run started from: its Hub id, or the name of a local folder
+    base_on_hub: bool  # whether `base` is a Hub id
+    base_licence: str | None  # as the card in the local folder of the base names it
 
 
 def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
@@ -86,10 +73,12 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
         raise RunError(f"{path} has no folder {MERGED}; train with --merge, or publish without --merged")
     if not any(any(weights.glob(name)) for name in _WEIGHTS[:-1]):
         raise DataError(f"{weights} holds no weights in safetensors (pickles are not published); save them so")
-    for source in _files(weights, _MODEL):
-        _place_model_file(source, folder / source.relative_to(weights))
-    for source in _files(path, (_CURVES,)):
-        place(source, folder / source.name)
+    for pattern in _MODEL:
+        for source in weights.glob(pattern):
+            if source.is_file():
+                _place_model_file(source, folder / source.relative_to(weights))
+    if (path / _CURVES).is_file():
+        place(path / _CURVES, folder / _CURVES)
     place_json(training, folder / SUMMARY)
     base, on_hub = _base(training)
     return StagedPolicy(
@@ -101,11 +90,6 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
         on_hub,
         None if on_hub else _licence(path),
     )
-
-
-def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
-    for pattern in patterns:
-        yield from sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
 def _place_model_file(source: Path, target: Path) -> None:

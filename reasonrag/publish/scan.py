@@ -34,23 +34,14 @@ _EMAIL = r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding, with its first position.
+    """One finding, with its first position."""
 
-    Attributes:
-        file: relative to the folder that was searched.
-        column: of a table, such as `prompt[].content` if it is nested; empty in a text file.
-        row: row of the table or line of the file, from 1.
-        kind: SECRET, PATH or EMAIL.
-        what: the kind of secret, or the path or address itself, shortened and printable.
-        count: values or lines in this column or file that hold it.
-    """
-
-    file: str
-    column: str
-    row: int
-    kind: str
-    what: str
-    count: int
+    file: str  # relative to the folder that was searched
+    column: str  # of a table, such as `prompt[].content` if it is nested; empty in a text file
+    row: int  # row of the table or line of the file, from 1
+    kind: str  # SECRET, PATH or EMAIL
+    what: str  # the kind of secret, or the path or address itself, shortened and printable
+    count: int  # values or lines in this column or file that hold it
 
     def __str__(self) -> str:
         where = f"column {self.column}, row {self.row:,}" if self.column else f"line {self.row:,}"
