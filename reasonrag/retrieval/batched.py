@@ -148,9 +148,8 @@ class BatchedRetriever:
         if not query.strip():
             return ()
         in_flight_or_kept = self._in_flight.get((query, top_k)) or self._store.get(query, top_k)
-        return self._enqueue(query, top_k) if in_flight_or_kept is None else in_flight_or_kept
-
-    def _enqueue(self, query: str, top_k: int) -> asyncio.Future[Ranking]:
+        if in_flight_or_kept is not None:
+            return in_flight_or_kept
         batch = self._open.get(top_k)
         if batch is None:
             batch = self._open[top_k] = _Batch()

@@ -87,11 +87,11 @@ class SentenceTransformerEncoder:
         self._batch_size = config.batch_size
         self._devices = config.device.split(",") if config.device else []
         self._pool: Any = None
-        own = _own_prompts(model)
-        self._prefixes = {
-            "query": _first(config.query_prefix, own.get("query"), known.query_prefix if known else ""),
-            "passage": _first(config.passage_prefix, own.get("passage"), known.passage_prefix if known else ""),
-        }
+        family_prefixes = {"query": known.query_prefix, "passage": known.passage_prefix} if known else {}
+        self._prefixes = {"query": "", "passage": ""} | family_prefixes | _own_prompts(model)
+        for kind, prefix in (("query", config.query_prefix), ("passage", config.passage_prefix)):
+            if prefix is not None:
+                self._prefixes[kind] = prefix
         self._max_tokens = _limit(model, files, config.max_tokens, known)
         self.name = files.name
         self.location = files.name if files.revision else str(files.folder.resolve())
@@ -290,10 +290,6 @@ def _own_prompts(model: Any) -> dict[str, str]:
     prompts = model.prompts or {}
     prefixes = {"query": prompts.get("query"), "passage": prompts.get("document") or prompts.get("passage")}
     return {kind: prefix for kind, prefix in prefixes.items() if prefix}
-
-
-def _first(*texts: str | None) -> str:
-    return next((text for text in texts if text is not None), "")
 
 
 def _limit(model: Any, files: EncoderFiles, wanted: int | None, family: Family | None) -> int:

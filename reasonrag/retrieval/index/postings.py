@@ -118,7 +118,11 @@ def build_bm25(
     store.close()
     frequencies = _write_vocabulary(draft, chunks)
     _Merge(draft, chunks, frequencies, settings).write(max_bytes // _BYTES_A_POSTING, progress)
-    _write_parameters(draft, settings, chunks[-1].stop)
+    # Without a named backend, bm25s would use numba if it is installed.
+    parameters = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
+    parameters |= {"num_docs": chunks[-1].stop, "version": version("bm25s")}
+    with draft.writing(_PARAMETERS) as file:
+        file.write(json.dumps(parameters, indent=1).encode())
     return draft.finish({"passages": chunks[-1].stop, "words": len(frequencies), "postings": int(frequencies.sum())})
 
 
@@ -259,13 +263,6 @@ def _save(file: IO[bytes], values: NDArray[Any]) -> None:
     """Write what `np.save` writes; its error on a full disk says neither which file nor why."""
     np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
     file.write(values.data)
-
-
-def _write_parameters(draft: Draft, settings: BM25Config, passages: int) -> None:
-    """Write the parameters that bm25s loads. Without a named backend it would use numba if it is installed."""
-    known = {"k1": settings.k1, "b": settings.b, "method": "lucene", "backend": "numpy"}
-    with draft.writing(_PARAMETERS) as file:
-        file.write(json.dumps({**known, "num_docs": passages, "version": version("bm25s")}, indent=1).encode())
 
 
 def _fold(text: str) -> str:

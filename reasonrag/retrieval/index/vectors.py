@@ -232,7 +232,7 @@ def _write_list(faiss: Any, parts: list[Any], number: int, file: IO[bytes]) -> i
 
 
 def _graph_so_far(faiss: Any, draft: Draft, dims: int, settings: VectorSettings) -> Any:
-    saved = sorted(draft.scratch.glob(_graph(None)))
+    saved = sorted(draft.scratch.glob("graph-*.faiss"))
     if not saved:
         index = faiss.IndexHNSWFlat(dims, settings.links, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = settings.ef_construction
@@ -243,8 +243,8 @@ def _graph_so_far(faiss: Any, draft: Draft, dims: int, settings: VectorSettings)
     return index
 
 
-def _graph(rows: int | None) -> str:
-    return "graph-*.faiss" if rows is None else f"graph-{rows:012d}.faiss"
+def _graph(rows: int) -> str:
+    return f"graph-{rows:012d}.faiss"
 
 
 def _block(start: int) -> str:
