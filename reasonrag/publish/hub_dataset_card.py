@@ -22,24 +22,16 @@ _MESSAGE_CHARS = 1_500
 _TYPES = ("query", "evidence", "answer", "malformed")
 
 
-def sources_of(staged: StagedRun) -> list[Source]:
-    """Return the questions' data sets, and the corpus if it is a separate one: its passages are in the data, too."""
-    sources = [source_of(name) for name in staged.sources]
-    retrieval = staged.config.retrieval
-    if retrieval.corpus or retrieval.index or retrieval.url or (retrieval.kind or "").startswith("python:"):
-        checksum = mapping(staged.summary, "content").get("corpus")
-        sources.append(Source("the corpus that was searched", note=f"checksum {checksum}"))
-    return sources
-
-
-def card_data(staged: StagedRun, *, licence: str | None) -> Yaml:
-    """Return the card's YAML.
+def card(staged: StagedRun, *, repo_id: str, licence: str | None) -> tuple[Yaml, str]:
+    """Return the card's YAML, and its Markdown text: how to load the data, columns, counts, settings, licences.
 
     Args:
         staged: the staged run.
+        repo_id: OWNER/NAME.
         licence: as the publisher gave it; None: the licences of the sources.
     """
-    sources = sources_of(staged)
+    config, summary, retrieval = staged.config, staged.summary, staged.config.retrieval
+    sources = _sources(staged)
     data: Yaml = {"license": licence_field(sources, licence)}
     if languages := sorted({source.language for source in sources if source.language}):
         data["language"] = languages
@@ -51,10 +43,55 @@ def card_data(staged: StagedRun, *, licence: str | None) -> Yaml:
     if origins := sorted({source.hub for source in sources if source.hub}):
         data["source_datasets"] = origins
     data["tags"] = _TAGS
-    return data | _configs(staged)
+    by_config: dict[str, list[Part]] = {ALL: staged.pairs}
+    for part in staged.parts:
+        by_config.setdefault(part.config, []).append(part)
+    data |= _configs(staged, by_config)
+
+    settings = config.model_dump(mode="json", include={"search", "value", "pairs", "format"})
+    return data, render(
+        "dataset.md.j2",
+        repo_id=repo_id,
+        compared=staged.compared,
+        has_policy_card=staged.has_policy_card,
+        names=[source or "unnamed" for source in staged.sources],
+        pairs=staged.pair_count,
+        configs=by_config,
+        by_source=_by_split(staged.counts, "source"),
+        by_depth=_by_split(staged.counts, "depth"),
+        matrix=_matrix(staged.counts),
+        types=_TYPES,
+        example=_example(staged.example),
+        columns=staged.table.columns,
+        tree_columns=tree_schema.columns if TREES in by_config else (),
+        type_name=_type,
+        settings=fenced(settings_text(settings).strip(), "yaml"),
+        policy=_model(summary.get("policy"), config.policy.revision),
+        judge=_model(summary.get("judge"), config.judge.revision) if config.value.kind == "judge" else None,
+        sampling=config.policy,
+        retrieval=retrieval,
+        retriever=retrieval.kind or ("index" if retrieval.index else "remote" if retrieval.url else "bm25"),
+        content=mapping(summary, "content"),
+        summary=summary,
+        versions=versions(summary),
+        without_pairs=_without_pairs(summary),
+        sources=sources,
+        licence=licence,
+        version=__version__,
+    )
 
 
-def _configs(staged: StagedRun) -> Yaml:
+def _sources(staged: StagedRun) -> list[Source]:
+    """Return the questions' data sets, and the corpus if it is a separate one: its passages are in the data, too."""
+    sources = [source_of(name) for name in staged.sources]
+    retrieval = staged.config.retrieval
+    if retrieval.corpus or retrieval.index or retrieval.url or (retrieval.kind or "").startswith("python:"):
+        checksum = mapping(staged.summary, "content").get("corpus")
+        sources.append(Source("the corpus that was searched", note=f"checksum {checksum}"))
+    return sources
+
+
+def _configs(staged: StagedRun, by_config: dict[str, list[Part]]) -> Yaml:
     """Return `configs` and `dataset_info`, made by the library that reads them."""
     from datasets import DatasetInfo, Features
     from datasets.info import DatasetInfosDict
@@ -63,7 +100,7 @@ def _configs(staged: StagedRun) -> Yaml:
     from huggingface_hub import DatasetCardData
 
     configs, infos = MetadataConfigs(), DatasetInfosDict()
-    for name, parts in _by_config(staged).items():
+    for name, parts in by_config.items():
         data_files = []
         splits = SplitDict()
         for split in (*SPLITS, "nodes"):
@@ -85,50 +122,6 @@ def _configs(staged: StagedRun) -> Yaml:
     infos.to_dataset_card_data(data)
     info = data["dataset_info"]
     return {"configs": data["configs"], "dataset_info": info if isinstance(info, list) else [info]}
-
-
-def _by_config(staged: StagedRun) -> dict[str, list[Part]]:
-    by_config: dict[str, list[Part]] = {ALL: staged.pairs}
-    for part in staged.parts:
-        by_config.setdefault(part.config, []).append(part)
-    return by_config
-
-
-def card_body(staged: StagedRun, *, repo_id: str, licence: str | None) -> str:
-    """Return the card's Markdown text: how to load the data, columns, counts, settings, limits and licences."""
-    config, summary, retrieval = staged.config, staged.summary, staged.config.retrieval
-    settings = config.model_dump(mode="json", include={"search", "value", "pairs", "format"})
-    has_trees = any(part.config == TREES for part in staged.parts)
-    return render(
-        "dataset.md.j2",
-        repo_id=repo_id,
-        compared=staged.compared,
-        has_policy_card=staged.has_policy_card,
-        names=[source or "unnamed" for source in staged.sources],
-        pairs=staged.pair_count,
-        configs=_by_config(staged),
-        by_source=_by_split(staged.counts, "source"),
-        by_depth=_by_split(staged.counts, "depth"),
-        matrix=_matrix(staged.counts),
-        types=_TYPES,
-        example=_example(staged.example),
-        columns=staged.table.columns,
-        tree_columns=tree_schema.columns if has_trees else (),
-        type_name=_type,
-        settings=fenced(settings_text(settings).strip(), "yaml"),
-        policy=_model(summary.get("policy"), config.policy.revision),
-        judge=_model(summary.get("judge"), config.judge.revision) if config.value.kind == "judge" else None,
-        sampling=config.policy,
-        retrieval=retrieval,
-        retriever=retrieval.kind or ("index" if retrieval.index else "remote" if retrieval.url else "bm25"),
-        content=mapping(summary, "content"),
-        summary=summary,
-        versions=versions(summary),
-        without_pairs=_without_pairs(summary),
-        sources=sources_of(staged),
-        licence=licence,
-        version=__version__,
-    )
 
 
 def _type(type: pa.DataType) -> str:

@@ -1,15 +1,18 @@
-"""The Hub card of a trained policy: YAML for the Hub, and a text for people."""
+"""The Hub card of a trained policy: YAML for the Hub, and a text for people, with its part of an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from reasonrag import __version__
-from reasonrag.core.text import one_line, printable
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.text import one_line, printable, quoted
 from reasonrag.dpo.preferences import HUB_NAME
-from reasonrag.evaluation.tables import NAMES
-from reasonrag.publish.evaluation_results import Measured
+from reasonrag.evaluation.tables import NAMES, Table, differences_table, results_table
 from reasonrag.publish.hub_card import Yaml, escaped, fenced, mapping, number, render, versions
 from reasonrag.publish.licences import UNKNOWN, source_of
 from reasonrag.publish.policy import StagedPolicy
@@ -38,10 +41,24 @@ _CURVES = {
     "eval_em": "held-out EM",
 }
 _SHARES = ("em", "f1", "acc", "lasj")  # metrics between 0 and 1, for leaderboards
+_SHOWN = ("em", "f1", "acc", "retrievals", "steps", "format_rate", "lasj", "osr", "usr")
 
 
-def card_data(staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None) -> Yaml:
-    """Return the card's YAML.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A policy's part of an evaluation."""
+
+    policy: str  # its name there
+    verified: bool  # whether these very weights were evaluated; if not, a person named the policy
+    datasets: list[str]
+    split: Any
+    first_setting: Mapping[str, Any]  # its metrics at the first setting
+    results: Table  # means of the baseline and of this policy
+    differences: Table  # paired differences of this policy from the baseline
+
+
+def card(staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None) -> tuple[Yaml, str]:
+    """Return the card's YAML, and its Markdown text: how to use the policy, metrics, training, limits and licence.
 
     Args:
         staged: the staged policy.
@@ -49,41 +66,35 @@ def card_data(staged: StagedPolicy, *, repo_id: str, licence: str | None, measur
         licence: as the publisher gave it; None: the licence of the base model, if its folder names one.
         measured: its evaluation. Only metrics of these very weights enter the `model-index`.
     """
+    from markupsafe import Markup
+
+    training = staged.training
+    stage = str(training.get("stage"))
     data: Yaml = {"license": licence or staged.base_licence or UNKNOWN}
     if staged.base_on_hub:
-        data |= {
-            "base_model": staged.base,
-            "base_model_relation": "adapter" if staged.kind == "adapter" else "finetune",
-        }
+        relation = "adapter" if staged.kind == "adapter" else "finetune"
+        data |= {"base_model": staged.base, "base_model_relation": relation}
     data["library_name"] = "peft" if staged.kind == "adapter" else "transformers"
     data["pipeline_tag"] = "text-generation"
-    stage = str(staged.training.get("stage"))
     data["tags"] = [*_TAGS, *([stage] if stage in _STAGES else [])]
     if dataset := _dataset(staged):
         data["datasets"] = [dataset]
     if measured is not None and measured.verified:
         data["model-index"] = _model_index(repo_id, measured)
-    return data
 
-
-def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None) -> str:
-    """Return the card's Markdown text: how to use the policy, metrics, training, limits and licence."""
-    from markupsafe import Markup
-
-    training = staged.training
-    data = {key: value for key, value in mapping(training, "data").items() if key != "lengths"}
+    training_data = {key: value for key, value in mapping(training, "data").items() if key != "lengths"}
     columns, history = _history(training)
     # Cells are escaped here: `Markup` keeps the template from escaping the tables again.
     differences = measured.differences if measured else None
-    return render(
+    return data, render(
         "policy.md.j2",
         repo_id=repo_id,
         name=repo_id.partition("/")[2],
         staged=staged,
-        stage=_STAGES.get(str(training.get("stage")), training.get("stage")),
+        stage=_STAGES.get(stage, training.get("stage")),
         training=training,
         model=mapping(training, "model"),
-        data=fenced(settings_text(data).strip(), "yaml"),
+        data=fenced(settings_text(training_data).strip(), "yaml"),
         settings=fenced(settings_text(mapping(training, "settings")).strip(), "yaml"),
         columns=columns,
         history=history,
@@ -95,6 +106,70 @@ def card_body(staged: StagedPolicy, *, repo_id: str, licence: str | None, measur
         given=licence,
         version=__version__,
     )
+
+
+def read_measured(report: Path, policy: Path, checksums: Sequence[str], named: str | None) -> Measured:
+    """Return a policy's part of `REPORT/metrics.json`.
+
+    Args:
+        report: folder of an evaluation, or its `metrics.json`.
+        policy: the policy's folder.
+        checksums: of its weights.
+        named: its name there; None: the policy with these weights, or a served one of the folder's name.
+
+    Raises:
+        ConfigError: there is no such policy, or it has other weights.
+        DataError: it is not the `metrics.json` of an evaluation.
+    """
+    file = report / "metrics.json" if report.is_dir() else report
+    try:
+        metrics = json.loads(file.read_text(encoding="utf-8"))
+        weights = {name: _weights(metrics, name) for name in metrics["policies"]}
+        same_weights = [name for name, checksum in weights.items() if checksum in checksums]
+        served = [name for name, checksum in weights.items() if checksum is None and name == policy.resolve().name]
+        names = [named] if named is not None else same_weights or served
+        # This builds all that the card shows, so that damaged metrics are refused here.
+        measured = [_measured(metrics, name, name in same_weights) for name in names if name in weights]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+        raise DataError(
+            f"{file} is not a metrics.json of `reasonrag eval` ({type(error).__name__}); give its folder as --eval"
+        ) from error
+    known = ", ".join(map(quoted, weights))
+    if named is not None and named not in weights:
+        raise ConfigError(f"{file} has no policy {quoted(named)}; it has: {known}")
+    if len(measured) != 1:
+        raise ConfigError(f"{file} holds {len(measured)} policies of these weights; name one as --eval-policy: {known}")
+    (one,) = measured
+    if weights[one.policy] is not None and not one.verified:
+        raise ConfigError(
+            f"{file}: {quoted(one.policy)} was measured with weights {weights[one.policy]}, and those to publish are "
+            f"{' or '.join(checksums)}; evaluate these"
+        )
+    return one
+
+
+def _measured(metrics: Yaml, policy: str, verified: bool) -> Measured:
+    """Build the tables of a policy and of the baseline, which is the first policy of the evaluation."""
+    policies = next(iter(metrics["policies"])), policy
+    settings = [setting for name in policies for setting in metrics["policies"][name].values()]
+    shown = [metric for metric in _SHOWN if any(setting.get(metric) for setting in settings)]
+    return Measured(
+        policy,
+        verified,
+        datasets=[str(name) for name in metrics["dataset"]],
+        split=metrics.get("split"),
+        first_setting=next(iter(metrics["policies"][policy].values())),
+        results=results_table(metrics, shown, policies),
+        differences=differences_table(metrics, shown, (policy,)),
+    )
+
+
+def _weights(metrics: Yaml, name: str) -> str | None:
+    """Return the checksum of the folder that a policy was loaded from; None if a server answered for it."""
+    kind, _, model = str(metrics["content"]["policies"][name]["policy"]).partition(":")
+    name, at, checksum = model.rpartition("@")
+    is_folder = kind in ("hf", "vllm") and at and "/" not in name and len(checksum) == 12
+    return checksum if is_folder else None
 
 
 def _dataset(staged: StagedPolicy) -> str | None:
@@ -111,11 +186,9 @@ def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
     from huggingface_hub import EvalResult
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
-    metrics = measured.metrics
-    names = ", ".join(printable(one_line(str(name))) for name in metrics["dataset"])[:80] or UNKNOWN
-    first_setting = next(iter(metrics["policies"][measured.policy].values()))
+    names = ", ".join(printable(one_line(name)) for name in measured.datasets)[:80] or UNKNOWN
     known = source_of(names).hub == HUB_REPOSITORY
-    split = metrics.get("split")
+    split = measured.split
     results = [
         EvalResult(
             task_type="question-answering",
@@ -125,10 +198,10 @@ def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
             dataset_split=printable(one_line(split))[:40] if isinstance(split, str) else None,
             metric_type=metric,
             metric_name=NAMES[metric],
-            metric_value=float(first_setting[metric]["mean"]),
+            metric_value=float(measured.first_setting[metric]["mean"]),
         )
         for metric in _SHARES
-        if first_setting.get(metric)
+        if measured.first_setting.get(metric)
     ]
     index: list[Yaml] = eval_results_to_model_index(repo_id.partition("/")[2], results)
     return index

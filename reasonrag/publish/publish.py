@@ -12,9 +12,9 @@ from pathlib import Path
 
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.publish import dataset, hub_dataset_card, hub_policy_card, policy
-from reasonrag.publish.evaluation_results import read_measured
 from reasonrag.publish.hub import CARD, Upload, check_target
 from reasonrag.publish.hub_card import merge_card
+from reasonrag.publish.hub_policy_card import read_measured
 from reasonrag.publish.licences import UNKNOWN, check_licence
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
 from reasonrag.publish.staged_files import files_of
@@ -115,13 +115,11 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
     if is_policy:
         trained = policy.stage_policy(path, folder, merged=options.merged)
         measured = read_measured(options.report, path, trained.checksums, options.name) if options.report else None
-        data = hub_policy_card.card_data(trained, repo_id=repo_id, licence=licence, measured=measured)
-        body = hub_policy_card.card_body(trained, repo_id=repo_id, licence=licence, measured=measured)
+        data, body = hub_policy_card.card(trained, repo_id=repo_id, licence=licence, measured=measured)
         message = f"{trained.kind} weights"
     else:
         run = dataset.stage_run(path, folder, trees=options.trees)
-        data = hub_dataset_card.card_data(run, licence=licence)
-        body = hub_dataset_card.card_body(run, repo_id=repo_id, licence=licence)
+        data, body = hub_dataset_card.card(run, repo_id=repo_id, licence=licence)
         message = f"{run.pair_count:,} pairs"
     if options.public and data["license"] == UNKNOWN:
         raise ConfigError(
