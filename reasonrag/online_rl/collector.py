@@ -94,20 +94,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Which questions each batch uses, deterministically from the seed.
-
-    Args:
-        questions: all training questions.
-        group_size: attempts per question.
-        per_step: questions of a batch, over all processes.
-        seed: seed of the order and of the rollouts.
-        process, processes: which share of a batch this process makes.
-    """
+    """Which questions each batch uses, deterministically from the seed. Each process makes its share of a batch."""
 
     questions: Sequence[Question]
-    group_size: int
-    per_step: int
-    seed: int
+    group_size: int  # attempts per question
+    per_step: int  # questions of a batch, over all processes
+    seed: int  # of the order and of the rollouts
     process: int = 0
     processes: int = 1
 
@@ -149,41 +141,18 @@ def _order(count: int, seed: int) -> tuple[int, ...]:
     return tuple(order)
 
 
+@dataclass
 class Collector:
     """Makes the batches of a training run."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        reward: Reward,
-        chat: ChatTemplate,
-        plan: BatchPlan,
-        *,
-        end_id: int,
-        sampling: SamplingSettings | None = None,
-        outage: OutageSettings | None = None,
-        max_tokens: int | None = None,
-    ) -> None:
-        """Store the parts.
-
-        Args:
-            engine: runs the policy that is trained.
-            reward: scores every trajectory.
-            chat: tokenizer and template of the policy.
-            plan: chooses the questions of each batch.
-            end_id: the token that ends a turn.
-            sampling: whether groups without variance are replaced.
-            outage: what to do if rewards are missing.
-            max_tokens: maximum length of prompt and turn; a longer trajectory counts as truncated.
-        """
-        self.engine = engine
-        self.reward = reward
-        self.chat = chat
-        self.plan = plan
-        self.end_id = end_id
-        self.sampling = sampling or SamplingSettings()
-        self.outage = outage or OutageSettings()
-        self.max_tokens = max_tokens
+    engine: Engine  # runs the policy that is trained
+    reward: Reward
+    chat: ChatTemplate  # of the policy
+    plan: BatchPlan
+    end_id: int  # the token that ends a turn
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    outage: OutageSettings = field(default_factory=OutageSettings)
+    max_tokens: int | None = None  # of prompt and turn; a longer trajectory counts as truncated
 
     async def batch(self, number: int, *, step: int) -> Batch:
         """Make the rollouts of batch `number`, for the training step after `step`.

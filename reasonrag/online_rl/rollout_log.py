@@ -26,16 +26,9 @@ ANSWER_METRICS = ("em", "f1", "acc", "retrievals", "steps", "forced")
 def write_rollouts(
     batch: Batch, folder: Path, *, step: int, process: int, format: Format, scale: Scale = "group", spread: float = 1.0
 ) -> None:
-    """Write the rollouts for training step `step + 1`; a step that is repeated after a restart replaces its file.
+    """Write this process's rollouts for training step `step + 1`; after a restart, a repeated step replaces its file.
 
-    Args:
-        batch: the batch of this process.
-        folder: the folder of the log.
-        step: optimizer steps so far.
-        process: the number of this process.
-        format: parses the trajectories.
-        scale: how advantages are scaled within a group.
-        spread: a further divisor of all advantages, if the scale is that of the whole batch (`advantage_scale`).
+    Advantages are scaled within a group by `scale`, and divided by `spread` (see `advantage_scale`).
     """
     # TRL computes the same advantages for its loss (tests/online_rl/test_trainer.py compares them). It does so in
     # float32 and after this log is written; these are float64, and a group without variance has exactly 0.

@@ -105,15 +105,11 @@ class ValidationSettings(Section):
 class RLSettings(TrainSettings):
     """Group-relative policy optimisation on rollouts with retrieval (GRPO, DAPO)."""
 
-    seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     data: str | None = execution(
         None,
         "questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a "
         "JSONL or Parquet file",
         "--dataset",
-    )
-    model: str | None = execution(
-        None, "model to train: a folder, a Hub id, or demo[:FORMAT] for a shipped policy", "--model"
     )
     split: str | None = execution(None, "split of a known data set: train, dev or test", "--split")
     world_seed: int = execution(0, "seed of the demo world", "--world-seed")

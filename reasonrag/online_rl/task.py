@@ -52,19 +52,15 @@ class Task:
     """What is trained on, the same on every process.
 
     Attributes:
-        questions: training questions.
-        held_out: validation questions; empty without validation.
-        retriever: the retriever of training.
         held_out_retriever: the retriever of validation; the same object unless each searches its questions' passages.
         content_of: names and checksums of everything that the settings refer to.
         card: how the policy is prompted.
-        uses: which parts the reward needs.
         plans: Search-P1's reference plans.
         sampler_rows: number of rows for TRL's sampler.
     """
 
     questions: list[Question]
-    held_out: list[Question]
+    held_out: list[Question]  # empty without validation
     retriever: Retriever
     held_out_retriever: Retriever
     format: Format
@@ -115,9 +111,10 @@ def open_task(settings: RLSettings) -> Task:
         raise ConfigError("nothing to train on: add --dataset with a name (hotpotqa, ..., demo) or a file of questions")
     format = open_format(config)
     if not format.append_only:
+        append_only = [name for name, known in FORMATS.items() if getattr(known, "append_only", False)]
         raise ConfigError(
             f"format {format.name!r} rewrites its prompt at every step, so one trajectory gives several training rows "
-            f"and GRPO takes one; choose an append-only format: {', '.join(_append_only())}"
+            f"and GRPO takes one; choose an append-only format: {', '.join(append_only)}"
         )
     if settings.judge.spec is not None:
         check_llm(settings.judge, "judge")
@@ -238,11 +235,8 @@ def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, 
 def open_task_reward(settings: RLSettings, task: Task, policy: LLM, journal: Path) -> tuple[Reward, list[Any]]:
     """Open the reward with its judge, encoder and plans; also return what has to be closed at the end.
 
-    Args:
-        settings: the settings of the training run.
-        task: what is trained on.
-        policy: answers HiPRAG's queries without a search.
-        journal: the journal of the judge's calls; a verdict is never paid for twice.
+    The `policy` answers HiPRAG's queries without a search. The `journal` keeps the judge's calls, so that a verdict is
+    never paid for twice.
 
     Raises:
         InputError: a part cannot be opened; parts opened before it are closed.
@@ -266,16 +260,12 @@ def open_task_reward(settings: RLSettings, task: Task, policy: LLM, journal: Pat
         raise
 
 
-def batched_retriever(task: Task) -> BatchedRetriever:
-    """Return the retriever of training, which batches the searches of many trajectories."""
-    return BatchedRetriever(task.retriever, store=MemoryStore(KEPT_RANKINGS))
-
-
-def batched_held_out_retriever(task: Task, training: Retriever) -> Retriever:
-    """Return the retriever of validation: `training` with its cache if both search the same passages."""
+def batched_retrievers(task: Task) -> tuple[Retriever, Retriever]:
+    """Return retrievers of training and validation that batch searches: one, if both search the same passages."""
+    training = BatchedRetriever(task.retriever, store=MemoryStore(KEPT_RANKINGS))
     if task.held_out_retriever is task.retriever:
-        return training
-    return BatchedRetriever(task.held_out_retriever, store=MemoryStore(KEPT_RANKINGS))
+        return training, training
+    return training, BatchedRetriever(task.held_out_retriever, store=MemoryStore(KEPT_RANKINGS))
 
 
 async def close_parts(closing: list[Any], task: Task) -> None:
@@ -336,7 +326,3 @@ def _held_out_retriever(settings: RLSettings, config: Config, held_out: list[Que
         return open_retriever(config.model_copy(update={"questions": source}), held_out)
     except DataError as error:
         raise DataError(f"validation: {error}") from error
-
-
-def _append_only() -> list[str]:
-    return [name for name, format in FORMATS.items() if getattr(format, "append_only", False)]

@@ -20,15 +20,8 @@ from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.online_rl.collector import BatchPlan, Collector
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.online_rl.task import (
-    batched_held_out_retriever,
-    batched_retriever,
-    close_parts,
-    open_task,
-    open_task_reward,
-)
+from reasonrag.online_rl.task import batched_retrievers, close_parts, open_task, open_task_reward
 from reasonrag.online_rl.validation import Guards, Validation, Watch, validation_engine
-from reasonrag.rewards import Reward
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.training.run import TrainingData, TrainingRun, save_policy
 
@@ -61,15 +54,12 @@ class OnlineRLRun(TrainingRun[RLSettings]):
     def trl_config(self) -> tuple[Any, dict[str, Any]]:
         from trl import GRPOConfig
 
-        return GRPOConfig, self._own_arguments(int(os.environ.get("WORLD_SIZE", "1")))
-
-    def _own_arguments(self, processes: int) -> dict[str, Any]:
         settings, rollout = self.settings, self.settings.rollout
         try:
-            accumulation = settings.accumulation(processes)
+            accumulation = settings.accumulation(int(os.environ.get("WORLD_SIZE", "1")))
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return {
+        return GRPOConfig, {
             "gradient_accumulation_steps": accumulation,
             "steps_per_generation": accumulation * rollout.minibatches,
             "num_generations": rollout.group_size,
@@ -104,16 +94,41 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         reward, closing = open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
         self.closing += closing
         rollout = settings.rollout
+        retriever, held_out_retriever = batched_retrievers(self.task)
         engine = Engine(
             llm,
-            batched_retriever(self.task),
+            retriever,
             self.task.format,
             max_steps=settings.format.max_steps,
             top_k=settings.retrieval.top_k,
             sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p, max_tokens=rollout.max_tokens),
         )
-        self.watch = Watch(Guards(settings.guards), self._validation(engine, reward), reward, settings.validation.steps)
-        collector = self._collector(engine, reward, chat)
+        validation = None
+        if self.task.held_out:
+            temperature = settings.validation.temperature
+            held_out_engine = validation_engine(engine, temperature=temperature, retriever=held_out_retriever)
+            validation = Validation(
+                self.task.held_out, held_out_engine, reward, settings.validation.metric, settings.seed
+            )
+        self.watch = Watch(Guards(settings.guards), validation, reward, settings.validation.steps)
+        plan = BatchPlan(
+            self.task.questions,
+            rollout.group_size,
+            rollout.questions_per_step,
+            derive_seed(settings.seed, "rl"),
+            process,
+            self.arguments.world_size,
+        )
+        collector = Collector(
+            engine,
+            reward,
+            chat,
+            plan,
+            end_id=int(chat.tokenizer.eos_token_id),
+            sampling=settings.sampling,
+            outage=settings.outage,
+            max_tokens=rollout.max_trajectory_tokens,
+        )
         trainer = AgenticGRPOTrainer(
             rollouts=Rollouts(collector, local, weights, self.runner, self.out / "rollouts", rollout.minibatches),
             watch=self.watch,
@@ -130,35 +145,6 @@ class OnlineRLRun(TrainingRun[RLSettings]):
                 "Its state and the best policy so far are kept; try a lower learning rate or a KL penalty, or relax "
                 "the guard"
             )
-
-    def _collector(self, engine: Engine, reward: Reward, chat: Any) -> Collector:
-        settings, rollout = self.settings, self.settings.rollout
-        plan = BatchPlan(
-            self.task.questions,
-            rollout.group_size,
-            rollout.questions_per_step,
-            derive_seed(settings.seed, "rl"),
-            self.arguments.process_index,
-            self.arguments.world_size,
-        )
-        return Collector(
-            engine,
-            reward,
-            chat,
-            plan,
-            end_id=int(chat.tokenizer.eos_token_id),
-            sampling=settings.sampling,
-            outage=settings.outage,
-            max_tokens=rollout.max_trajectory_tokens,
-        )
-
-    def _validation(self, engine: Engine, reward: Reward) -> Validation | None:
-        if not self.task.held_out:
-            return None
-        settings = self.settings.validation
-        retriever = batched_held_out_retriever(self.task, engine.retriever)
-        held_out_engine = validation_engine(engine, temperature=settings.temperature, retriever=retriever)
-        return Validation(self.task.held_out, held_out_engine, reward, settings.metric, self.settings.seed)
 
     def _policy(self, chat: Any, model: Any) -> tuple[BorrowingLLM | None, Any, LLM]:
         """Return the engine's LLM: on the trainer's weights, or on a server that is sent them."""

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -43,23 +44,14 @@ REWARD = "episode_reward"
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """The parts that make the rollouts of a training run.
-
-    Args:
-        collector: makes the batches.
-        local: the engine's LLM if it uses the trainer's own weights, else None.
-        weights: sends the weights to an engine elsewhere, else None.
-        runner: its event loop runs the rollouts.
-        folder: gets a file of trajectories per step.
-        batch_steps: optimizer steps that use one batch.
-    """
+    """The parts that make the rollouts of a training run."""
 
     collector: Collector
-    local: BorrowingLLM | None
-    weights: VLLMServerSync | None
-    runner: asyncio.Runner
-    folder: Path
-    batch_steps: int = 1
+    local: BorrowingLLM | None  # the engine's LLM if it uses the trainer's own weights
+    weights: VLLMServerSync | None  # sends the weights to an engine elsewhere
+    runner: asyncio.Runner  # its event loop runs the rollouts
+    folder: Path  # gets a file of trajectories per step
+    batch_steps: int = 1  # optimizer steps that use one batch
 
 
 class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
@@ -73,7 +65,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if importance:
             # Set after __init__, which would otherwise start a vLLM engine. From here on it means: sync the weights
             # before rollouts, compute the old log-probabilities, and correct by the ratio to the sampler's.
-            self.use_vllm, self.vllm_generation, self._last_loaded_step = True, _Synced(), -1
+            # `_current_weights` pushes the weights before every batch, so TRL's call has nothing to do.
+            no_engine = SimpleNamespace(sync_weights=lambda: None)
+            self.use_vllm, self.vllm_generation, self._last_loaded_step = True, no_engine, -1
 
     def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any] | None]:
         step = self.state.global_step
@@ -250,10 +244,3 @@ def _mask(sample: Sample, mask_truncated: bool) -> list[int]:
 def episode_reward(prompts: Any, completions: Any, episode_reward: list[float | None], **columns: Any) -> Any:
     """Return the collector's rewards, as TRL calls a reward function."""
     return episode_reward
-
-
-class _Synced:
-    """Takes the place of TRL's vLLM engine: `_current_weights` pushes the weights before every batch."""
-
-    def sync_weights(self) -> None:
-        pass

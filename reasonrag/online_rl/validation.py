@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import deque
 from collections.abc import Sequence
@@ -76,20 +77,12 @@ class Guards:
 
 @dataclass
 class Validation:
-    """Held-out questions, one attempt each.
-
-    Args:
-        questions: the held-out questions.
-        engine: runs the policy with the sampling of validation.
-        reward: scores the attempts, if the reward is the metric.
-        metric: the metric that chooses the best policy.
-        seed: random seed of the sampling.
-    """
+    """Held-out questions, one attempt each."""
 
     questions: Sequence[Question]
-    engine: Engine
-    reward: Reward
-    metric: str
+    engine: Engine  # runs the policy with the sampling of validation
+    reward: Reward  # scores the attempts, if the reward is the metric
+    metric: str  # chooses the best policy
     seed: int
     best: float | None = None
     best_step: int | None = None
@@ -143,14 +136,10 @@ class Validation:
 
 def validation_engine(engine: Engine, *, temperature: float, retriever: Retriever | None = None) -> Engine:
     """Return an engine with the same policy, sampling as in evaluation; the same retriever unless one is given."""
-    return Engine(
-        engine.llm,
-        retriever or engine.retriever,
-        engine.format,
-        max_steps=engine.max_steps,
-        top_k=engine.top_k,
-        sampling=Sampling(temperature=temperature, top_p=1.0, max_tokens=engine.sampling.max_tokens),
-    )
+    held_out_engine = copy.copy(engine)
+    held_out_engine.retriever = retriever or engine.retriever
+    held_out_engine.sampling = Sampling(temperature=temperature, top_p=1.0, max_tokens=engine.sampling.max_tokens)
+    return held_out_engine
 
 
 @dataclass

@@ -172,15 +172,15 @@ def test_held_out_paragraphs_are_not_found_in_training(tmp_path):
     assert task.content == alone.content
     assert task.content == tasks.open_task(settings(**named, **dev, validation__limit=3)).content
     assert (found(task.retriever, "30 x30"), found(task.retriever, "11 x11")) == (set(), {"T11"})
-    own = tasks.batched_held_out_retriever(task, tasks.batched_retriever(task))
+    _, own = tasks.batched_retrievers(task)
     assert (found(own, "30 x30"), found(own, "11 x11")) == ({"T30"}, set())
     asyncio.run(tasks.close_parts([], task))
 
 
 def test_a_corpus_for_all_is_opened_once():
     task = tasks.open_task(settings(validation__steps=5, validation__limit=3))
-    training = tasks.batched_retriever(task)
-    assert task.held_out and tasks.batched_held_out_retriever(task, training) is training
+    training, held_out = tasks.batched_retrievers(task)
+    assert task.held_out and held_out is training
 
 
 def test_it_is_said_that_nothing_is_validated():
