@@ -80,7 +80,6 @@ class LengthReport:
         return lines
 
     def summary(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
         values = asdict(self)
         left_out = {
             split: {str(depth): n for depth, n in by_depth.items()} for split, by_depth in self.left_out.items()

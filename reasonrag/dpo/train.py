@@ -30,7 +30,6 @@ class PairRun(TrainingRun[P]):
         return TrainingData(examples.checksum, examples.card, examples.facts(), lambda: self.token_rows(examples))
 
     def token_rows(self, examples: Examples) -> dict[str, TokenRows]:
-        """Return the trainer's rows by split."""
         raise NotImplementedError
 
 

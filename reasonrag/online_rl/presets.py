@@ -65,10 +65,7 @@ RL_PRESETS: dict[str, Tree] = {
     "search-p1": {
         **_GRPO,
         "format": {"name": "search_p1", "max_steps": 5},
-        "reward": {
-            "name": "search-p1",
-            "search_p1": {"lambda_p": 0.3, "lambda_a": 0.6, "lambda_f": 0.1, "alpha": 0.8},
-        },
+        "reward": {"name": "search-p1", "search_p1": {"lambda_p": 0.3, "lambda_a": 0.6, "lambda_f": 0.1, "alpha": 0.8}},
         "epsilon_high": 0.28,
         "learning_rate": 1e-6,
         "warmup_ratio": 0.1,
@@ -102,12 +99,7 @@ RL_PRESETS: dict[str, Tree] = {
         "max_steps": 500,
         "save_steps": 30,
         "per_device_train_batch_size": 4,
-        "rollout": {
-            "group_size": 32,
-            "questions_per_step": 32,
-            "max_tokens": 8192,
-            "max_trajectory_tokens": 16384,
-        },
+        "rollout": {"group_size": 32, "questions_per_step": 32, "max_tokens": 8192, "max_trajectory_tokens": 16384},
         "validation": {"steps": 30},
         "retrieval": {"top_k": 5},
     },
@@ -118,8 +110,6 @@ RL_PRESETS: dict[str, Tree] = {
     ),
     "demo-search-p1": _demo("search_p1", {"name": "search-p1"}),
     "demo-when-to-search": _demo(
-        "when_to_search",
-        {"name": "when-to-search", "when_to_search": {"switch_step": 20}},
-        split="train-famous",
+        "when_to_search", {"name": "when-to-search", "when_to_search": {"switch_step": 20}}, split="train-famous"
     ),
 }

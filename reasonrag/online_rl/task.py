@@ -78,7 +78,6 @@ class Task:
         return hashlib.sha256(json.dumps(self.content_of, sort_keys=True).encode()).hexdigest()[:16]
 
     def facts(self) -> dict[str, Any]:
-        """Return the entry of `training.json`."""
         return {
             "source": self.name,
             "checksum": self.content,

@@ -77,7 +77,7 @@ class Guards:
 
 @dataclass
 class Validation:
-    """Held-out questions, one attempt each."""
+    """Held-out questions, one attempt each, whose metrics choose the best policy."""
 
     questions: Sequence[Question]
     engine: Engine  # runs the policy with the sampling of validation

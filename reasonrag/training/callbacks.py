@@ -84,7 +84,7 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
         """Write none: training.json says how the model was made."""
 
     def _send_telemetry(self) -> None:
-        """Send nothing."""
+        """Send nothing: TRL would tell its authors that a trainer is used."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run TRL's step; raise on all processes alike if the loss of any of them is NaN or infinite."""

@@ -46,7 +46,6 @@ class ModelSource:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether `path` holds a LoRA adapter."""
         return self.path != self.base
 
     def chat(self) -> ChatTemplate:
@@ -179,10 +178,7 @@ def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -
         raise RunError(f"{out} is there already; remove it, or choose another folder")
     check_folder(base)
     try:
-        options = {
-            "revision": PeftConfig.from_pretrained(str(folder)).revision,
-            "trust_remote_code": trust_remote_code,
-        }
+        options = {"revision": PeftConfig.from_pretrained(str(folder)).revision, "trust_remote_code": trust_remote_code}
         dtype = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
         model = _load_base(base, {**options, "dtype": torch.float32})
         generation_config = model.generation_config

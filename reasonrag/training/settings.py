@@ -21,7 +21,7 @@ class LoraSettings(Section):
 
 
 class TrainSettings(Section):
-    """Settings of every training run."""
+    """Settings that DPO, SFT and online training share."""
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     data: str | None = execution(
