@@ -10,11 +10,10 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -44,10 +43,8 @@ _STYLE = {
     "legend.frameon": False,
 }
 # A page has its own colours, for light and dark: the custom properties --c0, --c1, ... and the colour of its text.
-_PAGE_COLOURS: Mapping[str, str] = MappingProxyType(
-    {colour.lower(): f"var(--c{number})" for number, colour in enumerate(_COLOURS)}
-    | {"#000000": "currentColor", _INK: "currentColor"}
-)
+_PAGE_COLOURS = {colour.lower(): f"var(--c{number})" for number, colour in enumerate(_COLOURS)}
+_PAGE_COLOURS |= {"#000000": "currentColor", _INK: "currentColor"}
 _NOT_XML = re.compile("[\ufffe\uffff]")
 
 

@@ -229,19 +229,14 @@ def carried_settings(spec: object) -> Tree:
                 )
     if scheme == "demo" and rest in DEMO_FORMATS:
         merge(tree, {"format": {"name": rest}})
-    return _with_own_prompts(tree, folder)
-
-
-def _with_own_prompts(tree: Tree, folder: Path) -> Tree:
-    name = tree.get("format", {}).get("prompts")
-    if name in (None, *SHIPPED_PROMPTS):
-        return tree
-    if name != OWN_PROMPTS:
+    prompts = tree.get("format", {}).get("prompts")
+    if prompts == OWN_PROMPTS:
+        tree["format"]["prompts"] = str(folder / OWN_PROMPTS)
+    elif prompts not in (None, *SHIPPED_PROMPTS):
         raise ConfigError(
-            f"{folder / POLICY_CARD}: prompts {reprlib.repr(name)} are neither shipped ({', '.join(SHIPPED_PROMPTS)}) "
+            f"{file}: prompts {reprlib.repr(prompts)} are neither shipped ({', '.join(SHIPPED_PROMPTS)}) "
             f"nor the folder {OWN_PROMPTS!r} beside the file; give them with --prompts"
         )
-    merge(tree, {"format": {"prompts": str(folder / OWN_PROMPTS)}})
     return tree
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +32,10 @@ class Sampling:
     top_p: float = 1.0
     max_tokens: int = 512
     seed: int | None = None
+
+    def single(self, index: int) -> Sampling:
+        """Return the parameters that request completion `index` alone."""
+        return replace(self, n=1, seed=None if self.seed is None else self.seed + index)
 
 
 class LLM(Protocol):

@@ -281,17 +281,8 @@ def _load(path_or_name: str, device: str | None, dtype: str | None, revision: st
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
         raise cannot_load(path_or_name, error) from error
-    _spare_threads(model)
-    return model
-
-
-def _spare_threads(model: Any) -> None:
-    """Use one torch thread for a small model on the CPU.
-
-    Its matrices are too small to split, and on a busy machine each of its many short operations waits for the slower of
-    two threads. The setting applies to the whole process, so a large model on the CPU needs another process.
-    """
-    import torch
-
+    # The matrices of a small model are too small to split, and on a busy machine each short operation waits for the
+    # slower of two threads. The setting applies to the whole process: a large model on the CPU needs another process.
     if model.device.type == "cpu" and sum(weights.numel() for weights in model.parameters()) < _SMALL:
         torch.set_num_threads(1)
+    return model

@@ -126,7 +126,12 @@ class Wire:
         for choice in choices[: sampling.n]:
             completion = self._completion(choice, prompt, shared_ids, exact)
             if isinstance(sent, list):
-                completion = replace(completion, prompt_token_ids=_same_ids(completion.prompt_token_ids, sent))
+                read = completion.prompt_token_ids
+                if read is not None and read != tuple(sent):  # the server has answered a different prompt
+                    raise BadReply(
+                        f"the server read {len(read)} token ids that differ from the {len(sent)} of the request"
+                    )
+                completion = replace(completion, prompt_token_ids=tuple(sent))
             completions.append(completion)
         return _with_usage(completions, reply.get("usage"))
 
@@ -188,14 +193,6 @@ def _ids(value: object) -> tuple[int, ...] | None:
     if isinstance(value, list) and all(_count(item) is not None for item in value):
         return tuple(value)
     return None
-
-
-def _same_ids(read: tuple[int, ...] | None, sent: Sequence[int]) -> tuple[int, ...]:
-    """Return the ids that were sent. A server that changed them has answered a different prompt."""
-    ids = tuple(sent)
-    if read is not None and read != ids:
-        raise BadReply(f"the server read {len(read)} token ids that differ from the {len(ids)} of the request")
-    return ids
 
 
 def _logprobs(value: object) -> tuple[float, ...] | None:

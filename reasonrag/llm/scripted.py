@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Completion, Prompt
@@ -50,8 +49,7 @@ class ScriptedLLM:
         """Do nothing: there is nothing to release."""
 
     def _completion(self, prompt: Prompt, sampling: Sampling, index: int) -> Completion:
-        seed = None if sampling.seed is None else sampling.seed + index
-        reply = self._reply(prompt, replace(sampling, n=1, seed=seed))
+        reply = self._reply(prompt, sampling.single(index))
         if isinstance(reply, Exception):
             raise reply
         if isinstance(reply, Completion):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -117,7 +116,7 @@ class ServerLLM:
         missing = range(len(completions), sampling.n)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._request(prompt, _sample(sampling, index))) for index in missing]
+                tasks = [group.create_task(self._request(prompt, sampling.single(index))) for index in missing]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         return (*completions, *(task.result()[0] for task in tasks))
@@ -243,8 +242,3 @@ class ServerLLM:
 
     def _shown(self, raw: bytes) -> str:
         return readable(raw, self._key)
-
-
-def _sample(sampling: Sampling, index: int) -> Sampling:
-    seed = None if sampling.seed is None else sampling.seed + index
-    return replace(sampling, n=1, seed=seed)

@@ -161,12 +161,8 @@ class Journal:
             RunError: the disk is full or the file cannot be written.
         """
         text = json.dumps(reply, ensure_ascii=False, allow_nan=False)
-        await self._write(
-            (
-                "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?)",
-                (key, kind, text, _checksum(key, text), prompt_tokens, completion_tokens),
-            )
-        )
+        row = (key, kind, text, _checksum(key, text), prompt_tokens, completion_tokens)
+        await self._write(("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?)", row))
         self._known.add(key)
 
     async def put_tree(self, dataset: str, question_id: str, rows: list[dict[str, Any]]) -> None:
@@ -183,12 +179,9 @@ class Journal:
 
         Secrets are replaced before the message is cut: half a key would not be recognised.
         """
-        await self._write(
-            (
-                "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)",
-                (dataset, question_id, cause, redact(valid_unicode(message))[:_MESSAGE_CHARS]),
-            )
-        )
+        shown = redact(valid_unicode(message))[:_MESSAGE_CHARS]
+        row = (dataset, question_id, cause, shown)
+        await self._write(("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", row))
 
     def put_meta(self, key: str, value: Any) -> None:
         """Store a small JSON value; it is on disk when this returns."""
@@ -258,9 +251,7 @@ def _checksum(*parts: str | bytes) -> bytes:
 
 
 def _resolve(done: asyncio.Future[None], error: Exception | None) -> None:
-    if done.cancelled():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
+    if error is not None and not done.cancelled():
         done.set_exception(error)
+    elif not done.cancelled():
+        done.set_result(None)

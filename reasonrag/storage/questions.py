@@ -12,7 +12,6 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from reasonrag.core.errors import DataError
@@ -23,17 +22,15 @@ from reasonrag.storage.records import SUFFIXES, Row, RowProblems, read_rows, tex
 HUB_REPOSITORY = "RUC-NLPIR/FlashRAG_datasets"
 
 # Data sets known by name, with their splits on the Hub; the first split is the default.
-KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "hotpotqa": ("train", "dev"),
-        "2wikimultihopqa": ("train", "dev"),
-        "musique": ("train", "dev"),
-        "popqa": ("test",),
-        "bamboogle": ("test",),
-        "nq": ("train", "dev", "test"),
-        "triviaqa": ("train", "dev", "test"),
-    }
-)
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    "hotpotqa": ("train", "dev"),
+    "2wikimultihopqa": ("train", "dev"),
+    "musique": ("train", "dev"),
+    "popqa": ("test",),
+    "bamboogle": ("test",),
+    "nq": ("train", "dev", "test"),
+    "triviaqa": ("train", "dev", "test"),
+}
 
 _ANSWERS = ("golden_answers", "answers", "answer")
 _BODIES = ("sentences", "content", "paragraph_text", "text", "contents")
