@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from reasonrag.core.config import RetrievalConfig
-    from reasonrag.core.types import Question
     from reasonrag.retrieval.base import Retriever
     from reasonrag.retrieval.measure import GoldFound
 
@@ -187,7 +186,7 @@ def recall(
     from reasonrag.commands.console import log_plainly
     from reasonrag.core.errors import ConfigError
     from reasonrag.evaluation.bootstrap import intervals
-    from reasonrag.retrieval.measure import with_gold_ids
+    from reasonrag.retrieval.measure import gold_recall, with_gold_ids
     from reasonrag.retrieval.open import open_index
     from reasonrag.retrieval.remote import RemoteRetriever
     from reasonrag.storage.questions import load_questions, sample_questions
@@ -205,29 +204,24 @@ def recall(
         retriever: Retriever = RemoteRetriever(address)
     else:
         retriever = open_index(_retrieval(Path(address), given), trust_remote_code=trust_remote_code)
-    recalls = asyncio.run(_measure(retriever, sample_questions(questions, limit), cutoffs))
+
+    async def measure() -> list[dict[int, GoldFound]]:
+        try:
+            return await gold_recall(retriever, sample_questions(questions, limit), cutoffs)
+        finally:
+            await retriever.aclose()
+
+    recalls = asyncio.run(measure())
     columns = {}
     for name in ("any_gold", "all_gold"):
         for k in cutoffs:
             columns[f"{name}@{k}"] = [float(getattr(of_question[k], name)) for of_question in recalls]
-    metrics = {
-        name: {"mean": interval.mean, "low": interval.low, "high": interval.high}
-        for name, interval in intervals(columns, seed=0).items()
-        if interval is not None
-    }
+    metrics = {}
+    for name, interval in intervals(columns, seed=0).items():
+        if interval is not None:
+            metrics[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
     counts = {"questions": len(recalls), "without_gold_ids": len(loaded) - len(questions)}
     print(json.dumps({**counts, **metrics}, indent=2))
-
-
-async def _measure(
-    retriever: Retriever, questions: list[Question], cutoffs: tuple[int, ...]
-) -> list[dict[int, GoldFound]]:
-    from reasonrag.retrieval.measure import gold_recall
-
-    try:
-        return await gold_recall(retriever, questions, cutoffs)
-    finally:
-        await retriever.aclose()
 
 
 def _retrieval(folder: Path, given: Mapping[str, Any]) -> RetrievalConfig:

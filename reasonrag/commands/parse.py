@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,30 +21,18 @@ if TYPE_CHECKING:
 _ADVICE = "Each row is a JSON object with the trajectory as `text` and, to score it, `golden_answers`, a list of texts."
 
 
-@click.command("parse")
+@click.command()
 @click.option("--format", "name", required=True, help=flag_help("Config", "format.name"))
 @RULES
 @click.argument("file")
-def command(name: str, rules: Rules, file: str) -> None:
+def parse(name: str, rules: Rules, file: str) -> None:
     """Parse trajectories: print one row of JSON for each, and count what is wrong with them.
 
     FILE is JSONL(.gz) with `text` and, to score it, `golden_answers`; - reads standard input.
 
     \b
       reasonrag parse --format search_r1 trajectories.jsonl.gz > parsed.jsonl
-    """
-    parse(name, file, rules=rules)
-
-
-def parse(
-    name: str, source: Path | str, *, rules: Rules = "house", out: TextIO | None = None, err: TextIO | None = None
-) -> None:
-    """Parse every row of a file, or of stdin if `source` is "-", one at a time.
-
-    Each row gives one line of JSON in printable ASCII on `out`: `well_formed`, `reason`, `steps` (the paper's own, with
-    or without a search), `searches`, `queries`, `answer`, and `em` and `f1` in [0, 1], null without `golden_answers`.
-    Counts by reason are printed to `err` at the end.
-
+    \f
     Raises:
         ConfigError: the format is unknown.
         DataError: a row cannot be used; the message has its number, and the rows before it are written.
@@ -56,20 +44,23 @@ def parse(
     reasons: Counter[str] = Counter()
     answered = 0
     try:
-        for row in _rows(source):
+        for row in _rows(file):
             parsed = outcome(format, row, rules=rules)
             reasons[parsed["reason"]] += 1
             answered += parsed["answer"] is not None
-            print(json.dumps(parsed).replace("\x7f", "\\u007f"), file=out or sys.stdout)  # JSON does not escape DEL
-        (out or sys.stdout).flush()
+            print(json.dumps(parsed).replace("\x7f", "\\u007f"))  # JSON does not escape DEL
+        sys.stdout.flush()
     except BrokenPipeError:  # `| head`: without this, Python would complain again when it closes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    print(_summary(name, reasons, answered), file=err or sys.stderr)
+    print(_summary(name, reasons, answered), file=sys.stderr)
 
 
 def outcome(format: Format, row: Mapping[str, Any], *, rules: Rules = "house") -> dict[str, Any]:
-    """Return what the format reads in the `text` of a row, scored against its `golden_answers` if it has any."""
+    """Return what the format reads in the `text` of a row as JSON, scored against its `golden_answers` if it has any.
+
+    `steps` are the paper's own, with or without a search; `em` and `f1` lie in [0, 1].
+    """
     from reasonrag.core.text import exact_match, token_f1
 
     reading = format.read_text(row["text"])
@@ -86,11 +77,11 @@ def outcome(format: Format, row: Mapping[str, Any], *, rules: Rules = "house") -
     }
 
 
-def _rows(source: Path | str) -> Iterator[dict[str, Any]]:
+def _rows(source: str) -> Iterator[dict[str, Any]]:
     """Yield the rows that can be used; raise at the first that cannot."""
     from reasonrag.storage.records import RowProblems, json_lines, read_rows
 
-    problems = RowProblems("stdin" if source == "-" else str(source))
+    problems = RowProblems("stdin" if source == "-" else source)
     rows = json_lines(sys.stdin.buffer, problems) if source == "-" else read_rows(Path(source), problems)
     for number, row in rows:
         golden = row.get("golden_answers")
@@ -114,4 +105,4 @@ def _summary(name: str, reasons: Counter[str], answered: int) -> str:
     return printable("\n".join(lines))
 
 
-COMMANDS = {"parse": command}
+COMMANDS = {"parse": parse}

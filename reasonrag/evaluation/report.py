@@ -23,22 +23,13 @@ if TYPE_CHECKING:
     from reasonrag.evaluation.run import PolicyResult
 
 _IN_TERMINAL = ("em", "f1", "acc", "lasj", "osr", "usr", "retrievals", "steps", "format_rate")
-_PLOT_TITLES = {
-    "em": "Exact match",
-    "lasj": "Answers right in meaning",
-    "osr": "Over-search",
-    "usr": "Under-search",
-}
+_PLOT_TITLES = {"em": "Exact match", "lasj": "Answers right in meaning", "osr": "Over-search", "usr": "Under-search"}
 
 
 def write_results(
     results: Sequence[PolicyResult], questions: Sequence[Question], out: Path, *, rules: Rules
 ) -> dict[str, Any]:
-    """Write `metrics.json` of the evaluation and of each policy, `report.md` and plots.
-
-    Returns:
-        The contents of the evaluation's `metrics.json`.
-    """
+    """Write `metrics.json` of the evaluation and of each policy, `report.md` and plots; return the evaluation's."""
     metrics = summarize(results, questions, rules=rules)
     for result in results:
         of_policy = {
@@ -59,15 +50,7 @@ def write_results(
 
 
 def write_report(metrics: Metrics, out: Path) -> list[Path]:
-    """Write `report.md` and `plots/`, and remove plots of an earlier evaluation.
-
-    Args:
-        metrics: the contents of `metrics.json`.
-        out: folder of the evaluation.
-
-    Returns:
-        The files that were written.
-    """
+    """Write `report.md` and `plots/`, and remove plots of an earlier evaluation; return the files written."""
     for old in (out / "plots").glob("*.*"):
         old.unlink()
     plots = _plots(metrics, out / "plots")
@@ -164,28 +147,21 @@ def _sweep_panels(metrics: Metrics) -> Iterator[Panel]:
     """Yield EM over each setting that was swept, the others at their first value (arXiv:2505.14069, Fig. 6 and 7)."""
     swept = {"max_steps": "step limit", "top_k": "passages per search", "temperature": "temperature"}
     for axis, name in swept.items():
-        lines = [_sweep_line(metrics, policy, axis) for policy in metrics["settings"]]
-        drawn = tuple(line for line in lines if line is not None)
-        if drawn:
-            yield Panel(f"EM over {name}", name, "EM", drawn)
-
-
-def _sweep_line(metrics: Metrics, policy: str, axis: str) -> Line | None:
-    """Return one policy's EM over the values of a setting; None if it has a single value."""
-    settings = metrics["settings"][policy]
-    fixed = [name for name in ("temperature", "max_steps", "top_k") if name != axis]
-    on_axis = [setting for setting in settings if all(setting[name] == settings[0][name] for name in fixed)]
-    if len(on_axis) < 2:
-        return None
-    measured = []
-    for setting in sorted(on_axis, key=lambda setting: float(setting[axis])):
-        em = metrics["policies"][policy][setting["name"]]["em"]
-        if em is not None:
-            measured.append((setting[axis], em))
-    if not measured:
-        return None
-    mean, low, high = ([em[bound] for _, em in measured] for bound in ("mean", "low", "high"))
-    return Line(policy, [value for value, _ in measured], mean, low, high)
+        lines = []
+        for policy, settings in metrics["settings"].items():
+            fixed = swept.keys() - {axis}
+            on_axis = [setting for setting in settings if all(setting[key] == settings[0][key] for key in fixed)]
+            values, mean, low, high = [], [], [], []
+            for setting in sorted(on_axis, key=lambda setting: float(setting[axis])):
+                if em := metrics["policies"][policy][setting["name"]]["em"]:
+                    values.append(setting[axis])
+                    mean.append(em["mean"])
+                    low.append(em["low"])
+                    high.append(em["high"])
+            if values and len(on_axis) > 1:
+                lines.append(Line(policy, values, mean, low, high))
+        if lines:
+            yield Panel(f"EM over {name}", name, "EM", tuple(lines))
 
 
 def _bars(metrics: Metrics, metric: str) -> Iterator[Bar]:

@@ -97,38 +97,30 @@ def measured(metrics: Metrics) -> list[str]:
 
 
 def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
-    """Return all tables of an evaluation; one without rows has nothing to say.
-
-    Args:
-        metrics: the contents of `metrics.json`.
-
-    Returns:
-        `results`, `differences`, `kinds`, `judge`, `policies`, `out_of_form` and `failures`.
-    """
+    """Return all tables of an evaluation, given its `metrics.json`; one without rows has nothing to say."""
+    shown = measured(metrics)
     return {
-        "results": results_table(metrics, measured(metrics)),
-        "differences": differences_table(metrics, measured(metrics)),
-        "kinds": _kinds_table(metrics),
+        "results": results_table(metrics, shown),
+        "differences": differences_table(metrics, shown),
+        "kinds": _kinds_table(metrics, shown),
         "judge": _judge_table(metrics),
         "policies": _policies_table(metrics),
-        "out_of_form": _out_of_form_table(metrics),
-        "failures": _failures_table(metrics),
+        "out_of_form": _counts_table(
+            metrics,
+            "Attempts that are not well-formed, by the gravest reason",
+            ("reason", "attempts"),
+            lambda at_setting: at_setting["out_of_form"],
+        ),
+        "failures": _counts_table(metrics, "Questions set aside, by cause", ("cause", "questions"), _causes),
     }
 
 
 def results_table(metrics: Metrics, shown: Sequence[str], policies: Collection[str] | None = None) -> Table:
-    """Return the means of each policy at each setting.
-
-    Args:
-        metrics: the contents of `metrics.json`.
-        shown: metrics of the columns, names of `NAMES`.
-        policies: rows are limited to these policies.
-    """
+    """Return the means of each policy at each setting, or of some policies; `shown` are metrics of `NAMES`."""
     rows = []
     for policy, setting, at_setting in points(metrics):
         if policies is None or policy in policies:
-            means = [_mean(metric, at_setting.get(metric)) for metric in shown]
-            rows.append([policy, setting, str(at_setting["questions"]["scored"]), *means])
+            rows.append([policy, setting, str(at_setting["questions"]["scored"]), *_means(at_setting, shown)])
     caption = "Means over the questions, with their 95 % bootstrap intervals"
     return Table(caption, ["policy", "setting", "n", *(NAMES[metric] for metric in shown)], rows, heads=2)
 
@@ -152,15 +144,13 @@ def differences_table(metrics: Metrics, shown: Sequence[str], policies: Collecti
     return Table("Policy minus baseline, paired by question", headings, rows, heads=3)
 
 
-def _kinds_table(metrics: Metrics) -> Table:
-    shown = measured(metrics)
+def _kinds_table(metrics: Metrics, shown: Sequence[str]) -> Table:
     rows = []
     for policy, setting, at_setting in points(metrics):
         for kind, of_kind in at_setting["by_kind"].items():
             count = of_kind["em"]["n"] if of_kind["em"] else 0
             hops = "" if of_kind["hops"] is None else f"{of_kind['hops']:g}"
-            means = [_mean(metric, of_kind.get(metric)) for metric in shown]
-            rows.append([kind, policy, setting, str(count), hops, *means])
+            rows.append([kind, policy, setting, str(count), hops, *_means(of_kind, shown)])
     rows.sort(key=lambda row: row[0])  # brings the policies of a kind together
     headings = ["kind", "policy", "setting", "n", "hops", *(NAMES[metric] for metric in shown)]
     return Table("By kind of question", headings, rows, heads=3)
@@ -202,28 +192,26 @@ def _calls_text(calls: Metrics) -> str:
     return "; ".join(words)
 
 
-def _out_of_form_table(metrics: Metrics) -> Table:
+def _counts_table(
+    metrics: Metrics, caption: str, columns: tuple[str, str], counts_of: Callable[[Metrics], Mapping[str, int]]
+) -> Table:
+    """Return a row per policy, setting and cause, with what `counts_of` finds in the metrics of the setting."""
     rows = []
     for policy, setting, at_setting in points(metrics):
-        for reason, count in at_setting["out_of_form"].items():
-            rows.append([policy, setting, reason, f"{count:,}"])
-    caption = "Attempts that are not well-formed, by the gravest reason"
-    return Table(caption, ["policy", "setting", "reason", "attempts"], rows, heads=3)
-
-
-def _failures_table(metrics: Metrics) -> Table:
-    rows = []
-    for policy, setting, at_setting in points(metrics):
-        causes = dict(at_setting["failed"])
-        if at_setting["questions"]["not_tried"]:
-            causes["not tried: too many had failed"] = at_setting["questions"]["not_tried"]
-        for cause, count in causes.items():
+        for cause, count in counts_of(at_setting).items():
             rows.append([policy, setting, cause, f"{count:,}"])
-    return Table("Questions set aside, by cause", ["policy", "setting", "cause", "questions"], rows, heads=3)
+    return Table(caption, ["policy", "setting", *columns], rows, heads=3)
 
 
-def _mean(metric: str, interval: Metrics | None) -> str:
-    return interval_text(interval, digits=0 if metric in _WHOLE_NUMBERS else 3)
+def _causes(at_setting: Metrics) -> Mapping[str, int]:
+    causes = dict(at_setting["failed"])
+    if at_setting["questions"]["not_tried"]:
+        causes["not tried: too many had failed"] = at_setting["questions"]["not_tried"]
+    return causes
+
+
+def _means(intervals: Metrics, shown: Sequence[str]) -> list[str]:
+    return [interval_text(intervals.get(metric), digits=0 if metric in _WHOLE_NUMBERS else 3) for metric in shown]
 
 
 def _difference(metric: str, interval: Metrics | None) -> str:

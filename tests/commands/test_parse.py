@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import os
 import subprocess
@@ -9,27 +8,36 @@ import sys
 
 import pytest
 
-from reasonrag.commands.parse import parse
+from reasonrag.commands.parse import parse as command
 from reasonrag.core.errors import ConfigError, DataError
 
 GOOD = {"text": "<think>t</think><search>q</search><information>x</information><think>c</think><answer>Dr. No</answer>"}
 STRAY = {"text": "Well. <think>t</think><answer>U.S. Navy</answer>", "golden_answers": ["US Navy", "the Navy"]}
 
 
+def parse(name, file):
+    """Run the command as a function: its options are not parsed, and its errors are raised."""
+    command.callback(name, "house", str(file))
+
+
 def lines(*rows):
     return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
 
 
-def parsed(tmp_path, *rows, name="search_r1"):
-    file = tmp_path / "t.jsonl"
-    file.write_text(lines(*rows), encoding="utf-8")
-    out, err = io.StringIO(), io.StringIO()
-    parse(name, file, out=out, err=err)
-    return [json.loads(line) for line in out.getvalue().splitlines()], err.getvalue()
+@pytest.fixture
+def parsed(tmp_path, capsys):
+    def write_and_parse(*rows, name="search_r1"):
+        file = tmp_path / "t.jsonl"
+        file.write_text(lines(*rows), encoding="utf-8")
+        parse(name, file)
+        printed = capsys.readouterr()
+        return [json.loads(line) for line in printed.out.splitlines()], printed.err
+
+    return write_and_parse
 
 
-def test_a_row_says_what_its_text_is(tmp_path):
-    rows, counted = parsed(tmp_path, GOOD, STRAY, {"text": ""})
+def test_a_row_says_what_its_text_is(parsed):
+    rows, counted = parsed(GOOD, STRAY, {"text": ""})
     assert rows == [
         {
             **{"well_formed": True, "reason": "", "steps": 1, "searches": 1, "queries": ["q"]},
@@ -52,27 +60,26 @@ def test_a_row_says_what_its_text_is(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["reasonrag", "search_r1", "hiprag", "search_p1", "when_to_search"])
-def test_every_format_parses(tmp_path, name):
-    rows, _ = parsed(tmp_path, GOOD, STRAY, name=name)
+def test_every_format_parses(parsed, name):
+    rows, _ = parsed(GOOD, STRAY, name=name)
     assert [row["answer"] for row in rows] == ["Dr. No", "U.S. Navy"]
 
 
-def test_compressed_files_are_read(tmp_path):
+def test_compressed_files_are_read(tmp_path, capsys):
     file = tmp_path / "t.jsonl.gz"
     file.write_bytes(gzip.compress(lines(GOOD).encode()))
-    out = io.StringIO()
-    parse("search_r1", file, out=out, err=io.StringIO())
-    assert json.loads(out.getvalue())["answer"] == "Dr. No"
+    parse("search_r1", file)
+    assert json.loads(capsys.readouterr().out)["answer"] == "Dr. No"
 
 
-def test_nothing_but_ascii_and_newlines_is_printed(tmp_path):
+def test_nothing_but_ascii_and_newlines_is_printed(tmp_path, capsys):
     hostile = "<answer>\x1b[31m\u202e\u2028\x07\x7f\x9bé\ud800</answer>"
     file = tmp_path / "t.jsonl"
     file.write_text(lines({"text": hostile}))
-    out, err = io.StringIO(), io.StringIO()
-    parse("search_r1", file, out=out, err=err)
-    assert all(char == "\n" or " " <= char <= "~" for char in out.getvalue() + err.getvalue())
-    assert json.loads(out.getvalue())["answer"] == hostile[8:-9]
+    parse("search_r1", file)
+    printed = capsys.readouterr()
+    assert all(char == "\n" or " " <= char <= "~" for char in printed.out + printed.err)
+    assert json.loads(printed.out)["answer"] == hostile[8:-9]
 
 
 @pytest.mark.parametrize(
@@ -87,13 +94,12 @@ def test_nothing_but_ascii_and_newlines_is_printed(tmp_path):
         ({"text": "x", "golden_answers": [7]}, "`golden_answers` is no list of texts in 1 row"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named_and_those_before_it_are_there(tmp_path, bad, told):
+def test_a_row_that_cannot_be_used_is_named_and_those_before_it_are_there(tmp_path, capsys, bad, told):
     file = tmp_path / "t.jsonl"
     file.write_text(lines(GOOD, bad, STRAY))
-    out = io.StringIO()
     with pytest.raises(DataError, match=told):
-        parse("search_r1", file, out=out, err=io.StringIO())
-    assert len(out.getvalue().splitlines()) == 1
+        parse("search_r1", file)
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
@@ -105,7 +111,7 @@ def test_a_damaged_archive_is_told(tmp_path):
     file = tmp_path / "t.jsonl.gz"
     file.write_bytes(gzip.compress(lines(GOOD).encode())[:-9])
     with pytest.raises(DataError, match="complete"):
-        parse("search_r1", file, out=io.StringIO())
+        parse("search_r1", file)
 
 
 def test_an_unknown_format_is_told(tmp_path):
@@ -113,7 +119,7 @@ def test_an_unknown_format_is_told(tmp_path):
         parse("nope", tmp_path / "t.jsonl")
 
 
-PIPED = "from reasonrag.commands.parse import parse; import sys; sys.exit(parse('search_r1', '-'))"
+PIPED = "from reasonrag.commands.parse import parse; import sys; sys.exit(parse.callback('search_r1', 'house', '-'))"
 
 
 def piped(text, **options):
