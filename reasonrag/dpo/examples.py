@@ -31,25 +31,18 @@ _QUANTILES = {"min": 0.0, "50 %": 0.5, "90 %": 0.9, "99 %": 0.99, "max": 1.0}
 class LengthReport:
     """Lengths of all pairs, measured before any is left out.
 
-    Attributes:
-        quantiles: tokens by what is counted, then by quantile (a length that occurs: nearest rank). `prompt` is the
-            longest prompt of a pair, `chosen` and `rejected` are the tokens that are scored, `total` is the longest
-            sequence of prompt and step in the pair, which is what `max_length` bounds.
-        pairs: number of pairs by split.
-        left_out: number of pairs that are too long, by split and depth.
-        max_length: the limit that was applied, in tokens.
-        limited_by: setting (`max_length`), context (the model's), or data (the longest pair).
-        shifted: plain rows in which the end of the prompt is scored too, as its tokens merge with the completion's.
-        shared_prompts: prompts of rows without a question id that are in both splits.
+    `quantiles` are tokens by what is counted, then by quantile (a length that occurs: nearest rank). `prompt` is the
+    longest prompt of a pair, `chosen` and `rejected` are the tokens that are scored, `total` is the longest sequence of
+    prompt and step in the pair, which is what `max_length` bounds.
     """
 
     quantiles: Mapping[str, Mapping[str, int]]
-    pairs: Mapping[str, int]
-    left_out: Mapping[str, Mapping[int, int]]
-    max_length: int
-    limited_by: str
-    shifted: int = 0
-    shared_prompts: int = 0
+    pairs: Mapping[str, int]  # by split
+    left_out: Mapping[str, Mapping[int, int]]  # number of pairs that are too long, by split and depth
+    max_length: int  # the limit that was applied, in tokens
+    limited_by: str  # setting (`max_length`), context (the model's), or data (the longest pair)
+    shifted: int = 0  # plain rows in which the end of the prompt is scored too: its tokens merge with the completion's
+    shared_prompts: int = 0  # prompts of rows without a question id that are in both splits
 
     def share(self, split: str) -> float:
         """Return the share of a split's pairs that are left out, in [0, 1]."""
@@ -90,22 +83,13 @@ class LengthReport:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Pairs that fit, and where they came from.
-
-    Attributes:
-        train: to learn from.
-        test: pairs of held-out questions; empty if the source holds none out.
-        checksum: 16 hex digits that change with any row of the source, whether it is in a sample or not.
-        card: how the policy was prompted, if the data comes from a known run.
-        source: the data, as it was named.
-        report: lengths, and what was left out.
-    """
+    """Pairs that fit, and where they came from."""
 
     train: list[Pair]
-    test: list[Pair]
-    checksum: str
-    card: PolicyCard | None
-    source: str
+    test: list[Pair]  # of held-out questions; empty if the source holds none out
+    checksum: str  # 16 hex digits that change with any row of the source, whether it is in a sample or not
+    card: PolicyCard | None  # how the policy was prompted, if the data comes from a known run
+    source: str  # the data, as it was named
     report: LengthReport
 
     def facts(self) -> dict[str, Any]:
@@ -127,12 +111,7 @@ def open_examples(
 
     The data is a run's folder, a folder that `reasonrag pairs --out` wrote, any folder of Parquet, a Parquet or
     JSONL(.gz) file, or a Hub data set. `settings.limit` samples questions of the training split by `settings.seed`.
-
-    Args:
-        settings: of the training run.
-        chat: tokenizer and chat template of the policy.
-        context: of the policy, in tokens; None if it is unknown.
-        log: receives counts and lengths, before anything is refused.
+    `context` is that of the policy in tokens, if it is known. `log` receives counts and lengths before a refusal.
 
     Raises:
         ConfigError: no data is named, or the tokenizer cannot end a turn.

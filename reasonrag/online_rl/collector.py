@@ -66,25 +66,15 @@ class Group:
 
 @dataclass(slots=True)
 class Batch:
-    """The rollouts of one training step.
+    """The rollouts of one training step."""
 
-    Attributes:
-        groups: whole groups, in the order of their slots.
-        dropped: groups that were replaced because all their rewards were equal.
-        flat: groups with equal rewards that remain after the last round.
-        rounds: rounds of replacing.
-        retried: trajectories whose reward was asked for again.
-        unscored: trajectories without a reward by cause.
-        seconds: time for rollouts and rewards.
-    """
-
-    groups: list[Group]
-    dropped: int = 0
-    flat: int = 0
-    rounds: int = 0
-    retried: int = 0
-    unscored: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    groups: list[Group]  # in the order of their slots
+    dropped: int = 0  # groups that were replaced because all their rewards were equal
+    flat: int = 0  # groups with equal rewards that remain after the last round
+    rounds: int = 0  # of replacing
+    retried: int = 0  # trajectories whose reward was asked for again
+    unscored: dict[str, int] = field(default_factory=dict)  # trajectories without a reward, by cause
+    seconds: float = 0.0  # of rollouts and rewards
 
     @property
     def samples(self) -> list[Sample]:

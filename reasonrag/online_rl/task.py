@@ -49,28 +49,20 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is trained on, the same on every process.
-
-    Attributes:
-        held_out_retriever: the retriever of validation; the same object unless each searches its questions' passages.
-        content_of: names and checksums of everything that the settings refer to.
-        card: how the policy is prompted.
-        plans: Search-P1's reference plans.
-        sampler_rows: number of rows for TRL's sampler.
-    """
+    """What is trained on, the same on every process."""
 
     questions: list[Question]
     held_out: list[Question]  # empty without validation
     retriever: Retriever
-    held_out_retriever: Retriever
+    held_out_retriever: Retriever  # the same object, unless each searches its questions' passages
     format: Format
     config: Config
-    content_of: dict[str, str]
+    content_of: dict[str, str]  # names and checksums of everything that the settings refer to
     card: PolicyCard
     name: str
     uses: Uses
-    plans: Plans
-    sampler_rows: int
+    plans: Plans  # Search-P1's reference plans
+    sampler_rows: int  # for TRL's sampler
 
     @property
     def content(self) -> str:

@@ -64,9 +64,7 @@ def handle_signals(log: Callable[[str], None]) -> Iterator[StopRequest]:
 class GuardedTrainer(Trainer):  # type: ignore[misc]
     """Base class that stands before a TRL trainer: complete checkpoints only, and no step on a non-finite loss.
 
-    Args:
-        seconds_before: seconds of this training run in earlier processes.
-        checkpoints_kept: how many checkpoints to keep.
+    `seconds_before` counts the seconds of this training run in earlier processes.
     """
 
     def __init__(self, *args: Any, seconds_before: float = 0.0, checkpoints_kept: int = 1, **kwargs: Any) -> None:

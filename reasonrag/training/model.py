@@ -28,21 +28,14 @@ _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, Assertio
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model is.
-
-    Attributes:
-        path: a folder or a Hub id.
-        base: folder or Hub id of the weights; differs from `path` if that is an adapter.
-        name: for people, without a path.
-        checksum: the folder's name with a checksum, or the Hub id with its revision.
-    """
+    """Where a model is: its path and that of its weights are folders or Hub ids."""
 
     path: str
-    base: str
+    base: str  # of the weights; differs from `path` if that is an adapter
     revision: str | None
     trust_remote_code: bool
-    name: str
-    checksum: str
+    name: str  # for people, without a path
+    checksum: str  # the folder's name with a checksum, or the Hub id with its revision
 
     @property
     def is_adapter(self) -> bool:

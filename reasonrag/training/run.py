@@ -51,19 +51,12 @@ _FIXED_ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """What is trained on, as the first process reads it.
+    """What is trained on, as the first process reads it."""
 
-    Attributes:
-        checksum: changes with any row of the data.
-        card: how the policy is prompted, if the data says so.
-        facts: the data's entry in `training.json`; it names no path of this machine.
-        make_rows: returns the trainer's rows by split (`train`, `test`); called only if they are not on disk yet.
-    """
-
-    checksum: str
-    card: PolicyCard | None
-    facts: Mapping[str, Any]
-    make_rows: Callable[[], Mapping[str, TokenRows]]
+    checksum: str  # changes with any row of the data
+    card: PolicyCard | None  # how the policy is prompted, if the data says so
+    facts: Mapping[str, Any]  # the data's entry in `training.json`; it names no path of this machine
+    make_rows: Callable[[], Mapping[str, TokenRows]]  # by split (`train`, `test`); called if they are not on disk yet
 
 
 @dataclass(slots=True)
