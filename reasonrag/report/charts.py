@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, isfinite
 
 from markupsafe import Markup
 
@@ -14,8 +14,6 @@ from reasonrag.report.site import shortened
 _MOST_LINES = 6  # a panel with more lines becomes one chart per line, because their scales differ
 _MOST_ROWS = 200  # of the table of numbers
 _LABEL_COLUMNS = 48
-
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +53,32 @@ def charts(panels: Sequence[Panel]) -> tuple[list[Chart], dict[str, list[Chart]]
 
 def chart(panel: Panel, name: str) -> Chart:
     """Draw a panel, without points that are not finite; `name` is unique within the page."""
-    labels: list[str] = []
-    all_points: list[list[Point]] = []
-    for line in panel.lines:
-        if points := _points(line):
-            labels.append(shortened(line.label, _LABEL_COLUMNS))
-            all_points.append(points)
-    if not labels:
-        return Chart(panel.title, panel.x_label, panel.y_label, None, [], [])
     lines = []
     descriptions = []
-    for label, points in zip(labels, all_points, strict=True):
+    columns: list[dict[float, float]] = []  # of each line, the values by their x
+    for line in panel.lines:
+        points = [(float(x), float(y)) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)]
+        if not points:
+            continue
+        label = shortened(line.label, _LABEL_COLUMNS)
         x_values, y_values = zip(*points, strict=True)
         lines.append(Line(label, x_values, y_values))
+        columns.append(dict(points))
         (start, first), (end, last) = points[0], points[-1]
         course = f"{first:.4g} at {start:g}, {last:.4g} at {end:g}"
         descriptions.append(f"{label}: {course}, lowest {min(y_values):.4g}, highest {max(y_values):.4g}.")
+    if not lines:
+        return Chart(panel.title, panel.x_label, panel.y_label, None, [], [])
     svg = chart_svg(
         Panel(panel.title, panel.x_label, panel.y_label, tuple(lines)),
         name=name,
         description=" ".join([*descriptions, "The numbers are in the table below."]),
     )
-    rows = _rows(all_points)
-    every = math.ceil(len(rows) / _MOST_ROWS)
-    return Chart(panel.title, panel.x_label, panel.y_label, Markup(svg), labels, rows[::every], every)
+    all_x = sorted({x for column in columns for x in column})
+    every = ceil(len(all_x) / _MOST_ROWS)
+    rows = [(f"{x:g}", [column.get(x) for column in columns]) for x in all_x[::every]]
+    labels = [line.label for line in lines]
+    return Chart(panel.title, panel.x_label, panel.y_label, Markup(svg), labels, rows, every)
 
 
 def interval_chart(title: str, name: str, intervals: Sequence[tuple[str, float, float, float]]) -> Chart:
@@ -97,17 +97,3 @@ def interval_chart(title: str, name: str, intervals: Sequence[tuple[str, float, 
     chart = BarChart(title, "mean and 95 % interval", tuple(bars))
     svg = chart_svg(chart, name=name, description=" ".join(descriptions))
     return Chart(title, "", "", Markup(svg), [], [])
-
-
-def _points(line: Line) -> list[Point]:
-    points = []
-    for x, y in zip(line.x, line.y, strict=True):
-        if math.isfinite(x) and math.isfinite(y):
-            points.append((float(x), float(y)))
-    return points
-
-
-def _rows(lines: Sequence[Sequence[Point]]) -> list[tuple[str, list[float | None]]]:
-    columns = [dict(points) for points in lines]
-    steps = sorted({x for column in columns for x in column})
-    return [(f"{x:g}", [column.get(x) for column in columns]) for x in steps]

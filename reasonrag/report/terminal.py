@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ _LEGEND = "* best path   ! malformed   x ended without an answer   ~ cut off"
 _STYLES = {"*": "bold green", "!": "red", "x": "yellow", "~": "yellow"}
 _LONGEST_QUESTION = 300
 _LONGEST_CONTENT = 300
+_SPREAD = ("count", "mean", "min", "p25", "median", "p75", "p95", "max")
+_USED = ("calls", "prompt_tokens", "completion_tokens", "cost")
 
 
 def show(run: Path, question_id: str, console: Console, dataset: str | None = None) -> None:
@@ -45,8 +47,27 @@ def drawing(tree: QuestionTree) -> Group:
 
 def tables(metrics: Mapping[str, Any]) -> Group:
     """Render the result of `stats.stats` as tables: counts, pairs by type, distributions, calls."""
+    by_type, tokens = metrics["pairs"]["by_type"], metrics["tokens"]
+    rejected = sorted({name for counts in by_type.values() for name in counts})
+    pair_types = [(chosen, *(str(counts.get(name, 0)) for name in rejected)) for chosen, counts in by_type.items()]
+    distributions = {
+        "steps to an answer": metrics["answers"]["steps"],
+        "rounds to an answer": metrics["answers"]["rounds"],
+        "search iterations": metrics["iterations"],
+        "prompt tokens": tokens["prompt"],
+        "completion tokens": tokens["completion"],
+        "completion tokens in pairs": tokens["in_pairs"],
+        "margin": metrics["pairs"]["margin"],
+    }
+    spreads = []
+    for name, values in distributions.items():
+        spreads.append((name, *(f"{values[column]:.4g}" if values else "-" for column in _SPREAD)))
+    calls = [(kind, *(_known(used.get(column)) for column in _USED)) for kind, used in metrics["calls"].items()]
     return Group(
-        _counts(metrics), _pair_types(metrics["pairs"]["by_type"]), _distributions(metrics), _calls(metrics["calls"])
+        _table(("", "number", "share"), _count_rows(metrics)),
+        _table(("chosen \\ rejected", *rejected), pair_types),
+        _table(("", *_SPREAD), spreads),
+        _table(("calls of", *(column.replace("_", " ") for column in _USED)), calls),
     )
 
 
@@ -83,14 +104,13 @@ def _inert(text: str) -> str:
     return printable(one_line(text))
 
 
-def _counts(metrics: Mapping[str, Any]) -> Table:
-    table = _table("", "number", "share")
-    for name, count, total in _count_rows(metrics):
-        table.add_row(_name(name), str(count), f"{count / total:.1%}" if total else "")
-    return table
+def _count_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield each count with its name and, if it is a part of a total, its share."""
+    for name, count, total in _counts(metrics):
+        yield name, str(count), f"{count / total:.1%}" if total else ""
 
 
-def _count_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+def _counts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     """Yield name, count, and the total of which it is a share (0 for none)."""
     questions, nodes, pairs = metrics["questions"], metrics["nodes"], metrics["pairs"]
     yield "questions", questions["total"], 0
@@ -112,50 +132,18 @@ def _count_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
         yield f"  after {depth} steps", count, pairs["total"]
 
 
-def _pair_types(by_type: Mapping[str, Mapping[str, int]]) -> Table:
-    rejected = sorted({name for counts in by_type.values() for name in counts})
-    table = _table("chosen \\ rejected", *map(_name, rejected))
-    for chosen, counts in by_type.items():
-        table.add_row(_name(chosen), *(str(counts.get(name, 0)) for name in rejected))
-    return table
-
-
-def _distributions(metrics: Mapping[str, Any]) -> Table:
-    distributions = {
-        "steps to an answer": metrics["answers"]["steps"],
-        "rounds to an answer": metrics["answers"]["rounds"],
-        "search iterations": metrics["iterations"],
-        "prompt tokens": metrics["tokens"]["prompt"],
-        "completion tokens": metrics["tokens"]["completion"],
-        "completion tokens in pairs": metrics["tokens"]["in_pairs"],
-        "margin": metrics["pairs"]["margin"],
-    }
-    columns = ("count", "mean", "min", "p25", "median", "p75", "p95", "max")
-    table = _table("", *columns)
-    for name, values in distributions.items():
-        table.add_row(name, *(f"{values[column]:.4g}" if values else "-" for column in columns))
-    return table
-
-
-def _calls(calls: Mapping[str, Mapping[str, Any]]) -> Table:
-    columns = ("calls", "prompt_tokens", "completion_tokens", "cost")
-    table = _table("calls of", *(column.replace("_", " ") for column in columns))
-    for kind, used in calls.items():
-        table.add_row(_name(kind), *(_known(used.get(column)) for column in columns))
-    return table
-
-
 def _known(value: float | None) -> str:
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.2f}"
 
 
-def _table(first: str, *columns: str | Text) -> Table:
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title_justify="left")
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="right")
+    for position, heading in enumerate(headings):
+        table.add_column(_name(heading), justify="right" if position else "left")
+    for name, *cells in rows:
+        table.add_row(_name(name), *cells)
     return table
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.report.drawing import depth_first, layout
+from reasonrag.report.run_pages import depth_first, layout
 from reasonrag.report.site import shortened
 from reasonrag.report.stats import margin_histogram, whole_number_histogram
 from reasonrag.report.trees import QuestionTree
