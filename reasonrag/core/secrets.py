@@ -253,12 +253,7 @@ _SHAPES = (
         rf"(?i)(?:passw(?:or)?d|passphrase|pwd){_ASSIGNED}{_VALUE}",
         _password,
     ),
-    _Shape(
-        "url_password",
-        "@",
-        ("://", ":\\/\\/"),
-        r":(?:\\?/){2}[^\s/?#@:\"'<>]*+:(?!\*\*\*@)([^\s/?#\"'<>]+)@",
-    ),
+    _Shape("url_password", "@", ("://", ":\\/\\/"), r":(?:\\?/){2}[^\s/?#@:\"'<>]*+:(?!\*\*\*@)([^\s/?#\"'<>]+)@"),
     _Shape(
         "url_password",
         "%",

@@ -23,10 +23,6 @@ _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S = 15.0
 
 
-class _ParameterRejected(Exception):
-    """The server does not know an optional parameter."""
-
-
 class ServerLLM:
     """A model on an OpenAI-compatible server, with retries and bounded concurrency.
 
@@ -195,7 +191,7 @@ class ServerLLM:
             retries = Retries(deadline_s=self._timeout_s, max_retries=self._max_retries, first_wait_s=self._backoff_s)
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await retries.run(partial(self._attempt, session, prompt, sampling))
+                    return await retries.run(partial(self._send, session, prompt, sampling))
             except Unavailable as failure:
                 message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
                 raise LLMError(message, cause=failure.cause) from failure
@@ -203,15 +199,8 @@ class ServerLLM:
                 before = f"; before that: {retries.last}" if retries.last else ""
                 raise LLMError(f"{self.name}: no answer in {self._timeout_s:g} s{before}", cause="timeout") from error
 
-    async def _attempt(self, session: aiohttp.ClientSession, prompt: Prompt, sampling: Sampling) -> list[Completion]:
-        """Send the request once, and again at once for each parameter that the server turns out not to know."""
-        while True:
-            try:
-                return await self._send(session, prompt, sampling)
-            except _ParameterRejected as rejected:
-                self._drop(str(rejected))
-
     async def _send(self, session: aiohttp.ClientSession, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+        """Send the request once, and again at once for each parameter that the server turns out not to know."""
         body = self._wire.body(prompt, sampling, self.dropped)
         url = self._base_url + self._wire.route
         try:
@@ -230,7 +219,8 @@ class ServerLLM:
         if status in (400, 413, 422) and overflows_context(raw.decode("utf-8", "replace")):
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")
         if status in (400, 422) and (parameter := rejected_parameter(raw, body)):
-            raise _ParameterRejected(parameter)
+            self._drop(parameter)
+            return await self._send(session, prompt, sampling)  # ends: a dropped parameter is not sent again
         if 300 <= status < 400:
             message = f"HTTP {status}: redirects are not followed; set base_url to the final address"
         raise LLMError(f"{self.name}: {message}", cause="refused")

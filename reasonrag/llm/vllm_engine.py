@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from reasonrag.core.errors import ConfigError, LLMError
@@ -53,9 +53,7 @@ class VLLMEngine:
         check_folder(path_or_name)
         self.name = name or public_name(path_or_name)
         self._chat = ChatTemplate.load(
-            path_or_name,
-            revision=revision,
-            trust_remote_code=bool((engine_args or {}).get("trust_remote_code")),
+            path_or_name, revision=revision, trust_remote_code=bool((engine_args or {}).get("trust_remote_code"))
         )
         settings: dict[str, Any] = {
             "model": path_or_name,
@@ -123,15 +121,10 @@ def completions(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> 
         token_ids = tuple(choice.token_ids)
         text = cut_at_stop(choice.text, stop) or choice.text
         finish_reason = _FINISH.get(choice.finish_reason, FinishReason.OTHER)
-        logprobs = _sampled_logprobs(choice.logprobs, token_ids) if exact_logprobs else None
+        logprobs = None
+        if exact_logprobs and choice.logprobs is not None and len(choice.logprobs) == len(token_ids):
+            steps = zip(choice.logprobs, token_ids, strict=True)
+            logprobs = tuple(float(alternatives[token].logprob) for alternatives, token in steps)
         prompt_tokens = 0 if index else len(prompt_ids)
         made.append(Completion(text, finish_reason, token_ids, logprobs, prompt_ids, prompt_tokens, len(token_ids)))
     return tuple(made)
-
-
-def _sampled_logprobs(
-    steps: Sequence[Mapping[int, Any]] | None, token_ids: tuple[int, ...]
-) -> tuple[float, ...] | None:
-    if steps is None or len(steps) != len(token_ids):
-        return None
-    return tuple(float(step[token].logprob) for step, token in zip(steps, token_ids, strict=True))
