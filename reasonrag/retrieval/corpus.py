@@ -135,9 +135,8 @@ class GivenCorpus:
         return digest.hexdigest()
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        for number in range(start, len(self._passages)):
-            passage = self._passages[number]
-            yield number + 1, {"id": passage.id, "contents": passage.contents}
+        for number, passage in enumerate(self._passages[start:], start + 1):
+            yield number, {"id": passage.id, "contents": passage.contents}
 
 
 class HubCorpus:

@@ -52,7 +52,13 @@ class DenseRetriever(LocalRetriever):
         self._vectors = open_vectors(index, gpu=gpu)
         if encoder is None or isinstance(encoder, str):
             encoder = _open(index, identity, encoder or location, device, trust_remote_code)
-        _check(index, identity, encoder, self._vectors.dims)
+        if differences(identity, encoder.identity):
+            raise _other_encoder(index, identity, encoder.identity)
+        if encoder.dims != self._vectors.dims:
+            raise ConfigError(
+                f"index {index.path} has vectors of {self._vectors.dims} dimensions and {_named(identity)} makes "
+                f"{encoder.dims}; build its vectors again"
+            )
         self._encoder = encoder
         searched = index.manifest("vectors") or index.need("embeddings")
         # By content, so that the same passages have the same fingerprint whatever their file was called.
@@ -106,21 +112,11 @@ def _open(
         "device": device,
         "batch_size": _BATCH,
         "max_tokens": int(identity["max_tokens"]),
-        # A model with modules may pool in a way that is not an option; `_check` compares the pooling in any case.
+        # A model with modules may pool in a way that is not an option; it is compared in any case.
         "pooling": identity["pooling"] if identity["pooling"] in POOLINGS else None,
         "trust_remote_code": trust_remote_code,
     }
     return open_text_encoder(validate(EncoderConfig, settings))
-
-
-def _check(index: IndexFolder, identity: Mapping[str, str], encoder: TextEncoder, dims: int) -> None:
-    if differences(identity, encoder.identity):
-        raise _other_encoder(index, identity, encoder.identity)
-    if encoder.dims != dims:
-        raise ConfigError(
-            f"index {index.path} has vectors of {dims} dimensions and {_named(identity)} makes {encoder.dims}; build "
-            "its vectors again"
-        )
 
 
 def _other_encoder(index: IndexFolder, built: Mapping[str, str], found: Mapping[str, str]) -> ConfigError:

@@ -76,20 +76,15 @@ def build_embeddings(
         DataError: a vector contains NaN or infinity.
         ConfigError: the device has too little memory.
     """
-    plan = embeddings_plan(index.verify("passages"), encoder, shard_rows)
+    made_of = {"passages": index.verify("passages").fingerprint, "encoder": identity_checksum(encoder.identity)}
+    settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
+    plan = Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
     made = index.sound(plan)
     if made is None:
         with closing(PassageStore(index.part("passages"))) as store:
             made = _build(Draft(index, plan), store, encoder, shard_rows, progress)
     remember_location(index, encoder)
     return made
-
-
-def embeddings_plan(passages: Manifest, encoder: TextEncoder, shard_rows: int = SHARD_ROWS) -> Plan:
-    """Return the plan of the part: everything that decides the vectors of these passages."""
-    made_of = {"passages": passages.fingerprint, "encoder": identity_checksum(encoder.identity)}
-    settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
-    return Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
 
 
 def encoder_of(index: IndexFolder) -> tuple[Mapping[str, str], str]:

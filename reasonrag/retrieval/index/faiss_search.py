@@ -41,12 +41,11 @@ class ExactSearch:
     def search(self, queries: Vectors, top_k: int) -> tuple[Vectors, Rows]:
         """Return `[n, top_k]` cosines and rows, best first; the row is -1 where there are fewer."""
         queries = np.ascontiguousarray(queries, np.float32)
-        scores, rows = [np.empty((0, top_k), np.float32)], [np.empty((0, top_k), np.int64)]
+        scores, rows = np.empty((len(queries), top_k), np.float32), np.empty((len(queries), top_k), np.int64)
         for start in range(0, len(queries), _QUERIES):
-            some_scores, some_rows = self._search_some(queries[start : start + _QUERIES], top_k)
-            scores.append(some_scores)
-            rows.append(some_rows)
-        return np.concatenate(scores), np.concatenate(rows)
+            part = slice(start, start + _QUERIES)
+            scores[part], rows[part] = self._search_some(queries[part], top_k)
+        return scores, rows
 
     def _search_some(self, queries: Vectors, top_k: int) -> tuple[Vectors, Rows]:
         empty = np.empty(0, np.float32), np.empty(0, np.int64)

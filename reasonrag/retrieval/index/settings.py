@@ -134,12 +134,8 @@ class IndexConfig(Section):
     @property
     def max_bytes(self) -> int:
         """The memory limit of the build in bytes."""
-        return memory() // 2 if self.max_memory is None else parse_size(self.max_memory)
-
-
-def memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return memory // 2 if self.max_memory is None else parse_size(self.max_memory)
 
 
 def parse_size(text: str) -> int:

@@ -60,7 +60,14 @@ def build_vectors(
     if queries is None:
         rows = np.linspace(0, embeddings.rows, min(SAMPLE, embeddings.rows), endpoint=False)
         queries = embeddings.take(rows.astype(np.int64))
-    plan = vectors_plan(index.need("embeddings"), settings, queries)
+    built_over = index.need("embeddings")
+    made_of = {
+        "passages": built_over.plan.made_of["passages"],
+        "embeddings": built_over.fingerprint,
+        "queries": hashlib.sha256(queries.tobytes()).hexdigest(),  # they decide the effort of searches
+    }
+    decisive = {"encoder": built_over.plan.settings["encoder"], **asdict(settings)}
+    plan = Plan("vectors", made_of, decisive, {"faiss": _faiss_version()})
     if made := index.sound(plan):
         return made
     draft = Draft(index, plan)
@@ -69,17 +76,6 @@ def build_vectors(
     search = FaissSearch(read_index(draft.folder / INDEX), embeddings=embeddings, refine=settings.refine)
     counts = {"passages": embeddings.rows, "dims": embeddings.dims}
     return draft.finish(counts | tune(search, ExactSearch(embeddings), queries, settings.recall, progress))
-
-
-def vectors_plan(embeddings: Manifest, settings: VectorSettings, queries: Vectors) -> Plan:
-    """Return the plan of the part: everything that decides its bytes and the effort of its searches."""
-    made_of = {
-        "passages": embeddings.plan.made_of["passages"],
-        "embeddings": embeddings.fingerprint,
-        "queries": hashlib.sha256(queries.tobytes()).hexdigest(),
-    }
-    kept = {"encoder": embeddings.plan.settings["encoder"], **asdict(settings)}
-    return Plan("vectors", made_of, kept, {"faiss": _faiss_version()})
 
 
 def open_vectors(index: IndexFolder, *, gpu: bool = False) -> VectorSearch:
