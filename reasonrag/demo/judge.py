@@ -28,7 +28,6 @@ PER_NEEDLESS_STEP = 0.9  # the factor that alpha is in SPRE
 # Low enough that a wrong note is worse than no step at all: 0.8 * 0.25 = NOTHING, less the wasted step.
 PER_WRONG_NOTE = 0.25
 
-_UNKNOWN = "This is not of the demo world that this judge knows."  # parsed as no verdict
 # A judge's prompt shows the tags of a step with another bracket (`text.inert`).
 _SHOWN_TAG = re.compile(r"‹(?=/?(?:query|evidence|answer)>)")
 _NUMBERED = re.compile(r"\d+\. ?(.*)", re.DOTALL)
@@ -37,25 +36,17 @@ _LABELLED = re.compile(r"([A-Z][a-z0-9 ]*):(?: (.*))?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What an exact judge finds in the steps so far.
+    """What an exact judge finds in the steps so far."""
 
-    Args:
-        needed: number of facts that the question needs.
-        noted: how many of them are noted correctly.
-        asked: whether the last query asks for a missing one, and its passages are not yet read.
-        needless: steps that contribute nothing: repeated or unneeded searches and their notes, a failed search, a
-            malformed step; if the question is about a famous entity, every step before the answer.
-        wrong: notes that state a needed fact incorrectly, or something else than was asked for. An empty note is
-            needless, not wrong.
-        right: whether the final answer is correct (exact match); None while there is no answer.
-    """
-
-    needed: int
-    noted: int
-    asked: bool
+    needed: int  # facts that the question needs
+    noted: int  # those that are noted correctly
+    asked: bool  # whether the last query asks for a missing one, and its passages are not yet read
+    # Steps that contribute nothing: repeated or unneeded searches and their notes, a failed search, a malformed step;
+    # if the question is about a famous entity, every step before the answer.
     needless: int
+    # Notes that state a needed fact incorrectly, or something else than was asked for. An empty note is needless.
     wrong: int
-    right: bool | None
+    right: bool | None  # whether the final answer is an exact match; None while there is no answer
 
     @property
     def score(self) -> float:
@@ -105,7 +96,8 @@ def examine(question: Question, actions: Sequence[Action]) -> Findings:
                     noted.add(fact)
                 else:
                     needless += 1 + (asked is not None)  # a failed search has to be repeated
-                    wrong += bool(evidence) and (asked is not None or _misstates(evidence, facts))
+                    misstates = any(evidence.startswith(q) and not exact_match(evidence, [facts[q]]) for q in facts)
+                    wrong += bool(evidence) and (asked is not None or misstates)
                 asked = None
             case Malformed():
                 needless += 1
@@ -115,21 +107,16 @@ def examine(question: Question, actions: Sequence[Action]) -> Findings:
     return Findings(len(facts), len(noted), asked is not None, needless, wrong, right)
 
 
-def _misstates(evidence: str, facts: dict[str, str]) -> bool:
-    """Return whether the note is about a needed fact and states it incorrectly."""
-    return any(evidence.startswith(query) and not exact_match(evidence, [facts[query]]) for query in facts)
-
-
 def process(world: Knowledge, fields: Fields) -> Verdict | None:
     """Score a process with `examine`; a wrong verdict is uniform in [0, 1]."""
-    question = world.questions.get((str(fields["Question"]), tuple(str(fields["Golden answers"]).split(" | "))))
+    question = verdicts.asked_question(world, fields)
     if question is None:
         return None
     findings = examine(question, _actions([_SHOWN_TAG.sub("<", text) for text in fields["Steps so far"]]))
     return Verdict(findings.reply(), lambda rng: _verdict(rng.random()))
 
 
-# By the labels of the request, without the numbers that a vote gives to its candidates.
+# By the labels of the request.
 _JUDGES: dict[tuple[str, ...], Callable[[Knowledge, Fields], Verdict | None]] = {
     ("Question", "Golden answers", "Steps so far"): process,
     ("Statement 1", "Statement 2"): verdicts.same_meaning,
@@ -152,15 +139,7 @@ class DemoJudge:
     """
 
     def __init__(self, world_seed: int = 0, *, error_rate: float = 0.0) -> None:
-        """Create the judge of a world.
-
-        Args:
-            world_seed: seed of `demo.world.make_world`.
-            error_rate: share of wrong verdicts, in [0, 1].
-
-        Raises:
-            ConfigError: the error rate is not in [0, 1].
-        """
+        """Create the judge of the world `world_seed`; raise ConfigError if the error rate is not in [0, 1]."""
         if not 0 <= error_rate <= 1:
             raise ConfigError(f"the error rate of demo-judge must be between 0 and 1, not {error_rate:g}")
         self.name = f"demo-judge:{world_seed}:{error_rate:g}"
@@ -189,34 +168,30 @@ class DemoJudge:
             LLMError: the prompt is not a judge's (`refused`).
         """
         fields = _read(prompt)
-        judge = _JUDGES.get(tuple(dict.fromkeys(_kind(label, fields) for label in fields)))
+        is_vote = "Path 1" in fields  # a vote numbers its candidates
+        labels = (label.rstrip("0123456789 ") if is_vote else label for label in fields)
+        judge = _JUDGES.get(tuple(dict.fromkeys(labels)))
         if judge is None:
             raise LLMError("demo-judge can only answer the prompts of judges", cause="refused")
         verdict = judge(self._world, fields)
         words = sum(len(message.content.split()) for message in prompt.messages)
-        texts = (self._reply(prompt, verdict, (sampling.seed or 0) + i) for i in range(sampling.n))
-        return tuple(
-            Completion(text, prompt_tokens=0 if i else words, completion_tokens=len(text.split()))
-            for i, text in enumerate(texts)
-        )
+        completions = []
+        for number in range(sampling.n):
+            text = "This is not of the demo world that this judge knows."  # parsed as no verdict
+            if verdict is not None:
+                seed = str((sampling.seed or 0) + number)
+                rng = Random("\0".join(["demo judge", seed, *(message.content for message in prompt.messages)]))
+                text = verdict.wrong(rng) if rng.random() < self._error_rate else verdict.right
+            prompt_tokens = 0 if number else words
+            completions.append(Completion(text, prompt_tokens=prompt_tokens, completion_tokens=len(text.split())))
+        return tuple(completions)
 
     async def aclose(self) -> None:
         pass
 
-    def _reply(self, prompt: Prompt, verdict: Verdict | None, seed: int) -> str:
-        if verdict is None:
-            return _UNKNOWN
-        rng = Random("\0".join(["demo judge", str(seed), *(message.content for message in prompt.messages)]))
-        return verdict.wrong(rng) if rng.random() < self._error_rate else verdict.right
-
 
 def _verdict(score: float) -> str:
     return f"So the score is {score:.4f}"
-
-
-def _kind(label: str, fields: Fields) -> str:
-    """Return the label, without its number in a vote."""
-    return label.rstrip("0123456789 ") if "Path 1" in fields else label
 
 
 def _read(prompt: Prompt) -> dict[str, str | list[str]]:

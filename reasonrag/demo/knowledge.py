@@ -30,17 +30,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """All facts of one world: every split and the famous part.
+    """All facts of one world: every split and the famous part."""
 
-    Args:
-        facts: query ("NAME KEY") to value, both normalised.
-        names: names of all entities, normalised.
-        questions: questions of all splits, by text and golden answers.
-    """
-
-    facts: dict[str, str]
-    names: frozenset[str]
-    questions: dict[tuple[str, tuple[str, ...]], Question]
+    facts: dict[str, str]  # query ("NAME KEY") to value, both normalised
+    names: frozenset[str]  # of all entities, normalised
+    questions: dict[tuple[str, tuple[str, ...]], Question]  # of all splits, by text and golden answers
 
     def claims(self, text: str) -> Iterator[Claim]:
         """Yield each fact that the text states, at most one per clause: "NAME KEY" and the words that follow."""

@@ -62,18 +62,7 @@ _FAMOUS: dict[Kind, str] = {
 }
 
 # Every name of two words belongs to one split: dev, test or train by the sum of the two words' places.
-_SPLIT_OF_RESIDUE: tuple[Split, ...] = (
-    "dev",
-    "test",
-    "test",
-    "test",
-    "train",
-    "dev",
-    "train",
-    "train",
-    "train",
-    "train",
-)
+_SPLIT_OF_RESIDUE = ("dev", "test", "test", "test", "train", "dev", "train", "train", "train", "train")
 
 
 @dataclass(frozen=True, slots=True)

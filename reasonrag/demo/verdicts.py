@@ -40,9 +40,15 @@ class Verdict:
 def same_meaning(world: Knowledge, fields: Fields) -> Verdict | None:
     """Judge two statements as equal if they state the same fact with the same value, or one is the bare value."""
     first, second = _text(fields, "Statement 1"), _text(fields, "Statement 2")
-    said = {_bare(world, first), _bare(world, second)}
-    claims = [claim for text in (first, second) for claim in [_claim(world, text)] if claim]
-    same = len(said) == 1 and len({query for query, _ in claims}) <= 1
+    queries, values = set(), set()
+    for text in (first, second):
+        claims = list(world.claims(text))
+        if len(claims) == 1:
+            queries.add(claims[0].query)
+            values.add(claims[0].value)
+        else:  # a bare value, or more than one fact
+            values.add(normalize_answer(text))
+    same = len(values) == 1 and len(queries) <= 1
     return _boolean(same or normalize_answer(first) == normalize_answer(second))
 
 
@@ -64,6 +70,11 @@ def step_holds(world: Knowledge, fields: Fields) -> Verdict | None:
     return _boolean(False) if world.speaks_of(conclusion) else None
 
 
+def asked_question(world: Knowledge, fields: Fields) -> Question | None:
+    """Return the question of this world that a request is about, by its text and golden answers."""
+    return world.questions.get((_text(fields, "Question"), tuple(_text(fields, "Golden answers").split(" | "))))
+
+
 def answer(world: Knowledge, fields: Fields) -> Verdict | None:
     """Reply YES if the prediction equals one of the answers (exact match)."""
     match = exact_match(_text(fields, "Prediction"), _text(fields, "Reference answers").split(" | ")) > 0
@@ -73,13 +84,15 @@ def answer(world: Knowledge, fields: Fields) -> Verdict | None:
 
 def path(world: Knowledge, fields: Fields) -> Verdict | None:
     """Reply with the six scores of `score_path`; None if the question is not of this world."""
-    question = world.questions.get((_text(fields, "Question"), tuple(_text(fields, "Golden answers").split(" | "))))
+    question = asked_question(world, fields)
     if question is None:
         return None
     text = "\n".join(_SHOWN_TAG.sub("<", piece) for piece in fields["Trajectory"])
     reference = tuple(fields["Reference path"])
     scores = score_path(world, question, reference, read(text))
-    return Verdict(_scores(scores), lambda rng: _scores(_other_scores(scores, len(reference), rng)))
+    return Verdict(
+        json.dumps(asdict(scores)), lambda rng: json.dumps(asdict(_other_scores(scores, len(reference), rng)))
+    )
 
 
 def plan(world: Knowledge, fields: Fields) -> Verdict | None:
@@ -151,13 +164,17 @@ def score_path(world: Knowledge, question: Question, reference: Sequence[str], r
     right = exact_match(reading.answer, question.golden_answers) > 0
     planned = len(_matched(world, items, needed))
     found = set(facts) if question.metadata["known"] and right else _found(world, facts, reading)
+    planner_score = 0.6 if planned else 0.2
+    if planned == len(needed) and len(items) <= len(needed) + 1:
+        planner_score = 1.2 if len(items) == len(needed) else 1.0
+    reasoning_score = 1.0 if len(found) == len(facts) else 0.8 if len(found) > len(facts) / 2 else 0.5 if found else 0.0
     return PathScores(
-        planner_score=_planner_score(planned, len(needed), len(items)),
+        planner_score=planner_score,
         model_plan_steps=len(items),
         effective_steps_self=len(_matched(world, items, brought)),
         effective_steps_ref=len(_matched(world, reference, queries)),
         outcome_accuracy_score=1.0 if right else 0.5 if token_f1(reading.answer, question.golden_answers) > 0 else 0.0,
-        outcome_reasoning_score=_reasoning_score(len(found), len(facts)),
+        outcome_reasoning_score=reasoning_score,
     )
 
 
@@ -180,18 +197,6 @@ def _found(world: Knowledge, facts: Collection[str], reading: Reading) -> set[st
     said = {c.query: c.true for b in reading.blocks for c in world.claims(f"{b.reasoning}\n{b.conclusion}")}
     shown = " ".join(block.context for block in reading.blocks).lower()
     return {query for query in facts if said.get(query, f"{query} {world.facts[query]}" in shown)}
-
-
-def _planner_score(planned: int, needed: int, items: int) -> float:
-    if planned == needed and items <= needed + 1:
-        return 1.2 if items == needed else 1.0
-    return 0.6 if planned else 0.2
-
-
-def _reasoning_score(found: int, needed: int) -> float:
-    if found == needed:
-        return 1.0
-    return 0.0 if not found else 0.8 if found > needed / 2 else 0.5
 
 
 def _matched(world: Knowledge, items: Sequence[str], queries: Iterable[str]) -> dict[int, str]:
@@ -257,22 +262,6 @@ def _planned(steps: Sequence[str], answer: str = "") -> str:
 
 def _boolean(verdict: bool) -> Verdict:
     return Verdict(f"<answer>{verdict}</answer>", lambda rng: f"<answer>{not verdict}</answer>")
-
-
-def _scores(scores: PathScores) -> str:
-    return json.dumps(asdict(scores))
-
-
-def _claim(world: Knowledge, text: str) -> tuple[str, str] | None:
-    """Return query and value of a text that states exactly one fact, correct or not."""
-    claims = list(world.claims(text))
-    return (claims[0].query, claims[0].value) if len(claims) == 1 else None
-
-
-def _bare(world: Knowledge, text: str) -> str:
-    """Return the value that a statement gives, without its subject."""
-    claim = _claim(world, text)
-    return normalize_answer(text) if claim is None else claim[1]
 
 
 def _text(fields: Fields, label: str) -> str:

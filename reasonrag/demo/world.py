@@ -7,24 +7,14 @@ worlds can answer its questions from memory, and then a search is needless.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from random import Random
 from typing import Any, Literal
 
 from reasonrag.core.types import Passage, Question
-from reasonrag.demo.lexicon import (
-    KINDS,
-    RELATIONS,
-    SPLITS,
-    Kind,
-    Relation,
-    Split,
-    famous_names,
-    names,
-    relations_of,
-)
+from reasonrag.demo.lexicon import KINDS, RELATIONS, SPLITS, Kind, Relation, Split, famous_names, names, relations_of
 
 DemoSplit = Literal["train", "dev", "test", "train-famous"]
 
@@ -97,7 +87,10 @@ class World:
         The splits share no question: questions about famous entities are divided by fact.
         """
         rng = Random(f"demo questions {self.seed} {split}")
-        known = self._known(split)
+        facts = famous_facts()
+        Random("demo famous questions").shuffle(facts)
+        low, high = (round(share * len(facts)) for share in _FAMOUS_SHARE[split])
+        known = (one_hop(self.famous, name, relation, known=True) for name, relation in facts[low:high])
         drawn: dict[str, Question] = {}
         while len(drawn) < _QUESTIONS[split]:
             kind = _ROUND[len(drawn) % len(_ROUND)]
@@ -122,13 +115,6 @@ class World:
     def _stem(self) -> str:
         """Prefix of ids: worlds of other seeds have other ids, so that their data sets can be merged."""
         return "demo" if self.seed == 0 else f"demo-{self.seed}"
-
-    def _known(self, split: Split) -> Iterator[Question]:
-        facts = famous_facts()
-        Random("demo famous questions").shuffle(facts)
-        low, high = (round(share * len(facts)) for share in _FAMOUS_SHARE[split])
-        for name, relation in facts[low:high]:
-            yield one_hop(self.famous, name, relation, known=True)
 
 
 @lru_cache(maxsize=4)
@@ -200,19 +186,16 @@ def ask(part: Part, kind: str, rng: Random) -> Question:
         case "one_hop":
             relation = rng.choice(RELATIONS)
             return one_hop(part, rng.choice(part.named(relation.subject)), relation)
-        case "bridge":
-            return _chain(part, 2, rng)
-        case "three_hop":
-            return _chain(part, 3, rng)
-        case "comparison":
-            return _comparison(part, rng)
-        case "yes_no":
-            return _same_or_not(part, rng)
+        case "bridge" | "three_hop":
+            return _chain(part, kind, rng)
+        case "comparison" | "yes_no":
+            return _pair(part, kind, rng)
     raise ValueError(f"no such kind of question: {kind!r}")
 
 
-def _chain(part: Part, length: int, rng: Random) -> Question:
-    """Draw a question that follows `length` relations from a random entity and visits none twice."""
+def _chain(part: Part, kind: str, rng: Random) -> Question:
+    """Draw a question that follows two or three relations from a random entity and visits none twice."""
+    length = 2 if kind == "bridge" else 3
     while True:
         passed = [rng.choice(list(part.facts))]
         phrase, hops = passed[0], list[Hop]()
@@ -225,34 +208,30 @@ def _chain(part: Part, length: int, rng: Random) -> Question:
             passed.append(hops[-1].value)
             phrase = (relation.ask if last else relation.phrase).format(x=phrase)
         else:
-            return _question("bridge" if length == 2 else "three_hop", phrase, passed[-1], hops)
+            return _question(kind, phrase, passed[-1], hops)
 
 
-def _comparison(part: Part, rng: Random) -> Question:
-    relation = rng.choice([r for r in RELATIONS if r.more])
+def _pair(part: Part, kind: str, rng: Random) -> Question:
+    """Draw a question about two entities: which one comes later in ordered classes, or whether they share a class."""
+    compares = kind == "comparison"
+    relation = rng.choice([r for r in RELATIONS if isinstance(r.target, tuple) and bool(r.more) is compares])
+    same = not compares and rng.random() < 0.5
     while True:
         asked = rng.sample(part.named(relation.subject), 2)
         first, second = (part.hop(name, relation.key) for name in asked)
-        if first.value != second.value:
-            text = f"Which is {relation.more}, {asked[0]} or {asked[1]}?"
-            return _question("comparison", text, larger(relation, first, second), [first, second])
+        if (first.value == second.value) is same:
+            break
+    if compares:
+        text, answer = f"Which is {relation.more}, {asked[0]} or {asked[1]}?", larger(relation, first, second)
+    else:
+        text, answer = f"Do {asked[0]} and {asked[1]} have the same {relation.key}?", "yes" if same else "no"
+    return _question(kind, text, answer, [first, second])
 
 
 def larger(relation: Relation, first: Hop, second: Hop) -> str:
     """Return the entity whose value comes later among the relation's classes."""
     winner = max(first, second, key=lambda hop: relation.target.index(hop.value))
     return winner.query.removesuffix(f" {relation.key}")
-
-
-def _same_or_not(part: Part, rng: Random) -> Question:
-    relation = rng.choice([r for r in RELATIONS if isinstance(r.target, tuple) and not r.more])
-    same = rng.random() < 0.5
-    while True:
-        asked = rng.sample(part.named(relation.subject), 2)
-        first, second = (part.hop(name, relation.key) for name in asked)
-        if (first.value == second.value) is same:
-            text = f"Do {asked[0]} and {asked[1]} have the same {relation.key}?"
-            return _question("yes_no", text, "yes" if same else "no", [first, second])
 
 
 def _question(kind: str, text: str, answer: str, hops: list[Hop], *, known: bool = False) -> Question:
