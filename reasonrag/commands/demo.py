@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,11 @@ def demo_world(out: Path, world_seed: int | None) -> None:
       reasonrag demo world --out world
     """
     from reasonrag.demo.world import DEMO_SPLITS, demo_corpus, demo_questions
-    from reasonrag.storage.files import claim_folder
+    from reasonrag.storage.files import claim_folder, write_text
+
+    def write(name: str, rows: list[dict[str, Any]]) -> None:
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        write_text(out / f"{name}.jsonl", "".join(lines))
 
     world_seed = world_seed or 0
     claim_folder(out, "demo world", already_ours=(out / "corpus.jsonl").exists())
@@ -42,15 +45,9 @@ def demo_world(out: Path, world_seed: int | None) -> None:
             {"id": q.id, "question": q.question, "golden_answers": list(q.golden_answers), "metadata": q.metadata}
             for q in demo_questions(split, seed=world_seed)
         ]
-        _write_jsonl(out / f"{split}.jsonl", rows)
-    _write_jsonl(out / "corpus.jsonl", [{"id": p.id, "contents": p.contents} for p in demo_corpus(world_seed)])
+        write(split, rows)
+    write("corpus", [{"id": p.id, "contents": p.contents} for p in demo_corpus(world_seed)])
     print(f"world: {out}")
-
-
-def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    from reasonrag.storage.files import write_text
-
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 COMMANDS = {"demo": demo}

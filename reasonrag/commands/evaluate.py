@@ -144,10 +144,7 @@ def policy_configs(
 ) -> dict[str, Config]:
     """Return the configuration of each policy of an evaluation, by its name. The default split is a held-out one.
 
-    Args:
-        policies: the values of `--policy`.
-        asked: `preset`, `file` and `overrides`, as `sources` returns them.
-        formats: the values of `--format`.
+    `policies` and `formats` are values of `--policy` and `--format`; `asked` is what `sources` returns.
 
     Raises:
         ConfigError: two policies have one name, or --format names a policy that is not there.
@@ -157,15 +154,12 @@ def policy_configs(
     from reasonrag.evaluation.sweep import folder_name
 
     configs: dict[str, Config] = {}
-    common_format: str | None = None
     named_formats: dict[str, str] = {}
     for text in formats:
         name, _, format = text.rpartition("=")
-        if name:
-            named_formats[name] = format
-        else:
-            common_format = format
-    no_split_asked = _asked_split(asked) is None
+        named_formats[name] = format
+    common_format = named_formats.pop("", None)
+    is_split_asked = _is_split_asked(asked)
     for text in policies:
         match = _POLICY.fullmatch(text)
         if match is None:
@@ -179,7 +173,7 @@ def policy_configs(
         if chosen_format := named_formats.pop(name, common_format):
             overrides["format.name"] = chosen_format
         config = load_config(**{**asked, "overrides": overrides})
-        if no_split_asked:
+        if not is_split_asked:
             overrides["questions.split"] = held_out_split(config)
             config = load_config(**{**asked, "overrides": overrides})
         configs[name] = config
@@ -190,15 +184,13 @@ def policy_configs(
     return configs
 
 
-def _asked_split(asked: Mapping[str, Any]) -> str | None:
-    """Return the split of a flag, of `--set`, or of the file. A file's `train` does not count: it is build-tree's."""
+def _is_split_asked(asked: Mapping[str, Any]) -> bool:
+    """Return whether a flag, `--set` or the file names a split. A file's `train` does not count: it is build-tree's."""
     from reasonrag.core.settings import gather
 
-    if asked["overrides"].get("questions.split") is not None:
-        return str(asked["overrides"]["questions.split"])
     questions = gather({}, file=asked["file"]).get("questions")
-    split = questions.get("split") if isinstance(questions, dict) else None
-    return None if split == "train" else split
+    in_file = questions.get("split") if isinstance(questions, dict) else None
+    return asked["overrides"].get("questions.split") is not None or in_file not in (None, "train")
 
 
 def held_out_split(config: Config) -> str | None:

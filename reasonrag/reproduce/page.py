@@ -176,11 +176,9 @@ def _by_kind(paper: Paper, results: Results) -> Iterator[str]:
         for kind in kinds:
             hops = [f"{found['hops'][kind]:g}" if kind in found["hops"] else ""] if with_hops else []
             for name, variant in found["variants"].items():
-                metrics = variant["by_kind"].get(kind)
-                if metrics:
+                if metrics := variant["by_kind"].get(kind):
                     main = metrics[paper.metrics[0]]
-                    count = main["n"] if main else 0
-                    rows.append([setting, kind, *hops, count, f"`{name}`", *_means(metrics, shown)])
+                    rows.append([setting, kind, *hops, main["n"] if main else 0, f"`{name}`", *_means(metrics, shown)])
     headings = ["setting", "kind", *(["hops"] if with_hops else []), "n", "policy"]
     return table_lines([*headings, *_labels(shown)], rows)
 
@@ -206,13 +204,8 @@ def _cost(results: Results) -> Iterator[str]:
     shown = [key for key in columns if any(key in cost for cost in results["training"].values())]
     rows = []
     for name, cost in results["training"].items():
-        cells = [f"`{name}`"]
-        for key in shown:
-            if key == "best":
-                cells.append(", ".join("none" if step is None else str(step) for step in cost[key]))
-            else:
-                cells.append(f"{cost[key]:.0f}")
-        rows.append(cells)
+        steps = ["none" if step is None else str(step) for step in cost.get("best", ())]
+        rows.append([f"`{name}`", *(", ".join(steps) if key == "best" else f"{cost[key]:.0f}" for key in shown)])
     yield from table_lines(["training", *(columns[key] for key in shown)], rows)
     yield from ["", "Means over the seeds."]
 
@@ -227,13 +220,13 @@ def _commands(results: Results) -> Iterator[str]:
 
 
 def _panels(paper: Paper, results: Results) -> Iterator[Panel]:
-    drawn = {key: curves for key, curves in results["curves"].items() if curves}
-    for key, curves in drawn.items():
+    for key, curves in results["curves"].items():
         lines = []
         for name, points in curves.items():
             lines.append(Line(name, [float(step) for step, _ in points], [value for _, value in points]))
-        yield Panel(paper.curves[key], "optimizer step", "", tuple(lines))
-    if not drawn:
+        if lines:
+            yield Panel(paper.curves[key], "optimizer step", "", tuple(lines))
+    if not any(results["curves"].values()):
         yield Panel("no training run is done", "optimizer step", "", ())
 
 

@@ -28,24 +28,24 @@ def summarise(paper: Paper, plan: Plan, out: Path, scale: Scale) -> Results:
     """
     done = {stage.out for stage in plan.stages if plan.is_done(stage)}
     folders = {seed: out / f"seed-{seed}" for seed in range(scale.seeds)}
-    evaluated: dict[str, dict[int, Path]] = {}
-    missing = {}
+    evaluated: dict[str, dict[int, Path]] = {name: {} for name in paper.names}
+    missing: dict[str, list[int]] = {}
     for name in paper.names:
-        paths = {seed: evaluation_of(folder, name) for seed, folder in folders.items()}
-        evaluated[name] = {seed: path for seed, path in paths.items() if path in done}
-        if len(evaluated[name]) < len(folders):
-            missing[name] = sorted(folders.keys() - evaluated[name].keys())
+        for seed, folder in folders.items():
+            path = evaluation_of(folder, name)
+            if path in done:
+                evaluated[name][seed] = path
+            else:
+                missing.setdefault(name, []).append(seed)
     settings = {}
     for setting, files in SETTINGS.items():
         rows = {name: read_seeds(paths, name, files) for name, paths in evaluated.items() if paths}
         settings[setting] = _at_setting(paper, rows)
-    trained = {}
+    trained: dict[str, list[Results]] = {}
     for variant in paper.variants:
-        seeds = evaluated[variant.name]
-        if seeds:
-            trained[variant.name] = [
-                require_json(folders[seed] / variant.name / "training.json", _ADVICE) for seed in seeds
-            ]
+        for seed in evaluated[variant.name]:
+            summary = require_json(folders[seed] / variant.name / "training.json", _ADVICE)
+            trained.setdefault(variant.name, []).append(summary)
     curves: Results = {key: {} for key in paper.curves}
     for variant in paper.variants:
         histories = [summary["history"] for summary in trained.get(variant.name, ())]
