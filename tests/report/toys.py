@@ -11,13 +11,15 @@ from reasonrag.storage.tables import tree_schema
 
 Row = dict[str, Any]
 
+COLUMNS = tree_schema().names  # loads pyarrow here, not in the first, timed example of a property
+
 
 def rows_of(parents: Sequence[int], question_id: str = "q1", dataset: str = "toy", **last: Any) -> list[Row]:
     """A question's rows with these parents, all of them searches; `last` is what is special about the last node."""
     rows: list[Row] = []
     for node, parent in enumerate(parents):
         rows.append(
-            dict.fromkeys(tree_schema().names)
+            dict.fromkeys(COLUMNS)
             | {
                 "dataset": dataset,
                 "question_id": question_id,
