@@ -44,7 +44,7 @@ class Child:
         for stream in self._streams:
             stream.touch()
         call = (self._streams, dict(environment), function, arguments)
-        self._process = _context().Process(target=_call, args=call, daemon=True)
+        self._process = context().Process(target=_call, args=call, daemon=True)
         self._process.start()
 
     @property
@@ -195,7 +195,8 @@ def script(file: str, *arguments: str) -> None:
 
 
 @cache
-def _context() -> ForkServerContext:
+def context() -> ForkServerContext:
+    """Return the context whose processes are forked from the one that has everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     with pytest.MonkeyPatch.context() as patch:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from reasonrag.commands.evaluate import judging, policy_configs
 from reasonrag.core.config import load_config
 from reasonrag.evaluation.run import Evaluation
+from tests import warmed
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.evaluation.test_run import digests
@@ -76,15 +75,11 @@ def test_killed_in_the_middle_it_ends_with_the_same_files(tmp_path):
         whole = evaluate({"served": load_config(overrides=overrides)}, tmp_path / "whole", max_steps=[8, 4])
         calls = len(server.requests)
         assert calls == whole["calls"]["served"]["policy"]["calls"] > 60
-        child = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, json.dumps(overrides), str(tmp_path / "out")],
-            env=product.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        arguments = (SCRIPT, json.dumps(overrides), str(tmp_path / "out"))
+        child = warmed.Child(warmed.source, arguments, product.environment())
         product.wait_until(lambda: len(server.requests) >= calls + calls // 2 or child.poll() is not None)
         child.kill()
-        assert child.wait(30) == -9, child.stderr.read().decode()
+        assert child.wait(30) == -9, child.said()
         product.wait_until(lambda: server.in_flight == 0)
         paid = len(server.requests) - calls
         evaluate({"served": load_config(overrides=overrides)}, tmp_path / "out", max_steps=[8, 4])

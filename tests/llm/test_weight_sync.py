@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import multiprocessing
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import NCCLTransport, send_chunks
+from tests import warmed
 
 WHOLE = ["pause?mode=wait", "start", "finish", "reset_prefix_cache?reset_running_requests=true", "resume"]
 
@@ -374,11 +374,11 @@ def _one_of_two(rank: int, rendezvous: str, url: str, fails: bool, said: Any) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_of_two_processes_one_pushes_and_both_know_how_it_went(fails: bool, tmp_path: Path):
-    spawn = multiprocessing.get_context("spawn")
-    said = spawn.Queue()
+    warm = warmed.context()
+    said = warm.Queue()
     with FakeVLLM() as server:
         group = [
-            spawn.Process(target=_one_of_two, args=(rank, str(tmp_path / "meet"), server.url, fails, said))
+            warm.Process(target=_one_of_two, args=(rank, str(tmp_path / "meet"), server.url, fails, said))
             for rank in range(2)
         ]
         for process in group:

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +20,8 @@ from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.retrieval.index.settings import BM25Config
 from reasonrag.storage.questions import load_questions
+from tests import warmed
+from tests.e2e.product import wait_until
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA.name} is not beside the repository")
@@ -260,13 +260,14 @@ def test_closing_twice_does_no_harm(tmp_path: Path) -> None:
 
 
 RACER = """
-import asyncio, sys
+import asyncio, os, sys, time
 from pathlib import Path
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.core.types import Passage
 passages = [Passage(str(i), f"title {i}\\nword{i} common") for i in range(2000)]
-print("ready", flush=True)
-sys.stdin.readline()
+Path(sys.argv[2], f"ready-{os.getpid()}").touch()
+while not Path(sys.argv[2], "go").exists():
+    time.sleep(0.001)
 retriever = BM25Retriever.open(passages, cache=Path(sys.argv[1]))
 (ranking,) = asyncio.run(retriever.search(["word1234"], 3))
 print([p.id for p in ranking], flush=True)
@@ -276,24 +277,21 @@ print([p.id for p in ranking], flush=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("damaged", [False, True])
 def test_processes_that_race_for_one_index_all_end_well(tmp_path: Path, damaged: bool) -> None:
-    command = [sys.executable, "-c", RACER, str(tmp_path)]
+    cache, gate = tmp_path / "cache", tmp_path / "gate"
+    cache.mkdir()
+    gate.mkdir()
     if damaged:
-        subprocess.run(command, input="go\n", text=True, check=True, capture_output=True)
-        (folder,) = tmp_path.iterdir()
+        passages = [Passage(str(i), f"title {i}\nword{i} common") for i in range(2000)]
+        asyncio.run(BM25Retriever.open(passages, cache=cache).aclose())
+        (folder,) = cache.iterdir()
         _truncate(folder / "passages/passages.jsonl")
-    racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    for racer in racers:
-        assert racer.stdout and racer.stdout.readline() == "ready\n"
-    results = []
-    for racer in racers:
-        assert racer.stdin
-        racer.stdin.write("go\n")
-        racer.stdin.flush()
-    for racer in racers:
-        out, _ = racer.communicate(timeout=60)
-        results.append((racer.returncode, out))
-    assert results == [(0, "['1234']\n")] * 4
-    assert [path.name[:5] for path in tmp_path.iterdir()] == ["bm25-"]
+    arguments = (RACER, str(cache), str(gate))
+    racers = [warmed.Child(warmed.source, arguments, os.environ) for _ in range(4)]
+    wait_until(lambda: len([*gate.iterdir()]) == 4)
+    (gate / "go").touch()
+    finished = [warmed.ended(racer, 60) for racer in racers]
+    assert [(each.returncode, each.stdout) for each in finished] == [(0, "['1234']\n")] * 4
+    assert [path.name[:5] for path in cache.iterdir()] == ["bm25-"]
 
 
 @pytest.mark.data

@@ -3,8 +3,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from reasonrag.retrieval.index.faiss_search import ExactSearch
 from reasonrag.retrieval.index.folder import IndexFolder, Silent
 from reasonrag.retrieval.index.vector_settings import VectorSettings, choose, memory, recall_at_10
 from reasonrag.retrieval.index.vectors import build_vectors, open_vectors
+from tests import warmed
 from tests.retrieval.index.dense_toys import Notes, WordsEncoder, digest, passages, sentences
 
 faiss = pytest.importorskip("faiss")
@@ -160,8 +159,7 @@ def test_a_build_killed_at_every_few_files_that_it_writes_gives_the_same_bytes(i
     other = shutil.copytree(index.path, tmp_path / "other")
 
     def run(path, kill_at):
-        command = [sys.executable, "-c", KILLED, str(path), kind, str(kill_at)]
-        return subprocess.run(command, env=os.environ, timeout=60, capture_output=True).returncode
+        return warmed.run(warmed.source, KILLED, str(path), kind, str(kill_at), environment=os.environ).returncode
 
     build(IndexFolder(other), SETTINGS[kind])
     kills = 0
