@@ -7,6 +7,8 @@ DEMO := runs/demo
 # `make test WORKERS=8` on a larger machine; `make quick TESTS=tests/mcts` for one room.
 WORKERS ?= 2
 TESTS ?=
+# Compiled modules are kept even where the environment says not to: every run and every process would compile them anew.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo online test quick slow gpu smoke coverage docs house lint type fmt check wheel clean

@@ -15,6 +15,8 @@ from reasonrag.training.folder import last_checkpoint
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, pair_row, sft_settings, train, write_pairs
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):

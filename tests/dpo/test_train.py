@@ -16,6 +16,8 @@ from tests import warmed
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, train, write_pairs
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ROOT = Path(__file__).parents[2]
 
 

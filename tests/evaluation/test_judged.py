@@ -19,6 +19,8 @@ from tests.evaluation.test_run import MODULE, digests, rows, toys
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 from tests.rewards.toys import asked, hiprag, judge, knowing, trajectory
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ARBITER = Judging(ModelConfig(spec=f"{MODULE}:arbiter", temperature=0.0))
 SETTING = "t0_s8_k3"
 REQUESTS = {"lasj": "Prediction", "osr": "Statement 1", "usr": "Reasoning"}

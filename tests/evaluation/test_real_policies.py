@@ -15,7 +15,7 @@ from tests.e2e.product import ExtractiveServer
 from tests.evaluation.test_run import digests
 from tests.evaluation.toy_policies import evaluate
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 
 DEMO = {"questions.dataset": "demo", "questions.split": "test", "questions.limit": 20}
 

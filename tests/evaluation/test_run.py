@@ -15,6 +15,8 @@ from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import trajectory_schema
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 MODULE = "python:tests.evaluation.toy_policies"
 
 

@@ -31,7 +31,7 @@ LONG = SMALL | {
     "validation__limit": 6,
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 
 
 @pytest.fixture(scope="module")

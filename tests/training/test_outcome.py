@@ -19,6 +19,8 @@ from reasonrag.training.model import ModelSource, merge_adapter
 from reasonrag.training.outcome import panels, summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 CARD = "format: {name: reasonrag, prompts: brief}\nretrieval: {top_k: 2}\n"
 LORA = {"method": "lora", "lora.r": 4, "lora.alpha": 8, "max_steps": 8, "learning_rate": 5e-3, "merge": True}
 

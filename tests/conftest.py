@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from reasonrag.core.plots import BarChart, Panel
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations and training runs write charts as text: equal charts are equal files, and nothing is drawn.
+
+    Drawing takes a third of the time of a short evaluation. `tests/core/test_plots.py`, the tests of reports and every
+    command in a process of its own draw.
+    """
+
+    def save_charts(stem: Path, charts: Sequence[Panel | BarChart]) -> list[Path]:
+        assert charts
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
+        for path in paths:
+            path.write_text(repr(charts), encoding="utf-8")
+        return paths
+
+    monkeypatch.setattr("reasonrag.evaluation.report.save_charts", save_charts)
+    monkeypatch.setattr("reasonrag.training.run.save_charts", save_charts)
