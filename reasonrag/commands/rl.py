@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,12 +14,10 @@ from reasonrag.commands.options import configuration, out, settings, sources
 from reasonrag.commands.train import OUT, print_line, run_training
 
 if TYPE_CHECKING:
-    from reasonrag.commands.console import Stop
     from reasonrag.core.config import Config
     from reasonrag.online_rl.settings import RLSettings
     from reasonrag.pipeline.progress import Progress
     from reasonrag.rewards.reference_plans import Made
-    from reasonrag.storage.journal import Journal
 
 _RETRIEVAL = ("retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
 _ROLLOUT = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size", "sampling.dynamic")
@@ -125,7 +122,10 @@ def plan(
 
     from reasonrag.commands.console import Stop, error_console, log_plainly, rows_table, table_console
     from reasonrag.core.errors import Interrupted, RunError
-    from reasonrag.pipeline.parts import open_questions
+    from reasonrag.formats import PromptSet
+    from reasonrag.llm.journaled import JournaledLLM
+    from reasonrag.pipeline.models import open_llm
+    from reasonrag.pipeline.parts import Checkable, judge_service, open_questions
     from reasonrag.pipeline.progress import Progress
     from reasonrag.rewards.reference_plans import make_plans
     from reasonrag.storage.files import lock
@@ -141,48 +141,38 @@ def plan(
             raise IsADirectoryError(21, "is a folder")
     except OSError as error:
         raise RunError(f"{out} cannot hold plans ({error.strerror}); choose another file for --out") from error
-    make = partial(
-        make_plans,
-        questions,
-        k=candidates,
-        out=out,
-        concurrency=config.run.concurrency,
-        correct=correct,
-        show_answer=show_answer,
-        max_failed=config.run.max_failed,
-    )
     progress = Progress(len(questions), label="reference plans")
+
+    async def make(journal: Journal) -> Made:
+        model = open_llm(config.judge, "judge")
+        journaled = JournaledLLM(model, journal, kind="judge")
+        progress.open(journaled, config.judge)
+        try:
+            if isinstance(model, Checkable):
+                await model.check()
+            async with stop.show(progress, journal.drain):
+                return await make_plans(
+                    questions,
+                    k=candidates,
+                    judge=judge_service(journaled, config.judge, PromptSet.find(config.format.prompts)),
+                    out=out,
+                    counts=progress,
+                    concurrency=config.run.concurrency,
+                    correct=correct,
+                    show_answer=show_answer,
+                    max_failed=config.run.max_failed,
+                )
+        finally:
+            await model.aclose()
+
     with lock(out.with_name(f".{out.name}.lock")), contextlib.closing(Journal(journal_path)) as journal:
         try:
-            made = asyncio.run(_make(make, config, journal, progress, stop))
+            made = asyncio.run(make(journal))
         except Interrupted:
             return stop.print_resume_hint()
     table_console().print(rows_table(_summary_rows(made, len(questions), progress), title="rl plan"))
     print(f"plans: {out}")
     return stop.print_missing(made.failed, made.untried, most=config.run.max_failed * len(questions))
-
-
-async def _make(
-    make: Callable[..., Awaitable[Made]], config: Config, journal: Journal, progress: Progress, stop: Stop
-) -> Made:
-    """Open the judge, and let `make` plan with it."""
-    from reasonrag.formats import PromptSet
-    from reasonrag.llm.journaled import JournaledLLM
-    from reasonrag.pipeline.models import open_llm
-    from reasonrag.pipeline.parts import Checkable, judge_service
-
-    model = open_llm(config.judge, "judge")
-    journaled = JournaledLLM(model, journal, kind="judge")
-    progress.open(journaled, config.judge)
-    judge = judge_service(journaled, config.judge, PromptSet.find(config.format.prompts))
-
-    try:
-        if isinstance(model, Checkable):
-            await model.check()
-        async with stop.show(progress, journal.drain):
-            return await make(judge=judge, counts=progress)
-    finally:
-        await model.aclose()
 
 
 def _summary_rows(made: Made, questions: int, progress: Progress) -> Iterator[tuple[str, str]]:

@@ -112,15 +112,11 @@ class Examiner:
         return {"model": self.judge.llm.name, "prompts": self.judge.fingerprint, "metrics": metrics}
 
     async def examine(self, trajectory: Trajectory, reading: Reading, counts: Counter[str]) -> Verdicts:
-        """Return the verdicts on a finished attempt.
+        """Return the verdicts on a finished attempt, given also as its format reads it.
 
-        If the judge or the policy fails, a verdict is unknown; the attempt's other scores do not change.
-
-        Args:
-            trajectory: the attempt.
-            reading: the attempt as its format reads it.
-            counts: incremented by name: `answer.asked`, `answer.unknown`, `answer.CAUSE`; `over.*` and `under.*` as
-                `rewards.hiprag.detect` counts them; `regenerated`.
+        If the judge or the policy fails, a verdict is unknown; the attempt's other scores do not change. `counts` are
+        incremented by name: `answer.asked`, `answer.unknown`, `answer.CAUSE`; `over.*` and `under.*` as
+        `rewards.hiprag.detect` counts them; `regenerated`.
 
         Raises:
             Interrupted: the run is draining.

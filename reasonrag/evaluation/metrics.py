@@ -38,11 +38,8 @@ def answer_scores(prediction: str | None, golden_answers: Sequence[str], *, rule
 def scores(trajectory: Trajectory, *, reading: Reading | None = None, rules: Rules = "house") -> Scores:
     """Return the metrics of `METRICS` for a finished trajectory.
 
-    Args:
-        trajectory: the attempt.
-        reading: what the checker of its format says. None: an attempt is in form if every step could be parsed and the
-            last one answers, as in the format `reasonrag`.
-        rules: normalisation rules of EM, F1 and ACC.
+    `reading` is what the checker of its format says. Without it, an attempt is in form if every step could be parsed
+    and the last one answers, as in the format `reasonrag`.
 
     Returns:
         `em`, `f1`, `acc` in [0, 1]; `retrievals`: searches of the policy; `steps`: its decisions; `forced`: 1 if the
