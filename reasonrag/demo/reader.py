@@ -122,15 +122,14 @@ class _Reader:
 
     def write(self) -> str:
         """Return the next step in the format's words."""
-        if self._view.final:
-            return _tagged("answer", self._choose(self._answers()))
-        if self._view.stage is Stage.GROUNDING:
-            evidence = self._extract()
-            return _tagged("evidence", evidence) if evidence else "<evidence>None</evidence>"
-        queries = self._new_queries()
-        if not queries or self._decide(self._readiness()):
-            return _tagged("answer", self._choose(self._answers()))
-        return _tagged("query", self._choose(queries))
+        if not self._view.final:
+            if self._view.stage is Stage.GROUNDING:
+                evidence = self._extract()
+                return _tagged("evidence", evidence) if evidence else "<evidence>None</evidence>"
+            queries = self._new_queries()
+            if queries and not self._decide(self._readiness()):
+                return _tagged("query", self._choose(queries))
+        return _tagged("answer", self._choose(candidates(self._asked, self._evidence, self._queries)))
 
     def _choose(self, scored: Sequence[Scored]) -> str:
         return scored[self._index([score for _, score in scored])][0]
@@ -146,9 +145,6 @@ class _Reader:
     def _decide(self, logit: float) -> bool:
         """Return True with probability sigmoid(logit / temperature)."""
         return self._index((0.0, logit), sharpness=1.0) == 1
-
-    def _answers(self) -> list[Scored]:
-        return candidates(self._asked, self._evidence, self._queries)
 
     def _readiness(self) -> float:
         """Return the log-odds of answering now: covering evidence raises them, an unseen name lowers them."""
@@ -189,8 +185,7 @@ class _Reader:
         """Return the sentence, at times two, that best fit the latest query; "" if none shares a word with it."""
         query = self._queries[-1] if self._queries else self._view.question
         rows = [(title, text) for title, body in self._view.documents for text in sentences(body)]
-        unread = [row for row in rows if not any(row[1] in note for note in self._evidence)]
-        rows = unread or rows
+        rows = [row for row in rows if not any(row[1] in note for note in self._evidence)] or rows
         scores = _overlap(stem_set(query), stem_set(self._view.question), rows)
         fitting = [(row, score) for row, score in zip(rows, scores, strict=True) if score > 0]
         if not fitting:

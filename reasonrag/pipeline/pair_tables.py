@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -81,15 +82,12 @@ def pairs_of(nodes: Iterable[Row], config: Config, *, policy: str, config_hash: 
     if settings.level == "trajectory":
         return derive_trajectory_pairs(nodes, policy=policy, config_hash=config_hash, min_margin=settings.min_margin)
     if settings.alpha not in (None, value.alpha):
-        nodes = _revalued_trees(nodes, settings.alpha or 1.0, value.weighting)
+        trees = groupby(nodes, key=lambda row: (row["dataset"], row["question_id"]))
+        revalue = partial(revalued, alpha=settings.alpha or 1.0, weighting=value.weighting)
+        nodes = chain.from_iterable(revalue(list(tree)) for _, tree in trees)
     return derive_pairs(
         nodes, policy=policy, config_hash=config_hash, min_margin=settings.min_margin, reward=settings.reward
     )
-
-
-def _revalued_trees(nodes: Iterable[Row], alpha: float, weighting: Weighting) -> Iterator[Row]:
-    for _, tree in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
-        yield from revalued(list(tree), alpha=alpha, weighting=weighting)
 
 
 def revalued(tree: Sequence[Row], *, alpha: float, weighting: Weighting = "trajectories") -> list[Row]:

@@ -128,7 +128,7 @@ def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
             parts.append(_part(names[source], source, split, files, schema, folder, counts))
     _check_counts(run, summary, "pairs", sum(part.rows for part in parts))
     if trees:
-        files = _link(shard_paths(run / "trees", "nodes"), folder / "trees")
+        files = [place(path, folder / "trees" / path.name) for path in shard_paths(run / "trees", "nodes")]
         parts.append(_part(TREES, None, "nodes", files, tree_schema(), folder, Counter()))
         _check_counts(run, summary, "trees", parts[-1].rows)
     place_json(summary, folder / "run.json")
@@ -182,7 +182,7 @@ def _by_source(
 ) -> Iterator[tuple[str, list[Path]]]:
     """Yield each source with its files: the run's own files if there is one source, else new files."""
     if len(sources) == 1:
-        yield sources[0], _link(paths, folder / names[sources[0]])
+        yield sources[0], [place(path, folder / names[sources[0]] / path.name) for path in paths]
         return
     writers = {name: ShardWriter(folder / names[name], split, schema, shard_rows=_SHARD_ROWS) for name in sources}
     for path in paths:
@@ -192,14 +192,6 @@ def _by_source(
     for name, writer in writers.items():
         if files := writer.close():
             yield name, files
-
-
-def _link(paths: Iterable[Path], folder: Path) -> list[Path]:
-    targets = []
-    for path in paths:
-        targets.append(folder / path.name)
-        place(path, targets[-1])
-    return targets
 
 
 def _part(

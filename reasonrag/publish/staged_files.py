@@ -14,14 +14,15 @@ from reasonrag.storage.files import write_json
 from reasonrag.training.folder import without_places
 
 
-def place(source: Path, target: Path) -> None:
-    """Link a file if the file system can, else copy it."""
+def place(source: Path, target: Path) -> Path:
+    """Link a file if the file system can, else copy it; return the target."""
     target.parent.mkdir(parents=True, exist_ok=True)
     source = source.resolve()
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
+    return target
 
 
 def place_json(value: Mapping[str, Any], target: Path) -> None:
