@@ -96,7 +96,7 @@ def served(index: Path, *args: str) -> Iterator[str]:
         assert line.startswith("listening on http://127.0.0.1:"), line + (child.stderr.read() if child.stderr else "")
         yield line.split()[2]
         child.send_signal(signal.SIGTERM)
-        assert child.wait(20) == 128 + signal.SIGTERM
+        assert child.wait(60) == 128 + signal.SIGTERM
     finally:
         child.kill()
         child.communicate()
@@ -108,7 +108,7 @@ def test_it_is_served_as_search_r1_serves_it_and_measured_over_http(index: Path,
     with served(index, "--retriever", "bm25") as url:
         body = json.dumps({"queries": ["captain of Orlandis"], "topk": 2, "return_scores": True}).encode()
         request = Request(f"{url}/retrieve", body, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=10) as reply:
+        with urlopen(request, timeout=60) as reply:
             (ranking,) = json.load(reply)["result"]
         measured = product.run("index", "recall", url, "--dataset", tmp_path / "questions.jsonl", "--k", "1,5")
     assert ranking[0]["document"]["contents"].startswith("Orlandis\n")

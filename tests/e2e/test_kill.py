@@ -49,7 +49,7 @@ def reference(world: World, tmp_path_factory: pytest.TempPathFactory) -> Referen
 
 def kill(child: warmed.Child | subprocess.Popen[str]) -> None:
     child.kill()
-    child.communicate(timeout=30)
+    child.communicate(timeout=60)
     assert child.returncode == -9, "it ended before it was killed"
 
 
@@ -129,7 +129,7 @@ def test_killed_while_it_exports_it_writes_the_tables_anew(world: World, referen
             product.wait_until(lambda child=child: (out / "trees").exists() or child.poll() is not None)
             time.sleep(draw.uniform(0, 0.1 * whole_s))
             child.kill()
-            child.communicate(timeout=30)
+            child.communicate(timeout=60)
             caught += child.returncode == -9 and not (out / "pairs" / "test-00000-of-00001.parquet").exists()
         product.build(*args)
     left = [path.name for path in out.glob("*/.*")]

@@ -200,7 +200,7 @@ def killed(traces: Traces, server: LeakyPolicy, *args: str | Path) -> None:
     child = product.start(*args, **ENVIRONMENT)
     product.wait_until(lambda: len(server.requests) > server.patience or child.poll() is not None)
     child.kill()
-    traces.heard(*child.communicate(timeout=30))
+    traces.heard(*child.communicate(timeout=60))
     assert child.returncode == -9, "it ended before it was killed"
     server.patience = math.inf
 

@@ -113,7 +113,7 @@ def test_an_evaluation_that_is_stopped_goes_on_by_the_printed_command(tmp_path: 
     product.wait_until(lambda: (out / "demo" / "journal.sqlite-wal").exists(), timeout_s=60)
     product.wait_until(lambda: (out / "demo" / "journal.sqlite-wal").stat().st_size > 100_000, timeout_s=60)
     child.send_signal(signal.SIGINT)
-    stdout, stderr = child.communicate(timeout=30)
+    stdout, stderr = child.communicate(timeout=60)
     assert child.returncode == 130 and stdout == "" and "Traceback" not in stderr
     (line,) = [line.strip() for line in stderr.splitlines() if line.strip().startswith("reasonrag eval")]
     assert run(*shlex.split(line)[1:]).returncode == 0

@@ -109,7 +109,7 @@ def transformers_serve(model: str, cache: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(30)
+        server.wait(60)
 
 
 def _healthy(port: int) -> bool:

@@ -79,7 +79,7 @@ def test_killed_in_the_middle_it_ends_with_the_same_files(tmp_path):
         child = warmed.Child(warmed.source, arguments, product.environment())
         product.wait_until(lambda: len(server.requests) >= calls + calls // 2 or child.poll() is not None)
         child.kill()
-        assert child.wait(30) == -9, child.said()
+        assert child.wait(60) == -9, child.said()
         product.wait_until(lambda: server.in_flight == 0)
         paid = len(server.requests) - calls
         evaluate({"served": load_config(overrides=overrides)}, tmp_path / "out", max_steps=[8, 4])

@@ -104,7 +104,7 @@ class FakeOpenAI:
 
     def start(self) -> FakeOpenAI:
         self._thread.start()
-        assert self._ready.wait(10), "the fake server did not start"
+        assert self._ready.wait(60), "the fake server did not start"
         return self
 
     def stop(self) -> None:

@@ -48,7 +48,7 @@ class FakeVLLM:
 
     def __enter__(self) -> FakeVLLM:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,7 +178,7 @@ def test_a_request_that_comes_during_a_push_waits_and_gets_the_new_weights():
         def tensors() -> Iterator[tuple[str, Any]]:
             assert server.paused
             client.start()
-            assert server.asked.wait(10)
+            assert server.asked.wait(60)
             assert not written
             yield from weights(1)
 

@@ -77,14 +77,14 @@ class ServerProcess:
         self.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         assert self.child.stdout
         self.line = self.child.stdout.readline().strip()
-        assert self.line, self.child.communicate(timeout=10)
+        assert self.line, self.child.communicate(timeout=60)
         self.url = self.line.split()[2]
         self.port = int(self.url.rpartition(":")[2])
 
     def kill(self) -> None:
         """SIGKILL, now."""
         self.child.kill()
-        self.child.communicate(timeout=10)
+        self.child.communicate(timeout=60)
 
 
 class GatedServer:
@@ -128,7 +128,7 @@ class GatedServer:
 
 def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
     """Status, JSON (or text), and headers in lower case."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, path, sent, headers)
         response = connection.getresponse()
@@ -149,7 +149,7 @@ def gauge(port: int, name: str) -> float:
     return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
 
-def wait_for(port: int, name: str, value: float, timeout_s: float = 20.0) -> None:
+def wait_for(port: int, name: str, value: float, timeout_s: float = 60.0) -> None:
     """Return as soon as a line of /metrics has this value."""
     end = time.monotonic() + timeout_s
     while gauge(port, name) != value:

@@ -102,7 +102,7 @@ def exchange(port: int, request: bytes) -> Any:
     """The JSON that a request gets, byte by byte as it was recorded."""
     head, _, body = request.partition(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(request)
         response = http.client.HTTPResponse(connection)
         response.begin()
@@ -282,7 +282,7 @@ def test_a_full_queue_says_when_to_come_back_and_a_slow_index_answers_all_it_too
 def test_a_body_over_the_limit_is_refused_before_its_end(chunked: bool) -> None:
     with (
         serving(ToyRetriever(), max_body_bytes=1000) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=30) as connection,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
     ):
         size = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 5000"
         connection.sendall(b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\n" + size + b"\r\n\r\n")

@@ -48,7 +48,7 @@ def refuses(port: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -216,7 +216,7 @@ def test_killed_it_goes_on_with_the_same_file_and_pays_for_nothing_that_was_kept
             assert time.monotonic() < end and child.poll() is None
             time.sleep(0.002)
         child.kill()
-        child.communicate(timeout=30)
+        child.communicate(timeout=60)
         assert child.returncode == -9
         assert not out.exists()
         before, paid = kept(tmp_path / "cut.parquet.journal.sqlite"), len(server.requests)
