@@ -88,7 +88,6 @@ class FileCorpus:
         return self._checksum
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        """Yield rows, numbered across all files."""
         rows_before = 0
         for path in self._files:
             skipped = max(0, start - rows_before)
@@ -121,7 +120,7 @@ class FileCorpus:
 
 
 class GivenCorpus:
-    """A corpus of passages in memory."""
+    """Passages that are in memory; their ids and contents are the checksum."""
 
     def __init__(self, name: str, passages: Sequence[Passage]) -> None:
         self.name = name

@@ -96,7 +96,7 @@ class BuildProgress(Protocol):
 
 
 class Silent(BuildProgress):
-    """Shows nothing of a build."""
+    """Shows nothing, for builds within another command."""
 
 
 class Draft:

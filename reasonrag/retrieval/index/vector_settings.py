@@ -114,7 +114,7 @@ def memory_of(settings: VectorSettings, rows: int, dims: int) -> int:
 
 
 def shown(needed: Mapping[VectorKind, int], max_bytes: int) -> str:
-    """Describe what every kind needs."""
+    """Describe how much memory every kind needs, and how much is allowed."""
     parts = ", ".join(f"{kind} {size / (1 << 20):,.0f} MiB" for kind, size in needed.items())
     return f"{parts}, of {max_bytes / (1 << 20):,.0f} MiB that are allowed (--max-memory)"
 

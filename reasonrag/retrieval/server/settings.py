@@ -39,7 +39,6 @@ class ServeSettings(Section):
 
     @property
     def loopback(self) -> bool:
-        """Whether no other machine reaches `host`."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
