@@ -185,7 +185,6 @@ class Display:
             self.print_if_due()
 
     def print_line(self) -> None:
-        """Print the line, which stays."""
         self._printed_at = time.monotonic()
         if self.progress is not None:
             self.print(self._line(self.progress))
@@ -211,7 +210,7 @@ class StageLines(Display):
         self.progress = _Stage(what, total, unit, done)
 
     def advance(self, amount: float = 1.0) -> None:
-        """Count `amount` more units as finished."""
+        """Count `amount` more units as finished, and print the line if it is due."""
         if isinstance(self.progress, _Stage):
             self.progress.advance(amount)
             self.print_if_due()

@@ -85,7 +85,6 @@ class Verdicts:
         return self.searches if metric == "osr" else self.own_steps
 
     def row(self) -> Row:
-        """Return the judged columns of `tables.trajectory_schema`."""
         return {
             "lasj": self.lasj,
             "steps_over": self.searches and self.searches.suboptimal,
@@ -107,7 +106,6 @@ class Examiner:
     metrics: Sequence[str]  # some of `JUDGED`
 
     def describe(self) -> dict[str, Any]:
-        """Return the judge's entry in `metrics.json`."""
         metrics = [metric for metric in JUDGED if metric in self.metrics]
         return {"model": self.judge.llm.name, "prompts": self.judge.fingerprint, "metrics": metrics}
 

@@ -21,7 +21,7 @@ _RESERVED = frozenset({"plots", "report", "report.md", "metrics.json"})
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One point of a sweep."""
+    """One point of a sweep: temperature, step limit and passages per search."""
 
     temperature: float
     max_steps: int

@@ -60,7 +60,7 @@ class Reading:
 
     @property
     def queries(self) -> tuple[str, ...]:
-        """The search queries, in order."""
+        """The queries of all searches, in the order in which they were made."""
         return tuple(block.query for block in self.blocks if block.query is not None)
 
 
@@ -69,7 +69,7 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """The format's key in `FORMATS`."""
+        """The key in `FORMATS`, and the folder of its texts in a prompt set."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class Format(Protocol):
         ...
 
     def stage(self, steps: tuple[Step, ...]) -> Stage:
-        """Return what comes after `steps`."""
+        """Return what the policy decides next, after `steps`."""
         ...
 
     def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:

@@ -221,7 +221,7 @@ _WITHOUT_THOUGHTS = re.compile("(SI)*A")
 
 @dataclass(slots=True)
 class _Draft:
-    """A `Block` while it is parsed."""
+    """A `Block` whose parts are still being collected while a turn is parsed."""
 
     reasoning: str
     query: str | None = None

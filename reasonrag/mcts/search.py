@@ -82,7 +82,6 @@ class Tree:
         return node
 
     def children(self, node: Node) -> list[Node]:
-        """Return the node's children, oldest first."""
         return [self.nodes[child] for child in node.children]
 
     def path_up(self, node: Node) -> Iterator[Node]:

@@ -66,7 +66,7 @@ class Group:
 
 @dataclass(slots=True)
 class Batch:
-    """The rollouts of one training step."""
+    """The rollouts of one training step, with their scores and what they cost."""
 
     groups: list[Group]  # in the order of their slots
     dropped: int = 0  # groups that were replaced because all their rewards were equal

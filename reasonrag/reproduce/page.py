@@ -30,7 +30,7 @@ def write(paper: Paper, results: Results, folder: Path) -> Path:
 
 
 def page(paper: Paper, results: Results) -> Iterator[str]:
-    """Yield the lines of the page."""
+    """Yield the lines of the Markdown page in `docs/results/` that compares our results with the paper's."""
     yield from _head(paper, results)
     yield from ["", "## Findings", "", *_against_base(paper, results), *_signs(results)]
     for setting, found in results["settings"].items():

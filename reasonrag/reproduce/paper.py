@@ -22,7 +22,7 @@ JUDGE = "demo-judge"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way of training."""
+    """One way of training that a paper compares with others."""
 
     name: str  # in commands, folders and tables
     meaning: str
@@ -84,7 +84,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The size of a comparison."""
+    """How large a comparison is: seeds, questions, iterations and optimizer steps."""
 
     seeds: int = 3  # each trains and evaluates every variant once
     questions: int | None = None  # for training; None takes all 600

@@ -21,7 +21,7 @@ _POLL_S = 0.05  # between two checks whether a child process has ended
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One command."""
+    """One command of a plan, and the files that it needs and writes."""
 
     arguments: tuple[str, ...]  # what a person would type after `reasonrag`
     out: Path  # the folder or file that the command writes
@@ -95,7 +95,6 @@ class Plan:
         return self._exit_code or (128 + self._signal if self._signal else 0)
 
     def done(self, stage: Stage) -> None:
-        """Record that the command has succeeded."""
         self._done.add(stage.line)
         self._write()
 

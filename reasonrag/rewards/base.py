@@ -55,7 +55,7 @@ class Reward(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state()`."""
+        """Set the reward to what `state()` returned in the run that is resumed."""
         ...
 
 

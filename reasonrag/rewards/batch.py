@@ -184,7 +184,6 @@ class RiseWatch:
         return {"stopped_at": self.stopped_at, "last": self._last_step, "numbers": list(self._numbers)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from `state()`; `{}` starts anew."""
         self.stopped_at = state.get("stopped_at")
         self._last_step = state.get("last")
         self._numbers = list(state.get("numbers", ()))

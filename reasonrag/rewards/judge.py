@@ -147,7 +147,6 @@ class JudgeService:
     async def _verdict(
         self, name: str, prompt: Prompt, contract: Contract[V], seed: int, slots: AbstractAsyncContextManager[Any]
     ) -> V:
-        """Ask, and count the outcome."""
         judge = f"judge {self.llm.name!r} ({name})"
         try:
             # Waiting for a slot is not the judge's delay: the deadline begins after it.
