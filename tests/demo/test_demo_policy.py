@@ -36,7 +36,7 @@ def test_the_shipped_folder_holds_no_code_and_no_pickle():
 @pytest.mark.parametrize("world_seed", [0, 7])
 def test_the_shipped_policy_answers_about_half_of_the_held_out_questions(world_seed):
     llm = TransformersLLM(str(demo_folder()), batch_size=64)
-    questions = demo_questions("test", seed=world_seed, limit=200)
+    questions = demo_questions("test", seed=world_seed, limit=100)
     figures = measure(llm, questions, temperature=0.0, world_seed=world_seed)
     assert 0.35 <= figures["all"]["em"] <= 0.65
     assert figures["all"]["malformed"] < 0.03
