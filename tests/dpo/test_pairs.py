@@ -143,7 +143,7 @@ def test_a_pair_has_every_column_of_its_table_and_says_where_each_side_comes_fro
     assert (row["chosen_end"], row["rejected_end"]) == ("stop", "turn")
     assert row["rejected"] == [{"role": "assistant", "content": "It is c1."}]
     (whole,) = derive_trajectory_pairs(
-        [node(0, spre=None, f1=None), worse | {"f1": 0.0}, better | {"f1": 1.0, "action": "answer"}],
+        [node(0, parent=-1, spre=None, f1=None), worse | {"f1": 0.0}, better | {"f1": 1.0, "action": "answer"}],
         policy="p",
         config_hash="h",
     )
