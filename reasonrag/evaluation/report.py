@@ -13,14 +13,12 @@ from reasonrag.core.markdown import inert_markdown
 from reasonrag.core.plots import Bar, BarChart, Line, Panel, save_charts
 from reasonrag.core.text import Rules, one_line, printable
 from reasonrag.core.types import Question
-from reasonrag.evaluation.summary import failures, summarize
+from reasonrag.evaluation.summary import PolicyResult, failures, summarize
 from reasonrag.evaluation.tables import FEW, NAMES, Metrics, evaluation_tables, results_table
 from reasonrag.storage.files import write_json, write_text
 
 if TYPE_CHECKING:
     import rich.table
-
-    from reasonrag.evaluation.run import PolicyResult
 
 _IN_TERMINAL = ("em", "f1", "acc", "lasj", "osr", "usr", "retrievals", "steps", "format_rate")
 _PLOT_TITLES = {"em": "Exact match", "lasj": "Answers right in meaning", "osr": "Over-search", "usr": "Under-search"}

@@ -18,10 +18,8 @@ import asyncio
 import contextlib
 import gc
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +27,10 @@ from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question, Trajectory
-from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging, Verdicts
-from reasonrag.evaluation.metrics import Scores, scores, trajectory_row
+from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging
+from reasonrag.evaluation.metrics import scores, trajectory_row
 from reasonrag.evaluation.report import write_results
+from reasonrag.evaluation.summary import Outcome, PolicyResult
 from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import LLM
@@ -62,31 +61,6 @@ _SHARD_ROWS = 2_000
 _JOURNAL = "journal.sqlite"
 
 Show = Callable[["Evaluation"], AbstractAsyncContextManager[object]]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Scores of one policy at one setting; a question is named by its index in the list of questions."""
-
-    setting: Setting
-    scores: list[Scores | None]  # [n]; None if the question failed or was not tried
-    verdicts: list[Verdicts | None]  # [n]; likewise
-    failures: dict[int, str] = field(default_factory=dict)  # cause of each failed question
-    ends: Counter[str] = field(default_factory=Counter)  # attempts by stop reason
-    out_of_form: Counter[str] = field(default_factory=Counter)  # attempts that are not well-formed, by reason
-    asked: Counter[str] = field(default_factory=Counter)  # requests to a judge, as `Examiner.examine` counts them
-
-
-@dataclass(slots=True)
-class PolicyResult:
-    """Outcomes of one policy at all settings, in the order of the sweep."""
-
-    name: str
-    config: Config
-    content: dict[str, str]
-    outcomes: list[Outcome]
-    calls: dict[str, Any]  # all calls in the policy's folder, over all processes
-    judge: dict[str, Any] | None = None  # model, prompts and metrics of the judge
 
 
 class Evaluation:

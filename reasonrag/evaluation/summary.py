@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from reasonrag.core.config import Config
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question
 from reasonrag.evaluation.bootstrap import Column, Ratio, group_intervals, subtract
-from reasonrag.evaluation.judged import COUNTED_AS
-from reasonrag.evaluation.metrics import METRICS, hops, kind
+from reasonrag.evaluation.judged import COUNTED_AS, Verdicts
+from reasonrag.evaluation.metrics import METRICS, Scores, hops, kind
+from reasonrag.evaluation.sweep import Setting
 from reasonrag.storage.runs import versions
-
-if TYPE_CHECKING:
-    from reasonrag.evaluation.run import Outcome, PolicyResult
 
 Metrics = dict[str, Any]
 
@@ -29,6 +28,31 @@ Intervals = Mapping[str, Mapping[Key, Metrics | None]]  # by group of questions;
 
 RATES = ("osr", "usr")
 UNNAMED = "other"  # kind of the questions that have none, if others have one
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Scores of one policy at one setting; a question is named by its index in the list of questions."""
+
+    setting: Setting
+    scores: list[Scores | None]  # [n]; None if the question failed or was not tried
+    verdicts: list[Verdicts | None]  # [n]; likewise
+    failures: dict[int, str] = field(default_factory=dict)  # cause of each failed question
+    ends: Counter[str] = field(default_factory=Counter)  # attempts by stop reason
+    out_of_form: Counter[str] = field(default_factory=Counter)  # attempts that are not well-formed, by reason
+    asked: Counter[str] = field(default_factory=Counter)  # requests to a judge, as `Examiner.examine` counts them
+
+
+@dataclass(slots=True)
+class PolicyResult:
+    """Outcomes of one policy at all settings, in the order of the sweep."""
+
+    name: str
+    config: Config
+    content: dict[str, str]
+    outcomes: list[Outcome]
+    calls: dict[str, Any]  # all calls in the policy's folder, over all processes
+    judge: dict[str, Any] | None = None  # model, prompts and metrics of the judge
 
 
 def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *, rules: Rules) -> Metrics:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.core.types import Passage
+from reasonrag.storage.files import short_hash
 
 if TYPE_CHECKING:
     from reasonrag.retrieval.index.passages import PassageStore
@@ -61,8 +60,3 @@ class LocalRetriever(ABC):
         """Wait for the search in progress, then close thread and files."""
         await asyncio.to_thread(self._thread.shutdown)
         self._passages.close()
-
-
-def short_hash(value: Any) -> str:
-    """Return 16 hex digits of a hash over a JSON value, for fingerprints."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

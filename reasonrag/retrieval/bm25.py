@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import LocalRetriever, short_hash
+from reasonrag.retrieval.base import LocalRetriever
 from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Silent
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_plan
 from reasonrag.retrieval.index.postings import Tokenizer, bm25_plan, build_bm25
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
+from reasonrag.storage.files import short_hash
 
 _STRICT = PassagesConfig(strict=True)
 _MOST_WORDS = 1024  # of a query

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import Retriever, short_hash
+from reasonrag.retrieval.base import Retriever
+from reasonrag.storage.files import short_hash
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[Passage]], *, k: int = 60) -> tuple[Passage, ...]:

@@ -13,8 +13,9 @@ from typing import Protocol
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.text import one_line, valid_unicode
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.base import Retriever, short_hash
+from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.encoder_models import EncoderFiles, find_files, loading, require_dense
+from reasonrag.storage.files import short_hash
 
 
 class Reranker(Protocol):

@@ -12,8 +12,7 @@ from reasonrag.core.config import load_config
 from reasonrag.core.types import Answer, Completion, Passage, Question, Search, Step, StopReason, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED
 from reasonrag.evaluation.metrics import scores, trajectory_row
-from reasonrag.evaluation.run import Outcome, PolicyResult
-from reasonrag.evaluation.summary import failures, summarize
+from reasonrag.evaluation.summary import Outcome, PolicyResult, failures, summarize
 from reasonrag.evaluation.sweep import Setting
 from reasonrag.formats import FORMATS
 from reasonrag.formats.base import Reading

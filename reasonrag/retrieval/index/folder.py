@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args
 
 from reasonrag.core.errors import DataError
-from reasonrag.retrieval.base import short_hash
-from reasonrag.storage.files import fsync_folder, lock, read_json, write_json, writing
+from reasonrag.storage.files import fsync_folder, lock, read_json, short_hash, write_json, writing
 
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
 PARTS: tuple[Part, ...] = get_args(Part)
