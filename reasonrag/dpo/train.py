@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, TypeVar
 
 from reasonrag.core.errors import ConfigError, DataError
@@ -29,8 +30,8 @@ class PairRun(TrainingRun[P]):
         examples = open_examples(self.settings, self.source.chat(), context=self.source.context(), log=self.log)
         return TrainingData(examples.checksum, examples.card, examples.facts(), lambda: self.token_rows(examples))
 
-    def token_rows(self, examples: Examples) -> dict[str, TokenRows]:
-        raise NotImplementedError
+    @abstractmethod
+    def token_rows(self, examples: Examples) -> dict[str, TokenRows]: ...
 
 
 class DPORun(PairRun[DPOSettings]):

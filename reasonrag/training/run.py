@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,8 +69,8 @@ class _ResumePlan:
     finished: dict[str, Any] | None
 
 
-class TrainingRun(Generic[S]):
-    """A training run from its settings to a finished folder. DPO, SFT and online RL override the first five methods.
+class TrainingRun(ABC, Generic[S]):
+    """A training run from its settings to a finished folder; DPO, SFT and online RL define what differs.
 
     Args:
         settings: `model` and `data` have to be set.
@@ -90,17 +91,17 @@ class TrainingRun(Generic[S]):
 
     # What a kind of training run overrides.
 
+    @abstractmethod
     def trl_config(self) -> tuple[Any, dict[str, Any]]:
         """Return TRL's configuration class, and the arguments for it that only this kind of run has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_data(self) -> TrainingData:
         """Read and check what is trained on; called on the first process only."""
-        raise NotImplementedError
 
+    @abstractmethod
     def build_trainer(self, **common: Any) -> Any:
         """Return a `GuardedTrainer`; `common` are the arguments that all trainers take."""
-        raise NotImplementedError
 
     def check_trained(self, trainer: Any) -> None:
         """Raise if the run has to count as failed although TRL has returned."""
