@@ -159,3 +159,13 @@ def test_malformed_steps_are_told_apart_by_their_texts():
     )
     assert sorted(ids(rows)) == [(3, 1), (3, 2)]
     assert len(pairs(node(1, spre=0.1, action="malformed", content="c2", text="hm"), node(2, spre=0.9))) == 1
+
+
+def test_trajectories_of_a_question_with_no_margin_end_that_question_alone():
+    nodes = []
+    for question, better in (("1", 0.5), ("2", 1.0)):
+        root = node(0, parent=-1, spre=None, f1=None, question_id=question)
+        worse = node(1, spre=0.5, f1=0.5, action="answer", question_id=question)
+        nodes += [root, worse, node(2, spre=better, f1=better, action="answer", question_id=question)]
+    (pair,) = derive_trajectory_pairs(nodes, policy="p", config_hash="h")
+    assert pair["question_id"] == "2"
