@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +37,25 @@ class Sampling:
     def single(self, index: int) -> Sampling:
         """Return the parameters that request completion `index` alone."""
         return replace(self, n=1, seed=None if self.seed is None else self.seed + index)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request a call of an `LLM` is. It changes when and where a request is served, never what it asks.
+
+    Args:
+        question: data set and id in one text. Requests of a question share prompt prefixes, so they belong on one
+            engine.
+        priority: of two requests that wait, the one with the lower number is served first.
+    """
+
+    question: str = ""
+    priority: int = 0
+
+
+NOBODY = Caller()
+caller: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
+"""The caller of the current task and of the tasks that it starts."""
 
 
 class LLM(Protocol):
