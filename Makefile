@@ -11,7 +11,7 @@ TESTS ?=
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo online test quick slow gpu smoke coverage docs house lint type fmt check wheel clean
+.PHONY: help setup demo online test quick slow gpu smoke coverage docs bench house lint type fmt check wheel clean
 
 help:  ## print the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -69,6 +69,9 @@ smoke: setup  ## every step of the demo, in a minute
 docs: setup  ## write the reference pages from the code, then the site in build/site
 	$(BIN)/python -m docs.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+bench: setup  ## the quick benchmarks, within 6 minutes; writes docs/results/performance.md
+	$(BIN)/python -m benchmarks
 
 house: setup  ## measure the structure of the package
 	$(BIN)/python -m tools.house

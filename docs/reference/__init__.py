@@ -1,7 +1,7 @@
 """The files that are written from the code: `python -m docs.reference`.
 
 Columns and their meanings are those of `reasonrag.storage.tables`, commands those of `--help`, settings and their
-descriptions those of the models that read them.
+descriptions those of the models that read them, figures of benchmarks those that `make bench` kept.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from docs.reference import claims
 from docs.reference.commands import cli_page
 from docs.reference.options import options_json
+from docs.reference.performance import performance_page
 from docs.reference.schema import schema_page
 from docs.reference.settings import settings_page
 
@@ -23,6 +24,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/schema.md": schema_page,
     "docs/cli.md": cli_page,
     "docs/settings.md": settings_page,
+    "docs/results/performance.md": performance_page,
     "README.md": partial(claims.page, "README.md"),
     "docs/index.md": partial(claims.page, "docs/index.md"),
 }

@@ -1,0 +1,74 @@
+"""Run benchmarks one after another, keep their figures and write `docs/results/performance.md`.
+
+    python -m benchmarks              # the quick ones: `make bench`
+    python -m benchmarks NAME ...     # others
+    python -m benchmarks NAME --opt   # one, with options of its own
+
+One that fails is reported and the others go on; the exit code is then 1. A figure that misses its limit is no failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarks.table import ROOT, lines
+from docs.reference.performance import FIGURES, QUICK, performance_page
+from reasonrag.storage.files import read_json, write_json, write_text
+
+TIMEOUT_S = 120  # of a quick one
+
+
+def run(name: str, arguments: list[str], timeout_s: float | None) -> dict[str, Any]:
+    """Return the object that a benchmark printed, or an object that says how it failed, with the figures of before."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *arguments]
+    # Started in a session of its own, so that the servers it started end with it.
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        printed, _ = child.communicate(timeout=timeout_s)
+        failed = f"exit code {child.returncode}" if child.returncode else ""
+        result = {} if failed else json.loads(printed)
+    except subprocess.TimeoutExpired:
+        failed = f"it took more than {timeout_s:.0f} s"
+    except json.JSONDecodeError:
+        failed = "it printed something else than one JSON object"
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    if failed:
+        return {**(read_json(FIGURES / f"{name}.json") or {}), "failed": failed}
+    return result | ({"options": " ".join(arguments)} if arguments else {})
+
+
+def main() -> None:
+    names = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    if len(names) == len(sys.argv) - 1:
+        arguments, timeout_s = [], None if names else TIMEOUT_S
+    else:  # options belong to the one benchmark that is named first
+        names, arguments, timeout_s = names[:1], sys.argv[2:], None
+    if names and not (ROOT / "benchmarks" / f"{names[0]}.py").exists():
+        sys.exit(__doc__)
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    started, failures = time.monotonic(), []
+    for name in names or QUICK:
+        result = run(name, arguments, timeout_s)
+        write_json(FIGURES / f"{name}.json", result, indent=1)
+        write_text(ROOT / "docs" / "results" / "performance.md", performance_page())
+        if "failed" in result:
+            failures.append(name)
+            print(f"{name}: FAILED, {result['failed']}\n", flush=True)
+        else:
+            print("\n".join([f"{name}: {lines(result)[0]}", *lines(result)[1:], ""]), flush=True)
+    print(f"{time.monotonic() - started:.0f} s in all; docs/results/performance.md is written")
+    if failures:
+        sys.exit(f"failed: {', '.join(failures)}")
+
+
+if __name__ == "__main__":
+    main()
