@@ -22,6 +22,7 @@ from transformers import Trainer, TrainerCallback
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import duration
 from reasonrag.training.folder import mark_complete, remove_old
+from reasonrag.training.scored_head import score_labels_only
 
 
 @dataclass
@@ -69,6 +70,9 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, seconds_before: float = 0.0, checkpoints_kept: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        for model in (self.model, getattr(self, "ref_model", None)):
+            if model is not None:
+                score_labels_only(model)
         self.checkpoints_kept = checkpoints_kept
         self._seconds_before = seconds_before
         self._started = time.monotonic()

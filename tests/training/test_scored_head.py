@@ -1,0 +1,94 @@
+"""The head on scored positions alone, against TRL's own head on all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+SMALL = {
+    "vocab_size": 48, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+# What heads differ in: tied and untied weights, softcapping, a scale, a bias, and the loss of a mixture's router.
+MODELS: dict[str, dict[str, Any]] = {
+    "tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "untied": {"model_type": "llama", "tie_word_embeddings": False},
+    "softcapping": {"model_type": "gemma2", "head_dim": 8, "sliding_window": 4, "final_logit_softcapping": 2.0},
+    "gemma3": {"model_type": "gemma3_text", "head_dim": 8, "sliding_window": 4},
+    "scale": {"model_type": "cohere", "logit_scale": 0.25},
+    "bias": {"model_type": "phi"},
+    "mixture": {"model_type": "mixtral", "num_local_experts": 2, "output_router_logits": True},
+}
+
+
+def toy(name: str, *, adapter: bool = False, checkpointing: bool = False) -> Any:
+    """A model with TRL's head; peft goes around that, as in TRL's trainers."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from trl.trainer.utils import add_fused_lm_head
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(SMALL | MODELS[name])))
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    if adapter:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    base = model.get_base_model() if adapter else model
+    add_fused_lm_head(base, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
+    return model.train()
+
+
+def scores(model: Any, scored: slice) -> tuple[Any, dict[str, Any]]:
+    """Outputs for two padded rows of which `scored` is scored, and the gradients of a loss of all that have any."""
+    import torch
+
+    ids = torch.randint(3, 48, (2, 12), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    labels = torch.full_like(ids, -100)
+    labels[:, scored] = ids[:, scored]
+    labels[mask == 0] = -100
+    outputs = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    loss = (outputs.log_probs * torch.linspace(1, 2, 11)).sum() + 0.1 * outputs.entropy.sum()
+    (loss + (outputs.aux_loss or 0.0)).backward()
+    return outputs, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    "case", [*({"name": name} for name in MODELS), {"name": "tied", "adapter": True, "checkpointing": True}], ids=str
+)
+def test_outputs_and_gradients_are_those_of_all_positions(case):
+    import torch
+
+    from reasonrag.training.scored_head import score_labels_only
+
+    whole, cut = toy(**case), toy(**case)
+    score_labels_only(cut)
+    whole_outputs, whole_gradients = scores(whole, slice(7, 11))
+    cut_outputs, cut_gradients = scores(cut, slice(7, 11))
+    assert whole_outputs.keys() == cut_outputs.keys()
+    for name in whole_outputs:
+        torch.testing.assert_close(cut_outputs[name], whole_outputs[name], rtol=1e-5, atol=1e-6)
+    assert whole_gradients.keys() == cut_gradients.keys()
+    for name in whole_gradients:
+        torch.testing.assert_close(cut_gradients[name], whole_gradients[name], rtol=1e-4, atol=1e-6)
+
+
+def test_only_scored_positions_cost_anything():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from reasonrag.training.scored_head import score_labels_only
+
+    model = toy("untied")
+    score_labels_only(model)
+    flops = []
+    for scored in (slice(1, 1), slice(7, 8), slice(7, 9)):  # none, one and two in each of two rows
+        model.zero_grad()
+        with FlopCounterMode(display=False) as counter:
+            _, gradients = scores(model, scored)
+        flops.append(counter.get_total_flops())
+        assert "lm_head.weight" in gradients  # nothing to score is a loss of 0, and no failure
+    each = 2 * 2 * 48 * 16  # logits, and again for the backward pass; products in place are not counted
+    assert flops[1] - flops[0] == flops[2] - flops[1] == 2 * each
