@@ -11,6 +11,7 @@ from typing import Any
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.slots import Slots
 from reasonrag.storage.journal import Journal
 
 
@@ -38,6 +39,11 @@ class JournaledLLM:
     @property
     def name(self) -> str:
         return self.inner.name
+
+    @property
+    def slots(self) -> Slots | None:
+        """The inner engine's requests in flight; None if it does not bound them."""
+        return getattr(self.inner, "slots", None)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return the stored reply, or ask for one and store it first.

@@ -20,6 +20,7 @@ from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.row_sampling import Row, end_token_ids, generate_rows, inner_model, room_for
+from reasonrag.llm.slots import Slots
 
 log = structlog.get_logger()
 
@@ -50,6 +51,7 @@ class TransformersLLM:
     for greedy rows.
 
     Attributes:
+        slots: the requests in this engine: those of a batch that runs, and of the next.
         model: the loaded model; None after `aclose`.
         chat: its tokenizer and chat template.
     """
@@ -118,6 +120,7 @@ class TransformersLLM:
         self._end_ids: frozenset[int] = frozenset()
         self._context = 2**31
         self._batch_size = batch_size
+        self.slots = Slots(2 * batch_size)  # a batch that runs, and the requests of the next
         if model is not None:
             self._take(model)
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -143,11 +146,12 @@ class TransformersLLM:
                 `engine` (any other failure of generation) or `closed`.
         """
         futures: list[Future[Completion]] = [Future() for _ in range(sampling.n)]
-        with self._lock:
-            if self._closed.is_set():
-                raise self._closed_error()
-            self._queue.put(_Request(prompt, sampling, futures))
-        first, *others = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        async with self.slots.request():
+            with self._lock:
+                if self._closed.is_set():
+                    raise self._closed_error()
+                self._queue.put(_Request(prompt, sampling, futures))
+            first, *others = await asyncio.gather(*map(asyncio.wrap_future, futures))
         return (first, *(replace(other, prompt_tokens=0) for other in others))
 
     async def aclose(self) -> None:

@@ -15,6 +15,7 @@ from reasonrag.core.http import Retries, Unavailable, bearer_header, check_url, 
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling, overflows_context, public_name
 from reasonrag.llm.openai_wire import BadReply, Encode, Wire, readable, rejected_parameter
+from reasonrag.llm.slots import Slots
 
 log = structlog.get_logger()
 
@@ -29,6 +30,7 @@ class ServerLLM:
     Use an instance in one event loop; after `aclose` it may be used in another.
 
     Attributes:
+        slots: the requests in flight at the server.
         dropped: parameters that the server refused, or ignored (`n`); later requests omit them. Without `seed`, samples
             cannot be reproduced; without `n`, each sample is a separate request.
     """
@@ -91,9 +93,9 @@ class ServerLLM:
         self._headers = bearer_header(api_key, "the API key")
         self._timeout_s = timeout_s
         self._max_retries = max_retries
-        self._concurrency = concurrency
+        self.slots = Slots(concurrency)
         self._backoff_s = backoff_s
-        self._open: tuple[aiohttp.ClientSession, asyncio.Semaphore] | None = None
+        self._open: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
         return f"ServerLLM({self._base_url!r}, {self._wire.model!r})"
@@ -137,7 +139,7 @@ class ServerLLM:
 
     async def _listing_problem(self) -> ConfigError | LLMError | None:
         """Return the problem with the server's list of models, or None if it lists the model or has no list."""
-        session, _ = self._session()
+        session = self._session()
         try:
             timeout = aiohttp.ClientTimeout(total=min(self._timeout_s, _CHECK_TIMEOUT_S))
             async with session.get(f"{self._base_url}/models", allow_redirects=False, timeout=timeout) as response:
@@ -169,25 +171,23 @@ class ServerLLM:
 
     async def aclose(self) -> None:
         if self._open is not None:
-            session, _ = self._open
-            self._open = None
+            session, self._open = self._open, None
             await session.close()
 
-    def _session(self) -> tuple[aiohttp.ClientSession, asyncio.Semaphore]:
+    def _session(self) -> aiohttp.ClientSession:
         if self._open is None:
-            session = aiohttp.ClientSession(
+            self._open = aiohttp.ClientSession(
                 # No second queue behind the slots: the time of a request starts when it gets its slot.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers=self._headers,
             )
-            self._open = session, asyncio.Semaphore(self._concurrency)
         return self._open
 
     async def _request(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
         """Send one request until it is answered, refused or out of time."""
-        session, slots = self._session()
-        async with slots:
+        session = self._session()
+        async with self.slots.request():
             retries = Retries(deadline_s=self._timeout_s, max_retries=self._max_retries, first_wait_s=self._backoff_s)
             try:
                 async with asyncio.timeout(self._timeout_s):

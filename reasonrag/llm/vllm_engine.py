@@ -11,6 +11,7 @@ from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, cut_at_stop, overflows_context, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
+from reasonrag.llm.slots import Slots
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -67,6 +68,7 @@ class VLLMEngine:
             self._engine: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             raise cannot_load(path_or_name, error) from error
+        self.slots = Slots(2 * self._engine.vllm_config.scheduler_config.max_num_seqs)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return `[n]` completions with token ids; logprobs only if `top_p` is 1, as vLLM normalises over the nucleus.
@@ -93,8 +95,9 @@ class VLLMEngine:
         final: Any = None
         try:
             tokens = {"prompt_token_ids": list(self._chat.token_ids(prompt))}
-            async for output in self._engine.generate(tokens, params, uuid.uuid4().hex):
-                final = output
+            async with self.slots.request():
+                async for output in self._engine.generate(tokens, params, uuid.uuid4().hex):
+                    final = output
         except Exception as error:
             cause = "context_overflow" if overflows_context(str(error)) else "engine"
             raise LLMError(f"{self.name}: {type(error).__name__}", quoting=error, cause=cause) from error
