@@ -5,6 +5,8 @@ Without page checksums, most single-bit flips are read back as different data.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +71,14 @@ class ShardWriter:
         self._pending.append(row)
         if len(self._pending) == self._shard_rows:
             self._flush()
+
+    def link(self, path: Path) -> None:
+        """Take another writer's file as the next shard: a second name for it, or a copy where there are no links."""
+        self._working.append(self._folder / f".{self._stem}-{len(self._working):05d}.parquet")
+        try:
+            os.link(path, self._working[-1])
+        except OSError:
+            shutil.copyfile(path, self._working[-1])
 
     def close(self) -> list[Path]:
         """Write the pending rows and give the shards their names; return their paths."""
