@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,17 +37,16 @@ from reasonrag.pipeline.parts import (
     set_aside,
 )
 from reasonrag.pipeline.progress import Progress
-from reasonrag.pipeline.shards import join
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
 from reasonrag.rollout import Engine, callable_in_notebooks, gather_all
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
 from reasonrag.storage.journal import Journal
-from reasonrag.storage.parquet import Row, ShardWriter
+from reasonrag.storage.parquet import Row, ShardWriter, pack, unpack
 from reasonrag.storage.runs import RunFolder, versions
-from reasonrag.storage.shards import WHOLE, Shard
 from reasonrag.storage.tables import tree_schema
 
 _TREE_SHARD_ROWS = 20_000
+_COUNTED = ["action", "content", "stop_reason", "visits", "valued", "f1", "em"]
 
 
 @callable_in_notebooks
@@ -56,7 +55,6 @@ def build_trees(
     out: Path | str,
     *,
     parts: Parts | None = None,
-    shard: Shard = WHOLE,
     show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None,
 ) -> dict[str, Any]:
     """Search a tree for each question and write nodes and preference pairs into a folder, as `build-tree` does.
@@ -67,27 +65,23 @@ def build_trees(
         config: from `load_config`.
         out: the folder of the run.
         parts: from `open_parts`, for example with a retriever or a policy of yours; closed at the end.
-        shard: the part of the questions to build. The last shard that finishes puts the run together.
         show: returns a context manager that is entered while trees are built; it may read `Build.progress` and call
             `Build.drain`.
 
     Returns:
-        The content of `run.json`: counts of questions, nodes, pairs, calls and failures by cause. It is that of the
-        shard until all shards have finished, then that of the run, with their number as `shards`.
+        The content of `run.json`: counts of questions, nodes, pairs, calls and failures by cause.
 
     Raises:
         Interrupted: `Build.drain` was called; everything paid for is kept.
         ConfigError, DataError, RunError: bad input, or a folder that cannot be used.
     """
     parts = parts or open_parts(config)
-    parts = replace(parts, questions=shard.cut(parts.questions))
-    with RunFolder.open(Path(out), config, parts.content, shard=shard) as run:
+    with RunFolder.open(Path(out), config, parts.content) as run:
         build = Build(config, parts, run)
         asyncio.run(build.run(show))
         if run.journal.draining:
             raise Interrupted("stopped; all finished work is kept")
-        summary = build.export()
-        return summary if shard.of == 1 else join(run, summary) or summary
+        return build.export()
 
 
 class Build:
@@ -159,7 +153,7 @@ class Build:
             try:
                 tree = await self.search.run(question)
                 rows = tree_rows(tree, self.parts.format, alpha=value.alpha, weighting=value.weighting)
-                await journal.put_tree(question.dataset, question.id, rows)
+                await journal.put_tree(question.dataset, question.id, pack(rows, tree_schema()))
             except Interrupted:
                 return
             except RunError:
@@ -180,18 +174,16 @@ class Build:
             The content of `run.json`.
         """
         run, config, parts = self.run_folder, self.config, self.parts
-        wanted = {(question.dataset, question.id) for question in parts.questions}
-        causes: Counter[str] = Counter()
-        for dataset, question_id, cause, _ in run.journal.failures():
-            if (dataset, question_id) in wanted:
-                causes[cause] += 1
+        causes = {(dataset, question_id): cause for dataset, question_id, cause, _ in run.journal.failures()}
+        failed = Counter(causes[q.dataset, q.id] for q in parts.questions if (q.dataset, q.id) in causes)
+        trees = export_trees(run, parts.questions)
         summary = {
             "questions": {
-                "total": len(wanted),
-                "finished": len(run.journal.finished() & wanted),
-                "failed": dict(sorted(causes.items())),
+                "total": len(parts.questions),
+                "finished": trees["questions"],
+                "failed": dict(sorted(failed.items())),
             },
-            "trees": export_trees(run, parts.questions),
+            "trees": trees,
             "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),
             "calls": count_calls(run.journal, config),
             "seconds": round(run.journal.meta("seconds") or 0.0, 3),
@@ -271,16 +263,21 @@ def label(action: Action) -> tuple[str, str]:
             return "malformed", reason
 
 
-def export_trees(run: RunFolder, questions: Sequence[Question]) -> dict[str, Any]:
-    """Write the node table, questions in their given order; return counts over its rows."""
-    writer = ShardWriter(run.path / "trees", "nodes", tree_schema(), shard_rows=_TREE_SHARD_ROWS, keep_empty=True)
-    unvalued = 0
+def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any]:
+    """Write the node table, questions in their given order; return counts over its trees and rows."""
+    schema = tree_schema()
+    writer = ShardWriter(run.path / "trees", "nodes", schema, shard_rows=_TREE_SHARD_ROWS, keep_empty=True)
+    trees = unvalued = 0
     actions, stop_reasons, malformed = Counter[str](), Counter[str](), Counter[str]()
-    f1: list[float] = []
-    em: list[float] = []
+    f1, em = Counter[float](), Counter[float]()
     for question in questions:
-        for row in run.journal.tree(question.dataset, question.id) or ():
-            writer.add(row)
+        blob = run.journal.tree(question.dataset, question.id)
+        if blob is None:
+            continue
+        trees += 1
+        batch = unpack(blob, schema)
+        writer.add_batch(batch)
+        for row in batch.select(_COUNTED).to_pylist():
             if row["action"]:
                 actions[row["action"]] += 1
             else:  # every iteration visits the root, so its counts are those of the tree
@@ -290,18 +287,19 @@ def export_trees(run: RunFolder, questions: Sequence[Question]) -> dict[str, Any
             if row["stop_reason"]:
                 stop_reasons[row["stop_reason"]] += 1
             if row["f1"] is not None:
-                f1.append(row["f1"])
-                em.append(row["em"])
+                f1[row["f1"]] += 1
+                em[row["em"]] += 1
     writer.close()
     return {
+        "questions": trees,
         "nodes": writer.rows,
         "by_action": dict(sorted(actions.items())),
         "by_stop_reason": dict(sorted(stop_reasons.items())),
         "malformed": dict(sorted(malformed.items())),
         "iterations_without_value": unvalued,
-        "complete_trajectories": len(f1),
-        "mean_f1": fmean(f1) if f1 else None,
-        "mean_em": fmean(em) if em else None,
+        "complete_trajectories": f1.total(),
+        "mean_f1": fmean(f1.elements()) if f1 else None,
+        "mean_em": fmean(em.elements()) if em else None,
     }
 
 

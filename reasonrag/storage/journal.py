@@ -1,9 +1,8 @@
 """Write-ahead journal of model calls and finished trees, so that a killed run can resume.
 
-The journal is SQLite with full sync, in WAL mode on a local disk. WAL does not work where other machines see the file,
-so there it is a rollback journal, which costs more syncs. One thread writes, and commits everything that has queued up
-since its last commit, so that hundreds of calls a second cost a few dozen syncs. SQLite does not notice a flipped bit
-in a value, so each reply and each tree has a checksum; a call whose reply is damaged is made again. A search is a pure
+The journal is SQLite in WAL mode with full sync. One thread writes, and commits everything that has queued up since
+its last commit, so that hundreds of calls a second cost a few dozen syncs. SQLite does not notice a flipped bit in a
+value, so each reply and each tree has a checksum; a call whose reply is damaged is made again. A search is a pure
 function of its configuration and of the replies, so replaying the journal gives the same tree: no other state is saved.
 """
 
@@ -16,7 +15,6 @@ import json
 import queue
 import sqlite3
 import threading
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,6 @@ import structlog
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.secrets import redact
 from reasonrag.core.text import valid_unicode
-from reasonrag.storage.files import is_shared
 
 log = structlog.get_logger()
 
@@ -70,14 +67,13 @@ class _Write:
 class Journal:
     """The journal of one run. The caller's thread reads; a thread of the journal writes."""
 
-    def __init__(self, path: Path, *, wal: bool | None = None) -> None:
-        """Open or create the file. `wal` None chooses the mode by the file system.
+    def __init__(self, path: Path) -> None:
+        """Open or create the file.
 
         Raises:
             RunError: the file is damaged, or is not a journal.
         """
         self.path = path
-        self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
         self.draining = False  # whether new calls are refused
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         try:
@@ -96,9 +92,8 @@ class Journal:
         self._thread.start()
 
     def _connect(self) -> sqlite3.Connection:
-        # Without WAL, reader and writer wait for each other's syncs.
-        connection = sqlite3.connect(self.path, isolation_level=None, timeout=60)
-        connection.execute(f"PRAGMA journal_mode={self._mode}")
+        connection = sqlite3.connect(self.path, isolation_level=None)
+        connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
@@ -169,9 +164,8 @@ class Journal:
         await self._write(("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?)", row))
         self._known.add(key)
 
-    async def put_tree(self, dataset: str, question_id: str, rows: list[dict[str, Any]]) -> None:
-        """Store the node rows of a finished tree, and delete the question's earlier failure."""
-        blob = zlib.compress(json.dumps(rows, ensure_ascii=False, allow_nan=False).encode())
+    async def put_tree(self, dataset: str, question_id: str, blob: bytes) -> None:
+        """Store a finished tree in the form that `parquet.pack` gives it, and delete the question's earlier failure."""
         question_key = (dataset, question_id)
         await self._write(
             ("INSERT OR REPLACE INTO trees VALUES (?, ?, ?, ?)", (*question_key, blob, _checksum(*question_key, blob))),
@@ -206,15 +200,15 @@ class Journal:
                 log.warning("a tree in the journal is damaged; it is built again", question=question_id)
         return undamaged
 
-    def tree(self, dataset: str, question_id: str) -> list[dict[str, Any]] | None:
-        """Return the node rows of a finished question, or None if there are none or they are damaged."""
+    def tree(self, dataset: str, question_id: str) -> bytes | None:
+        """Return what `put_tree` stored for a question, or None if that is nothing or is damaged."""
         row = self._reader.execute(
             "SELECT rows, checksum FROM trees WHERE dataset = ? AND question_id = ?", (dataset, question_id)
         ).fetchone()
         if row is None or row[1] != _checksum(dataset, question_id, row[0]):
             return None
-        rows: list[dict[str, Any]] = json.loads(zlib.decompress(row[0]))
-        return rows
+        blob: bytes = row[0]
+        return blob
 
     def failures(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield (dataset, question id, cause, message) of every question that was set aside."""

@@ -5,8 +5,9 @@ Without page checksums, most single-bit flips are read back as different data.
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
+import json
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,22 +18,67 @@ from reasonrag.storage.files import fsync_folder, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 Row = dict[str, Any]
 
 ADDED = "added"  # metadata of a field that older files lack
 
 _BATCH_ROWS = 128
+_GROUP_BYTES = 16 << 20  # of a row group in memory; a reader holds one, too
+_ZLIB = b"\x78"
+
+
+def pack(rows: Sequence[Row], schema: pa.Schema) -> bytes:
+    """Return rows as a compressed Arrow stream: ten times faster than JSON, and nearly a table already.
+
+    Raises:
+        ValueError, TypeError: a value is not of its column's type, or is NaN or infinite.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import zstandard
+
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=schema)
+    for field, column in zip(schema, batch.columns, strict=True):
+        if pa.types.is_floating(field.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
+            raise ValueError(f"{field.name} holds NaN or an infinity")
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, schema) as writer:
+        writer.write_batch(batch)
+    return bytes(zstandard.compress(stream.getvalue()))
+
+
+def unpack(blob: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows that were given to `pack`; columns that the schema did not have then are null."""
+    import pyarrow as pa
+    import zstandard
+
+    if blob.startswith(_ZLIB):  # older journals
+        return pa.RecordBatch.from_pylist(json.loads(zlib.decompress(blob)), schema=schema)
+    with pa.ipc.open_stream(zstandard.decompress(blob)) as reader:
+        batch = reader.read_next_batch()
+    return pa.RecordBatch.from_arrays([_column(batch, field) for field in schema], schema=schema)
 
 
 def write_parquet(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
     """Write a Parquet file, whole or not at all."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     table = pa.Table.from_pylist(list(rows), schema=schema)
-    with writing(path) as file:
-        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+    with _writer(path, schema) as writer:
+        writer.write_table(table)
+
+
+@contextlib.contextmanager
+def _writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Open a Parquet file that gets its name when the block ends; if the block raises, never."""
+    import pyarrow.parquet as pq
+
+    # Dictionaries of prompts and token ids are given up at a megabyte, after they have doubled the work.
+    form = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+    with writing(path) as file, pq.ParquetWriter(file, schema, **form) as writer:
+        yield writer
 
 
 def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
@@ -45,7 +91,7 @@ def read_parquet(path: Path, schema: pa.Schema) -> list[Row]:
 
 
 class ShardWriter:
-    """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows.
+    """Writes `stem-00000-of-000NN.parquet` shards of at most `shard_rows` rows, with one row group in memory.
 
     Without rows there is no shard, as `datasets` refuses an empty file; `keep_empty` writes one. The number of shards
     is known only at the end, so each gets a temporary name, and `close` renames them and deletes older shards.
@@ -60,30 +106,34 @@ class ShardWriter:
         self._stem = stem
         self._schema = schema
         self._shard_rows = shard_rows
-        self._pending: list[Row] = []
+        self._pending: list[Row] = []  # not in Arrow's memory yet
+        self._group: list[pa.RecordBatch] = []
+        self._shard = contextlib.ExitStack()  # the open file
+        self._writer: pq.ParquetWriter | None = None
+        self._left = shard_rows  # rows that the shard still takes
         self._working: list[Path] = []
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(f".{stem}-*"):  # left by a process that was killed
             unfinished.unlink()
 
     def add(self, row: Row) -> None:
-        self.rows += 1
         self._pending.append(row)
-        if len(self._pending) == self._shard_rows:
-            self._flush()
+        self.rows += 1
+        if len(self._pending) == _BATCH_ROWS:
+            self._convert()
 
-    def link(self, path: Path) -> None:
-        """Take another writer's file as the next shard: a second name for it, or a copy where there are no links."""
-        self._working.append(self._folder / f".{self._stem}-{len(self._working):05d}.parquet")
-        try:
-            os.link(path, self._working[-1])
-        except OSError:
-            shutil.copyfile(path, self._working[-1])
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Add rows in the columns of the schema."""
+        self._convert()
+        self.rows += batch.num_rows
+        self._collect(batch)
 
     def close(self) -> list[Path]:
         """Write the pending rows and give the shards their names; return their paths."""
-        if self._pending or (self._keep_empty and not self._working):
-            self._flush()
+        self._convert()
+        if self._group or (self._keep_empty and not self._working):
+            self._write_group()
+        self._end_shard()
         count = len(self._working)
         final = [self._folder / f"{self._stem}-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
         for old in set(self._folder.glob(f"{self._stem}-*.parquet")) - set(final):
@@ -93,10 +143,37 @@ class ShardWriter:
         fsync_folder(self._folder)
         return final
 
-    def _flush(self) -> None:
-        self._working.append(self._folder / f".{self._stem}-{len(self._working):05d}.parquet")
-        write_parquet(self._working[-1], self._pending, self._schema)
-        self._pending = []
+    def _convert(self) -> None:
+        import pyarrow as pa
+
+        if self._pending:
+            batch = pa.RecordBatch.from_pylist(self._pending, schema=self._schema)
+            self._pending = []
+            self._collect(batch)
+
+    def _collect(self, batch: pa.RecordBatch) -> None:
+        while batch.num_rows:
+            part, batch = batch.slice(0, self._left), batch.slice(self._left)
+            self._group.append(part)
+            self._left -= part.num_rows
+            if not self._left or sum(each.nbytes for each in self._group) >= _GROUP_BYTES:
+                self._write_group()
+            if not self._left:
+                self._end_shard()
+
+    def _write_group(self) -> None:
+        import pyarrow as pa
+
+        if self._writer is None:
+            self._working.append(self._folder / f".{self._stem}-{len(self._working):05d}.parquet")
+            self._writer = self._shard.enter_context(_writer(self._working[-1], self._schema))
+        if self._group:
+            self._writer.write_table(pa.Table.from_batches(self._group))
+            self._group = []
+
+    def _end_shard(self) -> None:
+        self._shard.close()
+        self._writer, self._left = None, self._shard_rows
 
 
 def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> Iterator[Row]:

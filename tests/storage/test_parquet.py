@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
+import zlib
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.storage.parquet import ShardWriter, read_parquet, read_shards, write_parquet
+from reasonrag.storage.parquet import ShardWriter, pack, read_parquet, read_shards, unpack, write_parquet
 from reasonrag.storage.tables import pair_schema, tree_schema
 
 ROW = {"question_id": "1", "dataset": "d", "margin": 0.5, "prompt": [{"role": "user", "content": "x" * 50}]}
@@ -48,6 +50,31 @@ def test_a_flipped_bit_is_never_read_as_data(tmp_path):
         with contextlib.suppress(DataError):
             silent += list(read_shards(tmp_path, "train", pair_schema())) != expected
     assert silent == 0
+
+
+def test_packed_rows_come_back_and_columns_that_were_added_later_are_null():
+    older = pa.schema([field for field in pair_schema() if field.name != "confidence"])
+    rows = [dict.fromkeys(pair_schema().names) | row for row in pair_rows(3)]
+    as_json = zlib.compress(json.dumps(pair_rows(3)).encode())  # what journals held before
+    for blob in (pack(rows, pair_schema()), pack(rows, older), as_json):
+        assert unpack(blob, pair_schema()).to_pylist() == rows
+
+
+def test_what_is_no_number_is_not_packed():
+    with pytest.raises(ValueError, match="margin holds NaN"):
+        pack([ROW | {"margin": float("nan")}], pair_schema())
+
+
+def test_a_shard_holds_row_groups_of_bounded_size(tmp_path):
+    rows = [ROW | {"pair_id": str(i), "policy": "p" * (1 << 20)} for i in range(40)]
+    writer = ShardWriter(tmp_path, "train", pair_schema(), shard_rows=100)
+    for row in rows[:10]:
+        writer.add(row)
+    for row in rows[10:]:
+        writer.add_batch(pa.RecordBatch.from_pylist([row], schema=pair_schema()))
+    (path,) = writer.close()
+    assert pq.read_metadata(path).num_row_groups == 3
+    assert [row["pair_id"] for row in read_parquet(path, pair_schema())] == [row["pair_id"] for row in rows]
 
 
 def test_shards_are_numbered_and_read_in_order(tmp_path):
