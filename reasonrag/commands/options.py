@@ -134,6 +134,12 @@ class Several(click.ParamType):  # type: ignore[type-arg]
 DRY_RUN = click.option(
     "--dry-run", is_flag=True, help="Only print what the command would do; call no model, send nothing."
 )
+SHARD = click.option(
+    "--shard",
+    metavar="I/S",
+    help="Do only part I, counted from 0, of S parts of the questions, in --out/shards. The last one to finish puts "
+    "--out together.",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 RULES = click.option(
     "--rules",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import DRY_RUN, PATH, configuration, given_settings, out, settings, sources
+from reasonrag.commands.options import DRY_RUN, PATH, SHARD, configuration, given_settings, out, settings, sources
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from reasonrag.commands.console import Stop
     from reasonrag.core.config import Config
     from reasonrag.pipeline.build import Build
+    from reasonrag.storage.shards import Shard
 
 _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pairs.reward", "pairs.test_share")
 
@@ -33,9 +34,10 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
     "The folder of the run; the same command resumes it (default: runs/DATASET, or the next free number of it).",
     required=False,
 )
+@SHARD
 @DRY_RUN
 @click.option("--preview", is_flag=True, help="Build the tree of the first question and print it.")
-def build_tree(out: Path | None, dry_run: bool, preview: bool, **given: Any) -> None:
+def build_tree(out: Path | None, shard: str | None, dry_run: bool, preview: bool, **given: Any) -> None:
     """Search trees over agentic-RAG steps, value the steps by SPRE, and write preference pairs as Parquet.
 
     \b
@@ -48,6 +50,8 @@ def build_tree(out: Path | None, dry_run: bool, preview: bool, **given: Any) -> 
           --policy-model Qwen/Qwen2.5-7B-Instruct --set policy.vllm=true --out runs/hotpot
     The resolved configuration and an estimate of the cost:
       reasonrag build-tree --dataset hotpotqa --limit 1000 --policy ... --input-price 0.1 --output-price 0.4 --dry-run
+    One of 32 parts, as a job of an array on a cluster:
+      reasonrag build-tree --config hotpotqa.yaml --out runs/hotpotqa --shard $SLURM_ARRAY_TASK_ID/32
 
     If the run is killed or stopped, the same command resumes it.
     """
@@ -56,7 +60,11 @@ def build_tree(out: Path | None, dry_run: bool, preview: bool, **given: Any) -> 
     from reasonrag.core.settings import dump
     from reasonrag.core.text import printable
     from reasonrag.pipeline.build import estimate
+    from reasonrag.storage.shards import WHOLE, Shard
 
+    part = Shard.parse(shard) if shard else WHOLE
+    if part.of > 1 and out is None:
+        raise click.UsageError("--shard needs --out, the folder in which all shards meet")
     config = load_config(**sources(given))
     if dry_run:
         click.echo(printable(dump(config)))
@@ -67,10 +75,10 @@ def build_tree(out: Path | None, dry_run: bool, preview: bool, **given: Any) -> 
         _preview(config, out)
     else:
         log_plainly()
-        sys.exit(_build(config, out, Stop(error_console())))
+        sys.exit(_build(config, out, part, Stop(error_console())))
 
 
-def _build(config: Config, out: Path | None, stop: Stop) -> int:
+def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
     """Build the trees, export them, and print where they are; return the exit code."""
     from reasonrag.commands.console import rows_table, table_console
     from reasonrag.core.errors import Interrupted
@@ -83,11 +91,16 @@ def _build(config: Config, out: Path | None, stop: Stop) -> int:
         out = RunFolder.unnamed("-".join(dict.fromkeys(q.dataset for q in parts.questions)), config, parts.content)
         stop.console.print(f"writing to {out} (--out chooses another folder)")
     try:
-        summary = build_trees(config, out, parts=parts, show=lambda build: stop.show(build.progress, build.drain))
+        summary = build_trees(
+            config, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
+        )
     except Interrupted:
         return stop.print_resume_hint()
     table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
-    print(f"data set: {out / 'pairs'}")
+    if shard.of > 1 and "shards" not in summary:
+        print(f"shard {shard.number} of {shard.of}: {shard.folder(out)}")
+    else:
+        print(f"data set: {out / 'pairs'}")
     questions = summary["questions"]
     failed = sum(questions["failed"].values())
     untried = questions["total"] - questions["finished"] - failed

@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -37,12 +37,14 @@ from reasonrag.pipeline.parts import (
     set_aside,
 )
 from reasonrag.pipeline.progress import Progress
+from reasonrag.pipeline.shards import join
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
 from reasonrag.rollout import Engine, callable_in_notebooks, gather_all
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, pack, unpack
 from reasonrag.storage.runs import RunFolder, versions
+from reasonrag.storage.shards import WHOLE, Shard
 from reasonrag.storage.tables import tree_schema
 
 _TREE_SHARD_ROWS = 20_000
@@ -55,6 +57,7 @@ def build_trees(
     out: Path | str,
     *,
     parts: Parts | None = None,
+    shard: Shard = WHOLE,
     show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None,
 ) -> dict[str, Any]:
     """Search a tree for each question and write nodes and preference pairs into a folder, as `build-tree` does.
@@ -65,23 +68,27 @@ def build_trees(
         config: from `load_config`.
         out: the folder of the run.
         parts: from `open_parts`, for example with a retriever or a policy of yours; closed at the end.
+        shard: the part of the questions to build. The last shard that finishes puts the run together.
         show: returns a context manager that is entered while trees are built; it may read `Build.progress` and call
             `Build.drain`.
 
     Returns:
-        The content of `run.json`: counts of questions, nodes, pairs, calls and failures by cause.
+        The content of `run.json`: counts of questions, nodes, pairs, calls and failures by cause. It is that of the
+        shard until all shards have finished, then that of the run, with their number as `shards`.
 
     Raises:
         Interrupted: `Build.drain` was called; everything paid for is kept.
         ConfigError, DataError, RunError: bad input, or a folder that cannot be used.
     """
     parts = parts or open_parts(config)
-    with RunFolder.open(Path(out), config, parts.content) as run:
+    parts = replace(parts, questions=shard.cut(parts.questions))
+    with RunFolder.open(Path(out), config, parts.content, shard=shard) as run:
         build = Build(config, parts, run)
         asyncio.run(build.run(show))
         if run.journal.draining:
             raise Interrupted("stopped; all finished work is kept")
-        return build.export()
+        summary = build.export()
+        return summary if shard.of == 1 else join(run, summary) or summary
 
 
 class Build:

@@ -16,6 +16,9 @@ from typing import IO, Any
 
 from reasonrag.core.errors import RunError
 
+# File systems of one machine's disks, as Linux names them. All others may be shared by machines.
+_LOCAL = frozenset(["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"])
+
 RUNS = Path("runs")  # in the working folder: where commands without --out write, and look for what came before
 
 
@@ -143,6 +146,18 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
             yield
         finally:
             file.truncate(0)  # the folder may be given to others, and should not name this machine
+
+
+def is_shared(path: Path) -> bool:
+    """Return whether other machines may see this path: whether Linux says that its disk is no local one."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text("utf-8").splitlines()]
+    except OSError:  # no Linux
+        return False
+    kinds = {place.encode().decode("unicode_escape"): kind for _, place, kind, *_ in mounts}  # "\\040" is a blank
+    path = path.resolve()
+    mounted = next((kinds[str(folder)] for folder in (path, *path.parents) if str(folder) in kinds), None)
+    return mounted not in _LOCAL
 
 
 def fsync_folder(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Write-ahead journal of model calls and finished trees, so that a killed run can resume.
 
-The journal is SQLite in WAL mode with full sync. One thread writes, and commits everything that has queued up since
-its last commit, so that hundreds of calls a second cost a few dozen syncs. SQLite does not notice a flipped bit in a
-value, so each reply and each tree has a checksum; a call whose reply is damaged is made again. A search is a pure
+The journal is SQLite with full sync, in WAL mode on a local disk. WAL does not work where other machines see the file,
+so there it is a rollback journal, which costs more syncs. One thread writes, and commits everything that has queued up
+since its last commit, so that hundreds of calls a second cost a few dozen syncs. SQLite does not notice a flipped bit
+in a value, so each reply and each tree has a checksum; a call whose reply is damaged is made again. A search is a pure
 function of its configuration and of the replies, so replaying the journal gives the same tree: no other state is saved.
 """
 
@@ -25,6 +26,7 @@ import structlog
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.secrets import redact
 from reasonrag.core.text import valid_unicode
+from reasonrag.storage.files import is_shared
 
 log = structlog.get_logger()
 
@@ -67,13 +69,14 @@ class _Write:
 class Journal:
     """The journal of one run. The caller's thread reads; a thread of the journal writes."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the file.
+    def __init__(self, path: Path, *, wal: bool | None = None) -> None:
+        """Open or create the file. `wal` None chooses the mode by the file system.
 
         Raises:
             RunError: the file is damaged, or is not a journal.
         """
         self.path = path
+        self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
         self.draining = False  # whether new calls are refused
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         try:
@@ -92,8 +95,9 @@ class Journal:
         self._thread.start()
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None)
-        connection.execute("PRAGMA journal_mode=WAL")
+        # Without WAL, reader and writer wait for each other's syncs.
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=60)
+        connection.execute(f"PRAGMA journal_mode={self._mode}")
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -127,6 +129,14 @@ class ShardWriter:
         self._convert()
         self.rows += batch.num_rows
         self._collect(batch)
+
+    def link(self, path: Path) -> None:
+        """Take another writer's file as the next shard: a second name for it, or a copy where there are no links."""
+        self._working.append(self._folder / f".{self._stem}-{len(self._working):05d}.parquet")
+        try:
+            os.link(path, self._working[-1])
+        except OSError:
+            shutil.copyfile(path, self._working[-1])
 
     def close(self) -> list[Path]:
         """Write the pending rows and give the shards their names; return their paths."""

@@ -5,7 +5,8 @@ RUN/
 ├── journal.sqlite     every model call and finished tree
 ├── trees/*.parquet    one row per node
 ├── pairs/{train,test}-*.parquet
-└── run.json           counts, calls, tokens, cost, failures, versions
+├── run.json           counts, calls, tokens, cost, failures, versions
+└── shards/I-of-S/     the same of each shard, if the run is built in shards; the tables above are links to theirs
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,8 +23,9 @@ from typing import Any
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import differences, dump, identity
-from reasonrag.storage.files import claim_folder, lock, read_json, unnamed_folder, write_json, write_text
+from reasonrag.storage.files import claim_folder, is_empty, lock, read_json, unnamed_folder, write_json, write_text
 from reasonrag.storage.journal import Journal
+from reasonrag.storage.shards import WHOLE, Shard
 
 _JOURNAL = "journal.sqlite"
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
@@ -31,31 +33,45 @@ _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder of one run, locked by this process."""
+    """The folder of one run, or of one of its shards, locked by this process."""
 
     path: Path
     journal: Journal
+    config: Config
+    content: Mapping[str, str]
     config_hash: str
+    shard: Shard = WHOLE
 
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, path: Path, config: Config, content: Mapping[str, str], *, varying: Collection[str] = ()
+        cls,
+        path: Path,
+        config: Config,
+        content: Mapping[str, str],
+        *,
+        varying: Collection[str] = (),
+        shard: Shard = WHOLE,
+        waiting: Callable[[], object] | None = None,
     ) -> Iterator[RunFolder]:
         """Create the folder, or reopen it to resume the same run.
 
         Args:
-            path: the folder.
+            path: the folder of the run.
             config: the resolved configuration. Settings that cannot change a result may differ from the last time.
             content: names and checksums of the inputs (questions, corpus, prompts, models).
             varying: settings that may differ within the folder, such as the ones that an evaluation sweeps.
+            shard: the part of the run to open, in its own folder below `path`.
+            waiting: called before waiting for another process that uses the folder; if None, do not wait.
 
         Raises:
             RunError: another process uses the folder, or it holds other files or another run.
         """
         described = _described(config, content, varying)
-        claim_folder(path, "run", already_ours=(path / _JOURNAL).exists())
-        with lock(path / ".lock"), contextlib.closing(Journal(path / _JOURNAL)) as journal:
+        for folder in dict.fromkeys((path, shard.folder(path))):
+            claim_folder(folder, "run", already_ours=_usable(folder))
+        path = shard.folder(path)
+        with lock(path / ".lock", waiting=waiting), contextlib.closing(Journal(path / _JOURNAL)) as journal:
             before = journal.meta("identity")
             changes = "" if before is None else differences(before, described, Config())
             if changes and journal.meta("bound"):
@@ -66,7 +82,7 @@ class RunFolder:
             journal.put_meta("identity", described)
             write_text(path / "config.yaml", dump(config))
             digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-            yield cls(path, journal, digest[:16])
+            yield cls(path, journal, config, content, digest[:16], shard)
 
     @staticmethod
     def unnamed(name: str, config: Config, content: Mapping[str, str]) -> Path:
@@ -82,12 +98,43 @@ class RunFolder:
 
         return unnamed_folder(name, holds_same)
 
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[RunFolder]:
+        """Open the folder of the run that this shard is a part of, when no other shard has it open."""
+        run = self.path.parent.parent
+        with RunFolder.open(run, self.config, self.content, waiting=lambda: None) as folder:
+            yield folder
+
     def bind(self) -> None:
-        """Mark the folder as used by this run. A preview, or a failed start, leaves it unmarked."""
+        """Mark the folder as used by this run. A preview, or a failed start, leaves it unmarked.
+
+        Raises:
+            RunError: the folder of a shard's run holds another run, or one that is cut into another number of shards.
+        """
+        if self.shard.of > 1:
+            with self.whole() as run:
+                run._bind(self.shard.of)
+                run.journal.put_meta(f"shard {self.shard.number}", None)  # until it has finished again
+        self._bind(1)
+
+    def _bind(self, shards: int) -> None:
+        before = self.journal.meta("shards") or (1 if self.journal.meta("bound") else shards)
+        if before != shards:
+            held, asked = ("in one piece" if n == 1 else f"in {n} shards" for n in (before, shards))
+            raise RunError(
+                f"{self.path} holds a run that is built {held}, not {asked}; go on with that, or choose a new folder "
+                "for --out"
+            )
+        self.journal.put_meta("shards", shards)
         self.journal.put_meta("bound", True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "run.json", summary)
+
+
+def _usable(folder: Path) -> bool:
+    """Return whether a run may be in this folder. The journal comes first and last: another shard may be making it."""
+    return not folder.exists() or is_empty(folder, ignore=("shards",)) or (folder / _JOURNAL).exists()
 
 
 def _described(config: Config, content: Mapping[str, str], varying: Collection[str] = ()) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 
 import pytest
@@ -30,6 +31,18 @@ def test_a_reply_is_paid_for_once(journal):
     llm = ScriptedLLM(["a", "b"])
     assert ask(journal, llm, seed=1) == ask(journal, llm, seed=1)
     assert len(llm.prompts) == 1
+
+
+@pytest.mark.parametrize("wal", [True, False])
+def test_a_journal_that_moves_to_a_shared_disk_or_back_goes_on(tmp_path, wal):
+    path = tmp_path / "journal.sqlite"
+    for mode in (wal, not wal):
+        with contextlib.closing(Journal(path, wal=mode)) as journal:
+            assert ask(journal, ScriptedLLM(["a"]), seed=1)[0].text == "a"
+            ask(journal, ScriptedLLM(["b"]), seed=2 + mode)
+            assert (tmp_path / "journal.sqlite-shm").exists() == mode  # the memory that WAL shares
+    with contextlib.closing(Journal(path)) as journal:
+        assert journal.usage()["policy"].calls == 3
 
 
 def test_two_samples_of_one_prompt_stay_two(journal):
