@@ -68,7 +68,7 @@ class InstantRetriever:
 
 def build(questions: int, *, latency_s: float = 0.0, concurrency: int = 64) -> tuple[int, float]:
     """Calls and seconds of a whole build, journal included."""
-    config = load_config(overrides={"search.iterations": 16, "run.concurrency": concurrency})
+    config = load_config(overrides={"search.iterations": 16, "policy.concurrency": concurrency})
     policy = InstantPolicy(latency_s)
     parts = Parts(QUESTIONS[:questions], InstantRetriever(), ReasonRAGFormat(), policy, None, {})
     with tempfile.TemporaryDirectory() as folder, RunFolder.open(Path(folder) / "run", config, {}) as run:

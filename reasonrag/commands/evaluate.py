@@ -61,7 +61,7 @@ def _swept(flag: str, parameter: str, convert: type[float], key: str, example: s
 @_swept("--top-k", "top_ks", int, "retrieval.top_k", "1,3,5 as in the paper's Figure 7")
 @RULES
 @settings("Config", "questions", "retrieval.corpus", "retrieval.index", "retrieval.url")
-@settings("Config", "run", "policy.input_price", "policy.output_price")
+@settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
 @configuration("Config")
 @out("The folder of the report; the same command resumes it.")
 def evaluate(

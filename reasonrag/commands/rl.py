@@ -95,7 +95,7 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
 @settings("Config", "policy.spec", "policy.model", "policy.temperature", "policy.max_tokens", "format")
 @settings("Config", "judge.spec", "judge.model")
 @settings("RLSettings", "planning", show_keys=False)
-@settings("Config", "seed", "run.concurrency", "judge.input_price", "judge.output_price")
+@settings("Config", "seed", "policy.concurrency", "judge.input_price", "judge.output_price")
 @configuration("Config")
 @out("A Parquet file; the same command resumes it.")
 def rl_plan(out: Path, **given: Any) -> None:
@@ -178,7 +178,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
                     settings=planning,
                     seed=config.seed,
                     counts=progress,
-                    concurrency=config.run.concurrency,
+                    concurrency=config.policy.concurrency or 64,
                     max_failed=config.run.max_failed,
                 )
         finally:

@@ -28,7 +28,7 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
     "Config", "policy.spec", "policy.model", "policy.temperature", "policy.max_tokens", "judge.spec", "judge.model"
 )
 @settings("Config", "format.prompts", "format.max_steps", "seed", "search", "value", *_PAIRS)
-@settings("Config", "run", "policy.input_price", "policy.output_price")
+@settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
 @configuration("Config")
 @out(
     "The folder of the run; the same command resumes it (default: runs/DATASET, or the next free number of it).",

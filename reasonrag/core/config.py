@@ -104,7 +104,9 @@ class ModelConfig(Section):
     processed_logprobs: bool = execution(False, "the server reports log-probabilities at the sampling temperature")
     timeout_s: float = execution(300.0, "timeout in seconds of one request to a server, retries included", gt=0)
     max_retries: int = execution(6, "maximum retries of a failed request", ge=0)
-    concurrency: int = execution(64, "maximum requests in flight at a server", ge=1)
+    concurrency: int | None = execution(
+        None, "requests in flight at one server (default: as many as it answers faster for)", "--concurrency", ge=1
+    )
     batch_size: int = execution(32, "prompts per batch of a model in this process", ge=1)
     device: str | None = execution(
         None, "device of hf: models: cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)"
@@ -134,6 +136,9 @@ class JudgeConfig(ModelConfig):
     )
     model: str | None = execution(None, "model name that the judge's server expects", "--judge-model")
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
+    concurrency: int | None = execution(
+        None, "requests in flight at one server (default: as many as it answers faster for)", ge=1
+    )
     input_price: float | None = execution(
         None, "price of one million prompt tokens of the judge", "--judge-input-price", ge=0
     )
@@ -219,10 +224,17 @@ class PairsConfig(Section):
 class RunConfig(Section):
     """How a run proceeds; nothing here changes a result."""
 
-    concurrency: int = execution(64, "questions processed at the same time", "--concurrency", ge=1)
     max_failed: float = execution(
         0.05, "maximum share of failed questions; above it, the exit code is 1", "--max-failed", ge=0, le=1
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_files(cls, tree: Any) -> Any:
+        # `concurrency` stands in the config.yaml of older runs, and changed no result.
+        return (
+            {name: value for name, value in tree.items() if name != "concurrency"} if isinstance(tree, dict) else tree
+        )
 
 
 class Config(Section):

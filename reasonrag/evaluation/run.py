@@ -244,7 +244,7 @@ class Evaluation:
                         shards.add(row)
                     next_index += 1
 
-        await gather_all(work() for _ in range(min(config.run.concurrency, len(self.questions))))
+        await gather_all(work() for _ in range(min(config.policy.concurrency or 64, len(self.questions))))
         tried = len(outcome.failures) + outcome.ends.total()
         if self._draining and tried < len(self.questions):
             raise Interrupted("the evaluation was stopped; everything paid for is kept")

@@ -44,7 +44,7 @@ class ServerLLM:
         api_key: str | None = None,
         timeout_s: float = 300.0,
         max_retries: int = 5,
-        concurrency: int = 64,
+        concurrency: int | None = None,
         name: str | None = None,
         encode: Encode | None = None,
         vllm: bool = False,
@@ -61,7 +61,7 @@ class ServerLLM:
             api_key: sent as a bearer token to `base_url` only; redirects are not followed.
             timeout_s: seconds for one request with all its retries, from the moment it has a slot.
             max_retries: further attempts after the first one.
-            concurrency: requests in flight; a request that waits for a retry keeps its slot.
+            concurrency: requests in flight; None finds out (`Slots`). A request that waits for a retry keeps its slot.
             name: name in run identities; None takes the model's name.
             encode: for `completions`, a function from prompt to text (`ChatTemplate.text`), or, for vLLM, to token ids
                 (`ChatTemplate.token_ids`), so that an open turn keeps the ids that were sampled instead of being
@@ -83,8 +83,8 @@ class ServerLLM:
             raise ConfigError(
                 "the completions endpoint takes text or token ids: give `encode` if and only if api is 'completions'"
             )
-        if concurrency < 1 or timeout_s <= 0 or max_retries < 0:
-            raise ConfigError("concurrency and timeout_s have to be positive, max_retries must not be negative")
+        if timeout_s <= 0 or max_retries < 0:
+            raise ConfigError("timeout_s has to be positive, max_retries must not be negative")
         self.name = name or public_name(model)
         self.dropped: set[str] = set()
         self._base_url = base_url.rstrip("/")

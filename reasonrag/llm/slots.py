@@ -20,8 +20,8 @@ class Slots:
         waiting: requests that wait for one.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit or 64
         self.in_flight = 0
         self.waiting = 0
         self._arrivals = 0

@@ -1,6 +1,6 @@
 """Questions to trees to tables: the body of `build-tree`.
 
-Up to `run.concurrency` questions are worked on at a time, and each is replaced as soon as it finishes, never in
+As many questions as `policy.concurrency` are worked on at a time, and each is replaced as soon as it finishes, never in
 lockstep. A question whose backend fails is set aside with its cause and retried by the next run; every call that was
 paid for is in the journal.
 """
@@ -142,7 +142,7 @@ class Build:
         unfinished = [q for q in self.parts.questions if (q.dataset, q.id) not in finished_questions]
         self.progress.done = self.progress.done_before = len(self.parts.questions) - len(unfinished)
         waiting = iter(unfinished)
-        workers = min(self.config.run.concurrency, len(unfinished))
+        workers = min(self.config.policy.concurrency or 64, len(unfinished))
         self.run_folder.bind()
         seconds_before = journal.meta("seconds") or 0.0
         try:

@@ -145,7 +145,7 @@ def _transformers(path: str, config: ModelConfig) -> LLM:
     from reasonrag.llm.local import TransformersLLM
 
     name = _expanded(path)
-    return TransformersLLM(
+    llm = TransformersLLM(
         name,
         batch_size=config.batch_size,
         device=config.device,
@@ -154,18 +154,22 @@ def _transformers(path: str, config: ModelConfig) -> LLM:
         trust_remote_code=config.trust_remote_code,
         revision=config.revision,
     )
+    llm.slots.limit = config.concurrency or llm.slots.limit
+    return llm
 
 
 def _vllm(path: str, config: ModelConfig) -> LLM:
     from reasonrag.llm.vllm_engine import VLLMEngine
 
     name = _expanded(path)
-    return VLLMEngine(
+    llm = VLLMEngine(
         name,
         name=f"vllm:{model_identity(name, config.revision)}",
         revision=config.revision,
         engine_args={"dtype": config.dtype or "auto", "trust_remote_code": config.trust_remote_code},
     )
+    llm.slots.limit = config.concurrency or llm.slots.limit
+    return llm
 
 
 def _demo(rest: str, config: ModelConfig) -> LLM:

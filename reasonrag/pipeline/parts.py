@@ -179,9 +179,9 @@ def open_judge(llm: LLM, config: Config) -> ProcessJudge:
 
 def judge_service(llm: LLM, judge: ModelConfig, prompts: PromptSet) -> JudgeService:
     """Create the service that rewards and metrics ask for verdicts, on a given model."""
-    return JudgeService(
-        llm, prompts, sampling=sampling(judge), deadline_s=judge.timeout_s, concurrency=judge.concurrency
-    )
+    # An engine with slots has its own time limit, which does not count the wait for a slot.
+    deadline_s = judge.timeout_s if getattr(llm, "slots", None) is None else None
+    return JudgeService(llm, prompts, sampling=sampling(judge), deadline_s=deadline_s)
 
 
 def sampling(model: ModelConfig) -> Sampling:

@@ -11,7 +11,6 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -43,9 +42,8 @@ class Contract(Generic[V]):
 
 @dataclass(slots=True)
 class _InLoop:
-    """State that belongs to one event loop: its semaphore, and the questions in flight."""
+    """State that belongs to one event loop: the questions in flight."""
 
-    slots: AbstractAsyncContextManager[Any]
     asking: dict[tuple[str, Prompt, int], _Asking] = field(default_factory=dict)
 
 
@@ -72,7 +70,6 @@ class JudgeService:
         sampling: Sampling | None = None,
         attempts: int = 3,
         deadline_s: float | None = 120.0,
-        concurrency: int | None = 32,
     ) -> None:
         """Set the service up.
 
@@ -81,15 +78,13 @@ class JudgeService:
             prompts: the set with the instructions `judge/NAME`.
             sampling: temperature, top_p and max_tokens of a verdict.
             attempts: calls per verdict until one can be parsed; the second adds a reminder, later ones also sample.
-            deadline_s: seconds for one question with all its attempts, from its first call; None is no limit.
-            concurrency: questions in flight in an event loop, at least 1; None is no limit.
+            deadline_s: seconds for one question with all its attempts; None leaves time to the model.
         """
         self.llm = llm
         self.prompts = prompts
         self.sampling = sampling or Sampling(temperature=0.0, max_tokens=512)
         self.attempts = attempts
         self.deadline_s = deadline_s
-        self.concurrency = concurrency
         self.counts: Counter[str] = Counter()
         self._texts: dict[str, str] = {}
         self._loops: dict[asyncio.AbstractEventLoop, _InLoop] = {}
@@ -131,7 +126,7 @@ class JudgeService:
             self.counts[f"{name}.shared"] += 1
         else:
             self.counts[f"{name}.asked"] += 1
-            task = asyncio.create_task(self._verdict(name, prompt, contract, seed, loop.slots))
+            task = asyncio.create_task(self._verdict(name, prompt, contract, seed))
             asking = loop.asking[key] = _Asking(task)
         asking.waiting += 1
         try:
@@ -144,20 +139,18 @@ class JudgeService:
                 if asking.task.cancel():  # False if it has ended; else no caller waits for its verdict any more
                     await asyncio.wait({asking.task})
 
-    async def _verdict(
-        self, name: str, prompt: Prompt, contract: Contract[V], seed: int, slots: AbstractAsyncContextManager[Any]
-    ) -> V:
+    async def _verdict(self, name: str, prompt: Prompt, contract: Contract[V], seed: int) -> V:
         judge = f"judge {self.llm.name!r} ({name})"
         try:
-            # Waiting for a slot is not the judge's delay: the deadline begins after it.
-            async with slots, asyncio.timeout(self.deadline_s):
+            async with asyncio.timeout(self.deadline_s):
                 verdict = await self._attempts(name, prompt, contract, seed)
         except TimeoutError:
             self.counts[f"{name}.timeout"] += 1
             raise JudgeError(f"no verdict of {judge} within {self.deadline_s} s", cause="timeout") from None
         except LLMError as error:
-            self.counts[f"{name}.unreachable"] += 1
-            raise JudgeError(f"{judge} does not answer: {error}", cause="unreachable") from error
+            cause = "timeout" if error.cause == "timeout" else "unreachable"
+            self.counts[f"{name}.{cause}"] += 1
+            raise JudgeError(f"{judge} does not answer: {error}", cause=cause) from error
         if verdict is None:
             self.counts[f"{name}.unreadable"] += 1
             raise JudgeError(f"no verdict in {self.attempts} replies of {judge}", cause="unreadable")
@@ -189,8 +182,7 @@ class JudgeService:
             for loop in list(self._loops):
                 if loop.is_closed():
                     del self._loops[loop]
-            slots = nullcontext() if self.concurrency is None else asyncio.Semaphore(self.concurrency)
-            self._loops[running] = _InLoop(slots)
+            self._loops[running] = _InLoop()
         return self._loops[running]
 
     def _text(self, name: str) -> str:
@@ -275,11 +267,9 @@ class ProcessJudge:
     """Scores a trajectory against its golden answers (arXiv:2505.14069, eq. 6, Fig. 14)."""
 
     def __init__(self, llm: LLM, prompts: PromptSet, *, sampling: Sampling | None = None, attempts: int = 3) -> None:
-        """Set the judge up with the arguments of `JudgeService`; the model limits time and concurrency itself."""
+        """Set the judge up with the arguments of `JudgeService`; the model limits time itself."""
         self.llm = llm
-        self.service = JudgeService(
-            llm, prompts, sampling=sampling, attempts=attempts, deadline_s=None, concurrency=None
-        )
+        self.service = JudgeService(llm, prompts, sampling=sampling, attempts=attempts, deadline_s=None)
         self._instruction = prompts.text("judge/process")
 
     @property

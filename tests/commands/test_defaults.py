@@ -79,7 +79,7 @@ def test_a_command_without_out_resumes_its_run_and_leaves_those_of_others_alone(
     Path("runs/my-set-2").mkdir(parents=True)
     Path("runs/my-set-2/note.txt").write_text("mine")
     assert [write(first), write(other), write(first)] == ["runs/my-set", "runs/my-set-3", "runs/my-set"]
-    faster = load_config(overrides={"run.concurrency": 3, "pairs.min_margin": 0.5})
+    faster = load_config(overrides={"policy.concurrency": 3, "pairs.min_margin": 0.5})
     assert write(faster) == "runs/my-set", "what cannot change a result changes no folder"
     assert write(load_config(overrides={"seed": 2}), bound=False) == "runs/my-set-4"
     assert write(load_config(overrides={"seed": 3})) == "runs/my-set-4", "a start that failed holds nothing"

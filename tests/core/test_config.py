@@ -102,7 +102,7 @@ def test_a_file_that_is_no_mapping_is_refused(text, tmp_path):
 
 def test_only_what_can_change_a_result_is_identity():
     changed = {
-        "run.concurrency": 3,
+        "policy.concurrency": 3,
         "policy.spec": "http://elsewhere/v1",
         "pairs.min_margin": 0.2,
         "retrieval.cache": "elsewhere",

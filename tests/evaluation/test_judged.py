@@ -166,7 +166,7 @@ def test_too_many_failed_verdicts_are_told(questions, tmp_path):
 
 
 def test_drained_while_judging_it_goes_on_to_the_same_files(questions, tmp_path):
-    judged(questions, tmp_path / "whole", "stepper", run__concurrency=2)
+    judged(questions, tmp_path / "whole", "stepper", policy__concurrency=2)
     everything = RECORD.calls.total() + RECORD.judge.total()
     RECORD.clear()
 
@@ -176,9 +176,9 @@ def test_drained_while_judging_it_goes_on_to_the_same_files(questions, tmp_path)
         yield
 
     with pytest.raises(Interrupted):
-        judged(questions, tmp_path / "out", "stepper", run__concurrency=2, show=show)
+        judged(questions, tmp_path / "out", "stepper", policy__concurrency=2, show=show)
     RECORD.judge_fails = None
-    judged(questions, tmp_path / "out", "stepper", run__concurrency=2)
+    judged(questions, tmp_path / "out", "stepper", policy__concurrency=2)
     assert RECORD.calls.total() + RECORD.judge.total() == everything
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 

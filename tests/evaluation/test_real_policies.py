@@ -69,7 +69,7 @@ def test_the_policy_of_another_format_is_judged_and_compared_with_the_shipped_on
 
 
 def test_killed_in_the_middle_it_ends_with_the_same_files(tmp_path):
-    overrides = {**DEMO, "run.concurrency": 4}
+    overrides = {**DEMO, "policy.concurrency": 4}
     with ExtractiveServer(latency_s=0.02) as server:
         overrides |= {"policy.spec": server.base_url, "policy.model": "extractor"}
         whole = evaluate({"served": load_config(overrides=overrides)}, tmp_path / "whole", max_steps=[8, 4])

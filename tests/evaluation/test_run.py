@@ -67,7 +67,7 @@ def test_every_question_is_tried_once_and_kept_in_order(questions, tmp_path):
 
 
 def test_the_same_again_makes_no_call_and_writes_the_same_files(questions, tmp_path):
-    configs = toys(questions, "direct", "searcher", run__concurrency=5)
+    configs = toys(questions, "direct", "searcher", policy__concurrency=5)
     evaluate(configs, tmp_path / "out")
     before = digests(tmp_path / "out")
     RECORD.clear()
@@ -79,7 +79,7 @@ def test_the_same_again_makes_no_call_and_writes_the_same_files(questions, tmp_p
 
 def test_concurrency_changes_no_result(questions, tmp_path):
     for name, concurrency in (("a", 1), ("b", 12)):
-        evaluate(toys(questions, "searcher", run__concurrency=concurrency), tmp_path / name)
+        evaluate(toys(questions, "searcher", policy__concurrency=concurrency), tmp_path / name)
     a, b = digests(tmp_path / "a"), digests(tmp_path / "b")
     assert {n: d for n, d in a.items() if "config" not in n} == {n: d for n, d in b.items() if "config" not in n}
 
@@ -137,7 +137,7 @@ def test_a_question_that_a_backend_lets_down_is_set_aside_not_scored_and_tried_a
 
 def test_too_many_failures_end_a_setting_and_are_reported(questions, tmp_path):
     RECORD.fails = set(range(12))
-    configs = toys(questions, "direct", run__max_failed=0.1, run__concurrency=1)
+    configs = toys(questions, "direct", run__max_failed=0.1, policy__concurrency=1)
     figures = evaluate(configs, tmp_path / "out")
     assert figures["failed"] == {"unreachable": 2}
     assert figures["questions"] == {"total": 12, "scored": 0, "not_tried": 10}
@@ -148,7 +148,7 @@ def test_too_many_failures_end_a_setting_and_are_reported(questions, tmp_path):
 
 
 def test_drained_it_stops_keeps_what_is_paid_and_goes_on(questions, tmp_path):
-    configs = toys(questions, "direct", "searcher", run__concurrency=2)
+    configs = toys(questions, "direct", "searcher", policy__concurrency=2)
     evaluate(configs, tmp_path / "whole")
     RECORD.clear()
     seen = []

@@ -232,7 +232,7 @@ def config_of(url, data, **more):
     shape = {"value.kind": "judge", "format.name": "search_p1", "format.max_steps": 5}
     search = {"retrieval.corpus": f"{data}.corpus.jsonl", "retrieval.cache": f"{data}.cache"}
     return load_config(
-        overrides=models | prices | shape | search | {"questions.dataset": str(data), "run.concurrency": 4} | more
+        overrides=models | prices | shape | search | {"questions.dataset": str(data), "policy.concurrency": 4} | more
     )
 
 

@@ -44,7 +44,7 @@ def rows(folder, stem="nodes"):
 
 def test_rows_do_not_depend_on_concurrency(tmp_path):
     for name, concurrency in (("a", 1), ("b", 12)):
-        run(tmp_path / name, overrides={"run.concurrency": concurrency})
+        run(tmp_path / name, overrides={"policy.concurrency": concurrency})
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
     assert rows(tmp_path / "a", "train") == rows(tmp_path / "b", "train") != []
 
@@ -90,7 +90,7 @@ def test_a_dead_backend_stops_the_run_before_every_question_has_failed(tmp_path)
     def dead(prompt, sampling):
         raise LLMError("gone", cause="unreachable")
 
-    build, summary = run(tmp_path / "r", dead, overrides={"run.max_failed": 0.25, "run.concurrency": 1})
+    build, summary = run(tmp_path / "r", dead, overrides={"run.max_failed": 0.25, "policy.concurrency": 1})
     assert build.progress.failed == 4
     assert summary["questions"]["finished"] == 0
 

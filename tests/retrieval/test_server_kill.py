@@ -117,7 +117,7 @@ class KillingPolicy(ExtractiveLLM):
 
 def build(folder: Path, retriever: Retriever, policy: ExtractiveLLM) -> tuple[list[Any], dict[str, Any]]:
     """Rows and summary of a `build-tree` in this process."""
-    config = load_config(overrides={"search.iterations": 4, "run.concurrency": 4, "run.max_failed": 1.0})
+    config = load_config(overrides={"search.iterations": 4, "policy.concurrency": 4, "run.max_failed": 1.0})
     parts = Parts(SEA_QUESTIONS, retriever, ReasonRAGFormat(), policy, None, {"policy": "extractive"})
 
     async def run(build: Build) -> None:
