@@ -37,14 +37,14 @@ from reasonrag.pipeline.parts import (
     set_aside,
 )
 from reasonrag.pipeline.progress import Progress
-from reasonrag.pipeline.shards import join
+from reasonrag.pipeline.shards import finish
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
 from reasonrag.rollout import Engine, callable_in_notebooks
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, pack, unpack
 from reasonrag.storage.runs import RunFolder, versions
-from reasonrag.storage.shards import WHOLE, Shard
+from reasonrag.storage.shards import WHOLE, Shard, cut
 from reasonrag.storage.tables import tree_schema
 
 _TREE_SHARD_ROWS = 20_000
@@ -81,14 +81,21 @@ def build_trees(
         ConfigError, DataError, RunError: bad input, or a folder that cannot be used.
     """
     parts = parts or open_parts(config)
-    parts = replace(parts, questions=shard.cut(parts.questions))
+    parts = replace(parts, questions=cut(parts.questions, shard.of)[shard.number])
     with RunFolder.open(Path(out), config, parts.content, shard=shard) as run:
-        build = Build(config, parts, run)
-        asyncio.run(build.run(show))
-        if run.journal.draining:
-            raise Interrupted("stopped; all finished work is kept")
-        summary = build.export()
-        return summary if shard.of == 1 else join(run, summary) or summary
+        return build_folder(run, parts, show)
+
+
+def build_folder(
+    run: RunFolder, parts: Parts, show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None
+) -> dict[str, Any]:
+    """Build what `build_trees` builds in a folder that is open: `parts.questions` are those of its shard."""
+    build = Build(run.config, parts, run)
+    asyncio.run(build.run(show))
+    if run.journal.draining:
+        raise Interrupted("stopped; all finished work is kept")
+    summary = build.export()
+    return summary if run.shard == WHOLE else finish(run, summary)
 
 
 class Build:

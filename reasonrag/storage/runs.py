@@ -115,11 +115,16 @@ class RunFolder:
         """
         if self.shard.of > 1:
             with self.whole() as run:
-                run._bind(self.shard.of)
+                run.bind_shards(self.shard.of)
                 run.journal.put_meta(f"shard {self.shard.number}", None)  # until it has finished again
-        self._bind(1)
+        self.bind_shards(1)
 
-    def _bind(self, shards: int) -> None:
+    def bind_shards(self, shards: int) -> None:
+        """Mark the folder as used by this run, in this number of shards.
+
+        Raises:
+            RunError: it is used by one in another number of shards.
+        """
         before = self.journal.meta("shards") or (1 if self.journal.meta("bound") else shards)
         if before != shards:
             held, asked = ("in one piece" if n == 1 else f"in {n} shards" for n in (before, shards))
