@@ -16,7 +16,7 @@ _PACKAGES = {
     "core": ("aiohttp", "bm25s", "datasets", "pyarrow", "pydantic"),
     "train": ("torch", "transformers", "trl", "peft", "accelerate"),
     "dense": ("faiss-cpu", "sentence-transformers"),
-    "serve": ("fastapi", "uvicorn", "prometheus-client"),
+    "serve": ("uvicorn", "prometheus-client"),
     "gpu": ("faiss-gpu",),
     "vllm": ("vllm",),
     "ray": ("ray",),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,8 +13,6 @@ from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.slots import Slots
 from reasonrag.storage.journal import Journal
-
-_WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings say how many
 
 
 class JournaledLLM:
@@ -29,14 +26,9 @@ class JournaledLLM:
     when rollouts are written (`online_rl.rollout_log`).
     """
 
-    def __init__(self, inner: LLM, journal: Journal, *, kind: str, concurrency: int | None = None) -> None:
-        """Wrap `inner`; its calls are counted under `kind` ("policy" or "judge").
-
-        `concurrency` bounds the requests in flight, if `inner` has no slots that do.
-        """
+    def __init__(self, inner: LLM, journal: Journal, *, kind: str) -> None:
+        """Wrap `inner`; its calls are counted under `kind` ("policy" or "judge")."""
         self.inner = inner
-        self.slots: Slots = getattr(inner, "slots", None) or Slots(concurrency or _WITHOUT_SLOTS)
-        self._own = self.slots.request if getattr(inner, "slots", None) is None else nullcontext
         self.journal = journal
         self.kind = kind
         # Totals of this process; the totals of the whole run are in the journal.
@@ -47,6 +39,11 @@ class JournaledLLM:
     @property
     def name(self) -> str:
         return self.inner.name
+
+    @property
+    def slots(self) -> Slots | None:
+        """The inner engine's requests in flight; None if it does not bound them."""
+        return getattr(self.inner, "slots", None)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return the stored reply, or ask for one and store it first.
@@ -61,8 +58,7 @@ class JournaledLLM:
             return tuple(_decode(completion) for completion in stored)
         self.journal.admit()
         self.sent += 1
-        async with self._own():
-            reply = await self.inner.complete(prompt, sampling)
+        reply = await self.inner.complete(prompt, sampling)
         completions = tuple(_without_secrets(completion) for completion in reply)
         prompt_tokens = _total(c.prompt_tokens for c in completions)
         completion_tokens = _total(c.completion_tokens for c in completions)

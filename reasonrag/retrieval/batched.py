@@ -132,9 +132,12 @@ class BatchedRetriever:
             RetrievalError: `inner` failed. All tasks that wait for this query get the error; a later call tries again.
         """
         found: list[Ranking | asyncio.Future[Ranking]] = [self._find(query, top_k) for query in queries]
-        pending = dict.fromkeys(item for item in found if isinstance(item, asyncio.Future))
-        # Shielded, because a task that is cancelled must not take the answer from the others.
-        await asyncio.gather(*map(asyncio.shield, pending))
+        pending = {item for item in found if isinstance(item, asyncio.Future)}
+        if pending:
+            # Unlike `gather`, it cancels none of them: a task that is cancelled must not take the answer from others.
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+            for future in done:
+                future.result()
         return [item.result() if isinstance(item, asyncio.Future) else item for item in found]
 
     async def aclose(self) -> None:
@@ -169,8 +172,9 @@ class BatchedRetriever:
 
     async def _look_up(self, batch: _Batch, top_k: int) -> None:
         try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(batch.full.wait(), self._window_s)
+            if self._window_s and not batch.full.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(batch.full.wait(), self._window_s)
             async with self._turn:
                 self._close(batch, top_k)
                 await self._answer(batch, top_k)

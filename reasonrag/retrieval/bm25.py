@@ -46,9 +46,13 @@ class BM25Retriever(LocalRetriever):
         known = [passages.files[PASSAGES], bm25.plan.document()["settings"], dict(bm25.plan.versions)]
         # One thread, because numpy holds the GIL for most of a search; a second one would only add to the wait.
         super().__init__(PassageStore(index.part("passages")), known=known)
-        self._index = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
+        loaded = bm25s.BM25.load(index.part("bm25"), mmap=True, show_progress=False)
+        self._word_ids: dict[str, int] = loaded.vocab_dict
         # Slices of np.memmap cost ten times as much as slices of the plain array over the same mapping.
-        self._index.scores |= {name: np.asarray(self._index.scores[name]) for name in ("data", "indices", "indptr")}
+        data, rows, starts = (np.asarray(loaded.scores[name]) for name in ("data", "indices", "indptr"))
+        self._data: NDArray[np.float32] = data  # what each posting adds to a score, by word
+        self._rows: NDArray[np.int32] = rows  # the passage of each posting
+        self._starts: NDArray[np.int64] = starts  # [words + 1] where the postings of a word begin
 
     @classmethod
     def open(cls, corpus: Path | Sequence[Passage], *, cache: Path, config: BM25Config | None = None) -> BM25Retriever:
@@ -77,35 +81,42 @@ class BM25Retriever(LocalRetriever):
 
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
         rankings = []
-        for words in self._tokenizer.words(queries):
-            tokens = self._index.get_tokens_ids(words[:_MOST_WORDS])
+        for query in queries:
+            words = self._tokenizer.words(query)[:_MOST_WORDS]
+            tokens = [self._word_ids[word] for word in words if word in self._word_ids]
             rankings.append(self._rank(tokens, top_k))
         return rankings
 
     def _rank(self, tokens: list[int], top_k: int) -> tuple[Passage, ...]:
         if not tokens or top_k < 1:
             return ()
-        scores = self._index.get_scores_from_ids(tokens)
-        hits = np.flatnonzero(scores >= self._floor(scores, tokens, top_k))
+        starts, ends = self._starts[tokens].tolist(), self._starts[np.add(tokens, 1)].tolist()
+        spans = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+        # bm25s's own sum, without its copies. Its numba backend is no faster, and costs 200 MB of libraries and 8 s of
+        # compiling in each process: benchmarks/retrieval.py.
+        scores = np.zeros(len(self._passages), dtype=np.float32)
+        for span in spans:
+            np.add.at(scores, self._rows[span], self._data[span])
+        hits = np.flatnonzero(scores >= self._floor(scores, spans, top_k))
         if len(hits) > top_k:
             # Keep everything that ties with the last place, because a partition keeps an arbitrary one of them.
             hits = hits[scores[hits] >= np.partition(scores[hits], -top_k)[-top_k]]
         best = hits[np.argsort(-scores[hits], kind="stable")][:top_k]
-        return tuple(self._passages.passage(int(row), float(scores[row])) for row in best)
+        return tuple(map(self._passages.passage, best.tolist(), scores[best].tolist()))
 
-    def _floor(self, scores: NDArray[np.float32], tokens: list[int], top_k: int) -> np.float32:
+    def _floor(self, scores: NDArray[np.float32], spans: list[slice], top_k: int) -> np.float32:
         """Return a score that all of the best `top_k` passages reach; comparing with 0 instead takes twice as long.
 
         It is the `top_k`-th best score among the passages with the query's rarest word that at least `top_k` passages
         have.
         """
-        starts = self._index.scores["indptr"]
-        spans = [(starts[token + 1] - starts[token], starts[token]) for token in tokens]
-        size, start = min((span for span in spans if span[0] >= top_k), default=(0, 0))
+        sizes = [(span.stop - span.start, span.start) for span in spans]
+        size, start = min((size for size in sizes if size[0] >= top_k), default=(0, 0))
         if not size:
             return np.finfo(np.float32).tiny
-        rows = self._index.scores["indices"][start : start + size]
-        return np.float32(np.partition(scores[rows], -top_k)[-top_k])
+        found = scores[self._rows[start : start + size]]
+        found.partition(size - top_k)
+        return np.float32(found[-top_k])
 
 
 def _build(index: IndexFolder, source: CorpusSource, config: BM25Config) -> None:

@@ -12,7 +12,7 @@ from tests.e2e import product
 
 HEAVY = (
     *("torch", "trl", "datasets", "faiss", "transformers", "vllm", "bm25s", "pyarrow"),
-    *("fastapi", "sentence_transformers", "networkx", "jinja2"),
+    *("uvicorn", "sentence_transformers", "networkx", "jinja2"),
 )
 # What the settings models and the display of a run need: not even the help of a command that has them imports these.
 MODELS = ("pydantic", "yaml", "rich", "structlog", "aiohttp", "numpy", "asyncio")

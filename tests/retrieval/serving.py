@@ -23,7 +23,7 @@ import uvicorn
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.retrieval.server import RetrievalService, ServeSettings, retrieval_app, serve
+from reasonrag.retrieval.server import RetrievalApp, RetrievalService, ServeSettings, serve
 from tests.e2e.world import pages
 
 SEA = [Passage(row["id"], row["contents"]) for row in pages()]
@@ -53,7 +53,7 @@ def sea_index(cache: Path) -> BM25Retriever:
 def serving(retriever: Retriever, **settings: Any) -> Iterator[int]:
     """A server in a thread; yields its port."""
     limits = ServeSettings(**settings)
-    app = retrieval_app(RetrievalService(retriever, limits), limits)
+    app = RetrievalApp(RetrievalService(retriever, limits), limits)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the product's

@@ -8,6 +8,7 @@ what `bm25s.BM25.index` computes from the whole corpus in memory.
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from reasonrag.retrieval.index.settings import BM25Config
 _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
 # Words of one letter count, or "U.S." and "Malcolm X" would search for less, or for nothing.
-_TOKEN = r"(?u)\w+"
+_TOKEN = re.compile(r"(?u)\w+")
 CHUNK = 65_536  # passages
 _BYTES_A_POSTING = 80  # while scores are merged
 
@@ -43,27 +44,28 @@ class Tokenizer:
             ConfigError: the stemmer or the list of stop-words is unknown.
         """
         try:
-            stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
-            self._options = {
-                "stopwords": settings.stopwords,
-                "stemmer": stemmer,
-                "token_pattern": _TOKEN,
-                "show_progress": False,
-            }
-            self.words([""])
+            self._stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
+            self._stopwords = frozenset(bm25s.tokenization.Tokenizer(stopwords=settings.stopwords).stopwords)
         except (KeyError, ValueError):
             raise ConfigError(
                 f"BM25 has no stemmer {settings.stemmer!r} or no stop-words {settings.stopwords!r}; "
                 f"stemmers are {', '.join(Stemmer.algorithms())}, or none"
             ) from None
 
-    def words(self, texts: Iterable[str]) -> list[list[str]]:
-        words: list[list[str]] = bm25s.tokenize(map(_fold, texts), return_ids=False, **self._options)
-        return words
+    def words(self, text: str) -> list[str]:
+        """Return the words of a query: what `ids` finds in it, for a fifth of the time."""
+        words = [word for word in _TOKEN.findall(_fold(text).lower()) if word not in self._stopwords]
+        return words if self._stemmer is None else self._stemmer.stemWords(words)
 
     def ids(self, texts: Iterable[str]) -> tuple[list[list[int]], dict[str, int]]:
         """Return the word ids of each text, and the vocabulary. Texts are consumed one at a time."""
-        ids, vocabulary = bm25s.tokenize(map(_fold, texts), **self._options)
+        ids, vocabulary = bm25s.tokenize(
+            map(_fold, texts),
+            stopwords=list(self._stopwords),
+            stemmer=self._stemmer,
+            token_pattern=_TOKEN.pattern,
+            show_progress=False,
+        )
         return ids, vocabulary
 
 
@@ -80,7 +82,7 @@ def _titled(contents: str, weight: int) -> str:
 def bm25_plan(passages: str, settings: BM25Config) -> Plan:
     """Return the plan of the part: fingerprint of the passages, settings, and versions of the tokenizing libraries."""
     versions = {name: version(name) for name in ("bm25s", "PyStemmer")}
-    return Plan("bm25", {"passages": passages}, {**settings.model_dump(), "token": _TOKEN}, versions)
+    return Plan("bm25", {"passages": passages}, {**settings.model_dump(), "token": _TOKEN.pattern}, versions)
 
 
 def build_bm25(

@@ -1,8 +1,8 @@
 """Serve an index over HTTP, in the protocol of Search-R1's retrieval server."""
 
-from reasonrag.retrieval.server.app import retrieval_app
+from reasonrag.retrieval.server.app import RetrievalApp
 from reasonrag.retrieval.server.run import serve
 from reasonrag.retrieval.server.service import RetrievalService
 from reasonrag.retrieval.server.settings import ServeSettings
 
-__all__ = ["RetrievalService", "ServeSettings", "retrieval_app", "serve"]
+__all__ = ["RetrievalApp", "RetrievalService", "ServeSettings", "serve"]

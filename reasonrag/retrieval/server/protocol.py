@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
@@ -12,19 +12,20 @@ from reasonrag.core.text import one_line
 from reasonrag.core.types import Passage
 
 _SHOWN_PROBLEMS = 3
+_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # json.dumps makes an encoder for each reply
 
 
 class Refusal(Exception):
     """A request is not answered: the HTTP status, and the reason in one line."""
 
-    def __init__(self, status: int, detail: str, *, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, status: int, detail: str, *, retry_after_s: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
-        self.retry_after_s = retry_after_s
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        self.headers = dict(headers or {})
+        if retry_after_s is not None:
+            self.headers["Retry-After"] = str(retry_after_s)
 
 
 class RetrieveRequest(BaseModel):
@@ -56,7 +57,7 @@ def reply(rankings: Sequence[Sequence[Passage]], *, scores: bool) -> bytes:
     A passage is `{"document": {"id", "contents"}, "score"}` with scores, and the document alone without.
     """
     result = [[_item(passage, scores) for passage in ranking] for ranking in rankings]
-    return json.dumps({"result": result}, ensure_ascii=False, allow_nan=False).encode(errors="replace")
+    return _as_json({"result": result}).encode(errors="replace")
 
 
 def _item(passage: Passage, scores: bool) -> dict[str, Any]:

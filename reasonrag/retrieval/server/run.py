@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.server.app import retrieval_app
+from reasonrag.retrieval.server.app import RetrievalApp
 from reasonrag.retrieval.server.protocol import Refusal
 from reasonrag.retrieval.server.service import RetrievalService
 from reasonrag.retrieval.server.settings import ServeSettings
 
 if TYPE_CHECKING:
     import uvicorn
-    from fastapi import FastAPI
 
-_NEEDED = ("fastapi", "prometheus_client", "uvicorn")
+_NEEDED = ("prometheus_client", "uvicorn")
 # Longer than common clients keep idle connections: a server that closes first may do so while a request arrives.
 _KEEP_ALIVE_S = 120
 _BACKLOG = 2048
@@ -44,7 +43,7 @@ def serve(retriever: Retriever, settings: ServeSettings, *, about: str = "") -> 
     if not all(map(find_spec, _NEEDED)):
         raise ConfigError(f"a server needs {', '.join(_NEEDED)}: pip install 'reasonrag[serve]'")
     service = RetrievalService(retriever, settings)
-    config = _config(retrieval_app(service, settings), settings)
+    config = _config(RetrievalApp(service, settings), settings)
     signals: list[int] = []
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         try:
@@ -79,7 +78,7 @@ def _server(config: uvicorn.Config, service: RetrievalService, ready: str, signa
     return DrainingServer(config)
 
 
-def _config(app: FastAPI, settings: ServeSettings) -> uvicorn.Config:
+def _config(app: RetrievalApp, settings: ServeSettings) -> uvicorn.Config:
     import uvicorn
 
     # Without a logging configuration, uvicorn logs nothing below a warning.

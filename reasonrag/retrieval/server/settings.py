@@ -30,7 +30,9 @@ class ServeSettings(Section):
     max_query_chars: int = setting(4096, "characters of a query; longer queries are cut", ge=1)
     max_body_bytes: int = setting(4 << 20, "maximum bytes of a request's body", ge=1)
     max_queue: int = setting(16384, "maximum unanswered queries of all requests", ge=1)
-    window_ms: float = setting(2.0, "milliseconds that a query waits so that several are searched together", ge=0)
+    window_ms: float = setting(
+        0.0, "milliseconds that a query waits for others; those that arrive during a search go together anyway", ge=0
+    )
     max_batch: int = setting(256, "maximum queries that are searched together", ge=1)
     cached_rankings: int = setting(0, "rankings kept in memory for repeated queries", ge=0)
     health_timeout_s: float = setting(10.0, "timeout in seconds of the query behind /health", gt=0)
