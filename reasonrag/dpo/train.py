@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import nearest
-from reasonrag.dpo.examples import Examples, open_examples, sft_segments
+from reasonrag.dpo.examples import Examples, longest, open_examples, sft_segments
 from reasonrag.dpo.token_rows import Pair
 from reasonrag.training.model import load_weights
 from reasonrag.training.run import TokenRows, TrainingData, TrainingRun
@@ -20,6 +20,8 @@ LOSS_TYPES = (
     *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
 )
 _SMOOTHED_LOSS_TYPES = ("robust", "exo_pair")
+# They depend on which pairs share a forward pass.
+_BATCH_LOSS_TYPES = ("aot", "aot_unpaired", "sft")
 _IGNORED_LABEL = -100
 
 
@@ -89,6 +91,8 @@ class SFTRun(PairRun[SFTSettings]):
 def pair_rows(examples: Examples, settings: DPOSettings) -> dict[str, TokenRows]:
     """Return token rows by split, as `dpo.trainer` describes them; weights have mean 1 over the train set.
 
+    `length` lets the trainer put pairs of like length into one forward pass, where that does not change the loss.
+
     Raises:
         DataError: the settings ask for weights or reward margins, and some pairs have no margin.
     """
@@ -111,19 +115,22 @@ def pair_rows(examples: Examples, settings: DPOSettings) -> dict[str, TokenRows]
             columns["pair_weight"] = (pair.margin or 0.0) / mean
         if margined:
             columns["pair_margin"] = settings.reward_margin * (pair.margin or 0.0)
+        if settings.loss_type not in _BATCH_LOSS_TYPES:
+            columns["length"] = longest(pair)
         return columns
 
     return {"train": [row(pair) for pair in examples.train], "test": [row(pair) for pair in examples.test]}
 
 
 def step_rows(examples: Examples) -> dict[str, TokenRows]:
-    """Return `input_ids` and `labels` by split: only the tokens of the step are scored."""
+    """Return `input_ids`, `labels` and `length` by split: only the tokens of the step are scored."""
     rows_by_split: dict[str, TokenRows] = {}
     for split, pairs in (("train", examples.train), ("test", examples.test)):
         rows_by_split[split] = []
         for segment in sft_segments(pairs):
             labels = [_IGNORED_LABEL] * len(segment.prompt_ids) + list(segment.completion_ids)
-            rows_by_split[split].append({"input_ids": [*segment.prompt_ids, *segment.completion_ids], "labels": labels})
+            ids = [*segment.prompt_ids, *segment.completion_ids]
+            rows_by_split[split].append({"input_ids": ids, "labels": labels, "length": len(ids)})
     return rows_by_split
 
 

@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import duration
 from reasonrag.training.folder import mark_complete, remove_old
-from reasonrag.training.scored_head import score_labels_only
+from reasonrag.training.throughput import LENGTH, StepsByLength, score_labels_only
 
 
 @dataclass
@@ -87,6 +87,15 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
 
     def _send_telemetry(self) -> None:
         """Send nothing: TRL would tell its authors that a trainer is used."""
+
+    def get_train_dataloader(self) -> Any:
+        """Return the batches of this process; a data set with a column `length` has rows of like length together."""
+        loader, size = super().get_train_dataloader(), self._train_batch_size
+        rows_a_step = loader.total_batch_size * self.args.gradient_accumulation_steps
+        if LENGTH in (self.train_dataset.column_names or ()) and 1 < size < rows_a_step:
+            lengths = list(self.train_dataset[LENGTH])
+            loader.set_sampler(StepsByLength(loader.get_sampler(), lengths, rows_a_step))
+        return loader
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run TRL's step; raise on all processes alike if the loss of any of them is NaN or infinite."""

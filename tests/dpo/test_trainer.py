@@ -78,6 +78,7 @@ def make(rows, folder, tmp_path, *, kind=None, moved=0.0, own_reference=True, mo
             "save_strategy": "no",
             "logging_steps": 1,
             "disable_tqdm": True,
+            "include_num_input_tokens_seen": "all",
         }
         | settings
     )
@@ -183,6 +184,17 @@ def test_on_the_same_token_ids_it_trains_as_trl_does(folder, tmp_path):
     columns = ("prompt_ids", "chosen_ids", "rejected_ids")
     ids = [{name: row[name] for name in columns} for row in plain.train_dataset]
     assert losses(make(ids, folder, tmp_path, max_steps=20)) == pytest.approx(losses(plain), abs=1e-6)
+
+
+@pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])
+def test_pairs_of_like_length_in_one_pass_train_the_same(made, folder, chat, tmp_path):
+    rows = rows_of(made(chat, 20), weight="margin")
+    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 4}
+    shuffled = make([{**row, "length": 0} for row in rows], folder, tmp_path, **settings)
+    together = make(rows, folder, tmp_path, **settings)
+    assert losses(together) == pytest.approx(losses(shuffled), abs=1e-6)
+    padded = [trainer.state.num_input_tokens_seen for trainer in (together, shuffled)]
+    assert padded[0] < padded[1]
 
 
 @pytest.mark.parametrize("made", [step_pairs, trajectory_pairs])

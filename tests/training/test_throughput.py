@@ -62,7 +62,7 @@ def scores(model: Any, scored: slice) -> tuple[Any, dict[str, Any]]:
 def test_outputs_and_gradients_are_those_of_all_positions(case):
     import torch
 
-    from reasonrag.training.scored_head import score_labels_only
+    from reasonrag.training.throughput import score_labels_only
 
     whole, cut = toy(**case), toy(**case)
     score_labels_only(cut)
@@ -79,7 +79,7 @@ def test_outputs_and_gradients_are_those_of_all_positions(case):
 def test_only_scored_positions_cost_anything():
     from torch.utils.flop_counter import FlopCounterMode
 
-    from reasonrag.training.scored_head import score_labels_only
+    from reasonrag.training.throughput import score_labels_only
 
     model = toy("untied")
     score_labels_only(model)
@@ -92,3 +92,48 @@ def test_only_scored_positions_cost_anything():
         assert "lm_head.weight" in gradients  # nothing to score is a loss of 0, and no failure
     each = 2 * 2 * 48 * 16  # logits, and again for the backward pass; products in place are not counted
     assert flops[1] - flops[0] == flops[2] - flops[1] == 2 * each
+
+
+def test_a_step_has_the_rows_that_it_had_and_less_padding(tmp_path):
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    from reasonrag.dpo.trainer import StepSFTTrainer
+    from reasonrag.training.model import model_path
+
+    def batches(rows: list[dict[str, Any]], *, epoch: int = 0, skip: int = 0) -> list[Any]:
+        from accelerate import skip_first_batches
+        from transformers import set_seed
+        from trl import SFTConfig
+
+        set_seed(0)
+        arguments = SFTConfig(
+            str(tmp_path), per_device_train_batch_size=2, gradient_accumulation_steps=3, use_cpu=True, bf16=False,
+            max_length=None, dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer = StepSFTTrainer(
+            model=toy("tied"), args=arguments, train_dataset=Dataset.from_list(rows),
+            processing_class=AutoTokenizer.from_pretrained(model_path("demo")),
+        )  # fmt: skip
+        loader = skip_first_batches(trainer.get_train_dataloader(), skip)
+        loader.set_epoch(epoch)
+        return [batch["input_ids"] for batch in loader]
+
+    def rows_of(batches: list[Any]) -> list[set[int]]:
+        """The first tokens of the rows of each step; they are numbers of rows."""
+        return [{int(row[0]) for batch in batches[i : i + 3] for row in batch} for i in range(0, len(batches), 3)]
+
+    rows = [
+        {"input_ids": [number + 3] * (1 + number * 7 % 30), "labels": [3] * (1 + number * 7 % 30)}
+        for number in range(20)
+    ]
+    plain = batches(rows)
+    sorted_rows = [{**row, "length": len(row["input_ids"])} for row in rows]
+    grouped = batches(sorted_rows)
+    assert rows_of(grouped) == rows_of(plain)
+    assert sum(batch.numel() for batch in grouped) < 0.9 * sum(batch.numel() for batch in plain)
+    assert [batch.tolist() for batch in grouped[-1:]] == [batch.tolist() for batch in plain[-1:]]  # an incomplete step
+    later = batches(sorted_rows, epoch=1)
+    assert rows_of(later) == rows_of(batches(rows, epoch=1)) != rows_of(grouped)
+    resumed = batches(sorted_rows, epoch=1, skip=3)
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in later[3:]]
