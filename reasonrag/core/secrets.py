@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 from reasonrag.core.text import one_line, printable
 
@@ -273,9 +274,19 @@ _AWS_SECRET_KEY = r"[A-Za-z0-9/+]{40}"
 _SECRET_NAME = r"(?i)(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH)S?(?:_?\d+)?$"
 
 
+_environment: dict[Any, Any] = {}  # as it was when `_values` was read from it
+_values: tuple[tuple[str, str], ...] = ()
+
+
 def _environment_values() -> tuple[tuple[str, str], ...]:
     """Return the values of variables with secret names, in every form that a text may hold them in, with the names."""
-    return _forms(tuple((name, os.environ.get(name, "").strip()) for name in _secret_names(tuple(os.environ))))
+    global _environment, _values
+    # The undecoded variables: walking `os.environ` at every reply would take more time than the search for secrets.
+    now = getattr(os.environ, "_data", os.environ)
+    if now != _environment:
+        _environment = dict(now)
+        _values = _forms(tuple((name, os.environ.get(name, "").strip()) for name in _secret_names(tuple(os.environ))))
+    return _values
 
 
 @lru_cache(maxsize=8)

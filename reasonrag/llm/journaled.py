@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 import json
+from array import array
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.types import Completion, FinishReason, Prompt
-from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.base import LLM, Sampling, caller
 from reasonrag.llm.slots import Slots
 from reasonrag.storage.journal import Journal
 
@@ -24,6 +26,9 @@ class JournaledLLM:
     Secrets in a reply are replaced before it is stored or used, so that a resumed run reads the same text. The policy
     of online training does not pass through here, as it is trained on its tokens as sampled; its secrets are replaced
     when rollouts are written (`online_rl.rollout_log`).
+
+    A completion has what is stored of it, so that a resumed run goes on from the same values: log-probabilities in
+    single precision, and no ids of the prompt, which are the most of what vLLM reports and which nothing reads.
     """
 
     def __init__(self, inner: LLM, journal: Journal, *, kind: str) -> None:
@@ -52,14 +57,17 @@ class JournaledLLM:
             LLMError: raised by the inner model; nothing is stored.
             Interrupted: the run is shutting down, and the journal does not hold the reply.
         """
-        key = request_key(self.inner.name, self.kind, prompt, sampling)
-        stored = self.journal.call(key)
+        if self.journal.version < 2:
+            question, key = "", json_request_key(self.inner.name, self.kind, prompt, sampling)
+        else:
+            question, key = caller.get().question, request_key(self.inner.name, self.kind, prompt, sampling)
+        stored = self.journal.call(key, question)
         if stored is not None:
             return tuple(_decode(completion) for completion in stored)
         self.journal.admit()
         self.sent += 1
         reply = await self.inner.complete(prompt, sampling)
-        completions = tuple(_without_secrets(completion) for completion in reply)
+        completions = tuple(_as_stored(completion) for completion in reply)
         prompt_tokens = _total(c.prompt_tokens for c in completions)
         completion_tokens = _total(c.completion_tokens for c in completions)
         self.prompt_tokens += prompt_tokens or 0
@@ -67,7 +75,8 @@ class JournaledLLM:
         await self.journal.put_call(
             key,
             self.kind,
-            [asdict(c) for c in completions],
+            [_encode(completion) for completion in completions],
+            question=question,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
         )
@@ -80,25 +89,74 @@ class JournaledLLM:
 
 def request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> str:
     """Return 32 hex digits that identify a request."""
+    # The lengths say where each text ends, so no two requests have the same content.
+    shape = (
+        *(model, kind, sampling.n, sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.seed),
+        prompt.stop,
+        [(message.role, len(message.content)) for message in prompt.messages],
+        [(len(span.text), span.token_ids, span.by_policy) for span in prompt.turn],
+    )
+    texts = [ascii(shape), *(message.content for message in prompt.messages), *(span.text for span in prompt.turn)]
+    return hashlib.blake2b("".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def json_request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> str:
+    """Return the key of a request in a journal of version 1: 32 hex digits as well, for four times the work."""
     request = json.dumps([model, kind, asdict(prompt), asdict(sampling)], ensure_ascii=True, sort_keys=True)
     return hashlib.blake2b(request.encode(), digest_size=16).hexdigest()
 
 
-def _without_secrets(completion: Completion) -> Completion:
-    """Return the completion without secrets; a changed one loses its token ids, which spell the secret, and logprobs.
+def _as_stored(completion: Completion) -> Completion:
+    """Return the completion as the journal will return it, and without secrets.
 
-    Formats then encode the text, as they do for a backend that reports no ids.
+    A text with a secret loses its token ids, which spell the secret, and logprobs. Formats then encode the text, as
+    they do for a backend that reports no ids.
     """
-    text = redact_data(completion.text, "a reply")
-    return completion if text is completion.text else replace(completion, text=text, token_ids=None, logprobs=None)
+    text, ids, logprobs = redact_data(completion.text, "a reply"), completion.token_ids, completion.logprobs
+    if text is not completion.text:
+        ids = logprobs = None
+    if logprobs is not None:
+        logprobs = tuple(array("f", logprobs))
+    counts = (completion.prompt_tokens, completion.completion_tokens)
+    return Completion(text, completion.finish_reason, ids, logprobs, None, *counts)
+
+
+def _encode(completion: Completion) -> dict[str, Any]:
+    """Return the fields of a completion that are not None, numbers packed."""
+    fields: dict[str, Any] = {"text": completion.text, "finish_reason": completion.finish_reason.value}
+    if completion.token_ids is not None:
+        fields["token_ids"] = _pack(completion.token_ids, "i")
+    if completion.logprobs is not None:
+        fields["logprobs"] = _pack(completion.logprobs, "f")
+    if completion.prompt_tokens is not None:
+        fields["prompt_tokens"] = completion.prompt_tokens
+    if completion.completion_tokens is not None:
+        fields["completion_tokens"] = completion.completion_tokens
+    return fields
 
 
 def _decode(stored: dict[str, Any]) -> Completion:
-    fields = stored | {"finish_reason": FinishReason(stored["finish_reason"])}
-    for name in ("token_ids", "logprobs", "prompt_token_ids"):
-        if fields[name] is not None:
-            fields[name] = tuple(fields[name])
-    return Completion(**fields)
+    return Completion(
+        stored["text"],
+        FinishReason(stored["finish_reason"]),
+        _numbers(stored.get("token_ids"), "i"),
+        _numbers(stored.get("logprobs"), "f"),
+        None,
+        stored.get("prompt_tokens"),
+        stored.get("completion_tokens"),
+    )
+
+
+def _pack(numbers: Iterable[float], code: str) -> str:
+    """Return numbers as text that takes a quarter of their JSON: base64 of an array of int32 ("i") or float32 ("f")."""
+    return binascii.b2a_base64(array(code, numbers), newline=False).decode()
+
+
+def _numbers(stored: str | list[Any] | None, code: str) -> tuple[Any, ...] | None:
+    """Return stored numbers: packed, or in a list, as earlier versions stored them."""
+    if stored is None:
+        return None
+    return tuple(array(code, binascii.a2b_base64(stored) if isinstance(stored, str) else stored))
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

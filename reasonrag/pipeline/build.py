@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -244,7 +244,7 @@ def _step_columns(node: Node) -> Row:
     return {
         "action": action,
         "content": content,
-        "prompt": [asdict(message) for message in node.step.prompt.messages],
+        "prompt": [{"role": message.role, "content": message.content} for message in node.step.prompt.messages],
         "prefix": node.step.prompt.prefix,
         "stop": list(node.step.prompt.stop),
         "text": completion.text,
@@ -253,7 +253,7 @@ def _step_columns(node: Node) -> Row:
         "logprobs": completion.logprobs and list(completion.logprobs),
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": completion.completion_tokens,
-        "passages": [asdict(passage) for passage in node.step.passages],
+        "passages": [{"id": p.id, "contents": p.contents, "score": p.score} for p in node.step.passages],
     }
 
 

@@ -8,7 +8,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from reasonrag.core.errors import RetrievalError
@@ -24,6 +24,7 @@ Ranking = tuple[Passage, ...]
 _CAUSED_BY_A_QUERY = frozenset({"http_400", "http_403", "http_413", "http_422", "misaligned", "unreadable"})
 # One bad query among 256 fails 9 calls before one succeeds. This many without a success are the server's fault.
 _MOST_FAILURES_IN_A_ROW = 24
+_LATEST = 1_024  # rankings in memory beside the journal, a few kilobytes each
 
 
 class SearchStore(Protocol):
@@ -60,13 +61,19 @@ class MemoryStore:
 
 
 class JournalStore:
-    """Keeps the rankings of one retriever in a run's journal, so that a resumed run looks no query up again."""
+    """Keeps the rankings of one retriever in a run's journal, so that a resumed run looks no query up again.
+
+    The latest ones are in memory: a tree often asks again what it has just asked.
+    """
 
     def __init__(self, journal: Journal, fingerprint: str) -> None:
         self._journal = journal
         self._fingerprint = fingerprint
+        self._latest = MemoryStore(_LATEST)
 
     def get(self, query: str, top_k: int) -> Ranking | None:
+        if latest := self._latest.get(query, top_k):
+            return latest
         kept = self._journal.call(self._key(query, top_k))
         return None if kept is None else tuple(Passage(**passage) for passage in kept)
 
@@ -74,9 +81,10 @@ class JournalStore:
         """Keep the rankings of one lookup. Returns once they are on disk."""
         writes = []
         for query, ranking in rankings.items():
-            passages = [asdict(passage) for passage in ranking]
+            passages = [{"id": p.id, "contents": p.contents, "score": p.score} for p in ranking]
             writes.append(self._journal.put_call(self._key(query, top_k), "search", passages))
         await asyncio.gather(*writes)
+        await self._latest.put(rankings, top_k)
 
     def _key(self, query: str, top_k: int) -> str:
         request = json.dumps(["search", self._fingerprint, query, top_k])

@@ -5,6 +5,9 @@ so there it is a rollback journal, which costs more syncs. One thread writes, an
 since its last commit, so that hundreds of calls a second cost a few dozen syncs. SQLite does not notice a flipped bit
 in a value, so each reply and each tree has a checksum; a call whose reply is damaged is made again. A search is a pure
 function of its configuration and of the replies, so replaying the journal gives the same tree: no other state is saved.
+
+The keys of a question's calls begin alike. So its calls lie side by side in the file, and memory holds the keys of the
+questions in work alone.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import queue
 import sqlite3
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +35,19 @@ from reasonrag.storage.files import is_shared
 log = structlog.get_logger()
 
 _MESSAGE_CHARS = 300
+_QUESTIONS_KNOWN = 2_048  # questions whose keys are in memory, 20 kB each
+
+# PRAGMA user_version of a new file. Before 2, keys of requests were hashes of JSON that no question preceded; a file
+# keeps the keys that it began with, so that its calls are found.
+_VERSION = 2
 
 _LAYOUT = """
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS calls (
-    key TEXT PRIMARY KEY, kind TEXT NOT NULL, reply TEXT NOT NULL, checksum BLOB NOT NULL,
+    key BLOB PRIMARY KEY NOT NULL, kind TEXT NOT NULL, reply TEXT NOT NULL, checksum BLOB NOT NULL,
     prompt_tokens INTEGER, completion_tokens INTEGER
-) WITHOUT ROWID;
+);
 CREATE TABLE IF NOT EXISTS trees (
     dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, checksum BLOB NOT NULL,
     PRIMARY KEY (dataset, question_id)
@@ -47,6 +57,33 @@ CREATE TABLE IF NOT EXISTS failures (
     PRIMARY KEY (dataset, question_id)
 ) WITHOUT ROWID;
 """
+
+# The totals of `calls`, kept by SQLite: adding them up would read every reply.
+_TOTALS = """
+CREATE TABLE usage (
+    kind TEXT PRIMARY KEY, calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
+    unknown_tokens INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO usage SELECT kind, COUNT(*), COALESCE(SUM(prompt_tokens), 0), COALESCE(SUM(completion_tokens), 0),
+    SUM(completion_tokens IS NULL) FROM calls GROUP BY kind;
+CREATE TRIGGER count_call AFTER INSERT ON calls BEGIN
+    INSERT INTO usage VALUES (
+        NEW.kind, 1, COALESCE(NEW.prompt_tokens, 0), COALESCE(NEW.completion_tokens, 0), NEW.completion_tokens IS NULL
+    ) ON CONFLICT (kind) DO UPDATE SET
+        calls = calls + 1,
+        prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+        completion_tokens = completion_tokens + excluded.completion_tokens,
+        unknown_tokens = unknown_tokens + excluded.unknown_tokens;
+END;
+"""
+
+# A reply that is asked for again, as it was damaged, is an update: no trigger counts it twice.
+_PUT_CALL = """
+INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET
+    reply = excluded.reply, checksum = excluded.checksum
+"""
+
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +98,37 @@ class Usage:
 
 @dataclass(slots=True)
 class _Write:
-    statements: list[tuple[str, tuple[Any, ...]]]
+    statements: tuple[tuple[str, tuple[Any, ...]], ...]
     done: asyncio.Future[None]
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The writes of one turn of an event loop."""
+
+    writes: list[_Write]
     loop: asyncio.AbstractEventLoop
 
 
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls of a question that are in the file: what their keys begin with, and all of their keys."""
+
+    prefix: bytes
+    keys: set[str | bytes]
+
+    def key(self, key: str) -> bytes:
+        """Return the key in the file of a call with this key."""
+        return self.prefix + bytes.fromhex(key)
+
+
 class Journal:
-    """The journal of one run. The caller's thread reads; a thread of the journal writes."""
+    """The journal of one run. The caller's thread reads; a thread of the journal writes.
+
+    Attributes:
+        version: of the keys in the file; a request's is `llm.journaled.request_key` from version 2 on.
+    """
 
     def __init__(self, path: Path, *, wal: bool | None = None) -> None:
         """Open or create the file. `wal` None chooses the mode by the file system.
@@ -78,21 +139,31 @@ class Journal:
         self.path = path
         self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
         self.draining = False  # whether new calls are refused
-        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._batch: _Batch | None = None  # of this turn of the event loop
+        # A failed look-up costs tens of microseconds in WAL mode, and in a fresh run most look-ups fail.
+        self._known: OrderedDict[str, _Calls] = OrderedDict()
         try:
             self._reader = self._connect()
-            self._reader.executescript(_LAYOUT)
+            self.version = self._lay_out()
             (verdict,) = self._reader.execute("PRAGMA quick_check").fetchone()
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
-            # A failed look-up costs a third of a millisecond in WAL mode, and in a fresh run most look-ups fail.
-            self._known = {key for (key,) in self._reader.execute("SELECT key FROM calls")}
         except sqlite3.DatabaseError as error:
             raise RunError(
                 f"{path.name} is damaged ({error}); restore it from a copy or start in a new folder"
             ) from error
         self._thread = threading.Thread(target=self._write_forever, name="journal", daemon=True)
         self._thread.start()
+
+    def _lay_out(self) -> int:
+        """Create the tables that are missing; return the version of the keys."""
+        (tables,) = self._reader.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        (version,) = self._reader.execute("PRAGMA user_version").fetchone()
+        (totals,) = self._reader.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'usage'").fetchone()
+        version = version if tables else _VERSION
+        self._reader.executescript(f"{_LAYOUT}{'' if totals else _TOTALS}PRAGMA user_version = {version:d};COMMIT;")
+        return version
 
     def _connect(self) -> sqlite3.Connection:
         # Without WAL, reader and writer wait for each other's syncs.
@@ -103,30 +174,42 @@ class Journal:
 
     def _write_forever(self) -> None:
         connection = self._connect()
-        while (write := self._queue.get()) is not None:
-            batch = [write]
+        closing = False
+        while not closing and (batch := self._queue.get()) is not None:
+            batches = [batch]
             while not self._queue.empty():
                 if (more := self._queue.get()) is None:
-                    self._queue.put(None)  # close once this batch is on disk
+                    closing = True
                     break
-                batch.append(more)
-            error = _commit(connection, batch)
-            for item in batch:
+                batches.append(more)
+            writes = [write for batch in batches for write in batch.writes]
+            if (error := _commit(connection, writes)) is not None:
                 # One value that SQLite refuses must not fail the rest of its batch.
-                failure = _commit(connection, [item]) if error and len(batch) > 1 else error
+                for write in writes:
+                    write.error = _commit(connection, [write]) if len(writes) > 1 else error
+            for batch in batches:
                 with contextlib.suppress(RuntimeError):  # the loop is gone: stopped by a second Ctrl-C
-                    item.loop.call_soon_threadsafe(_resolve, item.done, failure)
+                    batch.loop.call_soon_threadsafe(_resolve, batch.writes)
         connection.close()
 
     async def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        """Commit the statements, even if the task is cancelled; return when they are on disk."""
         loop = asyncio.get_running_loop()
+        if self._batch is None:
+            self._batch = _Batch([], loop)
+            loop.call_soon(self._hand_over)  # once a turn: waking the thread costs more than most writes
         done: asyncio.Future[None] = loop.create_future()
-        self._queue.put(_Write(list(statements), done, loop))
-        # A queued write is committed even if its task is cancelled.
-        await asyncio.shield(done)
+        self._batch.writes.append(_Write(statements, done))
+        await done
+
+    def _hand_over(self) -> None:
+        if self._batch is not None:
+            self._queue.put(self._batch)
+            self._batch = None
 
     def close(self) -> None:
         """Commit the queued writes and close. A second call does nothing."""
+        self._hand_over()
         self._queue.put(None)
         self._thread.join()
         self._reader.close()
@@ -144,29 +227,64 @@ class Journal:
         if self.draining:
             raise Interrupted
 
-    def call(self, key: str) -> Any | None:
-        """Return the reply stored under a key, as it was given to `put_call`, or None."""
-        if key not in self._known:
+    def call(self, key: str, question: str = "") -> Any | None:
+        """Return the reply stored under a key, as it was given to `put_call`, or None.
+
+        Args:
+            key: of the call; in hex digits if it is one of a question.
+            question: whose call it is, `DATASET/ID`; "" for a call that many questions may make.
+        """
+        calls = self._calls(question)
+        stored_key = calls.key(key) if calls else key
+        if calls and stored_key not in calls.keys:
             return None
-        reply, checksum = self._reader.execute("SELECT reply, checksum FROM calls WHERE key = ?", (key,)).fetchone()
-        if checksum != _checksum(key, reply):
+        row = self._reader.execute("SELECT reply, checksum FROM calls WHERE key = ?", (stored_key,)).fetchone()
+        if row is None:
+            return None
+        if row[1] != _checksum(stored_key, row[0]):
             log.warning("a reply in the journal is damaged; its call is made again", journal=self.path.name, key=key)
-            self._known.discard(key)
+            if calls:
+                calls.keys.discard(stored_key)
             return None
-        return json.loads(reply)
+        return json.loads(row[0])
 
     async def put_call(
-        self, key: str, kind: str, reply: Any, *, prompt_tokens: int | None = None, completion_tokens: int | None = None
+        self,
+        key: str,
+        kind: str,
+        reply: Any,
+        *,
+        question: str = "",
+        prompt_tokens: int | None = None,
+        completion_tokens: int | None = None,
     ) -> None:
-        """Store a reply (JSON without NaN); return when it is on disk.
+        """Store a reply (JSON without NaN); return when it is on disk. `key` and `question` are those of `call`.
 
         Raises:
             RunError: the disk is full or the file cannot be written.
         """
-        text = json.dumps(reply, ensure_ascii=False, allow_nan=False)
-        row = (key, kind, text, _checksum(key, text), prompt_tokens, completion_tokens)
-        await self._write(("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, ?, ?)", row))
-        self._known.add(key)
+        calls = self._calls(question)
+        stored_key = calls.key(key) if calls else key
+        text = _json.encode(reply)
+        row = (stored_key, kind, text, _checksum(stored_key, text), prompt_tokens, completion_tokens)
+        await self._write((_PUT_CALL, row))
+        if calls:
+            calls.keys.add(stored_key)
+
+    def _calls(self, question: str) -> _Calls | None:
+        """Return what is known of a question's calls, from the file if it is not in memory; None for no question."""
+        if not question:
+            return None
+        calls = self._known.get(question)
+        if calls is not None:
+            self._known.move_to_end(question)
+            return calls
+        prefix = hashlib.blake2b(question.encode("utf-8", "replace"), digest_size=8).digest()
+        keys = self._reader.execute("SELECT key FROM calls WHERE key BETWEEN ? AND ?", (prefix, prefix + b"\xff" * 17))
+        calls = self._known[question] = _Calls(prefix, {key for (key,) in keys})
+        if len(self._known) > _QUESTIONS_KNOWN:
+            self._known.popitem(last=False)
+        return calls
 
     async def put_tree(self, dataset: str, question_id: str, blob: bytes) -> None:
         """Store a finished tree in the form that `parquet.pack` gives it, and delete the question's earlier failure."""
@@ -175,6 +293,7 @@ class Journal:
             ("INSERT OR REPLACE INTO trees VALUES (?, ?, ?, ?)", (*question_key, blob, _checksum(*question_key, blob))),
             ("DELETE FROM failures WHERE dataset = ? AND question_id = ?", question_key),
         )
+        self._known.pop(f"{dataset}/{question_id}", None)
 
     async def put_failure(self, dataset: str, question_id: str, cause: str, message: str) -> None:
         """Store why a question was set aside; the next run tries it again.
@@ -220,19 +339,15 @@ class Journal:
 
     def usage(self) -> dict[str, Usage]:
         """Return the totals by kind of call."""
-        rows = self._reader.execute(
-            "SELECT kind, COUNT(*), COALESCE(SUM(prompt_tokens), 0), COALESCE(SUM(completion_tokens), 0),"
-            " SUM(completion_tokens IS NULL) FROM calls GROUP BY kind ORDER BY kind"
-        )
-        return {kind: Usage(*totals) for kind, *totals in rows}
+        return {kind: Usage(*totals) for kind, *totals in self._reader.execute("SELECT * FROM usage ORDER BY kind")}
 
 
-def _commit(connection: sqlite3.Connection, batch: list[_Write]) -> Exception | None:
-    """Commit a batch in one transaction; if that fails, roll it back and return the error."""
+def _commit(connection: sqlite3.Connection, writes: list[_Write]) -> Exception | None:
+    """Commit writes in one transaction; if that fails, roll it back and return the error."""
     try:
         connection.execute("BEGIN IMMEDIATE")
-        for item in batch:
-            for statement, values in item.statements:
+        for write in writes:
+            for statement, values in write.statements:
                 connection.execute(statement, values)
         connection.execute("COMMIT")
     except Exception as error:  # any error: a writer that dies would leave every caller waiting
@@ -252,8 +367,11 @@ def _checksum(*parts: str | bytes) -> bytes:
     return digest.digest()
 
 
-def _resolve(done: asyncio.Future[None], error: Exception | None) -> None:
-    if error is not None and not done.cancelled():
-        done.set_exception(error)
-    elif not done.cancelled():
-        done.set_result(None)
+def _resolve(writes: list[_Write]) -> None:
+    for write in writes:
+        if write.done.cancelled():
+            continue
+        if write.error is not None:
+            write.done.set_exception(write.error)
+        else:
+            write.done.set_result(None)

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import sqlite3
+import zlib
+from dataclasses import asdict, fields, replace
 
 import pytest
 
 from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.core.types import Completion, FinishReason, Message, Prompt
-from reasonrag.llm.base import Sampling
+from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
+from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM, request_key
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.storage.journal import Journal
+from reasonrag.storage.journal import Journal, Usage
 
 PROMPT = Prompt((Message("user", "hello"),), stop=("</x>",))
 
@@ -50,10 +54,10 @@ def test_two_samples_of_one_prompt_stay_two(journal):
     assert [ask(journal, llm, seed=seed)[0].text for seed in (1, 2, 1)] == ["a", "b", "a"]
 
 
-def test_everything_a_backend_reports_comes_back(journal):
+def test_everything_a_backend_reports_of_its_reply_comes_back(journal):
     reply = Completion("t\u2028\x00é", FinishReason.LENGTH, (1, 2), (-0.5, -1.5), (7,), 3, 2)
     first = ask(journal, ScriptedLLM([reply]), seed=1)
-    assert first == ask(journal, ScriptedLLM([]), seed=1) == (reply,)
+    assert first == ask(journal, ScriptedLLM([]), seed=1) == (replace(reply, prompt_token_ids=None),)
 
 
 KEY = "sk-" + "aB3dE5fG7h" * 5
@@ -61,7 +65,7 @@ KEY = "sk-" + "aB3dE5fG7h" * 5
 
 def test_a_secret_in_a_reply_is_neither_used_nor_kept(journal):
     reply = Completion(f"<query>{KEY}</query>", FinishReason.STOP, (1, 2), (-0.5, -1.5), (7,), 3, 2)
-    clean = Completion("<query>***</query>", FinishReason.STOP, None, None, (7,), 3, 2)
+    clean = Completion("<query>***</query>", FinishReason.STOP, None, None, None, 3, 2)
     assert ask(journal, ScriptedLLM([reply]), seed=1) == ask(journal, ScriptedLLM([]), seed=1) == (clean,)
     assert not any(KEY.encode() in file.read_bytes() for file in journal.path.parent.iterdir())
 
@@ -142,6 +146,90 @@ def test_requests_differ_by_model_kind_prompt_and_sampling():
         for seed in (1, 2, None)
     }
     assert len(keys) == 24
+
+
+def test_requests_differ_by_every_field_and_by_where_a_text_ends():
+    message, span = Message("user", "ab"), Span("cd", (1, 2), by_policy=True)
+    others = {"role": "system", "content": "a", "text": "c", "token_ids": (12,), "by_policy": False, "stop": ("x",)}
+
+    def variants(value):
+        return [replace(value, **{f.name: others.get(f.name, 7)}) for f in fields(value)]
+
+    prompts = [Prompt((message,), (span,)), *(Prompt((m,), (span,)) for m in variants(message))]
+    prompts += [Prompt((message,), (s,)) for s in variants(span)]
+    prompts += [
+        Prompt((message, message), (span,)),
+        Prompt((message,), (span, span)),
+        Prompt((message,), (span,), ("x",)),
+    ]
+    prompts += [Prompt((Message("user", "a"), Message("user", "b")), (span,)), Prompt((message,), (Span("cd", (1,)),))]
+    requests = [(prompt, Sampling()) for prompt in prompts] + [(prompts[0], s) for s in variants(Sampling())]
+    assert len({request_key("m", "policy", *request) for request in requests}) == len(requests) == 16
+
+
+def test_log_probabilities_are_used_as_they_are_kept(journal):
+    reply = Completion("a", token_ids=(7, 2**31 - 1), logprobs=(-0.1, -1e-9))
+    (first,) = ask(journal, ScriptedLLM([reply]), seed=1)
+    assert (first,) == ask(journal, ScriptedLLM([]), seed=1)
+    assert first.token_ids == reply.token_ids and first.logprobs == pytest.approx(reply.logprobs, rel=1e-7)
+
+
+def test_calls_of_a_question_are_found_while_it_is_in_work_and_counted_for_ever(tmp_path):
+    async def work(journal, llm):
+        caller.set(Caller("d/1"))
+        return await JournaledLLM(llm, journal, kind="policy").complete(PROMPT, Sampling(seed=1))
+
+    def reopened():
+        return contextlib.closing(Journal(tmp_path / "journal.sqlite"))
+
+    with reopened() as journal:
+        first = asyncio.run(work(journal, ScriptedLLM(["a"])))
+    with reopened() as journal:
+        assert first == asyncio.run(work(journal, ScriptedLLM([])))
+        assert len(ask(journal, ScriptedLLM(["b"]), seed=1)) == 1  # nobody's call is another one
+        asyncio.run(journal.put_tree("d", "1", b""))
+        assert not journal._known, "the keys of a finished tree stay in memory"
+        assert journal.usage()["policy"].calls == 2
+        assert first == asyncio.run(work(journal, ScriptedLLM([])))
+
+
+# What `Journal` created, and `JournaledLLM` wrote, before keys began with their question.
+OLD_LAYOUT = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE calls (
+    key TEXT PRIMARY KEY, kind TEXT NOT NULL, reply TEXT NOT NULL, checksum BLOB NOT NULL,
+    prompt_tokens INTEGER, completion_tokens INTEGER
+) WITHOUT ROWID;
+CREATE TABLE trees (
+    dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, checksum BLOB NOT NULL,
+    PRIMARY KEY (dataset, question_id)
+);
+"""
+
+
+def test_an_old_journal_resumes_without_a_new_call(tmp_path):
+    def checksum(*parts):
+        ended = [(part.encode() if isinstance(part, str) else part) + b"\0" for part in parts]
+        return hashlib.blake2b(b"".join(ended), digest_size=8).digest()
+
+    reply = Completion("é", FinishReason.STOP, (1, 2), (-0.5, -1.5), (7,), 3, 2)
+    request = json.dumps(["scripted", "policy", asdict(PROMPT), asdict(Sampling(seed=1))], sort_keys=True)
+    key, text = hashlib.blake2b(request.encode(), digest_size=16).hexdigest(), json.dumps([asdict(reply)])
+    blob = zlib.compress(b"[]")
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as old:
+        old.executescript(OLD_LAYOUT)
+        old.execute("INSERT INTO calls VALUES (?, 'policy', ?, ?, 3, 2)", (key, text, checksum(key, text)))
+        old.execute("INSERT INTO trees VALUES ('d', '1', ?, ?)", (blob, checksum("d", "1", blob)))
+        old.commit()
+    for _ in range(2):  # opening it changes nothing
+        with contextlib.closing(Journal(tmp_path / "journal.sqlite")) as journal:
+            token = caller.set(Caller("d/1"))
+            assert ask(journal, ScriptedLLM([]), seed=1) == (replace(reply, prompt_token_ids=None),)
+            caller.reset(token)
+            assert journal.finished() == {("d", "1")} and journal.tree("d", "1") == blob
+    with contextlib.closing(Journal(tmp_path / "journal.sqlite")) as journal:
+        assert ask(journal, ScriptedLLM(["b"]), seed=2) == ask(journal, ScriptedLLM([]), seed=2)
+        assert journal.usage() == {"policy": Usage(2, 4, 3, 0)}
 
 
 def test_a_value_that_sqlite_refuses_fails_alone_and_the_journal_goes_on(journal):
