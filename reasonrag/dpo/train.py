@@ -29,7 +29,7 @@ class PairRun(TrainingRun[P]):
     """A training run on the recorded steps of preference pairs."""
 
     def open_data(self) -> TrainingData:
-        examples = open_examples(self.settings, self.source.chat(), context=self.source.context(), log=self.log)
+        examples = open_examples(self.settings, self.chat, context=self.source.context(), log=self.log)
         return TrainingData(examples.checksum, examples.card, examples.facts(), lambda: self.token_rows(examples))
 
     @abstractmethod

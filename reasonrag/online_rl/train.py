@@ -95,7 +95,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         from reasonrag.online_rl.trainer import AgenticGRPOTrainer, Rollouts, WatchCallback
 
         settings = self.settings
-        chat, process = self.source.chat(), self.arguments.process_index
+        chat, process = self.chat, self.arguments.process_index
         local, weights, llm = self._policy(chat, common["model"])
         reward, judge, closing = open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
         self.closing += closing

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.plots import save_charts
 from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.core.settings import nearest
+from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.storage.files import RUNS, write_json
 from reasonrag.training import folder as folders
 from reasonrag.training.folder import CHECKPOINTS, SUMMARY, last_checkpoint
@@ -147,6 +149,11 @@ class TrainingRun(ABC, Generic[S]):
         if not self.is_first:
             self.log = lambda line: None
 
+    @functools.cached_property
+    def chat(self) -> ChatTemplate:
+        """The model's tokenizer and chat template, loaded once: a vocabulary of 262,144 tokens takes seconds."""
+        return self.source.chat()
+
     def make_trainer(self, train: Any, test: Any, *, seconds_before: float = 0.0) -> Any:
         """Return the trainer with its model, for two `datasets.Dataset` of token rows; `test` may be None."""
         from transformers import PrinterCallback
@@ -162,7 +169,7 @@ class TrainingRun(ABC, Generic[S]):
             "args": arguments,
             "train_dataset": train,
             "eval_dataset": test,
-            "processing_class": self.source.chat().tokenizer,
+            "processing_class": self.chat.tokenizer,
             "peft_config": lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
             "seconds_before": seconds_before,
             "checkpoints_kept": settings.save_total_limit,
