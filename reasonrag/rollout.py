@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from reasonrag.core.types import Answer, Malformed, Search, Step, StopReason, Trajectory
 from reasonrag.formats.base import Format
@@ -93,9 +93,9 @@ class Engine:
         return trajectory
 
 
-async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results in order; the first exception is raised only after every coroutine has ended."""
-    results = await asyncio.gather(*coroutines, return_exceptions=True)
+async def gather_all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results in order; the first exception is raised only after all have ended."""
+    results = await asyncio.gather(*awaitables, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import DRY_RUN, PATH, SHARD, configuration, given_settings, out, settings, sources
+from reasonrag.commands.options import DRY_RUN, PATH, RAY, SHARD, configuration, given_settings, out, settings, sources
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,9 +35,18 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
     required=False,
 )
 @SHARD
+@RAY
 @DRY_RUN
 @click.option("--preview", is_flag=True, help="Build the tree of the first question and print it.")
-def build_tree(out: Path | None, shard: str | None, dry_run: bool, preview: bool, **given: Any) -> None:
+def build_tree(
+    out: Path | None,
+    shard: str | None,
+    ray: str | None,
+    shards: int | None,
+    dry_run: bool,
+    preview: bool,
+    **given: Any,
+) -> None:
     """Search trees over agentic-RAG steps, value the steps by SPRE, and write preference pairs as Parquet.
 
     \b
@@ -52,19 +61,24 @@ def build_tree(out: Path | None, shard: str | None, dry_run: bool, preview: bool
       reasonrag build-tree --dataset hotpotqa --limit 1000 --policy ... --input-price 0.1 --output-price 0.4 --dry-run
     One of 32 parts, as a job of an array on a cluster:
       reasonrag build-tree --config hotpotqa.yaml --out runs/hotpotqa --shard $SLURM_ARRAY_TASK_ID/32
+    All parts on a Ray cluster:
+      reasonrag build-tree --config hotpotqa.yaml --out runs/hotpotqa --ray auto
 
     If the run is killed or stopped, the same command resumes it.
     """
     from reasonrag.commands.console import Stop, error_console, log_plainly
     from reasonrag.core.config import load_config
+    from reasonrag.core.errors import Interrupted
     from reasonrag.core.settings import dump
     from reasonrag.core.text import printable
     from reasonrag.pipeline.build import estimate
     from reasonrag.storage.shards import WHOLE, Shard
 
     part = Shard.parse(shard) if shard else WHOLE
-    if part.of > 1 and out is None:
-        raise click.UsageError("--shard needs --out, the folder in which all shards meet")
+    if (shard or ray) and out is None:
+        raise click.UsageError("--shard and --ray need --out, the folder in which all shards meet")
+    if (shard and ray) or (shards and not ray):
+        raise click.UsageError("--shard does one part by hand; --ray does all, as many as --shards says")
     config = load_config(**sources(given))
     if dry_run:
         click.echo(printable(dump(config)))
@@ -75,13 +89,19 @@ def build_tree(out: Path | None, shard: str | None, dry_run: bool, preview: bool
         _preview(config, out)
     else:
         log_plainly()
-        sys.exit(_build(config, out, part, Stop(error_console())))
+        stop = Stop(error_console())
+        try:
+            if ray and out:
+                from reasonrag.pipeline.cluster import build_on_ray
+
+                sys.exit(_print(build_on_ray(config, out, ray, shards=shards, show=stop.show), config, out, stop))
+            sys.exit(_build(config, out, part, stop))
+        except Interrupted:
+            sys.exit(stop.print_resume_hint())
 
 
 def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
     """Build the trees, export them, and print where they are; return the exit code."""
-    from reasonrag.commands.console import rows_table, table_console
-    from reasonrag.core.errors import Interrupted
     from reasonrag.pipeline.build import build_trees
     from reasonrag.pipeline.parts import open_parts
     from reasonrag.storage.runs import RunFolder
@@ -90,17 +110,18 @@ def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
     if out is None:
         out = RunFolder.unnamed("-".join(dict.fromkeys(q.dataset for q in parts.questions)), config, parts.content)
         stop.console.print(f"writing to {out} (--out chooses another folder)")
-    try:
-        summary = build_trees(
-            config, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
-        )
-    except Interrupted:
-        return stop.print_resume_hint()
+    summary = build_trees(
+        config, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
+    )
+    return _print(summary, config, out if "shards" in summary else shard.folder(out), stop)
+
+
+def _print(summary: Mapping[str, Any], config: Config, out: Path, stop: Stop) -> int:
+    """Print what a folder holds; return the exit code."""
+    from reasonrag.commands.console import rows_table, table_console
+
     table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
-    if shard.of > 1 and "shards" not in summary:
-        print(f"shard {shard.number} of {shard.of}: {shard.folder(out)}")
-    else:
-        print(f"data set: {out / 'pairs'}")
+    print(f"data set: {out / 'pairs'}")
     questions = summary["questions"]
     failed = sum(questions["failed"].values())
     untried = questions["total"] - questions["finished"] - failed

@@ -165,6 +165,13 @@ class SearchConfig(Section):
     """Budget and shape of a tree (arXiv:2505.14069, App. A)."""
 
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
+    lag: int = setting(
+        8,
+        "iterations of a tree in flight while the next one selects; 0 is the search of the paper, one call after "
+        "another",
+        "--lag",
+        ge=0,
+    )
     max_calls: int | None = setting(
         None, "maximum policy and judge calls per tree, as a second limit beside iterations", "--max-calls", ge=1
     )
@@ -285,14 +292,17 @@ _DEMO_POLICY: Tree = {
 PRESETS: dict[str, Tree] = {
     "paper": {
         # Appendix A: Eq. 5 selects, one judge call (Eq. 6) values a node; App. E.1: the top 3 passages.
-        "search": {"selection": "puct"},
+        "search": {"selection": "puct", "lag": 0},
         "value": {"kind": "judge"},
         "retrieval": {"top_k": 3},
     },
     "official": {
         # The published builder: 64 iterations, 2 children, 7 free steps and then a forced answer, UCB1, judge values,
         # terminal nodes judged at every visit, inner rewards weighted by visits, best passage last.
-        "search": {"iterations": 64, "max_children": 2, "selection": "ucb1", "c_uct": 1.414, "rejudge_terminal": True},
+        "search": {
+            **{"iterations": 64, "lag": 0, "max_children": 2, "selection": "ucb1", "c_uct": 1.414},
+            "rejudge_terminal": True,
+        },
         "value": {"kind": "judge", "alpha": 0.9, "weighting": "visits"},
         "format": {"max_steps": 8},
         "retrieval": {"top_k": 3, "passage_order": "best_last"},
@@ -301,7 +311,7 @@ PRESETS: dict[str, Tree] = {
         **_DEMO_POLICY,
         "policy": {"spec": "demo", **_DEMO_POLICY["policy"]},
         "questions": {"dataset": "demo", "split": "train"},
-        "search": {"iterations": 8},
+        "search": {"iterations": 8, "lag": 0},  # with a lag of 8 no iteration would see another one's value
     },
 }
 

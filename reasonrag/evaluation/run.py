@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,10 @@ from reasonrag.evaluation.report import write_results
 from reasonrag.evaluation.summary import Outcome, PolicyResult
 from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
 from reasonrag.formats import PromptSet
-from reasonrag.llm.base import LLM
+from reasonrag.llm.base import LLM, Caller, caller
 from reasonrag.llm.journaled import JournaledLLM
+from reasonrag.llm.slots import Slots
+from reasonrag.pipeline.admission import work_through
 from reasonrag.pipeline.build import count_calls
 from reasonrag.pipeline.models import check_llm, open_llm
 from reasonrag.pipeline.parts import (
@@ -50,7 +52,7 @@ from reasonrag.pipeline.parts import (
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
-from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed, gather_all
+from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
 from reasonrag.storage.files import claim_folder, lock
 from reasonrag.storage.parquet import Row, ShardWriter
 from reasonrag.storage.questions import questions_fingerprint
@@ -189,14 +191,17 @@ class Evaluation:
     ) -> tuple[list[Outcome], dict[str, Any] | None]:
         """Return the outcomes at all settings, and the judge's entry in `metrics.json`."""
         config = self.points[name][0][1]
-        policy = JournaledLLM(llm, folder.journal, kind="policy")
+        policy = JournaledLLM(llm, folder.journal, kind="policy", concurrency=config.policy.concurrency)
         self.progress.open(policy, config.policy)
+        engines = [policy.slots]
         examiner = None
         if self._judge is not None and self.judging is not None:
             # The judge's replies go to the journal of the policy that they are about.
-            journaled = JournaledLLM(self._judge, folder.journal, kind="judge")
-            self.progress.open(journaled, self.judging.model)
-            judge = judge_service(journaled, self.judging.model, PromptSet.find(config.format.prompts))
+            model = self.judging.model
+            journaled = JournaledLLM(self._judge, folder.journal, kind="judge", concurrency=model.concurrency)
+            engines.append(journaled.slots)
+            self.progress.open(journaled, model)
+            judge = judge_service(journaled, model, PromptSet.find(config.format.prompts))
             examiner = Examiner(judge, policy, self.judging.metrics)
         store = JournalStore(folder.journal, self.retriever.fingerprint)
         retriever = BatchedRetriever(self.retriever, store=store)
@@ -214,11 +219,17 @@ class Evaluation:
                     top_k=setting.top_k,
                     sampling=sampling(config.policy),
                 )
-                outcomes.append(await self._attempts(setting, config, engine, examiner, folder))
+                outcomes.append(await self._attempts(setting, config, engine, engines, examiner, folder))
             return outcomes, examiner.describe() if examiner else None
 
     async def _attempts(
-        self, setting: Setting, config: Config, engine: Engine, examiner: Examiner | None, folder: RunFolder
+        self,
+        setting: Setting,
+        config: Config,
+        engine: Engine,
+        engines: Sequence[Slots],
+        examiner: Examiner | None,
+        folder: RunFolder,
     ) -> Outcome:
         """Make one attempt at each question; give up once more than `run.max_failed` of them have failed."""
         outcome = Outcome(setting, [None] * len(self.questions), [None] * len(self.questions))
@@ -228,23 +239,26 @@ class Evaluation:
         # Rows are written in the order of the questions; those that finish before an earlier question wait here.
         waiting: dict[int, Row | None] = {}
         next_index = 0
-        remaining = iter(enumerate(self.questions))
 
-        async def work() -> None:
-            nonlocal next_index
-            for index, question in remaining:
+        def remaining() -> Iterator[tuple[int, Question]]:
+            for index, question in enumerate(self.questions):
                 if self._draining or len(outcome.failures) > config.run.max_failed * len(self.questions):
                     return
-                try:
-                    waiting[index] = await self._attempt(index, question, config, engine, examiner, outcome)
-                except Interrupted:
-                    return
-                while next_index in waiting:
-                    if row := waiting.pop(next_index):
-                        shards.add(row)
-                    next_index += 1
+                yield index, question
 
-        await gather_all(work() for _ in range(min(config.policy.concurrency or 64, len(self.questions))))
+        async def work(item: tuple[int, Question]) -> None:
+            nonlocal next_index
+            index, question = item
+            try:
+                waiting[index] = await self._attempt(index, question, config, engine, examiner, outcome)
+            except Interrupted:
+                return
+            while next_index in waiting:
+                if row := waiting.pop(next_index):
+                    shards.add(row)
+                next_index += 1
+
+        await work_through(remaining(), work, engines)
         tried = len(outcome.failures) + outcome.ends.total()
         if self._draining and tried < len(self.questions):
             raise Interrupted("the evaluation was stopped; everything paid for is kept")
@@ -265,6 +279,7 @@ class Evaluation:
     ) -> Row | None:
         """Attempt one question and count it in `outcome`; return its row, or None if it failed."""
         seed = derive_seed(config.seed, question.dataset, question.id)
+        caller.set(Caller(f"{question.dataset}/{question.id}"))
         try:
             (trajectory,) = await engine.run([Trajectory(question)], seeds=[seed])
             reading = engine.format.read(trajectory)

@@ -130,6 +130,10 @@ class PromptSet:
             raise ConfigError(f"prompt set {name!r} is neither a folder nor one of {', '.join(shipped)}")
         return cls(Path(name))
 
+    def has(self, name: str) -> bool:
+        """Return whether the set has the text `name`."""
+        return (self.folder / f"{name}.txt").exists()
+
     def text(self, name: str) -> str:
         """Return the stripped text `name`, such as `reasonrag/reasoning`.
 
@@ -157,6 +161,7 @@ class InstructedFormat:
     name: ClassVar[str]
     append_only: ClassVar[bool]
     instructions: ClassVar[tuple[str, ...]]  # names of the texts, below the format's name in a prompt set
+    optional: ClassVar[tuple[str, ...]] = ()  # names of texts that a prompt set may lack
 
     def __init__(
         self,
@@ -174,7 +179,8 @@ class InstructedFormat:
             max_passage_chars: longer passages are cut there, with a mark.
         """
         prompts = prompts or PromptSet.find()
-        self.texts = {name: prompts.text(f"{self.name}/{name}") for name in self.instructions}
+        found = tuple(name for name in self.optional if prompts.has(f"{self.name}/{name}"))
+        self.texts = {name: prompts.text(f"{self.name}/{name}") for name in self.instructions + found}
         self.passage_order = passage_order
         self.max_passage_chars = max_passage_chars
 

@@ -32,11 +32,17 @@ ECHOES = frozenset({"and", "QUERY", "ANSWER", "EVIDENCE"})
 
 
 class ReasonRAGFormat(InstructedFormat):
-    """Stages Reasoning, Grounding, Terminal; tags `<query>`, `<evidence>`, `<answer>`; a fresh prompt at each step."""
+    """Stages Reasoning, Grounding, Terminal; tags `<query>`, `<evidence>`, `<answer>`; a fresh prompt at each step.
+
+    A prompt set with a text `system` has it as the system prompt of all stages, and the stage's own text as the last
+    lines of the user turn: one prompt of a trajectory and the next then begin alike up to the newest thought, and an
+    engine computes those tokens once. A set without it has the stage's text as the system prompt.
+    """
 
     name = "reasonrag"
     append_only = False
     instructions = ("reasoning", "grounding", "answer")
+    optional = ("system",)
 
     def stage(self, steps: Sequence[Step]) -> Stage:
         """Return what comes after `steps`. A step that could not be parsed leaves the stage as it was."""
@@ -58,7 +64,10 @@ class ReasonRAGFormat(InstructedFormat):
         return left <= 1 or (left == 2 and self.stage(steps) is Stage.REASONING)
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        """Return the stage's system prompt, and a user turn: question, previous thoughts, documents when grounding."""
+        """Return a system prompt, and a user turn: question, previous thoughts, documents when grounding.
+
+        The stage's instruction is the system prompt, or the end of the user turn if all stages share one.
+        """
         stage = self.stage(steps)
         user = [f"Question: {one_line(inert(question.question))}"]
         thoughts = [one_line(inert_tokens(s.completion.text)) for s in steps if not isinstance(s.action, Malformed)]
@@ -131,8 +140,11 @@ class ReasonRAGFormat(InstructedFormat):
         empty = next((f"empty_{tag}" for tag, body in found if not body), "")
         return empty if _ORDER.fullmatch(order) else "order"
 
-    def _chat(self, system: str, user: list[str], tags: tuple[str, ...]) -> Prompt:
-        messages = (Message("system", self.texts[system]), Message("user", "\n".join(user)))
+    def _chat(self, stage: str, user: list[str], tags: tuple[str, ...]) -> Prompt:
+        system = self.texts[stage]
+        if shared := self.texts.get("system"):
+            user, system = [*user, "", system], shared
+        messages = (Message("system", system), Message("user", "\n".join(user)))
         return Prompt(messages, stop=tuple(f"</{tag}>" for tag in tags))
 
     def _documents(self, passages: Sequence[Passage]) -> list[str]:
@@ -166,18 +178,22 @@ def read(prompt: Prompt) -> View:
     Raises:
         ValueError: the prompt was not written by this format.
     """
-    question, _, rest = prompt.messages[-1].content.partition("\n")
+    question, *lines = prompt.messages[-1].content.split("\n")
     if not question.startswith("Question: "):
         raise ValueError("not a prompt of the reasonrag format: its last message does not open with 'Question: '")
-    head, _, documents = f"\n{rest}".partition("\nDocuments:\n")
-    thoughts = head.removeprefix("\nPrevious Thoughts:\n").split("\n") if head.strip() else []
-    lines = documents.split("\n") if documents and documents != "None found." else []
-    pairs = [(title.partition("] ")[2], text) for title, text in zip(lines[::2], lines[1::2], strict=True)]
+    # Thoughts end at the documents or at the empty line before an instruction; none of them is empty.
+    end = min((lines.index(mark) for mark in ("Documents:", "") if mark in lines), default=len(lines))
+    shown = lines[end + 1 :] if lines[end : end + 1] == ["Documents:"] else []
+    documents: list[tuple[str, str]] = []
+    for title, text in zip(shown[::2], shown[1::2], strict=False):
+        if not title.startswith(f"[{len(documents) + 1}]"):
+            break  # "None found.", or the empty line
+        documents.append((title.partition("] ")[2], text))
     grounding = prompt.stop == ("</evidence>",)
     return View(
         question=question.removeprefix("Question: "),
-        thoughts=tuple(thoughts),
-        documents=tuple(pairs),
+        thoughts=tuple(lines[1:end]),  # without their label
+        documents=tuple(documents),
         stage=Stage.GROUNDING if grounding else Stage.REASONING,
         final=prompt.stop == ("</answer>",),
     )

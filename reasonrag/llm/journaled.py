@@ -7,6 +7,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +16,8 @@ from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, caller
 from reasonrag.llm.slots import Slots
 from reasonrag.storage.journal import Journal
+
+_WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings say how many
 
 
 class JournaledLLM:
@@ -31,9 +34,14 @@ class JournaledLLM:
     single precision, and no ids of the prompt, which are the most of what vLLM reports and which nothing reads.
     """
 
-    def __init__(self, inner: LLM, journal: Journal, *, kind: str) -> None:
-        """Wrap `inner`; its calls are counted under `kind` ("policy" or "judge")."""
+    def __init__(self, inner: LLM, journal: Journal, *, kind: str, concurrency: int | None = None) -> None:
+        """Wrap `inner`; its calls are counted under `kind` ("policy" or "judge").
+
+        `concurrency` bounds the requests in flight, if `inner` has no slots that do.
+        """
         self.inner = inner
+        self.slots: Slots = getattr(inner, "slots", None) or Slots(concurrency or _WITHOUT_SLOTS)
+        self._own = self.slots.request if getattr(inner, "slots", None) is None else nullcontext
         self.journal = journal
         self.kind = kind
         # Totals of this process; the totals of the whole run are in the journal.
@@ -44,11 +52,6 @@ class JournaledLLM:
     @property
     def name(self) -> str:
         return self.inner.name
-
-    @property
-    def slots(self) -> Slots | None:
-        """The inner engine's requests in flight; None if it does not bound them."""
-        return getattr(self.inner, "slots", None)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return the stored reply, or ask for one and store it first.
@@ -66,7 +69,8 @@ class JournaledLLM:
             return tuple(_decode(completion) for completion in stored)
         self.journal.admit()
         self.sent += 1
-        reply = await self.inner.complete(prompt, sampling)
+        async with self._own():
+            reply = await self.inner.complete(prompt, sampling)
         completions = tuple(_as_stored(completion) for completion in reply)
         prompt_tokens = _total(c.prompt_tokens for c in completions)
         completion_tokens = _total(c.completion_tokens for c in completions)

@@ -1,13 +1,16 @@
 """Monte Carlo tree search over steps: select, expand, evaluate, backpropagate (arXiv:2505.14069, sec. 2.2.2, App. A).
 
-A tree holds many trajectories that share prefixes. The search of one question is sequential and depends on (seed,
-question id) alone; throughput comes from many questions at once. Any `Evaluator` values the nodes: SPRE by rollouts or
-a judge.
+A tree holds many trajectories that share prefixes. The iterations of the paper's search follow one another, so that a
+tree would keep an engine busy with little more than one call at a time. Here up to `lag` iterations are in flight while
+the next one selects. The tree depends on seed, question and lag alone, never on which call ends first. Any `Evaluator`
+values the nodes: SPRE by rollouts or a judge.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,6 +18,7 @@ from typing import Protocol
 
 from reasonrag.core.config import SearchConfig
 from reasonrag.core.types import Question, Step, Trajectory
+from reasonrag.llm.base import Caller, caller
 from reasonrag.rollout import Engine, derive_seed
 
 
@@ -31,7 +35,8 @@ class Node:
     """A state: the trajectory up to here and the statistics of the search. The only mutable domain type.
 
     `visits` is N(s) of Eq. 7. `value_sum / valued` is Q(s); `valued` counts the visits that had a value to back up,
-    fewer than `visits` if the judge could not be parsed or a rollout ended without an answer.
+    fewer than `visits` if the judge could not be parsed, a rollout ended without an answer, or the visit is still in
+    flight. `expected` counts the children in flight.
     """
 
     id: int
@@ -39,6 +44,7 @@ class Node:
     trajectory: Trajectory
     origin: Origin
     children: list[int] = field(default_factory=list)
+    expected: int = 0
     visits: int = 0
     valued: int = 0
     value_sum: float = 0.0
@@ -158,13 +164,32 @@ class Evaluator(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Iteration:
+    """An iteration in flight: the node that it selected, and the task that makes and values the node below it.
+
+    There is no task if the node has ended and keeps its value. `expands` says whether a child is being made.
+    """
+
+    selected: Node
+    expands: bool
+    task: asyncio.Task[tuple[Trajectory, Evaluation]] | None
+
+
 class TreeSearch:
     """Builds one tree per question, within a budget of iterations and of calls.
 
+    `lag`: iteration j selects when at most `lag` iterations before it are in flight, and sees exactly the backups of
+    the others. Those in flight count as visits without a value on the nodes they passed (virtual visits; Chaslot et al.
+    2008, "Parallel Monte-Carlo Tree Search"), and hold the places of the children they make. They are completed in the
+    order in which they began, and an iteration that finds no place waits for the next of them, so that the tree does
+    not depend on time. 0 is the search of the paper.
+
     `max_calls`: no iteration begins once the tree has cost so many calls. These are its nodes except the root (each is
     a step that the policy was asked for, those of rollouts too) and its judge's verdicts, a retried one counted once;
-    replies from a journal count like new ones. The last iteration is completed: with a judge a tree costs at most
-    `max_calls + 1`, with k rollouts of at most T steps `max_calls + k * (T - 1)`.
+    replies from a journal count like new ones. An iteration in flight counts as the mean of those before it, and those
+    that have begun are completed: with a judge a tree costs at most `max_calls + 1 + 2 * lag`, with k rollouts of at
+    most T steps `max_calls + (k * (T - 1) + 1) * (lag + 1) - 1`.
 
     `rejudge_terminal`: value a terminal node again at each visit and use the whole budget, as the published builder
     does. By default a terminal node keeps its value, and a tree with nothing left to expand is finished.
@@ -180,53 +205,123 @@ class TreeSearch:
         """Return the finished tree of a question.
 
         Raises:
-            LLMError, RetrievalError: a backend gave up. Calls made until then are in the journal, if there is one.
+            LLMError, RetrievalError: a backend gave up. The iterations in flight have ended then, and their calls are
+                in the journal, if there is one.
         """
-        tree, verdicts = Tree(question), 0
+        search = _Search(self, question)
+        try:
+            await search.run()
+        finally:
+            await search.end()
+        return search.tree
+
+
+class _Search:
+    """The search of one question."""
+
+    def __init__(self, shared: TreeSearch, question: Question) -> None:
+        self.engine = shared.engine
+        self.evaluator = shared.evaluator
+        self.settings = shared.settings
+        self.seed = shared.seed
+        self.tree = Tree(question)
+        self.verdicts = 0
+        self.completed = 0
+        self.in_flight: deque[_Iteration] = deque()
+
+    async def run(self) -> None:
         for _ in range(self.settings.iterations):
-            if self._finished(tree, verdicts):
-                break
-            node = self._select(tree)
-            if expandable := self._expandable(node):
-                node = await self._expand(tree, node)
-            value = node.value
-            if expandable or self.settings.rejudge_terminal:
-                evaluation = await self._evaluate(tree, node)
-                value, verdicts = evaluation.value, verdicts + evaluation.calls
-            backpropagate(tree, node, value)
-        return tree
+            while len(self.in_flight) > self.settings.lag:
+                await self._complete()
+            selected = self._select()
+            while selected is None and self.in_flight:
+                await self._complete()
+                selected = self._select()
+            if selected is None:
+                return
+            self._begin(selected)
+        while self.in_flight:
+            await self._complete()
 
-    def _finished(self, tree: Tree, verdicts: int) -> bool:
-        """Return whether the calls are spent, or no node can get another child."""
-        calls = len(tree.nodes) - 1 + verdicts
-        if self.settings.max_calls is not None and calls >= self.settings.max_calls:
-            return True
-        return not self.settings.rejudge_terminal and not any(map(self._expandable, tree.nodes))
+    async def end(self) -> None:
+        """Wait for the iterations that are still in flight after a failure: what they pay for is kept."""
+        await asyncio.gather(*(i.task for i in self.in_flight if i.task), return_exceptions=True)
 
-    def _expandable(self, node: Node) -> bool:
-        return not node.terminal and len(node.children) < self.settings.max_children
+    def _select(self) -> Node | None:
+        """Walk from the root down to a node that is terminal or has room for a child.
 
-    def _select(self, tree: Tree) -> Node:
-        """Walk from the root down to a node that is terminal or has room for a child."""
-        node = tree.root
+        None if there is none in view: the tree is finished, its calls are spent, or what is in flight has to end first.
+        """
+        if self._spent() or not (self.settings.rejudge_terminal or any(map(self._expandable, self.tree.nodes))):
+            return None
+        node = self.tree.root
         while not node.terminal and not self._expandable(node):
-            node = select_child(node, tree.children(node), selection=self.settings.selection, c_uct=self.settings.c_uct)
+            if not node.children:  # all of them are in flight
+                return None
+            children = self.tree.children(node)
+            node = select_child(node, children, selection=self.settings.selection, c_uct=self.settings.c_uct)
         return node
 
-    async def _expand(self, tree: Tree, parent: Node) -> Node:
-        seed = self._seed(tree, "expand", parent.id, len(parent.children))
-        return tree.add(parent, await self.engine.step(parent.trajectory, seed=seed), Origin.EXPANSION)
+    def _spent(self) -> bool:
+        """Return whether the calls are used up, or would be if those in flight cost as much as those before them."""
+        if self.settings.max_calls is None:
+            return False
+        calls = len(self.tree.nodes) - 1 + self.verdicts
+        expected = len(self.in_flight) * (calls / self.completed if self.completed else 1)
+        return calls + expected >= self.settings.max_calls
 
-    async def _evaluate(self, tree: Tree, node: Node) -> Evaluation:
-        seed = self._seed(tree, "evaluate", node.id, node.visits)
-        evaluation = await self.evaluator.evaluate(node.trajectory, seed=seed)
-        for rollout, value in zip(evaluation.rollouts, evaluation.rollout_values, strict=True):
-            graft(tree, node, rollout, value)
-        return evaluation
+    def _expandable(self, node: Node) -> bool:
+        return not node.terminal and len(node.children) + node.expected < self.settings.max_children
 
-    def _seed(self, tree: Tree, *parts: int | str) -> int:
+    def _begin(self, selected: Node) -> None:
+        """Visit the nodes above, without a value yet, and start the calls of an iteration."""
+        # Trees with the fewest iterations behind them come first, or the last ones would end long after the others.
+        caller.set(Caller(f"{self.tree.question.dataset}/{self.tree.question.id}", self.completed))
+        expands = self._expandable(selected)
+        task = None
+        if expands:
+            slot = len(selected.children) + selected.expected
+            # The least id that the child can get; no other one is in flight under it, and without a lag it is the id.
+            child = len(self.tree.nodes) + sum(iteration.expands for iteration in self.in_flight)
+            seeds = self._seed("expand", selected.id, slot), self._seed("evaluate", child, 0)
+            task = asyncio.create_task(self._expand(selected.trajectory, *seeds))
+            selected.expected += 1
+        elif self.settings.rejudge_terminal:
+            seed = self._seed("evaluate", selected.id, selected.visits)
+            task = asyncio.create_task(self._evaluate(selected.trajectory, seed))
+        for node in self.tree.path_up(selected):
+            node.visits += 1
+        self.in_flight.append(_Iteration(selected, expands, task))
+
+    async def _expand(self, trajectory: Trajectory, seed: int, evaluation_seed: int) -> tuple[Trajectory, Evaluation]:
+        return await self._evaluate(await self.engine.step(trajectory, seed=seed), evaluation_seed)
+
+    async def _evaluate(self, trajectory: Trajectory, seed: int) -> tuple[Trajectory, Evaluation]:
+        return trajectory, await self.evaluator.evaluate(trajectory, seed=seed)
+
+    async def _complete(self) -> None:
+        """Wait for the iteration that began first, add its nodes, and back up its value (arXiv:2505.14069, eq. 7)."""
+        iteration = self.in_flight[0]
+        node, value = iteration.selected, iteration.selected.value
+        if iteration.task is not None:
+            trajectory, evaluation = await iteration.task
+            value = evaluation.value
+            self.verdicts += evaluation.calls
+            if iteration.expands:
+                node.expected -= 1
+                node = self.tree.add(node, trajectory, Origin.EXPANSION)
+                node.visits = 1
+            for rollout, rollout_value in zip(evaluation.rollouts, evaluation.rollout_values, strict=True):
+                graft(self.tree, node, rollout, rollout_value)
+        self.in_flight.popleft()
+        self.completed += 1
+        for ancestor in self.tree.path_up(node):
+            _back_up(ancestor, value)
+
+    def _seed(self, *parts: int | str) -> int:
         # Data set and id: two merged data sets may both have a question "1".
-        return derive_seed(self.seed, tree.question.dataset, tree.question.id, *parts)
+        question = self.tree.question
+        return derive_seed(self.seed, question.dataset, question.id, *parts)
 
 
 def graft(tree: Tree, node: Node, rollout: Trajectory, value: float | None) -> None:
@@ -235,17 +330,12 @@ def graft(tree: Tree, node: Node, rollout: Trajectory, value: float | None) -> N
         ended = depth == len(rollout.steps)
         prefix = Trajectory(rollout.question, rollout.steps[:depth], rollout.stop_reason if ended else None)
         node = tree.add(node, prefix, Origin.ROLLOUT)
-        _visit(node, value)
+        node.visits = 1
+        _back_up(node, value)
 
 
-def backpropagate(tree: Tree, node: Node, value: float | None) -> None:
-    """Add one visit to every node from here to the root (arXiv:2505.14069, eq. 7), and the value if there is one."""
-    for ancestor in tree.path_up(node):
-        _visit(ancestor, value)
-
-
-def _visit(node: Node, value: float | None) -> None:
-    node.visits += 1
+def _back_up(node: Node, value: float | None) -> None:
+    """Add a value to a visit that was counted before; None leaves the mean as it is."""
     if value is not None:
         node.valued += 1
         node.value_sum += value

@@ -1,8 +1,7 @@
 """Questions to trees to tables: the body of `build-tree`.
 
-As many questions as `policy.concurrency` are worked on at a time, and each is replaced as soon as it finishes, never in
-lockstep. A question whose backend fails is set aside with its cause and retried by the next run; every call that was
-paid for is in the journal.
+As many questions are in work as keep the engines busy (`pipeline.admission`), never in lockstep. A question whose
+backend fails is set aside with its cause and retried by the next run; every call that was paid for is in the journal.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Sear
 from reasonrag.formats.base import Format
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, Node, Tree, TreeSearch
+from reasonrag.pipeline.admission import work_through
 from reasonrag.pipeline.pair_tables import export_pairs, pairs_of
 from reasonrag.pipeline.parts import (
     Parts,
@@ -37,14 +37,14 @@ from reasonrag.pipeline.parts import (
     set_aside,
 )
 from reasonrag.pipeline.progress import Progress
-from reasonrag.pipeline.shards import join
+from reasonrag.pipeline.shards import finish
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
-from reasonrag.rollout import Engine, callable_in_notebooks, gather_all
+from reasonrag.rollout import Engine, callable_in_notebooks
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, pack, unpack
 from reasonrag.storage.runs import RunFolder, versions
-from reasonrag.storage.shards import WHOLE, Shard
+from reasonrag.storage.shards import WHOLE, Shard, cut
 from reasonrag.storage.tables import tree_schema
 
 _TREE_SHARD_ROWS = 20_000
@@ -81,14 +81,21 @@ def build_trees(
         ConfigError, DataError, RunError: bad input, or a folder that cannot be used.
     """
     parts = parts or open_parts(config)
-    parts = replace(parts, questions=shard.cut(parts.questions))
+    parts = replace(parts, questions=cut(parts.questions, shard.of)[shard.number])
     with RunFolder.open(Path(out), config, parts.content, shard=shard) as run:
-        build = Build(config, parts, run)
-        asyncio.run(build.run(show))
-        if run.journal.draining:
-            raise Interrupted("stopped; all finished work is kept")
-        summary = build.export()
-        return summary if shard.of == 1 else join(run, summary) or summary
+        return build_folder(run, parts, show)
+
+
+def build_folder(
+    run: RunFolder, parts: Parts, show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None
+) -> dict[str, Any]:
+    """Build what `build_trees` builds in a folder that is open: `parts.questions` are those of its shard."""
+    build = Build(run.config, parts, run)
+    asyncio.run(build.run(show))
+    if run.journal.draining:
+        raise Interrupted("stopped; all finished work is kept")
+    summary = build.export()
+    return summary if run.shard == WHOLE else finish(run, summary)
 
 
 class Build:
@@ -99,8 +106,9 @@ class Build:
         self.parts = parts
         self.run_folder = run
         self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0, pairs=0))
-        self.policy = JournaledLLM(parts.policy, run.journal, kind="policy")
+        self.policy = JournaledLLM(parts.policy, run.journal, kind="policy", concurrency=config.policy.concurrency)
         self.progress.open(self.policy, config.prices["policy"])
+        self.engines = [self.policy.slots]
         engine = Engine(
             self.policy,
             BatchedRetriever(parts.retriever, store=JournalStore(run.journal, parts.retriever.fingerprint)),
@@ -113,7 +121,8 @@ class Build:
         if parts.judge is None:
             evaluator = RolloutEvaluator(engine, k=config.value.rollouts, alpha=config.value.alpha)
         else:
-            judge = JournaledLLM(parts.judge, run.journal, kind="judge")
+            judge = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
+            self.engines.append(judge.slots)
             self.progress.open(judge, config.prices["judge"])
             evaluator = JudgeEvaluator(open_judge(judge, config))
         self.search = TreeSearch(engine, evaluator, config.search, seed=config.seed)
@@ -141,38 +150,39 @@ class Build:
         finished_questions = journal.finished()
         unfinished = [q for q in self.parts.questions if (q.dataset, q.id) not in finished_questions]
         self.progress.done = self.progress.done_before = len(self.parts.questions) - len(unfinished)
-        waiting = iter(unfinished)
-        workers = min(self.config.policy.concurrency or 64, len(unfinished))
         self.run_folder.bind()
         seconds_before = journal.meta("seconds") or 0.0
         try:
-            # The workers share one iterator: each takes the next question as soon as it has finished its last.
-            await gather_all(self._work(waiting) for _ in range(workers))
+            await work_through(self._waiting(unfinished), self._work, self.engines)
         finally:
             journal.put_meta("seconds", seconds_before + self.progress.seconds)
 
-    async def _work(self, waiting: Iterator[Question]) -> None:
-        journal, value = self.run_folder.journal, self.config.value
-        for question in waiting:
+    def _waiting(self, unfinished: Sequence[Question]) -> Iterator[Question]:
+        """Yield the questions that are still to be begun, until the run is stopped or too many have failed."""
+        for question in unfinished:
             too_many_failed = self.progress.failed > self.config.run.max_failed * self.progress.total
-            if journal.draining or too_many_failed:
+            if self.run_folder.journal.draining or too_many_failed:
                 return
-            try:
-                tree = await self.search.run(question)
-                rows = tree_rows(tree, self.parts.format, alpha=value.alpha, weighting=value.weighting)
-                await journal.put_tree(question.dataset, question.id, pack(rows, tree_schema()))
-            except Interrupted:
-                return
-            except RunError:
-                raise
-            except Exception as error:
-                await journal.put_failure(question.dataset, question.id, set_aside(question, error), str(error))
-                self.progress.failed += 1
-                continue
-            self.progress.done += 1
-            self.progress.written["nodes"] += len(rows)
-            pairs = pairs_of(rows, self.config, policy=self.policy.name, config_hash=self.run_folder.config_hash)
-            self.progress.written["pairs"] += sum(1 for _ in pairs)
+            yield question
+
+    async def _work(self, question: Question) -> None:
+        journal, value = self.run_folder.journal, self.config.value
+        try:
+            tree = await self.search.run(question)
+            rows = tree_rows(tree, self.parts.format, alpha=value.alpha, weighting=value.weighting)
+            await journal.put_tree(question.dataset, question.id, pack(rows, tree_schema()))
+        except Interrupted:
+            return
+        except RunError:
+            raise
+        except Exception as error:
+            await journal.put_failure(question.dataset, question.id, set_aside(question, error), str(error))
+            self.progress.failed += 1
+            return
+        self.progress.done += 1
+        self.progress.written["nodes"] += len(rows)
+        pairs = pairs_of(rows, self.config, policy=self.policy.name, config_hash=self.run_folder.config_hash)
+        self.progress.written["pairs"] += sum(1 for _ in pairs)
 
     def export(self) -> dict[str, Any]:
         """Write `trees/`, `pairs/` and `run.json` from the journal alone, so that it can be repeated at any time.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.llm.journaled import JournaledLLM
@@ -17,6 +18,11 @@ class Usage(NamedTuple):
     calls: int = 0
     tokens: int = 0
     cost: float | None = 0.0
+
+    def plus(self, other: Usage) -> Usage:
+        """Return the sum of two."""
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        return Usage(self.calls + other.calls, self.tokens + other.tokens, cost)
 
 
 @dataclass(slots=True)
@@ -57,13 +63,28 @@ class Progress:
     @property
     def usage(self) -> Usage:
         """What this process has sent and received so far, as far as backends report it."""
-        calls, tokens, cost = self._closed
+        total = self._closed
         for model, prices in self._models:
-            calls += model.sent
-            tokens += model.prompt_tokens + model.completion_tokens
-            model_cost = prices.cost(model.prompt_tokens, model.completion_tokens)
-            cost = None if cost is None or model_cost is None else cost + model_cost
-        return Usage(calls, tokens, cost)
+            cost = prices.cost(model.prompt_tokens, model.completion_tokens)
+            total = total.plus(Usage(model.sent, model.prompt_tokens + model.completion_tokens, cost))
+        return total
+
+    def counts(self) -> dict[str, Any]:
+        """Return all counts as JSON values, for `add_up` in another process."""
+        counts = {"done": self.done, "failed": self.failed, "done_before": self.done_before}
+        return counts | {"written": dict(self.written), "usage": self.usage}
+
+    def add_up(self, processes: Iterable[Mapping[str, Any]]) -> None:
+        """Take the sums over other processes, each of which gives its `counts`, in place of the counts so far."""
+        self.done = self.failed = self.done_before = 0
+        self.written.clear()
+        self._closed = Usage()
+        for counts in processes:
+            self.done += counts["done"]
+            self.failed += counts["failed"]
+            self.done_before += counts["done_before"]
+            self.written.update(counts["written"])
+            self._closed = self._closed.plus(Usage(*counts["usage"]))
 
     @property
     def seconds(self) -> float:

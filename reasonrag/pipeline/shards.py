@@ -4,54 +4,83 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from reasonrag.core.errors import RunError
+from reasonrag.core.settings import differences
 from reasonrag.storage.parquet import ShardWriter, read_batches
 from reasonrag.storage.runs import RunFolder
+from reasonrag.storage.shards import Shard
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
+_TABLES = ("trees/nodes", "pairs/train", "pairs/test")
 _COUNTED_PAIRS = ("total", "train", "test", "left_out", "questions_with_pairs", "by_type", "by_depth")
 
 
-def join(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any] | None:
+def finish(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Note in the folder of the run that a shard has finished; if it is the last one, put the run together.
 
-    The run's folder is locked meanwhile, so of two shards that finish at once the second one finds both. The tables of
-    the run are second names of the shards' files, in the order of the shards.
+    The run's folder is locked meanwhile, so of two shards that finish at once the second one finds both.
 
     Returns:
-        The content of the run's `run.json`, or None if other shards have not finished.
+        The content of the run's `run.json`, or the shard's `summary` if other shards have not finished.
+
+    Raises:
+        RunError: the run cannot be put together, because the shards hold pairs of different settings.
     """
-    whole_trajectories = summary["pairs"]["level"] == "trajectory"
-    pairs = trajectory_pair_schema() if whole_trajectories else pair_schema()
-    tables = {"trees/nodes": tree_schema(), "pairs/train": pairs, "pairs/test": pairs}
-    files = {table: len(list(shard.path.glob(f"{table}-*.parquet"))) for table in tables}
+    files = {table: len(list(shard.path.glob(f"{table}-*.parquet"))) for table in _TABLES}
+    note = {"summary": summary, "files": files, "pairs": shard.config.pairs.model_dump(mode="json")}
     with shard.whole() as run:
-        run.journal.put_meta(f"shard {shard.shard.number}", {"summary": summary, "files": files})
-        shards = [run.journal.meta(f"shard {number}") or {} for number in range(shard.shard.of)]
-        if not all(shards):
-            return None
-        margins = array("d")
-        for table, schema in tables.items():
-            folder, stem = (run.path / table).parent, Path(table).name
-            writer = ShardWriter(folder, stem, schema, shard_rows=1)
-            for number, finished in enumerate(shards):
-                count = finished["files"][table]
-                if table == "trees/nodes" and not finished["summary"]["trees"]["nodes"]:
-                    count = 0  # a shard without nodes has an empty file, which `datasets` refuses
-                for part in range(count):
-                    path = (
-                        shard.path.parent / f"{number}-of-{len(shards)}" / f"{table}-{part:05d}-of-{count:05d}.parquet"
-                    )
-                    writer.link(path)
-                    if stem != "nodes":
-                        for batch in read_batches(path, schema, columns=("margin",)):
-                            margins.extend(batch.column(0).to_numpy())
-            writer.close()
-        whole = _added([finished["summary"] for finished in shards], margins)
-        run.write_summary(whole)
-        return whole
+        run.journal.put_meta(f"shard {shard.shard.number}", note)
+        return join(run) or dict(summary)
+
+
+def finished(run: RunFolder, shard: Shard) -> bool:
+    """Return whether a shard of this run has a tree of each question, and pairs as they are asked for now."""
+    note = run.journal.meta(f"shard {shard.number}")
+    if note is None or note["pairs"] != run.config.pairs.model_dump(mode="json"):
+        return False
+    questions = note["summary"]["questions"]
+    return bool(questions["finished"] == questions["total"])
+
+
+def join(run: RunFolder) -> dict[str, Any] | None:
+    """Put a run together if all its shards have finished; return the content of its `run.json`, else None.
+
+    Its tables are second names of the shards' files, in the order of the shards.
+
+    Raises:
+        RunError: the shards hold pairs of different settings.
+    """
+    of = run.journal.meta("shards") or 0
+    shards = [Shard(number, of) for number in range(of)]
+    notes = [run.journal.meta(f"shard {shard.number}") or {} for shard in shards]
+    if not all(notes):
+        return None
+    for shard, note in zip(shards, notes, strict=True):
+        if other := differences(note["pairs"], notes[-1]["pairs"]):
+            raise RunError(
+                f"{run.path} cannot be put together: shards {shard} and {shards[-1]} have pairs of different settings "
+                f"({other}); run one of them again with the settings of the other"
+            )
+    margins = array("d")
+    pair_table = trajectory_pair_schema() if run.config.pairs.level == "trajectory" else pair_schema()
+    for table in _TABLES:
+        place, _, stem = table.partition("/")
+        writer = ShardWriter(run.path / place, stem, tree_schema(), shard_rows=1)
+        for shard, note in zip(shards, notes, strict=True):
+            # A shard without nodes has one empty file, which `datasets` refuses.
+            count = note["files"][table] if place == "pairs" or note["summary"]["trees"]["nodes"] else 0
+            for part in range(count):
+                path = shard.folder(run.path) / f"{table}-{part:05d}-of-{count:05d}.parquet"
+                writer.link(path)
+                if place == "pairs":
+                    for batch in read_batches(path, pair_table, columns=("margin",)):
+                        margins.extend(batch.column(0).to_numpy())
+        writer.close()
+    summary = _added([note["summary"] for note in notes], margins)
+    run.write_summary(summary)
+    return summary
 
 
 def _added(summaries: Sequence[Mapping[str, Any]], margins: array[float]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class OfflinePaper(Paper):
         outcome, alpha1, judge_reward = (folder / f"pairs-{name}" for name in ("outcome", "alpha1", "judge-reward"))
         iterations = scale.iterations or _ITERATIONS
         limit = ("--limit", str(scale.questions or _QUESTIONS))
-        trees = ("build-tree", "--preset", "demo", *limit, "--seed", str(seed))
+        trees = ("build-tree", "--preset", "demo", *limit, "--seed", str(seed), "--lag", "0")
         budget = ("--iterations", "64", "--max-calls", str(round(iterations * _CALLS_PER_ITERATION)))
         yield Stage.writing(rollout, *trees, "--iterations", str(iterations))
         yield Stage.writing(judge, *trees, *budget, "--value", "judge", "--judge", JUDGE)
@@ -124,7 +124,9 @@ class OnlineAfterDPO(Paper):
         trees, policy = folder / "trees", folder / DPO
         limit = ("--limit", str(scale.questions or _QUESTIONS))
         iterations = ("--iterations", str(scale.iterations or _ITERATIONS))
-        yield Stage.writing(trees, "build-tree", "--preset", "demo", *limit, "--seed", str(seed), *iterations)
+        yield Stage.writing(
+            trees, "build-tree", "--preset", "demo", *limit, "--seed", str(seed), "--lag", "0", *iterations
+        )
         steps = min(_STEPS[MAIN], scale.max_steps or _STEPS[MAIN])
         dpo = ("dpo", "train", "--preset", "demo", "--data", str(trees), "--seed", str(seed))
         yield Stage.writing(policy, *dpo, "--set", f"max_steps={steps}", needs=(trees,))

@@ -150,6 +150,7 @@ class ShardWriter:
             old.unlink()
         for source, target in zip(self._working, final, strict=True):
             source.replace(target)
+            source.unlink(missing_ok=True)  # two names of one file: replacing one by the other does nothing
         fsync_folder(self._folder)
         return final
 

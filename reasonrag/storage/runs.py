@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.config import Config, load_config
+from reasonrag.core.config import Config, SearchConfig, load_config
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import differences, dump, identity
 from reasonrag.storage.files import claim_folder, is_empty, lock, read_json, unnamed_folder, write_json, write_text
@@ -28,6 +28,8 @@ from reasonrag.storage.journal import Journal
 from reasonrag.storage.shards import WHOLE, Shard
 
 _JOURNAL = "journal.sqlite"
+# What older runs did, where a setting that they lack has another default today.
+_BEFORE = Config(search=SearchConfig(lag=0))
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
@@ -73,7 +75,7 @@ class RunFolder:
         path = shard.folder(path)
         with lock(path / ".lock", waiting=waiting), contextlib.closing(Journal(path / _JOURNAL)) as journal:
             before = journal.meta("identity")
-            changes = "" if before is None else differences(before, described, Config())
+            changes = "" if before is None else differences(before, described, _BEFORE)
             if changes and journal.meta("bound"):
                 raise RunError(
                     f"{path} holds a run of another configuration ({changes}); "
@@ -93,7 +95,7 @@ class RunFolder:
             if not (folder / _JOURNAL).is_file():
                 return False
             with contextlib.closing(Journal(folder / _JOURNAL)) as journal:
-                same = not differences(journal.meta("identity") or {}, described, Config())
+                same = not differences(journal.meta("identity") or {}, described, _BEFORE)
                 return same or not journal.meta("bound")
 
         return unnamed_folder(name, holds_same)
@@ -113,11 +115,16 @@ class RunFolder:
         """
         if self.shard.of > 1:
             with self.whole() as run:
-                run._bind(self.shard.of)
+                run.bind_shards(self.shard.of)
                 run.journal.put_meta(f"shard {self.shard.number}", None)  # until it has finished again
-        self._bind(1)
+        self.bind_shards(1)
 
-    def _bind(self, shards: int) -> None:
+    def bind_shards(self, shards: int) -> None:
+        """Mark the folder as used by this run, in this number of shards.
+
+        Raises:
+            RunError: it is used by one in another number of shards.
+        """
         before = self.journal.meta("shards") or (1 if self.journal.meta("bound") else shards)
         if before != shards:
             held, asked = ("in one piece" if n == 1 else f"in {n} shards" for n in (before, shards))

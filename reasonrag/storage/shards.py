@@ -33,25 +33,31 @@ class Shard:
             raise ConfigError(f"--shard {text!r} is not I/S; the 8 shards of a run are 0/8, 1/8, ..., 7/8")
         return cls(int(number), int(of))
 
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
     def folder(self, run: Path) -> Path:
         """Return where this shard of a run is built."""
         return run if self.of == 1 else run / "shards" / f"{self.number}-of-{self.of}"
-
-    def cut(self, questions: Sequence[Question]) -> list[Question]:
-        """Return this shard's part of all questions: the shards one after another are the same list for any `of`.
-
-        They keep their order, but questions of equal text follow the first of them: only their pairs can be duplicates,
-        which are then dropped within a shard.
-        """
-        first: dict[str, int] = {}
-        for position, question in enumerate(questions):
-            first.setdefault(_bare(question), position)
-        mine = [q for q in questions if first[_bare(q)] * self.of // len(questions) == self.number]
-        return sorted(mine, key=lambda question: first[_bare(question)])
 
 
 WHOLE = Shard(0, 1)
 
 
-def _bare(question: Question) -> str:
-    return " ".join(question.question.casefold().split())
+def cut(questions: Sequence[Question], of: int) -> list[list[Question]]:
+    """Return the questions of each of `of` shards: one after another they are the same list for any `of`.
+
+    Questions keep their order, but those of equal text follow the first of them: only their pairs can be duplicates,
+    which are then dropped within a shard.
+    """
+    alike: dict[str, list[Question]] = {}
+    first: list[int] = []
+    for position, question in enumerate(questions):
+        family = alike.setdefault(" ".join(question.question.casefold().split()), [])
+        if not family:
+            first.append(position)
+        family.append(question)
+    shards: list[list[Question]] = [[] for _ in range(of)]
+    for position, family in zip(first, alike.values(), strict=True):
+        shards[position * of // len(questions)] += family
+    return shards

@@ -69,7 +69,9 @@ prompt a policy in a format, give `--format NAME`, or `--set format.name=NAME` i
 policy's folder names its format.
 
 ReasonRAG starts a new chat for every step; the other four write one growing turn, so that a trajectory is one
-training row and the sampled token ids are never encoded again.
+training row and the sampled token ids are never encoded again. With the `default` prompts, ReasonRAG's chats share one
+system prompt, and those of a trajectory begin alike up to the newest thought: an engine with a prefix cache computes
+little twice.
 
 """
 

@@ -38,10 +38,10 @@ def by_judge(settings: SearchConfig, *, policy=random_policy, verdict="So the sc
 
 
 def test_a_tree_stops_at_the_first_iteration_by_which_its_rollouts_have_used_the_budget():
-    grown = [by_rollouts(SearchConfig(iterations=n)) for n in range(1, 25)]
+    grown = [by_rollouts(SearchConfig(lag=0, iterations=n)) for n in range(1, 25)]
     assert all(calls == len(tree.nodes) - 1 for tree, calls in grown)
     for budget in range(1, grown[-1][1]):
-        tree, calls = by_rollouts(SearchConfig(iterations=24, max_calls=budget))
+        tree, calls = by_rollouts(SearchConfig(lag=0, iterations=24, max_calls=budget))
         expected, enough = next((tree, calls) for tree, calls in grown if calls >= budget)
         assert shape(tree) == shape(expected)
         assert budget <= calls == enough <= budget + K * (MAX_STEPS - 1)
@@ -53,38 +53,38 @@ def test_the_last_iterations_rollouts_may_run_to_their_ends():
             return "<answer>x</answer>"
         return "<evidence>y</evidence>" if prompt.stop == ("</evidence>",) else "<query>Jaws</query>"
 
-    _, calls = by_rollouts(SearchConfig(max_calls=1), policy=searching)
+    _, calls = by_rollouts(SearchConfig(lag=0, max_calls=1), policy=searching)
     assert calls == 1 + K * (MAX_STEPS - 1)
 
 
 @pytest.mark.parametrize("budget", range(1, 21))
 def test_a_judged_tree_counts_steps_and_verdicts_and_exceeds_its_budget_by_one_at_most(budget):
-    tree, steps, verdicts = by_judge(SearchConfig(iterations=64, max_calls=budget))
+    tree, steps, verdicts = by_judge(SearchConfig(lag=0, iterations=64, max_calls=budget))
     assert steps == verdicts == len(tree.nodes) - 1
     assert steps + verdicts == budget + budget % 2
 
 
 def test_a_verdict_that_had_to_be_asked_for_again_counts_once():
     _, steps, asked = by_judge(
-        SearchConfig(max_calls=10),
+        SearchConfig(lag=0, max_calls=10),
         verdict=lambda p, s: "So the score is 0.5" if "this line only" in p.messages[1].content else "?",
     )
     assert (steps, asked) == (5, 10)
 
 
 def test_verdicts_on_nodes_that_have_ended_count():
-    settings = SearchConfig(max_children=2, rejudge_terminal=True, max_calls=20)
+    settings = SearchConfig(lag=0, max_children=2, rejudge_terminal=True, max_calls=20)
     tree, steps, verdicts = by_judge(settings, policy=lambda p, s: "<answer>x</answer>")
     assert (steps, verdicts, tree.root.visits) == (2, 18, 18)
 
 
 def test_whichever_budget_is_used_up_first_ends_the_tree():
-    assert by_judge(SearchConfig(iterations=3, max_calls=100))[0].root.visits == 3
-    assert by_judge(SearchConfig(iterations=100, max_calls=6))[0].root.visits == 3
+    assert by_judge(SearchConfig(lag=0, iterations=3, max_calls=100))[0].root.visits == 3
+    assert by_judge(SearchConfig(lag=0, iterations=100, max_calls=6))[0].root.visits == 3
 
 
 def test_without_a_budget_of_calls_the_iterations_decide():
-    assert by_rollouts(SearchConfig(iterations=24))[0].root.visits == 24
+    assert by_rollouts(SearchConfig(lag=0, iterations=24))[0].root.visits == 24
 
 
 def test_a_budget_of_calls_is_part_of_a_runs_identity():
@@ -99,5 +99,5 @@ def test_a_budget_of_no_call_is_refused():
 
 
 def test_a_judge_that_could_not_be_read_was_asked_all_the_same():
-    tree, steps, _ = by_judge(SearchConfig(max_calls=10), verdict="?")
+    tree, steps, _ = by_judge(SearchConfig(lag=0, max_calls=10), verdict="?")
     assert (steps, tree.root.valued) == (5, 0)

@@ -37,29 +37,33 @@ def shape(tree: Tree):
 
 
 def test_same_seed_same_tree_other_seed_other_tree():
-    settings = SearchConfig(iterations=20)
+    settings = SearchConfig(lag=0, iterations=20)
     assert shape(build(settings)[0]) == shape(build(settings)[0])
     assert shape(build(settings)[0]) != shape(build(settings, seed=1)[0])
 
 
-def test_every_rollout_step_is_kept_and_was_asked_once():
-    tree, llm = build(SearchConfig(iterations=20))
+@pytest.mark.parametrize("lag", [0, 1, 8])
+def test_every_rollout_step_is_kept_and_was_asked_once(lag):
+    tree, llm = build(SearchConfig(lag=lag, iterations=20))
     assert len(llm.prompts) == len(tree.nodes) - 1
     assert {n.origin for n in tree.nodes} == set(Origin)
 
 
-def test_the_root_is_visited_once_an_iteration():
-    tree, _ = build(SearchConfig(iterations=12))
+@pytest.mark.parametrize("lag", [0, 1, 8])
+def test_the_root_is_visited_once_an_iteration(lag):
+    tree, _ = build(SearchConfig(lag=lag, iterations=12))
     assert tree.root.visits == 12
 
 
-def test_no_node_has_more_children_than_allowed():
-    tree, _ = build(SearchConfig(iterations=40, max_children=3), k=2)
+@pytest.mark.parametrize("lag", [0, 1, 8])
+def test_no_node_has_more_children_than_allowed(lag):
+    tree, _ = build(SearchConfig(lag=lag, iterations=40, max_children=3), k=2)
     assert max(len(n.children) for n in tree.nodes) <= 3
 
 
-def test_a_tree_with_nothing_left_to_expand_is_finished():
-    tree, llm = build(SearchConfig(iterations=64, max_children=2), policy=lambda p, s: "<answer>x</answer>")
+@pytest.mark.parametrize("lag", [0, 1, 8])
+def test_a_tree_with_nothing_left_to_expand_is_finished(lag):
+    tree, llm = build(SearchConfig(lag=lag, iterations=64, max_children=2), policy=lambda p, s: "<answer>x</answer>")
     assert len(tree.nodes) == 3 and tree.root.visits == 2 and len(llm.prompts) == 2
 
 
@@ -72,7 +76,7 @@ def test_terminal_nodes_are_not_valued_again():
             return Evaluation(0.5)
 
     engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), ReasonRAGFormat())
-    tree = asyncio.run(TreeSearch(engine, Counting(), SearchConfig(iterations=64)).run(QUESTION))
+    tree = asyncio.run(TreeSearch(engine, Counting(), SearchConfig(lag=0, iterations=64)).run(QUESTION))
     assert len(calls) == len(tree.nodes) - 1
     # A visit to a node that has ended backs up the value that it has.
     assert tree.root.visits == tree.root.valued == 64 and tree.root.value == 0.5
@@ -80,7 +84,7 @@ def test_terminal_nodes_are_not_valued_again():
 
 def test_depth_never_exceeds_the_step_limit_and_its_leaves_were_forced():
     tree, _ = build(
-        SearchConfig(iterations=60),
+        SearchConfig(lag=0, iterations=60),
         policy=lambda p, s: (
             random_policy(p, s).replace("answer", "query") if p.stop != ("</answer>",) else "<answer>x</answer>"
         ),
@@ -96,7 +100,7 @@ def test_a_missing_value_counts_the_visit_and_leaves_the_mean():
             return Evaluation(None)
 
     engine = Engine(ScriptedLLM(random_policy), ToyRetriever(), ReasonRAGFormat())
-    tree = asyncio.run(TreeSearch(engine, Silent(), SearchConfig(iterations=5)).run(QUESTION))
+    tree = asyncio.run(TreeSearch(engine, Silent(), SearchConfig(lag=0, iterations=5)).run(QUESTION))
     assert tree.root.visits == 5 and tree.root.value is None
 
 
@@ -137,7 +141,7 @@ def test_value_of_the_root_is_the_mean_of_what_was_backed_up(selection):
     # Nothing ends within these iterations, so every visit is an expansion with a value of its own.
     wanders = ScriptedLLM(lambda p, s: "<evidence>x</evidence>" if "evidence" in p.stop[0] else "<query>Jaws</query>")
     engine = Engine(wanders, ToyRetriever(), ReasonRAGFormat(), max_steps=30)
-    settings = SearchConfig(iterations=25, selection=selection)
+    settings = SearchConfig(lag=0, iterations=25, selection=selection)
     tree = asyncio.run(TreeSearch(engine, Recording(), settings).run(QUESTION))
     assert len(values) == tree.root.valued == tree.root.visits == 25
     assert tree.root.value == pytest.approx(sum(values) / 25)
@@ -162,7 +166,7 @@ def test_puct_weighs_value_and_visits_as_eq_5(c_uct, chosen):
 
 
 def test_spre_is_the_mean_over_complete_trajectories_through_a_node():
-    tree, _ = build(SearchConfig(iterations=30))
+    tree, _ = build(SearchConfig(lag=0, iterations=30))
     rewards = node_rewards(tree, alpha=0.9)
     leaves = [n for n in tree.nodes if n.trajectory.complete]
     for node in tree.nodes:
@@ -180,6 +184,6 @@ def test_every_visit_of_a_node_that_is_judged_again_has_a_seed_of_its_own():
             return Evaluation(0.5)
 
     engine = Engine(ScriptedLLM(lambda p, s: "<answer>x</answer>"), ToyRetriever(), ReasonRAGFormat())
-    settings = SearchConfig(iterations=8, max_children=1, rejudge_terminal=True)
+    settings = SearchConfig(lag=0, iterations=8, max_children=1, rejudge_terminal=True)
     asyncio.run(TreeSearch(engine, Recording(), settings).run(QUESTION))
     assert len(set(seeds)) == len(seeds) == 8

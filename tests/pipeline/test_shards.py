@@ -11,7 +11,7 @@ from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import Parts
-from reasonrag.storage.shards import WHOLE, Shard
+from reasonrag.storage.shards import WHOLE, Shard, cut
 from tests.e2e.product import pair_rows, tree_rows
 from tests.mcts.test_search import random_policy
 from tests.toys import ToyRetriever
@@ -47,12 +47,13 @@ def test_shards_in_any_order_are_one_run(tmp_path, of):
 
 
 def test_equal_questions_share_a_shard_and_no_shard_changes_the_order():
+    (whole,) = cut(QUESTIONS, 1)
     for of in range(1, 14):
-        shards = [Shard(number, of).cut(QUESTIONS) for number in range(of)]
-        assert [q for shard in shards for q in shard] == WHOLE.cut(QUESTIONS)
+        shards = cut(QUESTIONS, of)
+        assert [q for shard in shards for q in shard] == whole
         homes = {q.question: number for number, shard in enumerate(shards) for q in shard}
         assert all(homes[q.question] == number for number, shard in enumerate(shards) for q in shard)
-    assert [(q.dataset, q.id) for q in WHOLE.cut(QUESTIONS)][:4] == [("a", "0"), ("b", "0"), ("a", "1"), ("b", "1")]
+    assert [(q.dataset, q.id) for q in whole][:4] == [("a", "0"), ("b", "0"), ("a", "1"), ("b", "1")]
 
 
 def test_a_shard_that_runs_again_is_put_in_its_place(tmp_path):
@@ -64,11 +65,12 @@ def test_a_shard_that_runs_again_is_put_in_its_place(tmp_path):
     for number in range(3):
         summary = build(tmp_path / "run", Shard(number, 3), flaky)
     assert summary["questions"] == {"total": 12, "finished": 10, "failed": {"unreachable": 2}}
-    home = next(n for n in range(3) if QUESTIONS[3] in Shard(n, 3).cut(QUESTIONS))
+    home = next(n for n in range(3) if QUESTIONS[3] in cut(QUESTIONS, 3)[n])
     summary = build(tmp_path / "run", Shard(home, 3))
     assert summary["questions"] == {"total": 12, "finished": 12, "failed": {}}
     build(tmp_path / "whole")
     assert tree_rows(tmp_path / "run") == tree_rows(tmp_path / "whole")
+    assert not list((tmp_path / "run").glob("*/.*"))
 
 
 def test_shards_of_other_runs_are_refused(tmp_path):

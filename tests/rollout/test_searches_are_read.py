@@ -102,7 +102,9 @@ def test_every_search_of_a_tree_is_read(kind):
     question, made = Question("q", "Who directed Jaws?", ("Spielberg",)), 0
     for budget in range(1, 9):
         engine = Engine(ScriptedLLM(_policy), OnePassage(), KINDS[kind](), max_steps=budget)
-        search = TreeSearch(engine, RolloutEvaluator(engine, k=1, alpha=0.9), SearchConfig(iterations=40), seed=budget)
+        search = TreeSearch(
+            engine, RolloutEvaluator(engine, k=1, alpha=0.9), SearchConfig(lag=0, iterations=40), seed=budget
+        )
         tree = asyncio.run(search.run(question))
         leaves = [node for node in tree.nodes if not node.children and node.step]
         assert all(node.terminal for node in leaves)

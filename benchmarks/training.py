@@ -1,0 +1,263 @@
+"""What a training step of ours costs next to plain TRL's: DPO, and with `--all` SFT and GRPO.
+
+    python -m benchmarks training [--all] [--turns 2] [--prompt 200] [--completion 20] [--layers 8]
+
+The trainers of a table take turns in one process with one thread, so whatever else the machine does hits all alike. A
+step is collating, forward, backward and the optimizer; its figure is CPU seconds. Ratios are medians over turns of ours
+by TRL's in the same turn. Memory is what one step adds to the process at its peak. The small model is the demo world's
+policy, all weights trained; the large one has random weights, the vocabulary of Gemma 3, tied embeddings and adapters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.table import Table, options
+
+os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "TQDM_DISABLE": "1"}
+warnings.filterwarnings("ignore", category=FutureWarning)
+
+VOCABULARY = 262_144  # of the large model
+SMALL_TURNS = 5  # steps of each trainer on the small model, which take a fraction of a second
+Step = Callable[[], None]
+
+
+class Bench:
+    """A table, and the model whose trainers are compared."""
+
+    def __init__(self, table: Table, folder: str) -> None:
+        self.table, self.folder = table, folder
+
+    def use(self, path: str, tokenizer: Any, *, adapter: bool) -> None:
+        """Train this model from now on: adapters on it, or all its weights."""
+        self.path, self.tokenizer, self.adapter = path, tokenizer, adapter
+
+    def weights(self) -> Any:
+        """Load the model once more."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32)
+
+    def step(self, kind: Any, config: Any, rows: Any, *, extra: dict[str, float] | None = None, **more: Any) -> Step:
+        """Return a step of a trainer of that kind on all of `rows`, each with the columns `extra` added."""
+        from peft import LoraConfig
+
+        arguments = config(
+            output_dir=self.folder, bf16=False, use_cpu=True, gradient_checkpointing=False, report_to="none",
+            disable_tqdm=True, dataloader_pin_memory=False, learning_rate=1e-6, per_device_train_batch_size=len(rows),
+            **more.pop("arguments", {}),
+        )  # fmt: skip
+        adapter = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if self.adapter else None
+        trainer = kind(
+            model=self.weights(), args=arguments, train_dataset=rows, processing_class=self.tokenizer,
+            peft_config=adapter, **more,
+        )  # fmt: skip
+        trainer.create_optimizer()
+        trainer.current_gradient_accumulation_steps = 1  # set by `train` otherwise
+        trainer.model.train()
+        batch = [{**row, **(extra or {})} for row in trainer.train_dataset]
+
+        def run() -> None:
+            trainer.training_step(trainer.model, trainer.data_collator(batch), None)
+            trainer.optimizer.step()
+            trainer.model.zero_grad()
+
+        return run
+
+    def compare(self, title: str, steps: dict[str, Step], turns: int, *, limit: str = "") -> None:
+        """Add the figures of steps, the first of which is TRL's; `limit` is that of the second one."""
+        print(f"{title} ...", file=sys.stderr)
+        theirs, *ours = steps
+        peaks = {name: peak_bytes(run) for name, run in steps.items()}  # which warms them up, too
+        seconds: dict[str, list[float]] = {name: [] for name in steps}
+        for turn in range(turns):
+            for name in steps if turn % 2 else reversed(steps):
+                started = time.process_time()
+                steps[name]()
+                seconds[name].append(time.process_time() - started)
+        self.table.row(f"{title}: {theirs}", median(seconds[theirs]), "CPU s a step")
+        for name in ours:
+            ratio = median(a / b for a, b in zip(seconds[name], seconds[theirs], strict=True))
+            self.table.row(f"{title}: {name}", ratio, "of TRL's CPU", limit=limit if name == ours[0] else "")
+        unit = f"of TRL's {peaks[theirs] / 1e6:.0f} MB"
+        self.table.row(
+            f"{title}: {ours[0]}, memory", peaks[ours[0]] / peaks[theirs], unit, limit="<= 1" if limit else ""
+        )
+
+
+def peak_bytes(run: Step) -> float:
+    """Return how far the resident memory of this process rises during a step."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak so far is what is resident now
+    before = _status("VmRSS")
+    run()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def chats(count: int) -> list[dict[str, Any]]:
+    """Conversational pairs, as TRL reads them."""
+    facts = " ".join(f"The {word} stands by the river and the sea." for word in ("town", "mill", "inn", "tower"))
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"{facts} Question {number}: where was the director born?"}],
+            "chosen": [{"role": "assistant", "content": f"<query>where was director {number} born</query>"}],
+            "rejected": [{"role": "assistant", "content": f"<answer>town {number}</answer>"}],
+        }
+        for number in range(count)
+    ]
+
+
+def token_pair(prompt: int, completion: int) -> dict[str, list[int]]:
+    """Return a pair of so many token ids at random."""
+    rng = random.Random(0)
+    lengths = {"prompt_ids": prompt, "chosen_ids": completion, "rejected_ids": completion}
+    return {name: [rng.randrange(VOCABULARY) for _ in range(length)] for name, length in lengths.items()}
+
+
+def small(bench: Bench) -> None:
+    """DPO on the demo world's policy, 16 pairs a step."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    from reasonrag.dpo.trainer import StepCollator, StepDPOTrainer
+    from reasonrag.training.model import model_path
+
+    path = model_path("demo")
+    bench.use(path, AutoTokenizer.from_pretrained(path), adapter=False)
+    rows, unlimited = Dataset.from_list(chats(16)), {"max_length": None}
+    ids = DPOTrainer(
+        bench.weights(), args=DPOConfig(bench.folder, use_cpu=True, bf16=False), train_dataset=rows,
+        processing_class=bench.tokenizer,
+    ).train_dataset.select_columns(["prompt_ids", "chosen_ids", "rejected_ids"])  # fmt: skip
+    collator = StepCollator(bench.tokenizer.pad_token_id)
+
+    def step(kind: Any, rows: Any, **more: Any) -> Step:
+        return bench.step(kind, DPOConfig, rows, ref_model=bench.weights(), arguments=unlimited, **more)
+
+    steps = {
+        "TRL, conversational rows": step(DPOTrainer, rows),
+        "ours, token rows": step(StepDPOTrainer, ids),
+        "ours, conversational rows": step(StepDPOTrainer, rows),
+        "ours, weights and margins": step(
+            StepDPOTrainer, ids, data_collator=collator, extra={"pair_weight": 1.0, "pair_margin": 0.1}
+        ),
+        "ours, an SFT term": step(StepDPOTrainer, ids, sft_weight=0.1),
+    }
+    bench.compare("DPO, small vocabulary", steps, SMALL_TURNS, limit="<= 1.02")
+
+
+def large(bench: Bench, turns: int, *, layers: int, prompt: int, completion: int, everything: bool) -> None:
+    """DPO, SFT and GRPO's loss with a vocabulary of 262,144 tokens."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+    from reasonrag.dpo.trainer import StepDPOTrainer, StepSFTTrainer
+    from reasonrag.training.callbacks import GuardedTrainer
+
+    torch.manual_seed(0)
+    path = str(Path(bench.folder, "large"))
+    shape = AutoConfig.for_model(
+        "gemma3_text", vocab_size=VOCABULARY, hidden_size=128, intermediate_size=1024, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=512,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(shape).save_pretrained(path)
+    bench.use(path, bench.tokenizer, adapter=True)
+    pair = token_pair(prompt, completion)
+    sides = [pair["chosen_ids"], pair["rejected_ids"]]
+
+    class TokenRows(DPOTrainer):  # type: ignore[misc]
+        """TRL's own trainer, spared the tokenizing that it knows no way around."""
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    class GuardedGRPO(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
+        """What our trainer adds to TRL's loss."""
+
+    def rollouts(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        return {"prompt_ids": [pair["prompt_ids"]] * 2, "completion_ids": sides, "logprobs": None}
+
+    def reward(completions: list[Any], **columns: Any) -> list[float]:
+        return [0.0, 1.0]
+
+    unlimited: dict[str, Any] = {"arguments": {"max_length": None}}
+    rows = Dataset.from_list([pair])
+    steps = {
+        "TRL": bench.step(TokenRows, DPOConfig, rows, **unlimited),
+        "ours": bench.step(StepDPOTrainer, DPOConfig, rows, **unlimited),
+    }
+    bench.compare("DPO, large vocabulary", steps, turns, limit="<= 0.6")
+    bench.table.note(
+        f"large: {layers} of Gemma 3's layers, 128 wide, {VOCABULARY:,} tokens, LoRA r 16 on all of them; {prompt} "
+        f"tokens of prompt and {completion} that are scored; one pair a step, one row (SFT), two rollouts (GRPO)"
+    )
+    if not everything:
+        return
+    row = {"input_ids": pair["prompt_ids"] + sides[0], "labels": [-100] * prompt + sides[0]}
+    rows = Dataset.from_list([row])
+    steps = {
+        "TRL": bench.step(SFTTrainer, SFTConfig, rows, **unlimited),
+        "ours": bench.step(StepSFTTrainer, SFTConfig, rows, **unlimited),
+    }
+    bench.compare("SFT, large vocabulary", steps, 1, limit="<= 0.6")
+    rows = Dataset.from_list([{"prompt": "?"}] * 2)
+    given: dict[str, Any] = {
+        "rollout_func": rollouts,
+        "reward_funcs": [reward],
+        "arguments": {"num_generations": 2},
+    }
+    steps = {
+        "TRL": bench.step(GRPOTrainer, GRPOConfig, rows, **given),
+        "ours": bench.step(GuardedGRPO, GRPOConfig, rows, **given),
+    }
+    bench.compare("GRPO on given rollouts, large vocabulary", steps, 1, limit="<= 0.6")
+
+
+def main() -> None:
+    import torch
+    from datasets import disable_progress_bars
+    from transformers.utils import logging
+
+    parser = options(__doc__)
+    parser.add_argument("--all", action="store_true", help="also SFT and GRPO")
+    parser.add_argument("--turns", type=int, default=2, help="DPO steps of each trainer on the large model")
+    parser.add_argument("--prompt", type=int, default=200, help="tokens of a prompt for the large model")
+    parser.add_argument("--completion", type=int, default=20, help="tokens that are scored, for the large model")
+    parser.add_argument("--layers", type=int, default=8, help="layers of the large model")
+    given = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    disable_progress_bars()
+    torch.set_num_threads(1)
+    table = Table(__doc__)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(table, folder)
+        small(bench)
+        sizes = {"layers": given.layers, "prompt": given.prompt, "completion": given.completion}
+        large(bench, given.turns, **sizes, everything=given.all)
+    table.show(given.json)
+
+
+if __name__ == "__main__":
+    main()

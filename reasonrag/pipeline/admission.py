@@ -1,0 +1,61 @@
+"""Admission: begin the next question, or the next attempt, as soon as every engine has room for its requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from reasonrag.llm.slots import Slots
+from reasonrag.rollout import gather_all
+
+T = TypeVar("T")
+
+# As many requests wait at an engine as are in flight. With none, the trees that begin last have no time to catch up:
+# 100 questions kept 256 slots busy for .67 of the time instead of .98 (benchmarks/utilisation.py). With more, more
+# trees would be in memory, and their prefixes in the engine's cache.
+_QUEUE = 1.0
+_ITEMS_PER_SLOT = 3  # those that search, or wait for the other engine, hold no slot
+_TURNS = 6  # of the event loop, until a new item has asked for its first slots
+_POLL_S = 0.005
+
+
+async def work_through(
+    items: Iterable[T], work: Callable[[T], Coroutine[Any, Any, None]], engines: Sequence[Slots]
+) -> None:
+    """Work on all items, and begin each as soon as every engine has room for it.
+
+    How many that are follows from what they do: a tree has few requests in flight at its root and more below.
+
+    Args:
+        items: the next one is taken when it begins, so that a generator can end the work.
+        work: may wait for anything, and for slots of `engines` above all.
+        engines: of the models that `work` calls; their limits may change on the way.
+
+    Raises:
+        Exception: the first one of `work`, once all that has begun has ended. Nothing begins after it.
+    """
+    working: set[asyncio.Task[None]] = set()
+    failed: list[Awaitable[None]] = []
+
+    def end(task: asyncio.Task[None]) -> None:
+        working.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            failed.append(task)
+
+    for item in items:
+        task = asyncio.create_task(work(item))
+        working.add(task)
+        task.add_done_callback(end)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        while not _has_room(len(working), engines):  # noqa: ASYNC110 -- several engines, each with limits that move
+            await asyncio.sleep(_POLL_S)
+        if failed:
+            break
+    await gather_all([*failed, *working])
+
+
+def _has_room(working: int, engines: Sequence[Slots]) -> bool:
+    most = _ITEMS_PER_SLOT * max(slots.limit for slots in engines)
+    return working < most and all(slots.free > -_QUEUE * slots.limit for slots in engines)

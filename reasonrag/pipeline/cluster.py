@@ -1,0 +1,229 @@
+"""A run over the machines of a Ray cluster: one Ray task a shard, which Ray places, and starts again if its node dies.
+
+A task is `build-tree --shard I/S` and nothing else, so the files are the same as by hand. The run's folder is on a disk
+that all nodes see: what a dead node has paid for is in the shard's journal there, and the next task goes on from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reasonrag.core.config import Config
+from reasonrag.core.errors import ConfigError, Interrupted, ReasonRAGError, RunError
+from reasonrag.core.types import Question
+from reasonrag.pipeline.build import Build, build_folder
+from reasonrag.pipeline.parts import Parts, check, open_parts, open_retriever
+from reasonrag.pipeline.progress import Progress
+from reasonrag.pipeline.shards import finished, join
+from reasonrag.rollout import callable_in_notebooks
+from reasonrag.storage.files import read_json, write_json
+from reasonrag.storage.runs import RunFolder
+from reasonrag.storage.shards import Shard, cut
+
+# A shard waits for servers most of the time, and its last questions keep few calls in flight: several on a core keep
+# an engine busy where one at a time does not.
+_CORES_A_SHARD = 0.25
+_REPORT_EVERY_S = 2.0
+_PROGRESS = "progress.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a task gets. Paths in the configuration are relative to `folder`."""
+
+    config: Config
+    out: Path
+    folder: Path
+    shard: Shard
+    questions: list[Question]
+    content: dict[str, str]
+
+
+@callable_in_notebooks
+def build_on_ray(
+    config: Config,
+    out: Path,
+    address: str,
+    *,
+    shards: int | None = None,
+    show: Callable[[Progress, Callable[[], None]], AbstractAsyncContextManager[object]],
+) -> dict[str, Any]:
+    """Build a run in shards that are tasks of Ray, as `build-tree --ray` does. The same call resumes it.
+
+    Args:
+        config: from `load_config`, with models behind addresses that all nodes reach.
+        out: the folder of the run, on a disk that all nodes see, as are the files that the configuration names.
+        address: as `ray.init` takes it: "auto" is the cluster of this machine, "local" starts Ray here.
+        shards: how many; None takes those that the folder has, or the square root of the number of questions.
+        show: returns a context manager for the time of the build. It gets the progress of all shards, and a function
+            that stops them when their calls in flight have ended.
+
+    Returns:
+        The content of the run's `run.json`.
+
+    Raises:
+        Interrupted: the build was stopped; everything paid for is kept.
+        ConfigError, DataError, RunError: bad input, no Ray, or a node that does not see the same files.
+    """
+    for role, model in (("policy", config.policy), ("judge", config.judge)):
+        if str(model.spec).lower().startswith(("hf:", "vllm:")):
+            raise ConfigError(
+                f"the {role} {model.spec} would be loaded by each shard; with --ray, start a server of it and give its "
+                "URL"
+            )
+    parts = open_parts(config)
+    asyncio.run(_check(parts))  # before a folder is made and Ray is asked
+    out = out.absolute()
+    with RunFolder.open(out, config, parts.content, waiting=lambda: None) as run:
+        number = shards or run.journal.meta("shards") or max(math.isqrt(len(parts.questions)), 2)
+        run.bind_shards(number)
+        unfinished = {}
+        for n, questions in enumerate(cut(parts.questions, number)):
+            if not finished(run, shard := Shard(n, number)):
+                unfinished[shard] = questions
+    ray = _connect(address)
+    try:
+        asyncio.run(_build(ray, config, out, parts, unfinished, show))
+    finally:
+        ray.shutdown()
+    with RunFolder.open(out, config, parts.content, waiting=lambda: None) as run:
+        return join(run) or {}
+
+
+async def _check(parts: Parts) -> None:
+    try:
+        await check(parts)
+    finally:
+        await parts.aclose()
+
+
+def _connect(address: str) -> Any:
+    """Connect to a cluster, or start one here; return the module `ray`."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("--ray needs Ray, which is not installed; pip install 'reasonrag[ray]'") from error
+    try:
+        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address!r}; start one (ray start --head), give its address, or use this "
+            "machine alone with --ray local",
+            quoting=error,
+        ) from error
+    return ray
+
+
+async def _build(
+    ray: Any,
+    config: Config,
+    out: Path,
+    parts: Parts,
+    shards: Mapping[Shard, list[Question]],
+    show: Callable[[Progress, Callable[[], None]], AbstractAsyncContextManager[object]],
+) -> None:
+    """Run a task for each shard until all have ended.
+
+    Raises:
+        Interrupted: they were stopped.
+        RunError: what a task raised first; the others are stopped before.
+    """
+    places = config.retrieval
+    # Without a place to search, the corpus is made of the paragraphs of all questions, or of what a plug-in makes.
+    searched = None if places.index or places.url or places.corpus else ray.put(parts.questions)
+    task = ray.remote(num_cpus=_CORES_A_SHARD, max_retries=-1, scheduling_strategy="SPREAD")(_build_shard)
+    pending = {}
+    for shard, questions in shards.items():
+        work = _Work(config, out, Path.cwd(), shard, questions, parts.content)
+        pending[task.remote(work, [searched])] = shard  # in a list, the reference is not fetched before it is used
+    progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0, pairs=0))
+    before = Progress(0)  # of the shards that have finished
+    before.done = before.done_before = progress.total - sum(map(len, shards.values()))
+    reports = [shard.folder(out) / _PROGRESS for shard in shards]
+    stopped, failure = False, ""
+
+    def drain() -> None:
+        for reference in pending:
+            ray.cancel(reference)  # a task that runs gets SIGINT; one that waits for a core never begins
+
+    async with show(progress, drain):
+        while pending:
+            ended, _ = await asyncio.to_thread(ray.wait, list(pending), timeout=_REPORT_EVERY_S)
+            for reference in ended:
+                del pending[reference]
+                try:
+                    error = ray.get(reference)
+                except ray.exceptions.TaskCancelledError:
+                    error = ""
+                stopped = stopped or error == ""
+                if error and not failure:
+                    failure = error
+                    drain()
+            counts = await asyncio.to_thread(lambda: [read_json(path) for path in reports])
+            progress.add_up([before.counts(), *filter(None, counts)])
+    if failure:
+        raise RunError(failure)
+    if stopped:
+        raise Interrupted("stopped; all finished work is kept")
+
+
+def _build_shard(work: _Work, searched: list[Any]) -> str | None:
+    """Build a shard in a task; return None once it has finished, "" if it was stopped, else why it cannot be built."""
+    try:
+        try:
+            os.chdir(work.folder)
+        except OSError as error:
+            raise RunError(f"{work.folder} cannot be entered ({error.strerror})") from error
+        if not (work.out / "config.yaml").exists():
+            raise RunError(f"{work.out} is not the folder that the run was started in")
+        retriever = None
+        if searched[0] is not None:
+            import ray
+
+            retriever = open_retriever(work.config, ray.get(searched[0]))
+        parts = open_parts(work.config, questions=work.questions, retriever=retriever)
+        parts = replace(parts, content=parts.content | {"questions": work.content["questions"]})  # of all questions
+        # The task before may still be dying, on a node that cannot be reached: the lock is free when it is dead.
+        with RunFolder.open(work.out, work.config, parts.content, shard=work.shard, waiting=lambda: None) as run:
+            build_folder(run, parts, lambda build: _reporting(build, run.path / _PROGRESS))
+    except Interrupted:
+        return ""
+    except ReasonRAGError as error:
+        return (
+            f"shard {work.shard} on {socket.gethostname()}: {error} (all nodes have to see the same files under the "
+            "same paths, and have the same versions installed)"
+        )
+    return None
+
+
+@contextlib.asynccontextmanager
+async def _reporting(build: Build, path: Path) -> AsyncIterator[None]:
+    """Write the progress of a task to a file while the body runs, and stop when the task is cancelled."""
+    loop = asyncio.get_running_loop()
+
+    async def report() -> None:
+        while True:
+            await asyncio.to_thread(write_json, path, build.progress.counts())
+            await asyncio.sleep(_REPORT_EVERY_S)
+
+    loop.add_signal_handler(signal.SIGINT, build.drain)
+    reporting = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        reporting.cancel()
+        loop.remove_signal_handler(signal.SIGINT)
+        write_json(path, build.progress.counts())

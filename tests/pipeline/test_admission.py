@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reasonrag.llm.slots import Slots
+from reasonrag.pipeline.admission import work_through
+
+
+def worked(items, work, slots) -> None:
+    asyncio.run(work_through(items, work, slots))
+
+
+def test_items_begin_while_engines_have_room_for_their_requests():
+    slots, most = Slots(8), []
+
+    async def work(item):
+        for _ in range(3):
+            async with slots.request():
+                most.append((slots.in_flight, slots.waiting))
+                await asyncio.sleep(0.001)
+
+    worked(range(60), work, [slots])
+    assert len(most) == 180
+    assert max(in_flight for in_flight, _ in most) == 8
+    assert max(waiting for _, waiting in most) <= 9  # as many as are in flight, and one
+
+
+def test_an_engine_without_room_holds_back_those_that_need_the_other():
+    policy, judge = Slots(64), Slots(2)
+    begun, most = set(), [0]
+
+    async def work(item):
+        begun.add(item)
+        most[0] = max(most[0], judge.waiting)
+        async with policy.request():
+            await asyncio.sleep(0)
+        async with judge.request():
+            await asyncio.sleep(0.001)
+
+    worked(range(40), work, [policy, judge])
+    assert len(begun) == 40 and most[0] <= 4
+
+
+def test_items_that_hold_no_slot_are_bounded_too():
+    working, most = set(), [0]
+
+    async def search(item):
+        working.add(item)
+        most[0] = max(most[0], len(working))
+        await asyncio.sleep(0.002)
+        working.discard(item)
+
+    worked(range(50), search, [Slots(4)])
+    assert most[0] == 12
+
+
+def test_a_failure_ends_the_work_once_what_has_begun_has_ended():
+    ended, begun = [], []
+
+    async def work(item):
+        begun.append(item)
+        await asyncio.sleep(0.001 * (1 + item))
+        if item == 0:
+            raise ValueError("no disk")
+        ended.append(item)
+
+    with pytest.raises(ValueError, match="no disk"):
+        worked(range(100), work, [Slots(1)])
+    assert ended == begun[1:] and len(begun) < 10
+
+
+def test_a_generator_can_end_the_work():
+    done = []
+
+    def items():
+        while len(done) < 5:
+            yield len(done)
+
+    async def work(item):
+        done.append(item)
+
+    worked(items(), work, [Slots(1)])
+    assert len(done) >= 5
