@@ -8,11 +8,12 @@ A function that sends a request raises `Unavailable` if another attempt may succ
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
@@ -85,6 +86,25 @@ class Retries:
         Raises:
             Unavailable: the last failure, if no attempt is left or the next one would begin after the deadline.
         """
+        if inspect.iscoroutinefunction(call):
+            return self._run(call)  # type: ignore[return-value]
+        return self._retried(call)
+
+    async def _run(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make the first attempt without stamina, which takes longer to set up than most requests to send."""
+        try:
+            return await call()
+        except Unavailable as error:
+            failures = [error]
+
+        async def next_attempt() -> T:
+            if failures:
+                raise failures.pop()
+            return await call()
+
+        return await self._retried(next_attempt)
+
+    def _retried(self, call: Callable[[], T]) -> T:
         import stamina
 
         return stamina.retry(on=self._next_wait, attempts=None, timeout=None)(call)()

@@ -112,6 +112,8 @@ class ServerLLM:
             if len(completions) < sampling.n:
                 self._drop("n")
         missing = range(len(completions), sampling.n)
+        if len(missing) == 1:
+            return (*completions, *await self._request(prompt, sampling.single(missing[0])))
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._request(prompt, sampling.single(index))) for index in missing]
