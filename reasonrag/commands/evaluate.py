@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import RULES, F, Several, configuration, flag_help, out, settings, sources
+from reasonrag.commands.options import RULES, SHARD, F, Several, configuration, flag_help, out, settings, sources
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
     from reasonrag.core.text import Rules
     from reasonrag.evaluation.judged import Judging
     from reasonrag.evaluation.run import Evaluation
+    from reasonrag.storage.shards import Shard
 
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
 
@@ -64,6 +66,7 @@ def _swept(flag: str, parameter: str, convert: type[float], key: str, example: s
 @settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
 @configuration("Config")
 @out("The folder of the report; the same command resumes it.")
+@SHARD
 def evaluate(
     policies: tuple[str, ...],
     temperatures: tuple[float, ...] | None,
@@ -75,6 +78,7 @@ def evaluate(
     judge__model: str | None,
     judged: tuple[str, ...] | None,
     out: Path,
+    shard: str | None,
     **given: Any,
 ) -> None:
     """Evaluate policies on held-out questions: metrics with 95 % intervals, and paired differences.
@@ -96,10 +100,12 @@ def evaluate(
     """
     from reasonrag.commands.console import log_plainly
     from reasonrag.evaluation.run import Evaluation
+    from reasonrag.storage.shards import WHOLE, Shard
 
     asked = sources(given)
     configs = policy_configs(policies, asked, formats)
-    evaluation = Evaluation(
+    evaluation_of = partial(
+        Evaluation,
         configs,
         out,
         temperatures=chosen_temperatures(temperatures, configs, asked),
@@ -109,19 +115,27 @@ def evaluate(
         judging=judging(judge__spec, judge__model, judged, configs),
     )
     log_plainly()
-    sys.exit(_run(evaluation))
+    sys.exit(_run(evaluation_of, Shard.parse(shard) if shard else WHOLE))
 
 
-def _run(evaluation: Evaluation) -> int:
-    """Run the evaluation with a progress line and print its results; return the exit code."""
+def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
+    """Run the evaluation of a shard, and that of all questions if it was the last one; return the exit code."""
     from reasonrag.commands.console import Stop, error_console, table_console
     from reasonrag.core.errors import Interrupted
     from reasonrag.core.text import printable
     from reasonrag.evaluation.report import summary_table
+    from reasonrag.storage.shards import WHOLE
 
     stop = Stop(error_console())
 
     try:
+        if shard != WHOLE:
+            part = evaluation_of(shard=shard)
+            part.run_policies(lambda work: stop.show(work.progress, work.drain))
+            if not part.was_last:
+                print(f"shard {shard} is evaluated; the report is written when all are")
+                return 0
+        evaluation = evaluation_of()
         results = evaluation.run(lambda work: stop.show(work.progress, work.drain))
     except Interrupted:
         return stop.print_resume_hint()

@@ -3,6 +3,7 @@
 OUT/
 ├── NAME/                        one folder per policy
 │   ├── config.yaml, journal.sqlite
+│   ├── shards/I-of-S/           the journal and trajectories of each shard, if it is evaluated in shards
 │   ├── trajectories/SETTING-*.parquet
 │   └── metrics.json
 ├── metrics.json, report.md
@@ -57,6 +58,7 @@ from reasonrag.storage.files import claim_folder, lock
 from reasonrag.storage.parquet import Row, ShardWriter
 from reasonrag.storage.questions import questions_fingerprint
 from reasonrag.storage.runs import RunFolder
+from reasonrag.storage.shards import WHOLE, Shard, cut
 from reasonrag.storage.tables import trajectory_schema
 
 _SHARD_ROWS = 2_000
@@ -82,6 +84,7 @@ class Evaluation:
         top_ks: Sequence[int] | None = None,
         rules: Rules = "house",
         judging: Judging | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         """Open questions and retriever, and check everything that needs no model.
 
@@ -94,6 +97,8 @@ class Evaluation:
             top_ks: passages per search to sweep.
             rules: normalisation rules of EM, F1 and ACC.
             judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
+            shard: the part of the questions to attempt, for `run_policies` alone. An evaluation of all questions in the
+                same folder makes no call that its shards have made.
 
         Raises:
             ConfigError, DataError: the settings do not fit together, or a file cannot be read.
@@ -113,7 +118,11 @@ class Evaluation:
             for name, config in configs.items()
         }
         self._formats = {name: open_format(config) for name, config in configs.items()}
-        self.questions, self.retriever = _open_shared(configs)
+        questions, self.retriever = _open_shared(configs)
+        self._fingerprint = questions_fingerprint(questions)
+        self.shard = shard
+        self.questions = questions if shard == WHOLE else cut(questions, shard.of)[shard.number]
+        self.was_last = False  # whether all other shards had finished before this one
         self.progress = Progress(len(self.questions) * sum(map(len, self.points.values())))
         self._draining = False
         self._folder: RunFolder | None = None
@@ -150,7 +159,8 @@ class Evaluation:
             raise RunError(f"{self.out} is a run of build-tree; choose another folder for --out, such as {other}")
         claim_folder(self.out, "evaluation", already_ours=(self.out / ".lock").exists())
         # One loop for all policies: they share a retriever, whose connections belong to the loop.
-        with lock(self.out / ".lock"), asyncio.Runner() as runner:
+        locked = lock(self.out / ".lock") if self.shard == WHOLE else contextlib.nullcontext()
+        with locked, asyncio.Runner() as runner:
             try:
                 if self.judging is not None:
                     self._judge = open_llm(self.judging.model, "judge")
@@ -164,17 +174,23 @@ class Evaluation:
         config = self.points[name][0][1]
         llm = open_llm(config.policy, "policy")
         content = {
-            "questions": questions_fingerprint(self.questions),
+            "questions": self._fingerprint,
             "corpus": self.retriever.fingerprint,
             "prompts": self._formats[name].fingerprint,
             "policy": llm.name,
         }
         try:
-            with RunFolder.open(self.out / name, config, content, varying=varying(config)) as folder:
+            place = self.out / name
+            with RunFolder.open(place, config, content, varying=varying(config), shard=self.shard) as folder:
                 self._folder = folder
+                for of_shard in sorted(folder.path.glob(f"shards/*/{_JOURNAL}")):
+                    folder.journal.absorb(of_shard)
                 if self._draining:
                     folder.journal.drain()
                 outcomes, judge = runner.run(self._settings(name, llm, folder, show))
+                if self.shard != WHOLE:
+                    with folder.whole() as run:
+                        self.was_last = all(run.note_shard(self.shard, {"finished": True}))
                 priced = config
                 if self.judging is not None:
                     priced = config.model_copy(update={"judge": self.judging.model})
@@ -207,7 +223,10 @@ class Evaluation:
         retriever = BatchedRetriever(self.retriever, store=store)
         async with show(self) if show else contextlib.nullcontext():
             await check(Parts(self.questions, self.retriever, self._formats[name], llm, self._judge, {}))
-            folder.bind()
+            if self.shard == WHOLE:
+                folder.bind_shards(folder.journal.meta("shards") or 1)
+            else:
+                folder.bind()
             outcomes = []
             for setting, config in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"

@@ -26,7 +26,7 @@ from reasonrag.core.types import Question
 from reasonrag.pipeline.build import Build, build_folder
 from reasonrag.pipeline.parts import Parts, check, open_parts, open_retriever
 from reasonrag.pipeline.progress import Progress
-from reasonrag.pipeline.shards import finished, join
+from reasonrag.pipeline.shards import join, unfinished
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.storage.files import read_json, write_json
 from reasonrag.storage.runs import RunFolder
@@ -89,13 +89,12 @@ def build_on_ray(
     with RunFolder.open(out, config, parts.content, waiting=lambda: None) as run:
         number = shards or run.journal.meta("shards") or max(math.isqrt(len(parts.questions)), 2)
         run.bind_shards(number)
-        unfinished = {}
-        for n, questions in enumerate(cut(parts.questions, number)):
-            if not finished(run, shard := Shard(n, number)):
-                unfinished[shard] = questions
+        left = unfinished(run)
+    questions = cut(parts.questions, number)
+    work = {shard: questions[shard.number] for shard in left}
     ray = _connect(address)
     try:
-        asyncio.run(_build(ray, config, out, parts, unfinished, show))
+        asyncio.run(_build(ray, config, out, parts, work, show))
     finally:
         ray.shutdown()
     with RunFolder.open(out, config, parts.content, waiting=lambda: None) as run:

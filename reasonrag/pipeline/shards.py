@@ -31,17 +31,19 @@ def finish(shard: RunFolder, summary: Mapping[str, Any]) -> dict[str, Any]:
     files = {table: len(list(shard.path.glob(f"{table}-*.parquet"))) for table in _TABLES}
     note = {"summary": summary, "files": files, "pairs": shard.config.pairs.model_dump(mode="json")}
     with shard.whole() as run:
-        run.journal.put_meta(f"shard {shard.shard.number}", note)
+        run.note_shard(shard.shard, note)
         return join(run) or dict(summary)
 
 
-def finished(run: RunFolder, shard: Shard) -> bool:
-    """Return whether a shard of this run has a tree of each question, and pairs as they are asked for now."""
-    note = run.journal.meta(f"shard {shard.number}")
-    if note is None or note["pairs"] != run.config.pairs.model_dump(mode="json"):
-        return False
-    questions = note["summary"]["questions"]
-    return bool(questions["finished"] == questions["total"])
+def unfinished(run: RunFolder) -> list[Shard]:
+    """Return the shards of this run that lack a question's tree, or pairs as they are asked for now."""
+    notes, pairs = run.shard_notes(), run.config.pairs.model_dump(mode="json")
+    left = []
+    for number, note in enumerate(notes):
+        questions = note["summary"]["questions"] if note else {"total": 1, "finished": 0}
+        if questions["finished"] < questions["total"] or note["pairs"] != pairs:
+            left.append(Shard(number, len(notes)))
+    return left
 
 
 def join(run: RunFolder) -> dict[str, Any] | None:
@@ -52,11 +54,10 @@ def join(run: RunFolder) -> dict[str, Any] | None:
     Raises:
         RunError: the shards hold pairs of different settings.
     """
-    of = run.journal.meta("shards") or 0
-    shards = [Shard(number, of) for number in range(of)]
-    notes = [run.journal.meta(f"shard {shard.number}") or {} for shard in shards]
+    notes = run.shard_notes()
     if not all(notes):
         return None
+    shards = [Shard(number, len(notes)) for number in range(len(notes))]
     for shard, note in zip(shards, notes, strict=True):
         if other := differences(note["pairs"], notes[-1]["pairs"]):
             raise RunError(

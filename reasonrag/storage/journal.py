@@ -286,6 +286,13 @@ class Journal:
             self._known.popitem(last=False)
         return calls
 
+    def absorb(self, path: Path) -> None:
+        """Copy the calls of another journal that this one lacks."""
+        self._reader.execute("ATTACH DATABASE ? AS other", (str(path),))
+        self._reader.execute("INSERT OR IGNORE INTO calls SELECT * FROM other.calls")
+        self._known.clear()
+        self._reader.execute("DETACH DATABASE other")
+
     async def put_tree(self, dataset: str, question_id: str, blob: bytes) -> None:
         """Store a finished tree in the form that `parquet.pack` gives it, and delete the question's earlier failure."""
         question_key = (dataset, question_id)

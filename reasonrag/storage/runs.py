@@ -43,6 +43,7 @@ class RunFolder:
     content: Mapping[str, str]
     config_hash: str
     shard: Shard = WHOLE
+    varying: Collection[str] = ()
 
     @classmethod
     @contextlib.contextmanager
@@ -84,7 +85,7 @@ class RunFolder:
             journal.put_meta("identity", described)
             write_text(path / "config.yaml", dump(config))
             digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-            yield cls(path, journal, config, content, digest[:16], shard)
+            yield cls(path, journal, config, content, digest[:16], shard, varying)
 
     @staticmethod
     def unnamed(name: str, config: Config, content: Mapping[str, str]) -> Path:
@@ -104,7 +105,7 @@ class RunFolder:
     def whole(self) -> Iterator[RunFolder]:
         """Open the folder of the run that this shard is a part of, when no other shard has it open."""
         run = self.path.parent.parent
-        with RunFolder.open(run, self.config, self.content, waiting=lambda: None) as folder:
+        with RunFolder.open(run, self.config, self.content, varying=self.varying, waiting=lambda: None) as folder:
             yield folder
 
     def bind(self) -> None:
@@ -116,7 +117,7 @@ class RunFolder:
         if self.shard.of > 1:
             with self.whole() as run:
                 run.bind_shards(self.shard.of)
-                run.journal.put_meta(f"shard {self.shard.number}", None)  # until it has finished again
+                run.note_shard(self.shard, {})  # until it has finished again
         self.bind_shards(1)
 
     def bind_shards(self, shards: int) -> None:
@@ -134,6 +135,15 @@ class RunFolder:
             )
         self.journal.put_meta("shards", shards)
         self.journal.put_meta("bound", True)
+
+    def note_shard(self, shard: Shard, note: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Keep a note about a shard of this run; return the notes about all of them, {} where there is none."""
+        self.journal.put_meta(f"shard {shard.number}", note)
+        return self.shard_notes()
+
+    def shard_notes(self) -> list[dict[str, Any]]:
+        """Return the notes about all shards of this run, {} where there is none."""
+        return [self.journal.meta(f"shard {number}") or {} for number in range(self.journal.meta("shards") or 0)]
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "run.json", summary)

@@ -12,6 +12,7 @@ from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.shards import Shard
 from reasonrag.storage.tables import trajectory_schema
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 
@@ -247,3 +248,21 @@ def test_importing_evaluation_imports_nothing_heavy():
     heavy = "{'numpy', 'torch', 'matplotlib', 'pyarrow', 'transformers'}"
     code = f"import sys, reasonrag.evaluation.run; sys.exit(not {heavy}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_shards_are_evaluated_once_and_the_report_is_that_of_one_evaluation(questions, tmp_path):
+    configs = toys(questions, "direct", "searcher")
+    evaluate(configs, tmp_path / "whole", temperatures=(0, 1))
+    calls = RECORD.calls
+    RECORD.clear()
+    for number in (2, 0, 1):
+        shard = Evaluation(configs, tmp_path / "out", temperatures=(0, 1), shard=Shard(number, 3))
+        shard.run_policies()
+        assert shard.was_last == (number == 1)
+    assert RECORD.calls == calls
+    evaluate(configs, tmp_path / "out", temperatures=(0, 1))
+    assert RECORD.calls == calls
+    whole, out = digests(tmp_path / "whole"), digests(tmp_path / "out")
+    assert whole == {name: digest for name, digest in out.items() if "shards/" not in name}
+    with pytest.raises(RunError, match="built in 3 shards, not in 4"):
+        Evaluation(configs, tmp_path / "out", shard=Shard(0, 4)).run_policies()
