@@ -79,7 +79,7 @@ class ModelConfig(Section):
 
     spec: str | None = execution(
         None,
-        "model that acts: http(s)://HOST:PORT/v1, hf:NAME_OR_PATH, vllm:NAME_OR_PATH, "
+        "model that acts: http(s)://HOST:PORT/v1 (several servers: URL,URL), hf:NAME_OR_PATH, vllm:NAME_OR_PATH, "
         "demo[:FORMAT], extractive, or python:PACKAGE.MODULE:FACTORY",
         "--policy",
         env="REASONRAG_POLICY",
@@ -102,8 +102,13 @@ class ModelConfig(Section):
     max_tokens: int = setting(512, "maximum tokens of one completion", "--max-tokens", ge=1)
     logprobs: bool = execution(False, "request token log-probabilities from a server")
     processed_logprobs: bool = execution(False, "the server reports log-probabilities at the sampling temperature")
-    timeout_s: float = execution(300.0, "timeout in seconds of one request to a server, retries included", gt=0)
-    max_retries: int = execution(6, "maximum retries of a failed request", ge=0)
+    timeout_s: float = execution(
+        300.0, "timeout in seconds of one request to a server, retries included; waiting does not count", gt=0
+    )
+    max_retries: int = execution(6, "maximum retries of a request that a server fails (500, an unreadable reply)", ge=0)
+    patience_s: float = execution(
+        600.0, "seconds to wait for a server that does not answer, for example while it restarts", ge=0
+    )
     concurrency: int | None = execution(
         None, "requests in flight at one server (default: as many as it answers faster for)", "--concurrency", ge=1
     )

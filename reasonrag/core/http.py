@@ -51,6 +51,18 @@ class Unavailable(Exception):
         self.counts = counts
 
 
+class Away(Exception):
+    """A server is not there, or says that it does not serve at present: it restarts, or its machine is gone.
+
+    Attributes:
+        retry_after_s: seconds that the server asked to wait, or None if it did not say.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 @dataclass(kw_only=True)
 class Retries:
     """The retries of one request, bounded by number and by time. The clock starts when the object is created.

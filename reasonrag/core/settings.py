@@ -281,7 +281,7 @@ def _refuse_secrets(value: object, where: str) -> None:
             _refuse_secrets(inner, where)
     elif isinstance(value, str):
         said = f"{redact(where)}: " if where else ""
-        if _URL_WITH_USER.match(value):
+        if _URL_WITH_USER.search(value):
             raise ValueError(
                 f"{said}the URL carries a user name or password; put a key into the variable named by api_key_env, "
                 "and a password into a proxy of yours"

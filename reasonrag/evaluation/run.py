@@ -36,7 +36,7 @@ from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
 from reasonrag.formats import PromptSet
 from reasonrag.llm.base import LLM, Caller, caller
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.slots import Slots
+from reasonrag.llm.slots import SlotCounts
 from reasonrag.pipeline.admission import work_through
 from reasonrag.pipeline.build import count_calls
 from reasonrag.pipeline.models import check_llm, open_llm
@@ -246,7 +246,7 @@ class Evaluation:
         setting: Setting,
         config: Config,
         engine: Engine,
-        engines: Sequence[Slots],
+        engines: Sequence[SlotCounts],
         examiner: Examiner | None,
         folder: RunFolder,
     ) -> Outcome:

@@ -14,7 +14,7 @@ from typing import Any
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, caller
-from reasonrag.llm.slots import Slots
+from reasonrag.llm.slots import SlotCounts, Slots
 from reasonrag.storage.journal import Journal
 
 _WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings say how many
@@ -40,9 +40,10 @@ class JournaledLLM:
         `concurrency` bounds the requests in flight, if `inner` has no slots that do.
         """
         self.inner = inner
-        self.slots: Slots = getattr(inner, "slots", None) or Slots(concurrency or _WITHOUT_SLOTS)
+        self.slots: SlotCounts = getattr(inner, "slots", None) or Slots(concurrency or _WITHOUT_SLOTS)
         self._own = self.slots.request if getattr(inner, "slots", None) is None else nullcontext
         self.journal = journal
+        journal.at_drain.append(self.slots.drain)  # calls that were not sent yet are not in flight
         self.kind = kind
         # Totals of this process; the totals of the whole run are in the journal.
         self.sent = 0

@@ -24,10 +24,10 @@ _VLLM_EXTRAS: Mapping[str, Any] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-_DROPPABLE = ("seed", "stop", "top_p", "n", "logprobs", "max_tokens", *_VLLM_EXTRAS)
+_DROPPABLE = ("seed", "stop", "top_p", "n", "logprobs", "max_tokens", "priority", *_VLLM_EXTRAS)
 _UNSUPPORTED = re.compile(
     r"unknown|unrecogni[sz]ed|unsupported|not supported|does not support|unexpected|not permitted|extra_forbidden"
-    r"|not allowed|not implemented",
+    r"|not allowed|not implemented|not enabled",
     re.IGNORECASE,
 )
 _FINISH = {
@@ -65,8 +65,13 @@ class Wire:
     def route(self) -> str:
         return "/chat/completions" if self.encode is None else "/completions"
 
-    def body(self, prompt: Prompt, sampling: Sampling, dropped: Collection[str] = ()) -> dict[str, Any]:
-        """Return the body of a request, without the parameters in `dropped`."""
+    def body(
+        self, prompt: Prompt, sampling: Sampling, dropped: Collection[str] = (), *, priority: int = 0
+    ) -> dict[str, Any]:
+        """Return the body of a request, without the parameters in `dropped`.
+
+        `priority` orders the queue of vLLM with `--scheduling-policy priority`, the lowest first.
+        """
         body: dict[str, Any] = {
             "model": self.model,
             "temperature": sampling.temperature,
@@ -85,6 +90,8 @@ class Wire:
             body["logprobs"] = True if self.encode is None else 0 if self.vllm else 1
         if self.vllm:
             body |= _VLLM_EXTRAS
+            if priority:
+                body["priority"] = priority
         if "max_tokens" in dropped:  # OpenAI's reasoning models accept this name only
             body["max_completion_tokens"] = sampling.max_tokens
         return {key: value for key, value in body.items() if key not in dropped} | self._prompt(prompt)
@@ -233,7 +240,7 @@ def rejected_parameter(raw: bytes, body: Mapping[str, Any]) -> str | None:
     if not _UNSUPPORTED.search(message):
         return None
     for key in _DROPPABLE:
-        if key in body and re.search(rf"(?:['\"`]|\w: ){key}(?!\w)", message):
+        if key in body and re.search(rf"(?:['\"`]|\w: |Got ){key}(?!\w)", message):
             return key
     return None
 

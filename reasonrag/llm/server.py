@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -11,39 +12,47 @@ import aiohttp
 import structlog
 
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.http import Retries, Unavailable, bearer_header, check_url, is_transient, parse_retry_after
+from reasonrag.core.http import Away, Retries, Unavailable, bearer_header, check_url, is_transient, parse_retry_after
 from reasonrag.core.types import Completion, Message, Prompt
-from reasonrag.llm.base import Sampling, overflows_context, public_name
+from reasonrag.llm.addresses import Address, Addresses
+from reasonrag.llm.base import Sampling, caller, overflows_context, public_name
 from reasonrag.llm.openai_wire import BadReply, Encode, Wire, readable, rejected_parameter
-from reasonrag.llm.slots import Slots
+from reasonrag.llm.slots import Request
 
 log = structlog.get_logger()
 
 # uvicorn (vLLM's server) closes an idle connection after 5 s; the client has to close it first.
 _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S = 15.0
+_CONNECT_TIMEOUT_S = 10.0
+# A server that restarts behind a proxy; an overloaded one says 503 too, and asks for fewer requests.
+_AWAY = frozenset({502, 503, 504})
 
 
 class ServerLLM:
-    """A model on an OpenAI-compatible server, with retries and bounded concurrency.
+    """A model on an OpenAI-compatible server, or on several, with retries and bounded concurrency.
+
+    A server that cannot be reached, or says 502, 503 or 504, is waited for: one request at a time finds out whether it
+    is back. With several servers the requests of a question go to one of them, and to another one if it is away.
 
     Use an instance in one event loop; after `aclose` it may be used in another.
 
     Attributes:
-        slots: the requests in flight at the server.
+        slots: the requests in flight at the servers.
         dropped: parameters that the server refused, or ignored (`n`); later requests omit them. Without `seed`, samples
             cannot be reproduced; without `n`, each sample is a separate request.
     """
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | Sequence[str],
         model: str,
         *,
         api: Literal["chat", "completions"] = "chat",
         api_key: str | None = None,
         timeout_s: float = 300.0,
         max_retries: int = 5,
+        patience_s: float = 600.0,
         concurrency: int | None = None,
         name: str | None = None,
         encode: Encode | None = None,
@@ -55,13 +64,18 @@ class ServerLLM:
         """Describe the server; nothing is sent before the first call.
 
         Args:
-            base_url: address up to and including the version, such as `http://127.0.0.1:8000/v1`.
+            base_url: address up to and including the version, such as `http://127.0.0.1:8000/v1`; or several of the
+                same model.
             model: the model's name at the server.
             api: `chat`, where the server applies the chat template, or `completions`.
             api_key: sent as a bearer token to `base_url` only; redirects are not followed.
-            timeout_s: seconds for one request with all its retries, from the moment it has a slot.
-            max_retries: further attempts after the first one.
-            concurrency: requests in flight; None finds out (`Slots`). A request that waits for a retry keeps its slot.
+            timeout_s: seconds for one request with all its retries, from the moment it has a slot at a server that is
+                there.
+            max_retries: further attempts after a failure of a server that is there (500, a reply that cannot be read).
+                429 does not count.
+            patience_s: seconds to wait while no server is there.
+            concurrency: requests in flight at a server; None finds out (`Slots`). A request that waits for a retry
+                keeps its slot.
             name: name in run identities; None takes the model's name.
             encode: for `completions`, a function from prompt to text (`ChatTemplate.text`), or, for vLLM, to token ids
                 (`ChatTemplate.token_ids`), so that an open turn keeps the ids that were sampled instead of being
@@ -78,27 +92,29 @@ class ServerLLM:
         Raises:
             ConfigError: the address or the key cannot be used, or `encode` does not match `api`.
         """
-        check_url(base_url, example="http://127.0.0.1:8000/v1")
+        urls = [base_url] if isinstance(base_url, str) else base_url
+        for url in urls:
+            check_url(url, example="http://127.0.0.1:8000/v1")
         if (api == "completions") != (encode is not None):
             raise ConfigError(
                 "the completions endpoint takes text or token ids: give `encode` if and only if api is 'completions'"
             )
-        if timeout_s <= 0 or max_retries < 0:
-            raise ConfigError("timeout_s has to be positive, max_retries must not be negative")
+        if not urls or timeout_s <= 0 or max_retries < 0:
+            raise ConfigError("there has to be an address, timeout_s has to be positive, max_retries not negative")
         self.name = name or public_name(model)
         self.dropped: set[str] = set()
-        self._base_url = base_url.rstrip("/")
         self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs)
         self._key = api_key or None
         self._headers = bearer_header(api_key, "the API key")
         self._timeout_s = timeout_s
         self._max_retries = max_retries
-        self.slots = Slots(concurrency)
+        self._addresses = Addresses(urls, concurrency, patience_s=patience_s, name=self.name)
+        self.slots = self._addresses.slots
         self._backoff_s = backoff_s
         self._open: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
-        return f"ServerLLM({self._base_url!r}, {self._wire.model!r})"
+        return f"ServerLLM({[address.url for address in self._addresses.all]}, {self._wire.model!r})"
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return `[n]` completions. The prompt's tokens are counted on the first one of each request.
@@ -131,31 +147,36 @@ class ServerLLM:
             ConfigError: the server lists other models and does not serve this one, or `base_url` is wrong.
             LLMError: the server cannot be reached, or refuses the key.
         """
-        problem = await self._listing_problem()
+        await asyncio.gather(*(self._check(address) for address in self._addresses.all))
+
+    async def _check(self, address: Address) -> None:
+        problem = await self._listing_problem(address.url)
         if problem is None:
             return
+        hello = Prompt((Message("user", "Hello"),)), Sampling(temperature=0, max_tokens=1)
         try:
-            await self.complete(Prompt((Message("user", "Hello"),)), Sampling(temperature=0, max_tokens=1))
-        except LLMError:
+            async with asyncio.timeout(self._timeout_s), address.slots.request() as request:
+                await self._send(address.url, request, *hello)
+        except (LLMError, Away, Unavailable, TimeoutError):
             raise problem from None
 
-    async def _listing_problem(self) -> ConfigError | LLMError | None:
+    async def _listing_problem(self, url: str) -> ConfigError | LLMError | None:
         """Return the problem with the server's list of models, or None if it lists the model or has no list."""
         session = self._session()
         try:
             timeout = aiohttp.ClientTimeout(total=min(self._timeout_s, _CHECK_TIMEOUT_S))
-            async with session.get(f"{self._base_url}/models", allow_redirects=False, timeout=timeout) as response:
+            async with session.get(f"{url}/models", allow_redirects=False, timeout=timeout) as response:
                 status, raw = response.status, await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise LLMError(
-                f"no server answers at {self._base_url} ({self._shown(str(error).encode()) or type(error).__name__}); "
+                f"no server answers at {url} ({self._shown(str(error).encode()) or type(error).__name__}); "
                 "is it running, and is this its address?",
                 cause="unreachable",
             ) from error
         if status in (404, 405, 501):
             return None
         if status != 200:
-            refused = LLMError(f"{self._base_url}/models: HTTP {status}: {self._shown(raw)}", cause="refused")
+            refused = LLMError(f"{url}/models: HTTP {status}: {self._shown(raw)}", cause="refused")
             if status in (401, 403):
                 raise refused
             return refused
@@ -163,13 +184,11 @@ class ServerLLM:
             listed = json.loads(raw)["data"]
             names = [str(item["id"]) for item in listed]
         except (ValueError, KeyError, TypeError):
-            return ConfigError(
-                f"{self._base_url}/models is not a list of models; base_url has to end in the version, usually /v1"
-            )
+            return ConfigError(f"{url}/models is not a list of models; base_url has to end in the version, usually /v1")
         if self._wire.model in names:
             return None
         listing = ", ".join(readable(name.encode(), self._key, limit=80) for name in names[:10]) or "none"
-        return ConfigError(f"{self._base_url} does not serve {self._wire.model!r}; it lists: {listing}")
+        return ConfigError(f"{url} does not serve {self._wire.model!r}; it lists: {listing}")
 
     async def aclose(self) -> None:
         if self._open is not None:
@@ -181,48 +200,72 @@ class ServerLLM:
             self._open = aiohttp.ClientSession(
                 # No second queue behind the slots: the time of a request starts when it gets its slot.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=None),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
                 headers=self._headers,
             )
         return self._open
 
     async def _request(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
         """Send one request until it is answered, refused or out of time."""
-        session = self._session()
-        async with self.slots.request():
-            retries = Retries(deadline_s=self._timeout_s, max_retries=self._max_retries, first_wait_s=self._backoff_s)
+        lost = 0
+        while True:
+            address = self._addresses.choose(caller.get().question)
+            request = address.slots.request(lost)
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await retries.run(partial(self._send, session, prompt, sampling))
-            except Unavailable as failure:
-                message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
-                raise LLMError(message, cause=failure.cause) from failure
-            except TimeoutError as error:
-                before = f"; before that: {retries.last}" if retries.last else ""
-                raise LLMError(f"{self.name}: no answer in {self._timeout_s:g} s{before}", cause="timeout") from error
+                async with request:
+                    replies = await self._retried(address.url, request, prompt, sampling)
+            except Away as failure:
+                lost = request.lost
+                if not self._addresses.lost(address, failure) or lost > self._max_retries:
+                    raise LLMError(f"{self.name}: {failure}", cause="unreachable") from failure
+            else:
+                self._addresses.answered(address)
+                return replies
 
-    async def _send(self, session: aiohttp.ClientSession, prompt: Prompt, sampling: Sampling) -> list[Completion]:
-        """Send the request once, and again at once for each parameter that the server turns out not to know."""
-        body = self._wire.body(prompt, sampling, self.dropped)
-        url = self._base_url + self._wire.route
+    async def _retried(self, url: str, request: Request, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+        retries = Retries(deadline_s=self._timeout_s, max_retries=self._max_retries, first_wait_s=self._backoff_s)
         try:
-            async with session.post(url, json=body, allow_redirects=False) as response:
+            async with asyncio.timeout(self._timeout_s):
+                return await retries.run(partial(self._send, url, request, prompt, sampling))
+        except Unavailable as failure:
+            message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
+            raise LLMError(message, cause=failure.cause) from failure
+        except TimeoutError as error:
+            request.refuse()
+            before = f"; before that: {retries.last}" if retries.last else ""
+            message = f"no answer in {self._timeout_s:g} s{before}"
+            if request.probes:
+                raise Away(message) from error
+            raise LLMError(f"{self.name}: {message}", cause="timeout") from error
+
+    async def _send(self, url: str, request: Request, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+        """Send the request once, and again at once for each parameter that the server turns out not to know."""
+        body = self._wire.body(prompt, sampling, self.dropped, priority=caller.get().priority)
+        try:
+            async with self._session().post(url + self._wire.route, json=body, allow_redirects=False) as response:
                 status, headers, raw = response.status, response.headers, await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{type(error).__name__}: {self._shown(str(error).encode())}") from error
+            raise Away(f"{type(error).__name__}: {self._shown(str(error).encode())}") from error
         if status == 200:
             try:
-                return self._wire.completions(raw, prompt, sampling, body.get("prompt"))
+                completions = self._wire.completions(raw, prompt, sampling, body.get("prompt"))
             except BadReply as error:
                 raise Unavailable(self._shown(str(error).encode()), cause="bad_reply") from error
+            request.tokens = sum(completion.completion_tokens or 1 for completion in completions)
+            return completions
         message = f"HTTP {status}: {self._shown(raw)}"
+        if status in (429, 503):
+            request.refuse()
+        retry_after_s = parse_retry_after(headers.get("Retry-After"))
+        if status in _AWAY:
+            raise Away(message, retry_after_s=retry_after_s)
         if status == 409 or is_transient(status):  # 409: hosted servers that are loading the model
-            raise Unavailable(message, retry_after_s=parse_retry_after(headers.get("Retry-After")))
+            raise Unavailable(message, retry_after_s=retry_after_s, counts=status != 429)
         if status in (400, 413, 422) and overflows_context(raw.decode("utf-8", "replace")):
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")
         if status in (400, 422) and (parameter := rejected_parameter(raw, body)):
             self._drop(parameter)
-            return await self._send(session, prompt, sampling)  # ends: a dropped parameter is not sent again
+            return await self._send(url, request, prompt, sampling)  # ends: a dropped parameter is not sent again
         if 300 <= status < 400:
             message = f"HTTP {status}: redirects are not followed; set base_url to the final address"
         raise LLMError(f"{self.name}: {message}", cause="refused")

@@ -1,86 +1,336 @@
-"""`Slots`: the requests in flight at one engine, the most urgent first."""
+"""`Slots`: the requests in flight at one engine, the most urgent first, and how many there should be."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import math
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Protocol
 
+from reasonrag.core.errors import Interrupted
+from reasonrag.core.http import Away, backoff
 from reasonrag.llm.base import caller
+
+START, LARGEST = 64, 1024
+"""Requests in flight while nothing is known of an engine, and the most that are tried without being told."""
+
+_FIRST_PROBE_S, _LONGEST_PROBE_S = 0.1, 2.0
+
+_DOUBLING_PAYS = 0.5  # more throughput per more requests, both as logarithms: 1 at an idle engine, 0 at a full one
+_MORE_PAYS = 0.1
+_MORE = 1.25  # every other measurement has this many times the requests
+_STEP = 0.15  # how far one comparison moves the limit
+_AFTER_REFUSAL = 0.8  # share of the limit that is left
+_FULL = 0.8  # share of the slots that have to be in use for a measurement to say something about the limit
 
 
 class Slots:
-    """A bounded number of requests at an engine; the others wait, ordered by `Caller.priority` and arrival.
+    """A bounded number of requests at one engine; the others wait, ordered by `Caller.priority` and arrival.
 
+    While the engine is away (`Away`), one request at a time finds out whether it is back, and the others wait.
     Time is the running loop's. It works in one event loop after another.
 
     Attributes:
-        limit: requests that may be in flight.
         in_flight: requests that hold a slot.
         waiting: requests that wait for one.
+        away_since: the loop's time at which the engine went away; None while it answers.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit or 64
+        """Allow `limit` requests; with None, the engine's own limit is found out and followed (`_Finder`)."""
         self.in_flight = 0
         self.waiting = 0
+        self.away_since: float | None = None
+        self._fixed = limit
+        self._finder = _Finder()
+        self._queue: list[tuple[int, int, int, asyncio.Future[bool]]] = []
         self._arrivals = 0
-        self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._draining = False
+        self._probing = False  # whether a request is at an engine that was away when it was sent
+        self._probes = 0
+        self._probe_at = 0.0
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be in flight; setting it fixes it."""
+        return self._finder.limit if self._fixed is None else self._fixed
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._fixed = limit
 
     @property
     def free(self) -> int:
-        """Slots that nobody holds or waits for; negative while more requests wait than slots are free."""
-        return self.limit - self.in_flight - self.waiting
+        """Slots that nobody holds or waits for: none while the engine is away, negative if more wait than fit."""
+        return (self.limit - self.in_flight if self.away_since is None else 0) - self.waiting
 
-    def request(self) -> Request:
-        """Return a context manager that holds a slot: `async with slots.request() as request`."""
-        return Request(self)
+    def may_probe(self) -> bool:
+        """Return whether the next request would be the one that finds out if the engine is back."""
+        now = asyncio.get_running_loop().time()
+        return self.away_since is not None and not self.waiting and self._has_room(now)
 
-    async def acquire(self) -> None:
+    def request(self, lost: int = 0) -> Request:
+        """Return a context manager that holds a slot while its block runs; `lost` is that of the request."""
+        return Request(self, lost)
+
+    def drain(self) -> None:
+        """Let the requests that hold a slot end; the others, and later ones, raise Interrupted."""
+        self._draining = True
+        self.turn_away(Interrupted("the run is shutting down"))
+
+    def turn_away(self, error: Exception) -> None:
+        """Raise `error` in every request that waits."""
+        queue, self._queue = self._queue, []
+        for *_, turn in queue:
+            if not turn.done():
+                turn.set_exception(error)
+                self.waiting -= 1
+
+    async def enter(self, request: Request) -> None:
         """Wait for a slot and take it."""
-        if self.in_flight < self.limit:
-            self.in_flight += 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._arrivals += 1
-        heapq.heappush(self._queue, (caller.get().priority, self._arrivals, turn))
-        self.waiting += 1
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self.waiting -= 1
-            else:  # it was given a slot in the same moment
-                self.release()
-            raise
+        if self._draining:
+            raise Interrupted("the run is shutting down")
+        loop = asyncio.get_running_loop()
+        if self._has_room(loop.time()):
+            request.probes = self._take(loop.time())
+        else:
+            turn = loop.create_future()
+            self._arrivals += 1
+            # A request that an engine was lost with waits behind the others: it may be what the engine dies of.
+            heapq.heappush(self._queue, (request.lost, caller.get().priority, self._arrivals, turn))
+            self.waiting += 1
+            try:
+                request.probes = await turn
+            except asyncio.CancelledError as error:
+                if turn.cancelled():
+                    self.waiting -= 1
+                elif turn.exception() is None:  # it was given a slot in the same moment
+                    request.probes = turn.result()
+                    self.leave(request, error)
+                raise
+        request.started = loop.time()
 
-    def release(self) -> None:
-        """Give a slot back, to the most urgent request that waits."""
+    def leave(self, request: Request, error: BaseException | None) -> None:
+        """Give the slot of a request back that was answered, or that ended with `error`."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._finder.occupied(now, self.in_flight)
         self.in_flight -= 1
-        while self._queue and self.in_flight < self.limit:
-            _, _, turn = heapq.heappop(self._queue)
+        if request.probes:
+            self._probing = False
+        if isinstance(error, Away):
+            self._lose(now, request, error)
+            loop.call_at(self._probe_at, self._admit)
+        elif self.away_since is not None and not isinstance(error, asyncio.CancelledError):
+            self.away_since, self._probing = None, False
+            self._finder.measure(now, self.in_flight)
+        elif error is None and not request.refused:
+            self._finder.replied(now, self.in_flight, request.tokens)
+        self._admit()
+
+    def refuse(self, request: Request) -> None:
+        """Note that the engine has no room for a request that is in flight: it gets fewer from now on."""
+        self._finder.refused(asyncio.get_running_loop().time(), self.in_flight, request.started)
+
+    def _lose(self, now: float, request: Request, failure: Away) -> None:
+        request.lost += not request.probes
+        if self.away_since is None:
+            self.away_since, self._probes = now, 0
+        elif not request.probes:
+            return  # it was in flight when the engine went away
+        self._probes += 1
+        wait_s = backoff(self._probes, _FIRST_PROBE_S, _LONGEST_PROBE_S)
+        self._probe_at = now + max(wait_s, failure.retry_after_s or 0.0)
+
+    def _has_room(self, now: float) -> bool:
+        if self.away_since is not None:
+            return not self._probing and now >= self._probe_at
+        return self.in_flight < self.limit
+
+    def _take(self, now: float) -> bool:
+        """Take a slot; return whether the engine is away."""
+        self._finder.occupied(now, self.in_flight)
+        self.in_flight += 1
+        self._probing = self.away_since is not None
+        return self._probing
+
+    def _admit(self) -> None:
+        """Give the free slots to the most urgent requests that wait."""
+        now = asyncio.get_running_loop().time()
+        while self._queue and self._has_room(now):
+            *_, turn = heapq.heappop(self._queue)
             if not turn.done():  # else its task was cancelled
-                turn.set_result(None)
                 self.waiting -= 1
-                self.in_flight += 1
+                turn.set_result(self._take(now))
 
 
 class Request:
-    """A request that holds a slot while the `async with` block runs."""
+    """One request. It holds a slot in `async with request:`, and waits for one before.
 
-    __slots__ = ("_slots",)
+    Attributes:
+        tokens: what the reply weighs in measurements of throughput.
+        probes: whether the engine was away when the request got its slot.
+        lost: how often the engine went away while it had the request.
+        started: the loop's time at which the request got its slot.
+        refused: whether the engine had no room for it at first.
+    """
 
-    def __init__(self, slots: Slots) -> None:
+    __slots__ = ("_slots", "lost", "probes", "refused", "started", "tokens")
+
+    def __init__(self, slots: Slots, lost: int) -> None:
         self._slots = slots
+        self.tokens = 1
+        self.probes = self.refused = False
+        self.lost = lost
+        self.started = 0.0
 
     async def __aenter__(self) -> Request:
-        await self._slots.acquire()
+        await self._slots.enter(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._slots.release()
+        self._slots.leave(self, error)
 
     def refuse(self) -> None:
-        """Note that the engine refused the request for now: 429, 5xx or a timeout."""
+        """Note that the engine has no room for this request at present: 429, 503, or no reply in time."""
+        if not self.refused:
+            self.refused = True
+            self._slots.refuse(self)
+
+
+class _Finder:
+    """Finds how many requests in flight are worth it, from 1 to `LARGEST`, and follows as that changes.
+
+    Throughput is measured while the slots are full, after those replies that were begun under another limit. First the
+    limit is doubled while that brings clearly more (or halved from `START` on, while that brings hardly less), and set
+    to the smaller of the last two times their ratio of throughputs: the knee of an engine with so many slots of its
+    own. From then on throughput at the limit and at a quarter more are compared again and again. A refusal takes a
+    fifth off, once for all requests that were in flight. While the slots are not full, as at the end of a run, nothing
+    can be learnt and nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self.limit = START
+        self._settled_on = 0.0  # 0 during the search
+        self._direction = 0
+        self._before: tuple[float, float] | None = None  # requests in flight, throughput
+        self._shrunk_at = -math.inf
+        self.measure(0.0, START // 2)
+
+    def measure(self, now: float, in_flight: int) -> None:
+        """Begin a measurement, once the requests in flight have been answered."""
+        self._unsettled = in_flight
+        self._replies = self._tokens = 0
+        self._area = 0.0  # requests in flight, summed over time
+        self._began = self._seen = now
+
+    def occupied(self, now: float, in_flight: int) -> None:
+        """Note how many requests were in flight until now."""
+        self._area += (now - self._seen) * in_flight
+        self._seen = now
+
+    def replied(self, now: float, in_flight: int, tokens: int) -> None:
+        """Note a reply; at the end of a measurement, change the limit."""
+        self._replies += 1
+        self._tokens += tokens
+        if self._unsettled:
+            self._unsettled -= 1
+            if not self._unsettled:
+                self.measure(now, 0)
+            return
+        enough = max(2 * self.limit, 200) if self._settled_on else max(self.limit // 2, 64)
+        if self._replies < enough:
+            return
+        seconds = max(now - self._began, 1e-9)
+        occupied = self._area / seconds
+        if occupied < _FULL * self.limit:
+            self.measure(now, 0)
+            return
+        self._decide(occupied, max(self._tokens, 1) / seconds)
+        self.measure(now, in_flight)
+
+    def refused(self, now: float, in_flight: int, started: float) -> None:
+        if started >= self._shrunk_at:
+            self._shrunk_at = now
+            self._settle(self.limit * _AFTER_REFUSAL)
+            self.measure(now, in_flight)
+
+    def _decide(self, requests: float, throughput: float) -> None:
+        before, self._before = self._before, (requests, throughput)
+        pays = _MORE_PAYS
+        if before is not None and not math.isclose(requests, before[0], rel_tol=0.05):
+            pays = math.log(throughput / before[1]) / math.log(requests / before[0])
+        if self._settled_on:
+            self._compare(pays)
+        elif before is None:
+            self.limit *= 2
+        elif pays >= _DOUBLING_PAYS and self._direction >= 0 and self.limit < LARGEST:
+            self._direction = 1
+            self.limit *= 2
+        elif pays < _DOUBLING_PAYS and self._direction <= 0 and self.limit > 1:
+            if self._direction == 0:  # START was enough already
+                self._before = before
+                self.limit //= 2
+            self._direction = -1
+            self.limit //= 2
+        else:
+            (low, least), (high, most) = sorted([before, (requests, throughput)])
+            self._settle(min(max(low * most / least, low), high))
+
+    def _compare(self, pays: float) -> None:
+        base = self._settled_on * math.exp(_STEP * (min(max(pays, -1.0), 1.5) - _MORE_PAYS))
+        had_more = self.limit > round(self._settled_on)
+        self._settled_on = min(max(base, 1.0), LARGEST / _MORE)
+        self.limit = round(self._settled_on)
+        if not had_more:
+            self.limit = max(round(self._settled_on * _MORE), self.limit + 1)
+
+    def _settle(self, limit: float) -> None:
+        self._settled_on = min(max(limit, 1.0), LARGEST / _MORE)
+        self.limit = round(self._settled_on)
+        self._before = None
+
+
+class SlotCounts(Protocol):
+    """The slots of one engine or of several."""
+
+    @property
+    def limit(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+    def drain(self) -> None: ...
+
+
+class AllSlots:
+    """The slots of several engines, seen as one."""
+
+    def __init__(self, engines: Sequence[Slots]) -> None:
+        self._engines = engines
+
+    @property
+    def limit(self) -> int:
+        return sum(slots.limit for slots in self._engines)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(slots.in_flight for slots in self._engines)
+
+    @property
+    def waiting(self) -> int:
+        return sum(slots.waiting for slots in self._engines)
+
+    @property
+    def free(self) -> int:
+        return sum(slots.free for slots in self._engines)
+
+    def drain(self) -> None:
+        for slots in self._engines:
+            slots.drain()

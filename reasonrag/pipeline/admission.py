@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from reasonrag.llm.slots import Slots
+from reasonrag.llm.slots import SlotCounts
 from reasonrag.rollout import gather_all
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ _POLL_S = 0.005
 
 
 async def work_through(
-    items: Iterable[T], work: Callable[[T], Coroutine[Any, Any, None]], engines: Sequence[Slots]
+    items: Iterable[T], work: Callable[[T], Coroutine[Any, Any, None]], engines: Sequence[SlotCounts]
 ) -> None:
     """Work on all items, and begin each as soon as every engine has room for it.
 
@@ -56,6 +56,6 @@ async def work_through(
     await gather_all([*failed, *working])
 
 
-def _has_room(working: int, engines: Sequence[Slots]) -> bool:
+def _has_room(working: int, engines: Sequence[SlotCounts]) -> bool:
     most = _ITEMS_PER_SLOT * max(slots.limit for slots in engines)
     return working < most and all(slots.free > -_QUEUE * slots.limit for slots in engines)

@@ -24,7 +24,7 @@ Role = Literal["policy", "judge"]
 
 PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
 _POLICY_CHOICES = (
-    "http://HOST:PORT/v1 with --policy-model (vLLM, SGLang, any OpenAI-compatible server), "
+    "http://HOST:PORT/v1 with --policy-model (vLLM, SGLang, any OpenAI-compatible server; several with commas), "
     "hf:NAME_OR_PATH (transformers in this process), vllm:NAME_OR_PATH (vLLM in this process), "
     "demo[:FORMAT] (a tiny model for the demo world), "
     "extractive (no neural network), python:PACKAGE.MODULE:FACTORY (your own)"
@@ -117,7 +117,7 @@ def _server(url: str, config: ModelConfig) -> LLM:
         chat = ChatTemplate.load(config.tokenizer or model, revision=config.revision)
         encode = chat.token_ids if config.vllm else chat.text
     return ServerLLM(
-        url,
+        url.split(","),
         model,
         api=config.api,
         encode=encode,
@@ -126,6 +126,7 @@ def _server(url: str, config: ModelConfig) -> LLM:
         api_key=os.environ.get(config.api_key_env),
         timeout_s=config.timeout_s,
         max_retries=config.max_retries,
+        patience_s=config.patience_s,
         concurrency=config.concurrency,
         logprobs=config.logprobs,
     )

@@ -16,6 +16,7 @@ from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import FORMATS, Format, PromptSet
 from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import check_llm, is_reader, open_llm
 from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.judge import JudgeService, ProcessJudge
@@ -180,7 +181,8 @@ def open_judge(llm: LLM, config: Config) -> ProcessJudge:
 def judge_service(llm: LLM, judge: ModelConfig, prompts: PromptSet) -> JudgeService:
     """Create the service that rewards and metrics ask for verdicts, on a given model."""
     # An engine with slots has its own time limit, which does not count the wait for a slot.
-    deadline_s = judge.timeout_s if getattr(llm, "slots", None) is None else None
+    engine = llm.inner if isinstance(llm, JournaledLLM) else llm
+    deadline_s = None if hasattr(engine, "slots") else judge.timeout_s
     return JudgeService(llm, prompts, sampling=sampling(judge), deadline_s=deadline_s)
 
 

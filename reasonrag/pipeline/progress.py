@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.llm.journaled import JournaledLLM
+from reasonrag.llm.slots import SlotCounts
 
 
 class Usage(NamedTuple):
@@ -98,12 +99,18 @@ class Progress:
         return self.seconds / paced * (self.total - self.done - self.failed) if paced else None
 
     def line(self) -> str:
-        """Return counts, rate, tokens and cost in one line, without the time left."""
+        """Return counts, rate, tokens, requests in flight and cost in one line, without the time left."""
         calls, tokens, cost = self.usage
         parts = [self.label] if self.label else []
         parts += [f"{self.done}/{self.total} {self.unit}", f"{self.failed} failed"]
         parts += [f"{count} {kind}" for kind, count in self.written.items()]
         parts += [f"{calls} calls ({calls / max(self.seconds, 1e-9):.0f}/s)", f"{tokens} tokens"]
+        shown: list[SlotCounts] = []
+        for model, _ in self._models:
+            if model.slots not in shown:  # the policy may be the judge too
+                where = "" if model.kind == "policy" else f" at the {model.kind}"
+                parts.append(f"{model.slots.in_flight}/{model.slots.limit} in flight{where}")
+                shown.append(model.slots)
         if cost is not None:
             parts.append(f"cost {cost:.2f}")
         return ", ".join(parts)

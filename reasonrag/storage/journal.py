@@ -20,7 +20,7 @@ import queue
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,7 @@ class Journal:
         self.path = path
         self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
         self.draining = False  # whether new calls are refused
+        self.at_drain: list[Callable[[], None]] = []  # called when that begins
         self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._batch: _Batch | None = None  # of this turn of the event loop
         # A failed look-up costs tens of microseconds in WAL mode, and in a fresh run most look-ups fail.
@@ -217,6 +218,8 @@ class Journal:
     def drain(self) -> None:
         """Refuse new calls from now on; calls in flight are still stored."""
         self.draining = True
+        for tell in self.at_drain:
+            tell()
 
     def admit(self) -> None:
         """Raise if the run is shutting down. Called before every call that costs something.

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from random import Random
 
 import pytest
 
@@ -44,3 +50,113 @@ def test_a_cancelled_request_leaves_no_slot_behind(cancelled_at):
         assert (slots.in_flight, slots.waiting) == (0, 0)
 
     run_virtually(main())
+
+
+class Engine:
+    """Serves in virtual time: 0.1 s and 0.02 s a token for each request, whose speed depends on how many there are.
+
+    Args:
+        speed: of one request by the number of requests, as a share of that of a request alone.
+        slots: requests served at a time; the others wait in their order.
+        refuses: answers 429 while it has this many.
+    """
+
+    def __init__(self, *, slots: int = 10**6, speed: Callable[[int], float] = lambda n: 1.0, refuses: int = 10**6):
+        self.busy_s = 0.0  # of requests, in seconds of a request alone
+        self._slots = asyncio.Semaphore(slots)
+        self._speed, self._refuses = speed, refuses
+        self._running: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._at = self._work = 0.0
+        self._requests = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def answer(self, tokens: int) -> bool:
+        if len(self._running) >= self._refuses:
+            await asyncio.sleep(0.01)
+            return False
+        async with self._slots:
+            done = asyncio.get_running_loop().create_future()
+            self._advance()
+            need_s = 0.1 + 0.02 * tokens
+            heapq.heappush(self._running, (self._work + need_s, next(self._requests), done))
+            self._plan()
+            await done
+            self.busy_s += need_s
+        return True
+
+    def _advance(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._running:
+            self._work += (now - self._at) * self._speed(len(self._running))
+        self._at = now
+
+    def _plan(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._running:
+            left_s = max(self._running[0][0] - self._work, 0.0) / self._speed(len(self._running))
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._finish)
+
+    def _finish(self) -> None:
+        self._advance()
+        while self._running and self._running[0][0] <= self._work + 1e-9:
+            heapq.heappop(self._running)[2].set_result(None)
+        self._plan()
+
+
+async def drive(engine: Engine, slots: Slots, *, seconds: float, askers: int = 2000) -> list[int]:
+    """Keep the engine asked for some time; return the limits seen at the replies of the second half."""
+    loop, rng, limits = asyncio.get_running_loop(), Random(0), []
+
+    async def ask() -> None:
+        while loop.time() < seconds:
+            tokens = min(max(round(rng.lognormvariate(math.log(60), 0.6)), 8), 512)
+            async with slots.request() as request:
+                while not await engine.answer(tokens):
+                    request.refuse()
+                    await asyncio.sleep(1.0)
+                request.tokens = tokens
+            if loop.time() > seconds / 2:
+                limits.append(slots.limit)
+
+    await asyncio.gather(*(ask() for _ in range(askers)))
+    return limits
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda k: Engine(slots=k), lambda k: Engine(speed=lambda n: min(1.0, k / n))],
+    ids=["slots", "continuous batching"],
+)
+@pytest.mark.parametrize("knee", [32, 256])
+def test_the_knee_of_an_engine_is_found_and_the_engine_is_never_starved(make, knee):
+    async def main():
+        engine = make(knee)
+        return await drive(engine, Slots(), seconds=120.0, askers=600), engine.busy_s
+
+    found, busy_s = run_virtually(main())
+    assert 0.75 * knee <= statistics.median(found) <= 1.25 * knee
+    assert busy_s >= 0.95 * knee * 120.0
+
+
+def test_refusals_lower_the_limit_once_for_all_requests_that_were_in_flight():
+    async def main():
+        engine, slots = Engine(refuses=50), Slots()
+        found = await drive(engine, slots, seconds=150.0, askers=200)
+        return statistics.median(found), engine.busy_s / 150.0
+
+    limit, busy = run_virtually(main())
+    assert 35 <= limit <= 55
+    assert busy >= 40
+
+
+def test_few_requests_do_not_lower_the_limit():
+    async def main():
+        slots = Slots()
+        await drive(Engine(slots=256), slots, seconds=60.0, askers=600)
+        before = slots.limit
+        await drive(Engine(slots=256), slots, seconds=400.0, askers=20)
+        return before, slots.limit
+
+    before, after = run_virtually(main())
+    assert after == before

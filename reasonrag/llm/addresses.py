@@ -1,0 +1,112 @@
+"""Several servers of one model: a question stays at one of them, and one that dies is left out until it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from reasonrag.core.http import Away
+from reasonrag.llm.slots import AllSlots, Slots
+
+log = structlog.get_logger()
+
+_SILENT_S = 5.0  # before the console says that a server does not answer: a server that restarts at once is no news
+_REMEMBERED = 10_000  # questions whose address is known
+
+
+@dataclass(eq=False, slots=True)
+class Address:
+    """A server, and the requests in flight at it.
+
+    Attributes:
+        url: address without a slash at its end.
+        announced: whether the console says that the server is away.
+    """
+
+    url: str
+    slots: Slots
+    announced: bool = False
+
+
+class Addresses:
+    """Chooses the server of each request, and waits for servers that are away.
+
+    Attributes:
+        slots: those of all servers.
+    """
+
+    def __init__(self, urls: Sequence[str], concurrency: int | None, *, patience_s: float, name: str) -> None:
+        """Take servers that all have the same model.
+
+        Args:
+            urls: addresses.
+            concurrency: requests in flight at each of them; None finds out (`Slots`).
+            patience_s: seconds to wait while none of them answers.
+            name: of the model, for messages.
+        """
+        self.all = [Address(url.rstrip("/"), Slots(concurrency)) for url in urls]
+        self.slots = self.all[0].slots if len(self.all) == 1 else AllSlots([address.slots for address in self.all])
+        self._patience_s = patience_s
+        self._name = name
+        self._homes: OrderedDict[str, Address] = OrderedDict()
+
+    def choose(self, question: str) -> Address:
+        """Return the address of a question's next request: its last one, or else the one with the most free slots."""
+        if len(self.all) == 1:
+            return self.all[0]
+        home = self._homes.get(question)
+        answering = [address for address in self.all if address.slots.away_since is None]
+        if home is None or home not in answering:
+            # A request now and then finds out whether a server is back.
+            due = [address for address in self.all if address.slots.may_probe()]
+            home = due[0] if due else min(answering or self.all, key=_load)
+        if question:
+            self._homes[question] = home
+            self._homes.move_to_end(question)
+            if len(self._homes) > _REMEMBERED:
+                self._homes.popitem(last=False)
+        return home
+
+    def lost(self, address: Address, failure: Away) -> bool:
+        """Note that an address is away; return whether to go on, there or at another address.
+
+        What waits there goes elsewhere if there is a server that answers, and ends if none has for `patience_s`.
+        """
+        silent_s = self._silent_s()
+        if silent_s is None:
+            if not address.announced:
+                address.announced = True
+                log.warning("a server does not answer; the others take its requests", llm=self._name, url=address.url)
+            address.slots.turn_away(failure)
+            return True
+        if silent_s >= _SILENT_S and not address.announced:
+            address.announced = True
+            log.warning(
+                f"the server has not answered for {silent_s:.0f} s; waiting up to {self._patience_s:g} s",
+                llm=self._name,
+                url=address.url,
+            )
+        if silent_s < self._patience_s:
+            return True
+        address.slots.turn_away(failure)
+        return False
+
+    def answered(self, address: Address) -> None:
+        """Note that an address answers."""
+        if address.announced:
+            address.announced = False
+            log.warning("the server answers again", llm=self._name, url=address.url)
+
+    def _silent_s(self) -> float | None:
+        """Return how long none of the servers has answered; None while one does."""
+        since = [address.slots.away_since for address in self.all]
+        last = max(time for time in since if time is not None) if None not in since else None
+        return None if last is None else asyncio.get_running_loop().time() - last
+
+
+def _load(address: Address) -> float:
+    return (address.slots.in_flight + address.slots.waiting) / address.slots.limit
