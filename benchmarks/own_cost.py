@@ -91,7 +91,7 @@ class Shares:
         spent, self._last = now - self._last, now
         innermost = frame
         while frame is not None:  # counting pairs calls what the search calls too
-            if "dpo/pairs.py" in frame.f_code.co_filename:
+            if "pair_tables.py" in frame.f_code.co_filename:
                 self.seconds["pairs counted for the panel"] += spent
                 return
             frame = frame.f_back

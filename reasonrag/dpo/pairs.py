@@ -65,10 +65,8 @@ def derive_pairs(
     left_out = Counter() if left_out is None else left_out
     seen: set[str] = set()
     for tree in _trees(nodes):
-        for first, second in _rivals(tree, decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)):
-            chosen, rejected = (first, second) if first.reward >= second.reward else (second, first)
-            if not _is_preference(chosen, rejected, min_margin):
-                continue
+        decisions = decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)
+        for chosen, rejected in _preferences(tree, decisions, min_margin):
             sureness = _sureness(chosen.decision, rejected.decision, reward)
             if doubt := _doubt(chosen.decision, rejected.decision, sureness, min_rollouts, min_confidence):
                 left_out[doubt] += 1
@@ -78,6 +76,27 @@ def derive_pairs(
                 pair_id = _digest(config_hash, fingerprint)[:16]
                 provenance = {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
                 yield _step_pair(prompt, chosen, rejected) | sureness | provenance
+
+
+def count_pairs(
+    tree: Sequence[Row],
+    *,
+    alpha: float,
+    min_margin: float,
+    reward: PairReward,
+    weighting: Weighting,
+    min_rollouts: int,
+    min_confidence: float,
+) -> int:
+    """Return the number of pairs that `derive_pairs` yields for one tree, at a third of the time."""
+    preferences = _preferences(tree, decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting), min_margin)
+    if not min_rollouts and not min_confidence:
+        return sum(1 for _ in preferences)
+    count = 0
+    for chosen, rejected in preferences:
+        sureness = _sureness(chosen.decision, rejected.decision, reward)
+        count += not _doubt(chosen.decision, rejected.decision, sureness, min_rollouts, min_confidence)
+    return count
 
 
 def derive_trajectory_pairs(
@@ -156,9 +175,15 @@ def _rivals(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iterat
                 yield family[two[0]], family[two[1]]
 
 
-def _is_preference(chosen: _Side, rejected: _Side, min_margin: float) -> bool:
+def _preferences(
+    tree: Sequence[Row], decisions: Sequence[Decision | None], min_margin: float
+) -> Iterator[tuple[_Side, _Side]]:
+    """Yield chosen and rejected of each two rivals whose rewards differ enough."""
     least = max(min_margin - _ROUNDING, _ROUNDING)
-    return chosen.node["action"] != "malformed" and chosen.reward - rejected.reward >= least
+    for first, second in _rivals(tree, decisions):
+        chosen, rejected = (first, second) if first.reward >= second.reward else (second, first)
+        if chosen.node["action"] != "malformed" and chosen.reward - rejected.reward >= least:
+            yield chosen, rejected
 
 
 def _sureness(chosen: Decision, rejected: Decision, reward: PairReward) -> Row:

@@ -24,7 +24,7 @@ from reasonrag.formats.base import Format
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, Node, Tree, TreeSearch
 from reasonrag.pipeline.admission import work_through
-from reasonrag.pipeline.pair_tables import export_pairs, pairs_of
+from reasonrag.pipeline.pair_tables import count_pairs_of, export_pairs
 from reasonrag.pipeline.parts import (
     Parts,
     check,
@@ -181,8 +181,7 @@ class Build:
             return
         self.progress.done += 1
         self.progress.written["nodes"] += len(rows)
-        pairs = pairs_of(rows, self.config, policy=self.policy.name, config_hash=self.run_folder.config_hash)
-        self.progress.written["pairs"] += sum(1 for _ in pairs)
+        self.progress.written["pairs"] += count_pairs_of(rows, self.config)
 
     def export(self) -> dict[str, Any]:
         """Write `trees/`, `pairs/` and `run.json` from the journal alone, so that it can be repeated at any time.

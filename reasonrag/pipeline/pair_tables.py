@@ -7,13 +7,13 @@ needs no new search.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from reasonrag.core.config import Config
-from reasonrag.dpo.pairs import derive_pairs, derive_trajectory_pairs, in_test_split
+from reasonrag.dpo.pairs import count_pairs, derive_pairs, derive_trajectory_pairs, in_test_split
 from reasonrag.storage.parquet import Row, ShardWriter, read_shards
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
@@ -69,6 +69,22 @@ def export_pairs(
         "alpha": None if whole else settings.alpha or config.value.alpha,
         "level": settings.level,
     }
+
+
+def count_pairs_of(tree: Sequence[Row], config: Config) -> int:
+    """Return the number of pairs that `pairs_of` yields for the rows of one tree."""
+    settings, value = config.pairs, config.value
+    if settings.level == "trajectory":
+        return sum(1 for _ in derive_trajectory_pairs(tree, policy="", config_hash="", min_margin=settings.min_margin))
+    return count_pairs(
+        tree,
+        alpha=settings.alpha or value.alpha,
+        min_margin=settings.min_margin,
+        reward=settings.reward,
+        weighting=value.weighting,
+        min_rollouts=settings.min_rollouts,
+        min_confidence=settings.min_confidence,
+    )
 
 
 def pairs_of(

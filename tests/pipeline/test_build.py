@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import groupby
 
 import pytest
 
@@ -11,7 +12,7 @@ from reasonrag.core.types import Question
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import Build
-from reasonrag.pipeline.pair_tables import export_pairs
+from reasonrag.pipeline.pair_tables import count_pairs_of, export_pairs, pairs_of
 from reasonrag.pipeline.parts import Parts
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.runs import RunFolder, read_run
@@ -114,6 +115,17 @@ def test_unreadable_judge_replies_lose_no_question(tmp_path, share):
     assert missing == {0.01: 0, 0.2: missing, 1.0: 72}[share]
     assert missing == sum(r["visits"] - r["valued"] for r in rows(tmp_path / "r") if r["node_id"] == 0)
     assert all(r["value"] in (None, pytest.approx(0.5)) for r in rows(tmp_path / "r"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"pairs.min_confidence": 0.7}, {"pairs.min_rollouts": 2}, {"pairs.level": "trajectory"}]
+)
+def test_pairs_are_counted_tree_by_tree_as_they_are_made(tmp_path, settings):
+    build, _ = run(tmp_path / "r", overrides=settings)
+    trees = [list(tree) for _, tree in groupby(rows(tmp_path / "r"), key=lambda row: row["question_id"])]
+    made = [len(list(pairs_of(tree, build.config, policy="p", config_hash="h"))) for tree in trees]
+    assert [count_pairs_of(tree, build.config) for tree in trees] == made
+    assert build.progress.written["pairs"] == sum(made) > 0
 
 
 def test_other_thresholds_need_no_call(tmp_path):
