@@ -1,0 +1,189 @@
+"""What it costs to open, export and look at a run of many questions: CPU, and the peak of memory.
+
+    python -m benchmarks.export [--questions 400] [--json]
+
+The run is generated: six searched trees of about 60 nodes and 5 kB of text and numbers a node, with token ids and
+log-probabilities as a server returns them, under many ids and questions. Each figure is of a new process, at half of
+the questions and at all of them; the difference is what more questions cost, in CPU and at the peak of memory.
+`--questions 20000` measures that size itself (about 10 minutes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.build_tree import InstantRetriever
+from benchmarks.table import Table, options
+from reasonrag.core.config import Config, load_config
+from reasonrag.core.types import Completion, Passage, Prompt, Question
+from reasonrag.formats import ReasonRAGFormat
+from reasonrag.llm.base import Sampling
+from reasonrag.pipeline.build import Build, tree_rows
+from reasonrag.pipeline.pair_tables import export_pairs
+from reasonrag.pipeline.parts import Parts
+from reasonrag.report import write_report
+from reasonrag.report.stats import stats
+from reasonrag.storage.parquet import Row, pack
+from reasonrag.storage.runs import RunFolder, read_run
+from reasonrag.storage.tables import tree_schema
+
+NODES = range(45, 76)  # of a model tree
+WORDS = "captain ship born town river launched harbour market light house sea iron ore timber film director".split()  # noqa: SIM905
+
+
+class WordyPolicy:
+    """Thinks in 60 tokens, whose ids and log-probabilities it returns, then answers in a third of all steps."""
+
+    name = "wordy"
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        draw = random.Random(sampling.seed)
+        text = " ".join(draw.choices(WORDS, k=50))
+        said = f"{draw.random():.3f}"
+        if prompt.stop == ("</evidence>",):
+            text += f"<evidence>{said}</evidence>"
+        elif prompt.stop == ("</answer>",) or draw.random() < 0.35:
+            text += "<answer>somebody</answer>" if draw.random() < 0.5 else f"<answer>{said}</answer>"
+        else:
+            text += f"<query>{said}</query>"
+        ids = tuple(draw.randrange(150_000) for _ in range(60))
+        logprobs = tuple(-draw.expovariate(2.0) for _ in ids)
+        return (Completion(text, token_ids=ids, logprobs=logprobs, prompt_tokens=700, completion_tokens=60),)
+
+    async def aclose(self) -> None:
+        pass
+
+
+class WordyRetriever(InstantRetriever):
+    """Three passages of about 100 words."""
+
+    async def search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
+        draw = random.Random(queries[0])
+        made = (Passage(str(draw.randrange(10**6)), "Title\n" + " ".join(draw.choices(WORDS, k=100))) for _ in range(3))
+        return [tuple(made)] * len(queries)
+
+
+def question(number: int) -> Question:
+    return Question(f"q{number:06d}", f"Who directed film number {number:06d}?", ("somebody",), dataset="bench")
+
+
+def opened(folder: Path, questions: int) -> tuple[Config, Parts]:
+    """Return what `build-tree` of that many questions is given."""
+    config = load_config(overrides={"search.iterations": 16})
+    made = [question(number) for number in range(questions)]
+    return config, Parts(made, WordyRetriever(), ReasonRAGFormat(), WordyPolicy(), None, {})
+
+
+def generate(folder: Path, first: int, last: int) -> None:
+    """Store the trees of the questions from `first` to before `last` in the journal of the run."""
+    config, parts = opened(folder, 25)
+    with RunFolder.open(folder, config, parts.content) as run:
+        search = Build(config, parts, run).search
+
+        async def store() -> None:
+            searched = [await search.run(each) for each in parts.questions]
+            texts = [
+                json.dumps(tree_rows(tree, parts.format, alpha=config.value.alpha))
+                for tree in searched
+                if len(tree.nodes) in NODES
+            ]
+            for number in range(first, last):
+                text, new = texts[number % 6], question(number)
+                rows: list[Row] = json.loads(text)
+                model = question(int(rows[0]["question_id"][1:]))
+                rows = json.loads(text.replace(model.id, new.id).replace(model.question, new.question))
+                await run.journal.put_tree(new.dataset, new.id, pack(rows, tree_schema()))
+
+        asyncio.run(store())
+
+
+def opening(folder: Path, questions: int) -> None:
+    """Open the finished run, as the same `build-tree` command does, and find nothing left to build."""
+    config, parts = opened(folder, questions)
+    with RunFolder.open(folder, config, parts.content) as run:
+        asyncio.run(Build(config, parts, run).trees())
+
+
+def export(folder: Path, questions: int) -> None:
+    config, parts = opened(folder, questions)
+    with RunFolder.open(folder, config, parts.content) as run:
+        Build(config, parts, run).export()
+
+
+def pairs(folder: Path, questions: int) -> None:
+    config, summary = read_run(folder)
+    export_pairs(folder, config, policy=summary["policy"], config_hash=summary["config_hash"])
+
+
+def report(folder: Path, questions: int) -> None:
+    write_report(folder)
+
+
+def count(folder: Path, questions: int) -> None:
+    stats(folder)
+
+
+def high_water_mb() -> float:
+    """Return the peak of memory in MB since this process began; unlike `ru_maxrss` without that of its parent."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1000
+
+
+def measured(function: Callable[[Path, int], None], folder: Path, questions: int) -> tuple[float, float]:
+    """Return CPU seconds of the call and the peak of this process in MB."""
+    started = time.process_time()
+    function(folder, questions)
+    return time.process_time() - started, high_water_mb()
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a process of its own, which begins with what is imported here."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--questions", type=int, default=400)
+    given = parser.parse_args()
+    table = Table(__doc__)
+    sizes = (given.questions // 2, given.questions)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
+    with tempfile.TemporaryDirectory() as place:
+        folder, stored = Path(place) / "run", 0
+        for size in sizes:
+            apart(generate, folder, stored, size)
+            stored = size
+            for name, function in COMMANDS.items():
+                found[name].append(apart(measured, function, folder, size))
+        nodes = read_run(folder)[1]["trees"]["nodes"]
+        journal = sum(path.stat().st_size for path in folder.glob("journal.sqlite*"))
+        pages = len(list((folder / "report").rglob("*.html")))
+    added = (sizes[1] - sizes[0]) / 1000
+    for name, ((small_cpu, small_peak), (cpu, peak)) in found.items():
+        cpu_slope, peak_slope = (cpu - small_cpu) / added, (peak - small_peak) / added
+        peak_limit = "<= 600" if name == "export" else ""
+        table.row(f"{name}: CPU a node", cpu_slope * sizes[1] / nodes, "ms")
+        if name == "opening":
+            table.row("opening: CPU at 20,000 questions", cpu + (20 - sizes[1] / 1000) * cpu_slope, "s", limit="<= 2")
+        table.row(f"{name}: peak", peak, "MB", limit=peak_limit)
+        table.row(f"{name}: peak, per 1,000 questions more", peak_slope, "MB")
+    table.note(f"{sizes[1]:,} questions, {nodes:,} nodes; journal {journal / 1e6:.0f} MB, {pages} pages in the report")
+    table.note("CPU a node: of the second half of the questions, without what a process costs once")
+    table.show(given.json)
+
+
+COMMANDS = {"opening": opening, "export": export, "pairs": pairs, "stats": count, "report": report}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""How much memory a finished question leaves behind in the process that builds the trees.
+
+    python -m benchmarks.memory [--questions 1500] [--warm-up 700] [--iterations 3] [--json]
+
+A policy that costs nothing answers; the search, the engine and the journal on disk are real. The anonymous memory of
+the process is read whenever 1 % of the questions have finished, and a line is fitted through what is read after the
+warm-up. `--questions 20000 --warm-up 2000` takes about 10 minutes, with `--iterations 64` an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.build_tree import InstantPolicy, InstantRetriever
+from benchmarks.table import Table, options
+from reasonrag.core.config import load_config
+from reasonrag.core.types import Question
+from reasonrag.formats import ReasonRAGFormat
+from reasonrag.pipeline.build import Build
+from reasonrag.pipeline.parts import Parts
+from reasonrag.storage.runs import RunFolder
+
+
+def anonymous_mb() -> float:
+    """Return the memory of this process that is backed by no file, in MB."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1000
+
+
+async def watched(build: Build) -> list[tuple[int, float]]:
+    """Build the trees; return how many had finished and the memory in MB, read about a hundred times."""
+    seen: list[tuple[int, float]] = []
+
+    async def watch() -> None:
+        while True:
+            if build.progress.done >= (seen[-1][0] if seen else 0) + build.progress.total / 100:
+                seen.append((build.progress.done, anonymous_mb()))
+            await asyncio.sleep(0.01)
+
+    watching = asyncio.create_task(watch())
+    try:
+        await build.trees()
+    finally:
+        watching.cancel()
+    return seen
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--questions", type=int, default=1500)
+    parser.add_argument("--warm-up", type=int, default=700, help="finished questions before the first reading counts")
+    parser.add_argument("--iterations", type=int, default=3)
+    given = parser.parse_args()
+    table = Table(__doc__)
+    config = load_config(overrides={"search.iterations": given.iterations})
+    questions = [
+        Question(str(number), f"Who directed film number {number}?", ("somebody",), dataset="bench")
+        for number in range(given.questions)
+    ]
+    policy = InstantPolicy()
+    parts = Parts(questions, InstantRetriever(), ReasonRAGFormat(), policy, None, {})
+    before = anonymous_mb()
+    with tempfile.TemporaryDirectory() as place, RunFolder.open(Path(place) / "run", config, {}) as run:
+        seen = asyncio.run(watched(Build(config, parts, run)))
+    finished, memory = np.array([reading for reading in seen if reading[0] >= given.warm_up]).T
+    slope, _ = np.polyfit(finished, memory, 1)
+    table.row("per 1,000 finished questions", 1000 * slope, "MB", limit="<= 1")
+    table.row("before the first question", before, "MB")
+    table.row("after the warm-up", memory[0], "MB")
+    table.row("at the end", memory[-1], "MB")
+    table.note(
+        f"{given.questions:,} questions of {given.iterations} iterations, {policy.calls:,} calls; "
+        f"{len(memory)} readings after {given.warm_up:,} questions"
+    )
+    table.show(given.json)
+
+
+if __name__ == "__main__":
+    main()
