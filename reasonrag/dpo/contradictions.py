@@ -61,6 +61,13 @@ class Contradictions:
             self.named.append(named)
         return 1 + (len(reverse) if len(same) == 1 else 0)  # the first of its kind contradicts all of its reverses
 
+    def include(self, others: Contradictions) -> None:
+        """Add the counts of pairs whose prompts differ from all that are counted here."""
+        self.total += others.total
+        self.same_text += others.same_text
+        self.same_content += others.same_content
+        self.named = (self.named + others.named)[:_NAMED]
+
     def add_row(self, row: CheckedRow) -> None:
         """Add a checked row of any layout."""
         sides = row.sides

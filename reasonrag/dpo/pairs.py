@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 
@@ -22,6 +22,12 @@ from reasonrag.spre import (
     step_end,
 )
 from reasonrag.storage.parquet import Row
+
+# Columns of `tables.tree_schema` that pairs are derived from.
+NODE_COLUMNS = (
+    *("dataset", "question_id", "question", "node_id", "parent_id", "depth", "action", "content", "prompt", "prefix"),
+    *("stop", "text", "finish_reason", "prompt_tokens", "visits", "valued", "value", "f1"),
+)
 
 # A margin of exactly the threshold counts; this keeps 0.81 - 0.80 from falling short of 0.01 by rounding.
 _ROUNDING = 1e-12
@@ -38,6 +44,7 @@ def derive_pairs(
     weighting: Weighting = "trajectories",
     min_rollouts: int = 0,
     min_confidence: float = 0.0,
+    repeated: Collection[str] | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Row]:
     """Yield every preference between two siblings, as rows of `tables.pair_schema`.
@@ -60,11 +67,12 @@ def derive_pairs(
         min_rollouts: fewest complete trajectories behind each side; an answer's reward is known and needs none.
         min_confidence: smallest probability that the order is right (`spre.confidence`), in [0, 1]; it is unknown for
             "judge".
+        repeated: texts of the questions of which there are several trees, so that only their pairs are remembered; by
+            default the pairs of all trees are.
         left_out: counts what is left out, by cause: "few rollouts", "low confidence", "reversed".
     """
     left_out = Counter() if left_out is None else left_out
-    seen: set[str] = set()
-    for tree in _trees(nodes):
+    for tree, seen in _trees(nodes, repeated):
         decisions = decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)
         for chosen, rejected in _preferences(tree, decisions, min_margin):
             sureness = _sureness(chosen.decision, rejected.decision, reward)
@@ -105,6 +113,7 @@ def derive_trajectory_pairs(
     policy: str,
     config_hash: str,
     min_margin: float = 0.01,
+    repeated: Collection[str] | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Row]:
     """Yield rows of `tables.trajectory_pair_schema`: the best trajectory against the worst, the next best against
@@ -120,11 +129,11 @@ def derive_trajectory_pairs(
         policy: name of the model that wrote the steps.
         config_hash: of the run that made the trees.
         min_margin: smallest difference of F1, in [0, 1].
+        repeated: as in `derive_pairs`.
         left_out: counts what is left out, by cause: "reversed".
     """
     left_out = Counter() if left_out is None else left_out
-    seen: set[str] = set()
-    for tree in _trees(nodes):
+    for tree, seen in _trees(nodes, repeated):
         ranked = _ranked_trajectories(tree)
         parseable = [path for path in ranked if all(step["action"] != "malformed" for step in path)]
         for best, worst in zip(parseable, reversed(ranked), strict=False):
@@ -147,9 +156,12 @@ def in_test_split(dataset: str, question_id: str, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def _trees(nodes: Iterable[Row]) -> Iterator[list[Row]]:
-    for _, tree in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
-        yield list(tree)
+def _trees(nodes: Iterable[Row], repeated: Collection[str] | None) -> Iterator[tuple[list[Row], set[str]]]:
+    """Yield each tree with the digests of the preferences seen before; prompts of other questions differ from its."""
+    seen: set[str] = set()
+    for _, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
+        tree = list(rows)
+        yield tree, seen if repeated is None or tree[0]["question"] in repeated else set()
 
 
 @dataclass(frozen=True, slots=True)

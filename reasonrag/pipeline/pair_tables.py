@@ -6,15 +6,21 @@ needs no new search.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from reasonrag.core.config import Config
-from reasonrag.dpo.pairs import count_pairs, derive_pairs, derive_trajectory_pairs, in_test_split
-from reasonrag.storage.parquet import Row, ShardWriter, read_shards
+from reasonrag.dpo.pairs import (
+    NODE_COLUMNS,
+    count_pairs,
+    derive_pairs,
+    derive_trajectory_pairs,
+    in_test_split,
+)
+from reasonrag.storage.parquet import Row, ShardWriter, read_batches, read_shards, shard_paths
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _PAIR_SHARD_ROWS = 50_000
@@ -32,6 +38,8 @@ def export_pairs(
     Raises:
         RunError, DataError: the tree tables are missing or damaged.
     """
+    import numpy as np
+
     settings = config.pairs
     whole = settings.level == "trajectory"
     schema = trajectory_pair_schema() if whole else pair_schema()
@@ -40,17 +48,19 @@ def export_pairs(
     }
     types: Counter[str] = Counter()
     depths: Counter[int] = Counter()
-    questions: set[tuple[str, str]] = set()
-    margins: list[float] = []
+    questions, last = 0, None
+    margins = array("d")
     left_out: Counter[str] = Counter()
-    nodes = read_shards(run / "trees", "nodes", tree_schema())
-    for pair in pairs_of(nodes, config, policy=policy, config_hash=config_hash, left_out=left_out):
+    nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=NODE_COLUMNS)
+    repeated = repeated_questions(run)
+    for pair in pairs_of(nodes, config, policy=policy, config_hash=config_hash, repeated=repeated, left_out=left_out):
         question = (pair["dataset"], pair["question_id"])
         writers["test" if in_test_split(*question, settings.test_share) else "train"].add(pair)
         if not whole:
             types[f"{pair['chosen_type']} > {pair['rejected_type']}"] += 1
         depths[pair["depth"]] += 1
-        questions.add(question)
+        questions += question != last
+        last = question
         margins.append(pair["margin"])
     for writer in writers.values():
         writer.close()
@@ -58,10 +68,10 @@ def export_pairs(
         "total": len(margins),
         **{name: writer.rows for name, writer in writers.items()},
         "left_out": dict(sorted(left_out.items())),
-        "questions_with_pairs": len(questions),
+        "questions_with_pairs": questions,
         "by_type": dict(sorted(types.items())),
         "by_depth": {str(depth): count for depth, count in sorted(depths.items())},
-        "median_margin": median(margins) if margins else None,
+        "median_margin": float(np.median(margins)) if margins else None,
         "min_margin": settings.min_margin,
         "min_rollouts": settings.min_rollouts,
         "min_confidence": settings.min_confidence,
@@ -87,8 +97,23 @@ def count_pairs_of(tree: Sequence[Row], config: Config) -> int:
     )
 
 
+def repeated_questions(run: Path) -> set[str]:
+    """Return the texts of the questions of which a run has several trees: only these can repeat each other's pairs."""
+    texts: Counter[str] = Counter()
+    for path in shard_paths(run / "trees", "nodes"):
+        for batch in read_batches(path, tree_schema(), columns=("parent_id", "question")):
+            texts.update(row["question"] for row in batch.to_pylist() if row["parent_id"] < 0)
+    return {text for text, trees in texts.items() if trees > 1}
+
+
 def pairs_of(
-    nodes: Iterable[Row], config: Config, *, policy: str, config_hash: str, left_out: Counter[str] | None = None
+    nodes: Iterable[Row],
+    config: Config,
+    *,
+    policy: str,
+    config_hash: str,
+    repeated: Collection[str] | None = None,
+    left_out: Counter[str] | None = None,
 ) -> Iterator[Row]:
     """Yield the pairs that the configuration asks for.
 
@@ -97,12 +122,18 @@ def pairs_of(
         config: the run's configuration; `pairs` and `value` are used.
         policy: the policy's name, a column of every pair.
         config_hash: of the run that made the trees.
+        repeated: as in `derive_pairs`.
         left_out: counts what is left out, by cause.
     """
     settings, value = config.pairs, config.value
     if settings.level == "trajectory":
         return derive_trajectory_pairs(
-            nodes, policy=policy, config_hash=config_hash, min_margin=settings.min_margin, left_out=left_out
+            nodes,
+            policy=policy,
+            config_hash=config_hash,
+            min_margin=settings.min_margin,
+            repeated=repeated,
+            left_out=left_out,
         )
     return derive_pairs(
         nodes,
@@ -114,5 +145,6 @@ def pairs_of(
         weighting=value.weighting,
         min_rollouts=settings.min_rollouts,
         min_confidence=settings.min_confidence,
+        repeated=repeated,
         left_out=left_out,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from reasonrag.dpo.contradictions import Contradictions
+from reasonrag.pipeline.pair_tables import repeated_questions
 from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.spre import full_prompt
 from reasonrag.storage.parquet import Row
@@ -35,7 +37,7 @@ def stats(run: Path) -> dict[str, Any]:
         DataError: its tables are damaged.
     """
     _, summary = read_run(run)
-    counts = RunCounts()
+    counts = RunCounts(repeated_questions(run))
     for tree in read_trees(run, summary):
         counts.add(tree)
     return counts.metrics(summary)
@@ -44,7 +46,9 @@ def stats(run: Path) -> dict[str, Any]:
 class RunCounts:
     """Counts over the trees of a run and their pairs, one tree at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, repeated: Collection[str]) -> None:
+        """Take the texts of the questions of which the run has several trees: their pairs may contradict each other."""
+        self._repeated = repeated
         self.nodes = 0
         self.trees_by_dataset: Counter[str] = Counter()
         self.nodes_by: dict[str, Counter[str]] = {"origin": Counter(), "stage": Counter(), "action": Counter()}
@@ -65,7 +69,7 @@ class RunCounts:
             "margin",
             "confidence",
         )
-        self.values: dict[str, list[float]] = {name: [] for name in names}
+        self.values = {name: array("d") for name in names}
 
     def add(self, tree: QuestionTree) -> None:
         """Count one more tree, its nodes and its pairs."""
@@ -82,8 +86,12 @@ class RunCounts:
                 self.values["rounds"].append(searches[node] + 1)
         if tree.pairs:
             self.questions_with_pairs[tree.root["dataset"]] += 1
+        alone = tree.root["question"] not in self._repeated
+        contradictions = Contradictions() if alone else self.contradictions
         for pair in tree.pairs:
-            self._add_pair(pair, tree)
+            self._add_pair(pair, tree, contradictions)
+        if alone:
+            self.contradictions.include(contradictions)
 
     def _add_node(self, row: Row) -> None:
         self.nodes += 1
@@ -94,7 +102,7 @@ class RunCounts:
             if row[column] is not None:
                 self.values[column].append(row[column])
 
-    def _add_pair(self, pair: Row, tree: QuestionTree) -> None:
+    def _add_pair(self, pair: Row, tree: QuestionTree, contradictions: Contradictions) -> None:
         nodes = tree.nodes
         if "chosen_type" in pair:
             self.pair_types.setdefault(pair["chosen_type"], Counter())[pair["rejected_type"]] += 1
@@ -110,12 +118,12 @@ class RunCounts:
             for side in ("chosen", "rejected")
         )
         said = ([(step["action"], step["text"]) for step in side] for side in (chosen, rejected))
-        self.contradictions.add(pair["pair_id"], full_prompt(chosen[0]), *said)
+        contradictions.add(pair["pair_id"], full_prompt(chosen[0]), *said)
         chosen_tokens = nodes[pair["chosen_node_id"]]["completion_tokens"]
         rejected_tokens = nodes[pair["rejected_node_id"]]["completion_tokens"]
         if chosen_tokens is not None:
             self.values["chosen_tokens"].append(chosen_tokens)
-        self.values["tokens_in_pairs"] += [count for count in (chosen_tokens, rejected_tokens) if count is not None]
+        self.values["tokens_in_pairs"].extend(count for count in (chosen_tokens, rejected_tokens) if count is not None)
 
     def metrics(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return what `stats` returns; `summary` is the content of `run.json`, of any version."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import DataError
-from reasonrag.storage.parquet import Row, read_shards
+from reasonrag.storage.parquet import Row, read_batches, read_shards, shard_paths
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _SCORES = ("value", "spre", "f1", "em")
+_UNSEEN = ("token_ids", "logprobs")  # columns of a tree that no page shows
 # Without the pairs' texts: the trees hold them.
 _PAIR_COLUMNS = (
     *("pair_id", "dataset", "question_id", "depth", "margin", "chosen_reward", "rejected_reward"),
@@ -29,7 +29,8 @@ class QuestionTree:
     """The search tree of one question.
 
     Attributes:
-        nodes: `[N]` rows of `tables.tree_schema`, by id; the root is the first.
+        nodes: `[N]` rows of `tables.tree_schema`, by id; the root is the first. Token ids and log-probabilities are
+            left out by `read_trees`.
         children: `[N]` ids of each node's children, oldest first.
         pairs: rows of a pair table without their texts, each with its `split`; empty unless read by `read_trees`.
     """
@@ -68,7 +69,7 @@ class QuestionTree:
 
 
 def trees(run: Path) -> Iterator[QuestionTree]:
-    """Yield the trees of a finished run in the order of its questions, with at most one shard in memory.
+    """Yield the trees of a finished run in the order of its questions, one at a time.
 
     Raises:
         RunError: tables are missing.
@@ -89,16 +90,20 @@ def read_trees(run: Path, summary: Mapping[str, Any]) -> Iterator[QuestionTree]:
         RunError: tables are missing.
         DataError: tables are damaged, or the pairs name nodes that the trees lack.
     """
-    pairs_by_question: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for pair in _pairs(run, (summary.get("pairs") or {}).get("level")):
-        pairs_by_question[pair["dataset"], pair["question_id"]].append(pair)
-    for rows in _questions(run):
-        pairs = pairs_by_question.pop((rows[0]["dataset"], rows[0]["question_id"]), [])
+    level = (summary.get("pairs") or {}).get("level")
+    # Pairs stand in the order of the trees, and those of a question in one split.
+    splits = [_by_question(_pairs(run, level, split)) for split in ("train", "test")]
+    following = [next(split, []) for split in splits]
+    for rows in _questions(run, [name for name in tree_schema().names if name not in _UNSEEN]):
+        pairs: list[Row] = []
+        for number, split in enumerate(splits):
+            if following[number] and _question_of(following[number][0]) == _question_of(rows[0]):
+                pairs, following[number] = following[number], next(split, [])
         if any(max(pair["chosen_node_id"], pair["rejected_node_id"]) >= len(rows) for pair in pairs):
             raise _of_other_trees(rows[0]["question_id"])
         yield QuestionTree.of(rows, pairs=pairs, where=str(run))
-    for _, question_id in pairs_by_question:
-        raise _of_other_trees(question_id)
+    for left in filter(None, following):
+        raise _of_other_trees(left[0]["question_id"])
 
 
 def tree_of(run: Path, question_id: str, dataset: str | None = None) -> QuestionTree:
@@ -113,13 +118,24 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
         RunError: tables are missing.
         DataError: the question is unknown (the message names the nearest ids) or ambiguous, or its rows are not a tree.
     """
-    matches: list[list[Row]] = []
+    import pyarrow.compute as pc
+
+    matches: dict[str, list[Row]] = {}  # by data set
     known_ids: dict[str, None] = {}
-    for rows in _questions(run):
-        if dataset in (None, rows[0]["dataset"]):
-            known_ids[rows[0]["question_id"]] = None
-            if rows[0]["question_id"] == question_id:
-                matches.append(rows)
+    for path in shard_paths(run / "trees", "nodes"):
+        ids = [
+            row["question_id"]
+            for batch in read_batches(path, tree_schema(), columns=("dataset", "question_id"))
+            for row in batch.to_pylist()
+            if dataset in (None, row["dataset"])
+        ]
+        known_ids |= dict.fromkeys(ids)
+        if question_id not in ids:
+            continue
+        for batch in read_batches(path, tree_schema()):
+            for row in batch.filter(pc.equal(batch.column("question_id"), question_id)).to_pylist():
+                if dataset in (None, row["dataset"]):
+                    matches.setdefault(row["dataset"], []).append(row)
     if not matches:
         in_dataset = "" if dataset is None else f" of data set {dataset!r}"
         nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, known_ids, n=3, cutoff=0.0)))
@@ -128,9 +144,10 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
             + (f"the nearest ids are {nearest}" if nearest else "it has no trees at all")
         )
     if len(matches) > 1:
-        names = ", ".join(repr(rows[0]["dataset"]) for rows in matches)
+        names = ", ".join(map(repr, matches))
         raise DataError(f"{run} has a question {question_id!r} in several data sets ({names}); name one of them")
-    return QuestionTree.of(matches[0], where=str(run))
+    (rows,) = matches.values()
+    return QuestionTree.of(rows, where=str(run))
 
 
 def check_tree(rows: Sequence[Row], *, where: str = "the rows") -> None:
@@ -177,20 +194,26 @@ def _problem(position: int, row: Row, rows: Sequence[Row]) -> str:
     return ""
 
 
-def _questions(run: Path) -> Iterator[list[Row]]:
-    nodes = read_shards(run / "trees", "nodes", tree_schema())
-    for _, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
-        yield list(rows)
+def _questions(run: Path, columns: Sequence[str] | None = None) -> Iterator[list[Row]]:
+    return _by_question(read_shards(run / "trees", "nodes", tree_schema(), columns=columns))
 
 
-def _pairs(run: Path, level: str | None) -> Iterator[Row]:
+def _by_question(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    for _, group in groupby(rows, key=_question_of):
+        yield list(group)
+
+
+def _question_of(row: Row) -> tuple[str, str]:
+    return row["dataset"], row["question_id"]
+
+
+def _pairs(run: Path, level: str | None, split: str) -> Iterator[Row]:
     """Yield the pairs of `level` ("step" or "trajectory") with their `split`; pairs of trajectories have no types."""
     schema = trajectory_pair_schema() if level == "trajectory" else pair_schema()
     columns = [name for name in _PAIR_COLUMNS if name in schema.names]
-    for split in ("train", "test"):
-        if any((run / "pairs").glob(f"{split}-*.parquet")):  # a split without questions has no file
-            for row in read_shards(run / "pairs", split, schema, columns=columns):
-                yield row | {"split": split}
+    if any((run / "pairs").glob(f"{split}-*.parquet")):  # a split without questions has no file
+        for row in read_shards(run / "pairs", split, schema, columns=columns):
+            yield row | {"split": split}
 
 
 def _of_other_trees(question_id: str) -> DataError:

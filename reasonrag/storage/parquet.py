@@ -110,6 +110,7 @@ class ShardWriter:
         self._shard_rows = shard_rows
         self._pending: list[Row] = []  # not in Arrow's memory yet
         self._group: list[pa.RecordBatch] = []
+        self._group_bytes = 0
         self._shard = contextlib.ExitStack()  # the open file
         self._writer: pq.ParquetWriter | None = None
         self._left = shard_rows  # rows that the shard still takes
@@ -166,8 +167,9 @@ class ShardWriter:
         while batch.num_rows:
             part, batch = batch.slice(0, self._left), batch.slice(self._left)
             self._group.append(part)
+            self._group_bytes += part.nbytes
             self._left -= part.num_rows
-            if not self._left or sum(each.nbytes for each in self._group) >= _GROUP_BYTES:
+            if not self._left or self._group_bytes >= _GROUP_BYTES:
                 self._write_group()
             if not self._left:
                 self._end_shard()
@@ -180,7 +182,7 @@ class ShardWriter:
             self._writer = self._shard.enter_context(_writer(self._working[-1], self._schema))
         if self._group:
             self._writer.write_table(pa.Table.from_batches(self._group))
-            self._group = []
+            self._group, self._group_bytes = [], 0
 
     def _end_shard(self) -> None:
         self._shard.close()
