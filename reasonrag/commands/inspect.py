@@ -16,12 +16,18 @@ RUN = click.argument("run", type=PATH)
 @click.command()
 @click.argument("folder", type=PATH)
 @out("A folder (default: FOLDER/report).", required=False)
+@click.option(
+    "--question",
+    "questions",
+    multiple=True,
+    help="Id of a question (repeatable) that gets a page also if the run has more than 500.",
+)
 @click.option("--open", "in_browser", is_flag=True, help="Open the first page in a browser.")
-def report(folder: Path, out: Path | None, in_browser: bool) -> None:
+def report(folder: Path, out: Path | None, questions: tuple[str, ...], in_browser: bool) -> None:
     """Write HTML pages about a run, a training run or an evaluation. They open from disk.
 
     \b
-    A run: its settings and numbers, every question and its tree:
+    A run: its settings and numbers, every question and its tree (of a run of more than 500 questions, a sample):
       reasonrag report runs/hotpot --open
     A training run: its curves and, of `rl train`, every rollout with its reward and the reason for it:
       reasonrag report policies/rl
@@ -33,7 +39,7 @@ def report(folder: Path, out: Path | None, in_browser: bool) -> None:
     from reasonrag.core.text import printable
     from reasonrag.report import write_report
 
-    page = write_report(folder, out)
+    page = write_report(folder, out, questions=questions)
     print(printable(f"report: {page}"))
     if in_browser:
         webbrowser.open(page.resolve().as_uri())

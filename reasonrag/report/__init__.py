@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from reasonrag.core.errors import RunError
@@ -11,23 +11,25 @@ from reasonrag.report.run_pages import write_run_pages
 from reasonrag.report.training_pages import write_training_pages
 
 # By the file that each kind of folder has once it is finished.
-_WRITERS: dict[str, Callable[[Path, Path], Path]] = {
+_WRITERS: dict[str, Callable[..., Path]] = {
     "run.json": write_run_pages,
     "training.json": write_training_pages,
     "metrics.json": write_evaluation_pages,
 }
 
 
-def write_report(path: Path, out: Path | None = None) -> Path:
+def write_report(path: Path, out: Path | None = None, *, questions: Collection[str] = ()) -> Path:
     """Write the pages of a finished folder; return the path of the first page.
 
     Args:
         path: folder of a finished run, training run or evaluation.
         out: folder for the pages (default: PATH/report). An earlier report there is replaced.
+        questions: ids of questions of a run that get a page in any case. A run of more than 500 questions has pages of
+            at most 500, evenly spaced; its metrics are of all.
 
     Raises:
         RunError: `path` holds nothing finished, `out` holds other files, or the pages cannot be written.
-        DataError: tables are damaged.
+        DataError: tables are damaged, or a question is unknown.
     """
     write = next((writer for name, writer in _WRITERS.items() if (path / name).is_file()), None)
     if write is None:
@@ -35,9 +37,11 @@ def write_report(path: Path, out: Path | None = None) -> Path:
             f"{path} has no {' or '.join(_WRITERS)}: it is not the folder of a run, a training run or an evaluation, "
             "or its command has not finished; run the same command again to resume it"
         )
+    if questions and write is not write_run_pages:
+        raise RunError(f"{path} is not the folder of a run; its report has all of its questions, so omit --question")
     out = out or path / "report"
     try:
-        return write(path, out)
+        return write(path, out, questions=questions) if questions else write(path, out)
     except OSError as error:
         raise RunError(
             f"the report cannot be written into {out} ({error.strerror or error}); make room or choose another folder "

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.settings import dump
+from reasonrag.pipeline.pair_tables import repeated_questions
 from reasonrag.report.site import ListRow, Page, TextPool, open_site, shortened
 from reasonrag.report.stats import RunCounts, margin_histogram, whole_number_histogram
-from reasonrag.report.trees import QuestionTree, read_trees
+from reasonrag.report.trees import QuestionTree, read_trees, tree_of
 from reasonrag.storage.parquet import Row
 from reasonrag.storage.runs import read_run
 
+_MOST_PAGES = 500  # of a run of more questions, pages are written of a sample
 _BOX_WIDTH, _BOX_HEIGHT = 272, 62
 _COLUMN_WIDTH, _ROW_HEIGHT = 304, 74  # from box to box, in SVG units
 _MARGIN = 12
@@ -76,18 +79,30 @@ class Drawing:
     box_height: int = _BOX_HEIGHT
 
 
-def write_run_pages(run: Path, out: Path) -> Path:
+def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = ()) -> Path:
     """Write the pages of a finished run into `out`, see `write_report`."""
     config, summary = read_run(run)
-    counts = RunCounts()
+    counts = RunCounts(repeated_questions(run))
+    for question_id in questions:
+        tree_of(run, question_id)  # raises if it is unknown, with the nearest ids
+    finished = (summary.get("questions") or {}).get("finished") or 1
+    step = math.ceil(finished / _MOST_PAGES)
+
+    def pages() -> Iterator[Page]:
+        for number, tree in enumerate(read_trees(run, summary)):
+            counts.add(tree)
+            if number % step == 0 or tree.root["question_id"] in questions:
+                yield _page(tree)
+
     with open_site(out, folder="questions", scripts=("tree.js",)) as site:
-        site.write_pages("question.html.j2", _pages(read_trees(run, summary), counts))
+        site.write_pages("question.html.j2", pages())
         metrics = counts.metrics(summary)
         by_type = metrics["pairs"]["by_type"]
         return site.write_index(
             "index.html.j2",
             config=config,
             settings=dump(config),
+            step=step,
             summary=summary,
             metrics=metrics,
             types=_STEP_TYPES,
@@ -100,15 +115,12 @@ def write_run_pages(run: Path, out: Path) -> Path:
         )
 
 
-def _pages(trees: Iterable[QuestionTree], counts: RunCounts) -> Iterator[Page]:
-    """Yield a page per question, after adding its tree to `counts`."""
-    for tree in trees:
-        counts.add(tree)
-        best_f1 = max((row["f1"] for row in tree.nodes if row["f1"] is not None), default=None)
-        depth = max(row["depth"] for row in tree.nodes)
-        columns = [tree.root[name] for name in ("dataset", "question_id", "question", "golden_answers")]
-        cells = [*columns, len(tree.nodes), depth, len(tree.pairs), best_f1]
-        yield Page(tree.root, {"drawing": _draw(tree), "details": _details(tree)}, [ListRow(cells)])
+def _page(tree: QuestionTree) -> Page:
+    best_f1 = max((row["f1"] for row in tree.nodes if row["f1"] is not None), default=None)
+    depth = max(row["depth"] for row in tree.nodes)
+    columns = [tree.root[name] for name in ("dataset", "question_id", "question", "golden_answers")]
+    cells = [*columns, len(tree.nodes), depth, len(tree.pairs), best_f1]
+    return Page(tree.root, {"drawing": _draw(tree), "details": _details(tree)}, [ListRow(cells)])
 
 
 def _draw(tree: QuestionTree) -> Drawing:

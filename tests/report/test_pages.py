@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import resource
 from collections import Counter
@@ -60,6 +61,19 @@ def test_every_question_has_a_page_with_every_node(real):
         drawn = [int(node["data-id"]) for node in page.all("g", role="treeitem")]
         assert sorted(drawn) == list(range(expected[question_id]))
         assert [node["id"] for node in page.details["nodes"]] == sorted(drawn)
+
+
+def test_a_large_run_has_pages_of_a_sample_and_of_the_questions_that_are_named(tmp_path):
+    write_run(tmp_path, [rows(2, question_id=f"q{number}") for number in range(1_001)])
+    summary = json.loads((tmp_path / "run.json").read_text())
+    for named, expected in (((), 334), (("q1", "q3"), 335)):
+        report = write_report(tmp_path, questions=named).parent
+        assert len(list((report / "questions").iterdir())) == len(listed(report)) == expected
+    assert [row[2] for row in listed(report)[:4]] == ["q0", "q1", "q3", "q6"]
+    page = Page(report / "index.html")
+    assert "One question in 3" in page.text and f"nodes: {summary['trees']['nodes']:,}" in page.text
+    with pytest.raises(DataError, match="nearest ids"):
+        write_report(tmp_path, questions=["q1001"])
 
 
 def test_the_first_page_counts_what_the_run_counts(real):
