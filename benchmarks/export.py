@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.build_tree import InstantRetriever
+
 from benchmarks.table import Table, options
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.types import Completion, Passage, Prompt, Question

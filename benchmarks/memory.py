@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-
 from benchmarks.build_tree import InstantPolicy, InstantRetriever
+
 from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
 from reasonrag.core.types import Question
