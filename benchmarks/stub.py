@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import json
 import subprocess
 import sys
@@ -104,6 +105,7 @@ class _Connection(asyncio.Protocol):
 
     latency_s = 0.0
     served = in_flight = most_in_flight = 0  # of all connections
+    distinct: set[bytes] = set()  # noqa: RUF012 - requests of all connections, by hash
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport, self.received = transport, b""
@@ -118,10 +120,12 @@ class _Connection(asyncio.Protocol):
                 return
             body, self.received = self.received[end + 4 : end + 4 + length], self.received[end + 4 + length :]
             if not head.startswith(b"post"):
-                everyone = {"served": _Connection.served, "most_in_flight": _Connection.most_in_flight}
-                self._send({"data": [{"id": "stub"}], **everyone})
+                counts = {"served": _Connection.served, "most_in_flight": _Connection.most_in_flight}
+                counts["repeated"] = _Connection.served - len(_Connection.distinct)
+                self._send({"data": [{"id": "stub"}], **counts})
                 continue
             _Connection.served += 1
+            _Connection.distinct.add(hashlib.blake2b(body, digest_size=8).digest())
             _Connection.in_flight += 1
             _Connection.most_in_flight = max(_Connection.most_in_flight, _Connection.in_flight)
             asyncio.get_running_loop().call_later(self.latency_s, self._answer, body)
