@@ -14,6 +14,7 @@ import click
 from reasonrag.commands.options import (
     JSON,
     PATH,
+    SHARD,
     Several,
     configuration,
     given_settings,
@@ -57,7 +58,8 @@ def index() -> None:
 @configuration("IndexConfig")
 @out("The folder of the index; the same command resumes the build.")
 @click.option("--replace", is_flag=True, help="Delete passages of a different corpus from the folder first.")
-def build(out: Path, replace: bool, **given: Any) -> None:
+@SHARD
+def build(out: Path, replace: bool, shard: str | None, **given: Any) -> None:
     """Build an index, or add a kind to one, within --max-memory. The same command resumes a build that was killed.
 
     \b
@@ -80,11 +82,13 @@ def build(out: Path, replace: bool, **given: Any) -> None:
     from reasonrag.core.text import printable
     from reasonrag.retrieval.index.build import build_index
     from reasonrag.retrieval.index.settings import IndexConfig, show_size
+    from reasonrag.storage.shards import WHOLE, Shard
 
     config = validate(IndexConfig, gather({}, **sources(given)))
     log_plainly()
     with StageLines(error_console()) as progress:
-        manifests = build_index(out, config, replace=replace, progress=progress)
+        mine = Shard.parse(shard) if shard else WHOLE
+        manifests = build_index(out, config, replace=replace, progress=progress, shard=mine)
     table = Table("part", "size", "files", "counts")
     for part, manifest in manifests.items():
         counts = ", ".join(f"{name} {count:,}" for name, count in manifest.counts.items())

@@ -137,8 +137,8 @@ DRY_RUN = click.option(
 SHARD = click.option(
     "--shard",
     metavar="I/S",
-    help="Do only part I, counted from 0, of S parts of the questions, in --out/shards. The last one to finish puts "
-    "--out together.",
+    help="Do only part I, counted from 0, of S parts of the work, beside other machines that see --out. The last part "
+    "to finish puts them together.",
 )
 RAY = together(
     click.option(

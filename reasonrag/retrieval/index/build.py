@@ -13,23 +13,33 @@ from reasonrag.retrieval.index.folder import BuildProgress, IndexFolder, Manifes
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_memory, passages_plan
 from reasonrag.retrieval.index.settings import IndexConfig, show_size
 from reasonrag.retrieval.index.vector_settings import choose, memory_of, self_queries
+from reasonrag.storage.shards import WHOLE, Shard
 
 TUNING_QUERIES = 200
 _BYTES_A_WORD = 6
 _MOST_MERGED = 1 << 30  # bytes of scores in memory at a time: more is no faster
 
 
-def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: BuildProgress) -> Mapping[Part, Manifest]:
+def build_index(
+    path: Path, config: IndexConfig, *, replace: bool, progress: BuildProgress, shard: Shard = WHOLE
+) -> Mapping[Part, Manifest]:
     """Build the parts that are asked for and missing, and return the manifests of all parts of the index.
 
     A killed build resumes, and a second call may add parts. `replace` deletes the passages of a different corpus first,
     with everything that was built over them.
+
+    Of several processes with a `shard` each, the first one builds the passages, each encodes its part of them, and the
+    last one builds the rest. BM25 is built by one.
 
     Raises:
         ConfigError, DataError: one line; finished stages are kept.
     """
     if not config.kind:
         raise ConfigError("no kind of index is given; add --kind bm25, --kind dense, or both")
+    if shard != WHOLE and ("dense" not in config.kind or config.vectors.adopt is not None):
+        raise ConfigError(
+            "--shard is a part of the passages to encode: add --kind dense without --adopt, or leave it out"
+        )
     if "bm25" in config.kind:
         from reasonrag.retrieval.index.postings import Tokenizer
 
@@ -37,13 +47,28 @@ def build_index(path: Path, config: IndexConfig, *, replace: bool, progress: Bui
     index = IndexFolder(path)
     _refuse_other_files(index)
     _refuse_index_in_corpus(index, config.corpus)
-    with index.locked(waiting=lambda: progress.note(f"another process builds in {path}; waiting for it to finish")):
+
+    def waiting() -> None:
+        progress.note(f"another process builds in {path}; waiting for it to finish")
+
+    with index.locked(waiting=waiting):
         progress.note(f"memory: at most {show_size(config.max_bytes)} (--max-memory)")
         _passages(index, config, replace, progress)
-        for kind in dict.fromkeys(config.kind):
-            build_kind = _bm25 if kind == "bm25" else _dense
-            build_kind(index, config, progress)
+        if shard == WHOLE:
+            _kinds(index, config, progress)
+    if shard != WHOLE:
+        if _encode(index, config, shard, progress):
+            with index.locked(waiting=waiting):
+                _kinds(index, config, progress)
+        else:
+            progress.note(f"shard {shard} is encoded; the last one, or this command without --shard, builds the rest")
     return {part: index.need(part) for part in index.parts()}
+
+
+def _kinds(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:
+    for kind in dict.fromkeys(config.kind):
+        build_kind = _bm25 if kind == "bm25" else _dense
+        build_kind(index, config, progress)
 
 
 def _refuse_other_files(index: IndexFolder) -> None:
@@ -110,6 +135,15 @@ def _bm25(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> N
 def _shown(memory: Mapping[str, int]) -> str:
     parts = ", ".join(f"{cause} {show_size(size)}" for cause, size in memory.items())
     return f"{show_size(sum(memory.values()))} ({parts})"
+
+
+def _encode(index: IndexFolder, config: IndexConfig, shard: Shard, progress: BuildProgress) -> bool:
+    """Encode a part of the passages; return whether all parts are encoded now."""
+    from reasonrag.retrieval.encoders import open_text_encoder
+    from reasonrag.retrieval.index.embeddings import encode_part
+
+    with closing(open_text_encoder(config.encoder)) as encoder:
+        return encode_part(index, encoder, shard, progress=progress)
 
 
 def _dense(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib.metadata import version
 
@@ -14,6 +14,7 @@ from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
 from reasonrag.storage.files import read_json, write_json
+from reasonrag.storage.shards import Shard
 
 Vectors = NDArray[np.float32]
 
@@ -76,15 +77,39 @@ def build_embeddings(
         DataError: a vector contains NaN or infinity.
         ConfigError: the device has too little memory.
     """
-    made_of = {"passages": index.verify("passages").fingerprint, "encoder": identity_checksum(encoder.identity)}
-    settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
-    plan = Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
+    plan = _plan(index, encoder, shard_rows)
     made = index.sound(plan)
     if made is None:
         with closing(PassageStore(index.part("passages"))) as store:
-            made = _build(Draft(index, plan), store, encoder, shard_rows, progress)
+            made = _build(Draft(index, plan), store, encoder, progress)
     remember_location(index, encoder)
     return made
+
+
+def encode_part(
+    index: IndexFolder, encoder: TextEncoder, part: Shard, *, progress: BuildProgress, shard_rows: int = SHARD_ROWS
+) -> bool:
+    """Encode one of several parts of the passages, while other processes encode others; nobody holds the lock.
+
+    Returns:
+        Whether the vectors of all parts are there, so that `build_embeddings` has nothing to encode.
+    """
+    plan = _plan(index, encoder, shard_rows)
+    if index.sound(plan) is not None:
+        return True
+    with index.locked():
+        draft = Draft(index, plan, alone=False)
+    with closing(PassageStore(index.part("passages"))) as store:
+        numbers = _numbers(store, plan)
+        mine = [number for number in numbers if number * part.of // len(numbers) == part.number]
+        _encode_shards(draft, mine, store, encoder, progress)
+    return all(draft.holds(_shard(number)) for number in numbers)
+
+
+def _plan(index: IndexFolder, encoder: TextEncoder, shard_rows: int) -> Plan:
+    made_of = {"passages": index.verify("passages").fingerprint, "encoder": identity_checksum(encoder.identity)}
+    settings = {"encoder": dict(encoder.identity), "shard_rows": shard_rows}
+    return Plan("embeddings", made_of, settings, {"sentence-transformers": version("sentence-transformers")})
 
 
 def encoder_of(index: IndexFolder) -> tuple[Mapping[str, str], str]:
@@ -106,25 +131,34 @@ def remember_location(index: IndexFolder, encoder: TextEncoder) -> None:
     write_json(index.path / _LOCATION, document, indent=None)
 
 
-def _build(
-    draft: Draft, store: PassageStore, encoder: TextEncoder, shard_rows: int, progress: BuildProgress
-) -> Manifest:
-    rows = len(store)
-    numbers = range(-(-rows // shard_rows))
-    done = [number for number in numbers if draft.holds(_shard(number))]
-    rows_done = sum(min(shard_rows, rows - number * shard_rows) for number in done)
-    progress.start("encoding passages", total=rows, unit="passages", done=rows_done)
-    for number in numbers:
-        if number not in done:
-            start = number * shard_rows
-            _write_shard(draft, number, range(start, min(start + shard_rows, rows)), store, encoder, progress)
+def _build(draft: Draft, store: PassageStore, encoder: TextEncoder, progress: BuildProgress) -> Manifest:
+    numbers = _numbers(store, draft.plan)
+    _encode_shards(draft, numbers, store, encoder, progress)
     cut = sum(int((draft.scratch / _cut(number)).read_bytes()) for number in numbers)
     if cut:
         progress.note(
-            f"{cut} of {rows} passages are longer than {encoder.name} reads ({encoder.identity['max_tokens']} tokens); "
-            "the rest of their text is not searched"
+            f"{cut} of {len(store)} passages are longer than {encoder.name} reads ({encoder.identity['max_tokens']} "
+            "tokens); the rest of their text is not searched"
         )
-    return draft.finish({"passages": rows, "dims": encoder.dims, "cut": cut})
+    return draft.finish({"passages": len(store), "dims": encoder.dims, "cut": cut})
+
+
+def _numbers(store: PassageStore, plan: Plan) -> range:
+    return range(-(-len(store) // int(plan.settings["shard_rows"])))
+
+
+def _encode_shards(
+    draft: Draft, numbers: Sequence[int], store: PassageStore, encoder: TextEncoder, progress: BuildProgress
+) -> None:
+    """Encode those shards that no process has encoded before."""
+    size = int(draft.plan.settings["shard_rows"])
+    rows = {number: range(number * size, min((number + 1) * size, len(store))) for number in numbers}
+    done = [number for number in numbers if draft.holds(_shard(number))]
+    total = sum(map(len, rows.values()))
+    progress.start("encoding passages", total=total, unit="passages", done=sum(len(rows[number]) for number in done))
+    for number in numbers:
+        if number not in done:
+            _write_shard(draft, number, rows[number], store, encoder, progress)
 
 
 def _write_shard(

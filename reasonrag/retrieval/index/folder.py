@@ -101,17 +101,22 @@ class Silent(BuildProgress):
 class Draft:
     """A part that is being built. Files written through it survive a kill; `finish` makes it a part of the index."""
 
-    def __init__(self, index: IndexFolder, plan: Plan) -> None:
-        """Resume in the working folder if it has the same plan, else clear it."""
+    def __init__(self, index: IndexFolder, plan: Plan, *, alone: bool = True) -> None:
+        """Resume in the working folder if it has the same plan, else clear it.
+
+        `alone` is whether no other process writes in it now.
+        """
         self.folder = index.path / f".building-{plan.part}"
         self._index = index
-        self._plan = plan
+        self.plan = plan
         kept = self.folder / _SCRATCH / _PLAN
         if read_json(kept) != plan.document():
             shutil.rmtree(self.folder, ignore_errors=True)
             self.scratch.mkdir(parents=True)
             write_json(kept, plan.document(), indent=None)
-        for unfinished in self.folder.rglob("*.tmp"):  # left by a process that was killed while it wrote
+        for unfinished in (
+            self.folder.rglob("*.tmp") if alone else ()
+        ):  # left by a process that was killed while it wrote
             unfinished.unlink()
 
     @property
@@ -135,7 +140,7 @@ class Draft:
         """Checksum all files and rename the working folder to the part, in place of an older one."""
         paths = sorted(path for path in self.folder.rglob("*") if path.is_file() and self.scratch not in path.parents)
         files = {str(path.relative_to(self.folder)): _size_and_digest(path) for path in paths}
-        manifest = Manifest(self._plan, dict(counts), files)
+        manifest = Manifest(self.plan, dict(counts), files)
         document = {**manifest.document(), "fingerprint": manifest.fingerprint}
         write_json(self.folder / _MANIFEST, document, indent=1)
         self._index.settle()

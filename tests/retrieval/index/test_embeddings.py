@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.retrieval.index.embeddings import Embeddings, build_embeddings, encoder_of
+from reasonrag.retrieval.index.embeddings import Embeddings, build_embeddings, encode_part, encoder_of
 from reasonrag.retrieval.index.folder import Silent
+from reasonrag.storage.shards import Shard
 from tests.retrieval.forked import forked
 from tests.retrieval.index.dense_toys import Notes, WordsEncoder, digest, passages, sentences
 
@@ -36,6 +37,21 @@ def test_every_passage_has_its_vector_in_its_row_across_shards(tmp_path):
     assert [start for start, _ in found.blocks()] == [0, 16, 32, 48]
     rows = np.array([49, 0, 17, 17, 31])
     assert np.array_equal(found.take(rows), wanted[rows])
+
+
+def test_parts_that_several_processes_encode_give_the_same_bytes(tmp_path):
+    build(tmp_path / "whole")
+    index, encoders = passages(tmp_path / "parts", TEXTS), [WordsEncoder() for _ in range(3)]
+    last = [
+        encode_part(index, encoder, Shard(number, 3), progress=Silent(), shard_rows=16)
+        for number, encoder in reversed(list(enumerate(encoders)))
+    ]
+    assert last == [False, False, True]
+    assert [encoder.encoded for encoder in encoders] == [32, 16, 2]  # of four shards
+    build(tmp_path / "parts", nothing := WordsEncoder())
+    assert nothing.encoded == 0
+    assert digest(tmp_path / "parts/embeddings") == digest(tmp_path / "whole/embeddings")
+    assert encode_part(index, nothing, Shard(0, 3), progress=Silent(), shard_rows=16) and nothing.encoded == 0
 
 
 def test_passages_that_the_model_does_not_read_to_the_end_are_counted_and_told(tmp_path):
