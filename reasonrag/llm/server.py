@@ -207,16 +207,15 @@ class ServerLLM:
 
     async def _request(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
         """Send one request until it is answered, refused or out of time."""
-        lost = 0
+        request = None
         while True:
             address = self._addresses.choose(caller.get().question)
-            request = address.slots.request(lost)
+            request = address.slots.request(request)
             try:
                 async with request:
                     replies = await self._retried(address.url, request, prompt, sampling)
             except Away as failure:
-                lost = request.lost
-                if not self._addresses.lost(address, failure) or lost > self._max_retries:
+                if not self._addresses.lost(address, failure) or request.lost > self._max_retries:
                     raise LLMError(f"{self.name}: {failure}", cause="unreachable") from failure
             else:
                 self._addresses.answered(address)

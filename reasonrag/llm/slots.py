@@ -71,9 +71,11 @@ class Slots:
         now = asyncio.get_running_loop().time()
         return self.away_since is not None and not self.waiting and self._has_room(now)
 
-    def request(self, lost: int = 0) -> Request:
-        """Return a context manager that holds a slot while its block runs; `lost` is that of the request."""
-        return Request(self, lost)
+    def request(self, again: Request | None = None) -> Request:
+        """Return a context manager that holds a slot while its block runs: `again`, if that one has failed."""
+        request = again or Request()
+        request.slots = self
+        return request
 
     def drain(self) -> None:
         """Let the requests that hold a slot end; the others, and later ones, raise Interrupted."""
@@ -98,8 +100,8 @@ class Slots:
         else:
             turn = loop.create_future()
             self._arrivals += 1
-            # A request that an engine was lost with waits behind the others: it may be what the engine dies of.
-            heapq.heappush(self._queue, (request.lost, caller.get().priority, self._arrivals, turn))
+            # A request that has failed waits behind the others: it may be what the engine dies of.
+            heapq.heappush(self._queue, (request.failures, caller.get().priority, self._arrivals, turn))
             self.waiting += 1
             try:
                 request.probes = await turn
@@ -135,6 +137,7 @@ class Slots:
         self._finder.refused(asyncio.get_running_loop().time(), self.in_flight, request.started)
 
     def _lose(self, now: float, request: Request, failure: Away) -> None:
+        request.failures += 1
         request.lost += not request.probes
         if self.away_since is None:
             self.away_since, self._probes = now, 0
@@ -170,36 +173,39 @@ class Request:
     """One request. It holds a slot in `async with request:`, and waits for one before.
 
     Attributes:
+        slots: those that it waits for.
         tokens: what the reply weighs in measurements of throughput.
         probes: whether the engine was away when the request got its slot.
-        lost: how often the engine went away while it had the request.
+        failures: how often the engine was away.
+        lost: how often it went away while it had the request.
         started: the loop's time at which the request got its slot.
         refused: whether the engine had no room for it at first.
     """
 
-    __slots__ = ("_slots", "lost", "probes", "refused", "started", "tokens")
+    __slots__ = ("failures", "lost", "probes", "refused", "slots", "started", "tokens")
 
-    def __init__(self, slots: Slots, lost: int) -> None:
-        self._slots = slots
+    slots: Slots
+
+    def __init__(self) -> None:
         self.tokens = 1
+        self.failures = self.lost = 0
         self.probes = self.refused = False
-        self.lost = lost
         self.started = 0.0
 
     async def __aenter__(self) -> Request:
-        await self._slots.enter(self)
+        await self.slots.enter(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._slots.leave(self, error)
+        self.slots.leave(self, error)
 
     def refuse(self) -> None:
         """Note that the engine has no room for this request at present: 429, 503, or no reply in time."""
         if not self.refused:
             self.refused = True
-            self._slots.refuse(self)
+            self.slots.refuse(self)
 
 
 class _Finder:

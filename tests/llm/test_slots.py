@@ -10,6 +10,8 @@ from random import Random
 
 import pytest
 
+from reasonrag.core.errors import Interrupted
+from reasonrag.core.http import Away
 from reasonrag.llm.base import Caller, caller
 from reasonrag.llm.slots import Slots
 from tests.virtual_time import run_virtually
@@ -160,3 +162,80 @@ def test_few_requests_do_not_lower_the_limit():
 
     before, after = run_virtually(main())
     assert after == before
+
+
+def test_one_request_at_a_time_finds_out_whether_an_engine_is_back():
+    async def main():
+        loop, slots, asked, inside = asyncio.get_running_loop(), Slots(64), [], 0
+
+        async def ask() -> None:
+            nonlocal inside
+            while True:
+                request = slots.request()
+                try:
+                    async with request:
+                        inside += 1
+                        asked.append((loop.time(), inside))
+                        await asyncio.sleep(0.01)
+                        inside -= 1
+                        if 10 <= loop.time() < 70:
+                            raise Away("restarting")
+                        await asyncio.sleep(1.0)
+                    if loop.time() > 75:
+                        return
+                except Away:
+                    pass
+
+        await asyncio.gather(*(ask() for _ in range(256)))
+        return asked
+
+    asked = run_virtually(main())
+    away = [(time, inside) for time, inside in asked if 12 < time < 70]
+    assert 30 <= len(away) <= 70 and all(inside == 1 for _, inside in away)
+    assert sum(70 <= time < 74 for time, _ in asked) > 64, "all slots are used again within two seconds"
+
+
+def test_a_request_that_an_engine_dies_of_does_not_hold_up_the_others():
+    async def main():
+        loop, slots, dies_until, answered = asyncio.get_running_loop(), Slots(4), 0.0, []
+
+        async def ask(name: str) -> None:
+            nonlocal dies_until
+            request = slots.request()
+            while request.lost <= 6:
+                try:
+                    async with request:
+                        await asyncio.sleep(0.1)
+                        if name == "poison":
+                            dies_until = loop.time() + 5.0
+                        if loop.time() <= dies_until:
+                            raise Away("dead")
+                    answered.append(name)
+                    return
+                except Away:
+                    pass
+
+        caller.set(Caller("", -1))
+        poison = asyncio.create_task(ask("poison"))
+        caller.set(Caller("", 0))
+        await asyncio.gather(poison, *(ask("sane") for _ in range(20)))
+        return answered
+
+    assert run_virtually(main()) == ["sane"] * 20
+
+
+def test_requests_that_wait_are_told_of_a_stop():
+    async def main():
+        slots = Slots(1)
+        held = asyncio.create_task(hold(slots, 1.0))
+        waits = asyncio.create_task(hold(slots, 1.0))
+        await asyncio.sleep(0.5)
+        slots.drain()
+        with pytest.raises(Interrupted):
+            await waits
+        await held
+        with pytest.raises(Interrupted):
+            await hold(slots, 1.0)
+        assert (slots.in_flight, slots.waiting) == (0, 0)
+
+    run_virtually(main())

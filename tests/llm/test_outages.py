@@ -1,0 +1,120 @@
+"""Servers that die and come back under a run: real processes, killed with SIGKILL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+
+from reasonrag.core.errors import Interrupted, LLMError
+from reasonrag.core.types import Message, Prompt
+from reasonrag.llm.base import Caller, Sampling, caller
+from reasonrag.llm.journaled import JournaledLLM
+from reasonrag.llm.server import ServerLLM
+from reasonrag.storage.journal import Journal
+from tests.llm.process_server import ServerProcess
+
+PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
+
+
+async def ask(llm: ServerLLM, question: str, calls: int, replied: Callable[[str, str], None]) -> None:
+    caller.set(Caller(question))
+    for _ in range(calls):
+        (reply,) = await llm.complete(PROMPT, Sampling())
+        replied(question, reply.text)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+def test_a_server_that_restarts_costs_no_request():
+    async def main(server: ServerProcess) -> list[str]:
+        llm, replies = ServerLLM(server.base_url, "m", concurrency=16, max_retries=1, timeout_s=0.5), []
+
+        async def restart() -> None:
+            await until(lambda: len(replies) >= 50)
+            server.kill()
+            await asyncio.sleep(1.0)  # longer than the timeout of a request
+            assert llm.slots.in_flight <= 1 and llm.slots.waiting >= 39 and llm.slots.free < 0
+            server.start()
+
+        try:
+            asked = (ask(llm, str(i), 5, lambda _, text: replies.append(text)) for i in range(40))
+            await asyncio.gather(restart(), *asked)
+        finally:
+            await llm.aclose()
+        return replies
+
+    with ServerProcess() as server:
+        assert asyncio.run(main(server)) == [str(server.port)] * 200
+
+
+def test_a_stop_ends_the_wait_for_a_server(tmp_path):
+    async def main(server: ServerProcess, journal: Journal) -> None:
+        llm = JournaledLLM(ServerLLM(server.base_url, "m"), journal, kind="policy")
+        asked = [asyncio.create_task(llm.complete(PROMPT, Sampling(seed=i))) for i in range(8)]
+        await asyncio.sleep(0.1)
+        server.kill()
+        await until(lambda: llm.slots.waiting == 8)
+        journal.drain()
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        await llm.aclose()
+        assert all(isinstance(error, Interrupted) for error in ended)
+
+    with ServerProcess(latency_s=60.0) as server:
+        journal = Journal(tmp_path / "journal.sqlite")
+        asyncio.run(main(server, journal))
+        journal.close()
+
+
+def test_of_three_servers_one_dies_and_comes_back():
+    async def main(servers: list[ServerProcess]) -> None:
+        llm = ServerLLM([server.base_url for server in servers], "m", concurrency=4)
+        assert (llm.slots.limit, llm.slots.free, llm.name) == (12, 12, "m")
+        seen: dict[str, list[str]] = defaultdict(list)
+
+        async def kill(server: ServerProcess) -> None:
+            await until(lambda: sum(map(len, seen.values())) >= 40)
+            server.kill()
+
+        def replied(question: str, port: str) -> None:
+            seen[question].append(port)
+
+        try:
+            dead, *others = servers
+            await asyncio.gather(kill(dead), *(ask(llm, f"a{i}", 10, replied) for i in range(12)))
+            for ports in seen.values():
+                assert len(ports) == 10
+                stayed, moved = len(set(ports)) == 1, len(set(ports)) == 2 and ports[0] == str(dead.port)
+                assert (stayed and ports[0] != str(dead.port)) or (moved and ports[-1] != str(dead.port))
+            for port in (str(server.port) for server in servers):
+                assert 3 <= sum(ports[0] == port for ports in seen.values()) <= 5, "shared evenly"
+            assert {ports[-1] for ports in seen.values()} == {str(server.port) for server in others}
+            dead.start()
+            await asyncio.sleep(2.0)  # until the next probe is due
+            await ask(llm, "probe", 1, replied)
+            await asyncio.gather(*(ask(llm, f"b{i}", 5, replied) for i in range(12)))
+            assert sum(seen[f"b{i}"][-1] == str(dead.port) for i in range(12)) >= 3
+        finally:
+            await llm.aclose()
+
+    with ExitStack() as stack:
+        asyncio.run(main([stack.enter_context(ServerProcess()) for _ in range(3)]))
+
+
+def test_the_check_names_the_address_that_fails():
+    async def main(servers: list[ServerProcess]) -> None:
+        llm = ServerLLM([server.base_url for server in servers], "m")
+        await llm.check()
+        servers[1].kill()
+        with pytest.raises(LLMError, match=str(servers[1].port)):
+            await llm.check()
+        await llm.aclose()
+
+    with ExitStack() as stack:
+        asyncio.run(main([stack.enter_context(ServerProcess()) for _ in range(2)]))
