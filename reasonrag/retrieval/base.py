@@ -39,6 +39,10 @@ class Retriever(Protocol):
 class LocalRetriever(ABC):
     """Searches an index in this process, in one thread: one call after another, beside the event loop."""
 
+    # Queries times passages of the largest search that the event loop waits for, because handing it to the thread would
+    # take longer. Such a search may run beside the one in the thread.
+    _at_once = 0
+
     def __init__(self, passages: PassageStore, *, known: Any) -> None:
         """Take the passages to return, and what decides a ranking as a JSON value, which becomes the fingerprint."""
         self.fingerprint = short_hash(known)
@@ -54,6 +58,8 @@ class LocalRetriever(ABC):
         Raises:
             RetrievalError: the search failed, for example for lack of memory.
         """
+        if len(queries) * len(self._passages) <= self._at_once:
+            return self._search(list(queries), top_k)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)
 
     async def aclose(self) -> None:

@@ -95,7 +95,7 @@ class _Batch:
     """The queries that wait for the same lookup."""
 
     def __init__(self) -> None:
-        self.futures: dict[str, asyncio.Future[Ranking]] = {}
+        self.futures: dict[str, list[asyncio.Future[Ranking]]] = {}  # by query: one for each caller
         self.full = asyncio.Event()
 
 
@@ -130,7 +130,7 @@ class BatchedRetriever:
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Semaphore(max_lookups) if max_lookups else nullcontext()
         self._store = store if store is not None else MemoryStore()
         self._open: dict[int, _Batch] = {}  # by top_k: batches that still take queries
-        self._in_flight: dict[tuple[str, int], asyncio.Future[Ranking]] = {}
+        self._in_flight: dict[tuple[str, int], list[asyncio.Future[Ranking]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
@@ -139,14 +139,8 @@ class BatchedRetriever:
         Raises:
             RetrievalError: `inner` failed. All tasks that wait for this query get the error; a later call tries again.
         """
-        found: list[Ranking | asyncio.Future[Ranking]] = [self._find(query, top_k) for query in queries]
-        pending = {item for item in found if isinstance(item, asyncio.Future)}
-        if pending:
-            # Unlike `gather`, it cancels none of them: a task that is cancelled must not take the answer from others.
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-        return [item.result() if isinstance(item, asyncio.Future) else item for item in found]
+        found = [self._find(query, top_k) for query in queries]
+        return [await item if isinstance(item, asyncio.Future) else item for item in found]
 
     async def aclose(self) -> None:
         """Cancel lookups in flight and close the inner retriever."""
@@ -158,17 +152,21 @@ class BatchedRetriever:
     def _find(self, query: str, top_k: int) -> Ranking | asyncio.Future[Ranking]:
         if not query.strip():
             return ()
-        in_flight_or_kept = self._in_flight.get((query, top_k)) or self._store.get(query, top_k)
-        if in_flight_or_kept is not None:
-            return in_flight_or_kept
+        # Each caller has a future of its own: a task that is cancelled must not take the answer from the others.
+        future: asyncio.Future[Ranking] = asyncio.get_running_loop().create_future()
+        if (query, top_k) in self._in_flight:
+            self._in_flight[query, top_k].append(future)
+            return future
+        kept = self._store.get(query, top_k)
+        if kept is not None:
+            return kept
         batch = self._open.get(top_k)
         if batch is None:
             batch = self._open[top_k] = _Batch()
             task = asyncio.create_task(self._look_up(batch, top_k))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        future: asyncio.Future[Ranking] = asyncio.get_running_loop().create_future()
-        batch.futures[query] = self._in_flight[query, top_k] = future
+        batch.futures[query] = self._in_flight[query, top_k] = [future]
         if len(batch.futures) >= self._max_batch:
             self._close(batch, top_k)
         return future
@@ -215,7 +213,8 @@ class BatchedRetriever:
             failures_in_a_row = 0
             await self._store.put(rankings, top_k)
             for query, ranking in rankings.items():
-                self._take(batch, query, top_k).set_result(ranking)
+                for future in self._take(batch, query, top_k):
+                    future.set_result(ranking)
 
     async def _ask(self, queries: list[str], top_k: int) -> dict[str, Ranking]:
         rankings = await self._inner.search(queries, top_k)
@@ -226,14 +225,17 @@ class BatchedRetriever:
 
     def _fail(self, batch: _Batch, queries: list[str], top_k: int, error: Exception) -> None:
         for query in queries:
-            future = self._take(batch, query, top_k)
-            future.set_exception(error)
-            future.exception()  # marks it as retrieved: asyncio warns about an error that nobody awaits
+            for future in self._take(batch, query, top_k):
+                future.set_exception(error)
+                future.exception()  # marks it as retrieved: asyncio warns about an error that nobody awaits
 
-    def _take(self, batch: _Batch, query: str, top_k: int) -> asyncio.Future[Ranking]:
-        """Take a query out of its batch: from now on it is in the store, or another call looks it up again."""
+    def _take(self, batch: _Batch, query: str, top_k: int) -> list[asyncio.Future[Ranking]]:
+        """Take a query out of its batch, and return the futures of those who still wait.
+
+        From now on it is in the store, or another call looks it up again.
+        """
         del self._in_flight[query, top_k]
-        return batch.futures.pop(query)
+        return [future for future in batch.futures.pop(query) if not future.done()]
 
 
 def _without_secrets(passage: Passage) -> Passage:

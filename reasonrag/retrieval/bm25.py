@@ -33,6 +33,8 @@ class BM25Retriever(LocalRetriever):
     1,024 words of a query count, because a policy that repeats itself endlessly would delay all other queries.
     """
 
+    _at_once = 2_000_000  # about 2 ms
+
     def __init__(self, index: IndexFolder) -> None:
         """Memory-map the parts `passages` and `bm25`.
 
