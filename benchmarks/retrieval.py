@@ -42,15 +42,15 @@ from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 from reasonrag.storage.files import read_json, write_json
 
 MIB = 1 << 20
-TOP_K, BATCH, ROUNDS, QUERIES = 3, 64, 5, 512
+TOP_K, BATCH, ROUNDS, QUERIES = 3, 64, 3, 512
 NUMBA = "bm25s, numba backend, batches of 64"
 NUMPY = "bm25s, numpy backend, batches of 64"
 # Clients and queries a request, and requests in a round.
 LOADS = {
-    "one client, 64 queries a request": (1, BATCH, 16),
-    "64 clients, one query a request": (64, 1, 512),
-    "16 clients, one query a request": (16, 1, 512),
-    "one client, one query a request": (1, 1, 256),
+    "one client, 64 queries a request": (1, BATCH, 8),
+    "64 clients, one query a request": (64, 1, 256),
+    "16 clients, one query a request": (16, 1, 256),
+    "one client, one query a request": (1, 1, 128),
 }
 Ranking = list[dict[str, Any]]
 
@@ -272,10 +272,9 @@ def measure(folder: Path, table: Table) -> None:
 def rows(table: Table, found: dict[str, list[float]], latency: dict[str, list[float]], has_numba: bool) -> None:
     for name, spent in found.items():
         table.row(name, median(spent), "CPU ms a query")
-    limits = {"in process, batches of 64": 0.9, **dict.fromkeys((f"server, {load}" for load in LOADS), 0.7)}
-    for name, limit in limits.items():
+    for name in ("in process, batches of 64", *(f"server, {load}" for load in LOADS)):
         ratio = median(a / b for a, b in zip(found[NUMBA], found[name], strict=True)) if has_numba else None
-        table.row(f"{name}, to bm25s with numba", ratio, "of its rate", limit=f">= {limit}")
+        table.row(f"{name}, to bm25s with numba", ratio, "of its rate", limit=">= 0.7")
     for load in LOADS:
         possible = zip(
             found["in process, batches of 64"], found[f"HTTP alone, {load}"], found[f"server, {load}"], strict=True
@@ -296,6 +295,7 @@ def main() -> None:
     if given.stage:
         {"build": build, "serve": serve, "echo": echo}[given.stage](given.folder)
         return
+    sys.path.append(str(ROOT / "build" / "benchmarks" / "numba"))
     table = Table(__doc__)
     folder = kept_index(given.passages, given.rebuild)
     measure(folder, table)
