@@ -221,8 +221,18 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"  {kind}", str(count)
     for cause, count in pairs["left_out"].items():
         yield f"  left out: {cause}", str(count)
+    if trees.get("prompt_chars"):
+        yield (
+            "prompts that begin like others",
+            f"{trees['shared_prompt_chars'] / trees['prompt_chars']:.0%} of their text",
+        )
     for kind, used in summary["calls"].items():
         yield f"{kind} calls", str(used["calls"])
+        if used.get("cached_of"):
+            yield (
+                "  served from the prefix cache",
+                f"{used['cached_tokens'] / used['cached_of']:.0%} of the prompt tokens",
+            )
         if used.get("prompt_tokens") or used.get("completion_tokens"):
             yield "  tokens", f"{used['prompt_tokens']} in, {used['completion_tokens']} out"
         if used.get("cost") is not None:

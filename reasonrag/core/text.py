@@ -99,6 +99,22 @@ def _cover(said: str, gold: str, rules: Rules) -> float:
     return float(f" {gold} " in f" {said} ")
 
 
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """Return how long the longest common beginning of two texts, or of two tuples, is.
+
+    >>> common_length("Question: A?", "Question: B?"), common_length((1, 2), (1, 2, 3)), common_length("", "x")
+    (10, 2, 0)
+    """
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # halving compares slices, in C
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def one_line(text: str) -> str:
     """Replace every run of white space, including line separators, by one blank.
 

@@ -101,6 +101,7 @@ class Completion:
         prompt_token_ids: `[P]`, or None.
         prompt_tokens: count for cost; None if unknown.
         completion_tokens: likewise.
+        cached_tokens: how many of the prompt's tokens the engine took from its prefix cache; None if unknown.
     """
 
     text: str
@@ -110,6 +111,7 @@ class Completion:
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

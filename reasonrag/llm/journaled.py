@@ -49,6 +49,8 @@ class JournaledLLM:
         self.sent = 0
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.cached_tokens = 0  # that the engine took from its prefix cache
+        self.cached_of = 0  # prompt tokens of the calls whose backend reports that
 
     @property
     def name(self) -> str:
@@ -77,6 +79,10 @@ class JournaledLLM:
         completion_tokens = _total(c.completion_tokens for c in completions)
         self.prompt_tokens += prompt_tokens or 0
         self.completion_tokens += completion_tokens or 0
+        cached_tokens = _total(c.cached_tokens for c in reply)
+        if cached_tokens is not None:
+            self.cached_tokens += cached_tokens
+            self.cached_of += prompt_tokens or 0
         await self.journal.put_call(
             key,
             self.kind,

@@ -219,6 +219,8 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
 def _with_usage(completions: list[Completion], usage: object) -> list[Completion]:
     totals = usage if isinstance(usage, dict) else {}
     prompt_tokens = _count(totals.get("prompt_tokens"))
+    details = totals.get("prompt_tokens_details")
+    cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     written_tokens = _count(totals.get("completion_tokens"))
     have_ids = all(completion.token_ids is not None for completion in completions)
     counted = []
@@ -229,8 +231,8 @@ def _with_usage(completions: list[Completion], usage: object) -> list[Completion
         elif written_tokens is not None:
             share, rest = divmod(written_tokens, len(completions))
             own_tokens = share + (index < rest)
-        shown_tokens = prompt_tokens if index == 0 or prompt_tokens is None else 0
-        counted.append(replace(completion, prompt_tokens=shown_tokens, completion_tokens=own_tokens))
+        shown, cached = (None if count is None else 0 if index else count for count in (prompt_tokens, cached_tokens))
+        counted.append(replace(completion, prompt_tokens=shown, completion_tokens=own_tokens, cached_tokens=cached))
     return counted
 
 

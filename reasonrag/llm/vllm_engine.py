@@ -128,6 +128,6 @@ def completions(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> 
         if exact_logprobs and choice.logprobs is not None and len(choice.logprobs) == len(token_ids):
             steps = zip(choice.logprobs, token_ids, strict=True)
             logprobs = tuple(float(alternatives[token].logprob) for alternatives, token in steps)
-        prompt_tokens = 0 if index else len(prompt_ids)
-        made.append(Completion(text, finish_reason, token_ids, logprobs, prompt_ids, prompt_tokens, len(token_ids)))
+        counts = (0 if index else len(prompt_ids), len(token_ids), 0 if index else output.num_cached_tokens)
+        made.append(Completion(text, finish_reason, token_ids, logprobs, prompt_ids, *counts))
     return tuple(made)

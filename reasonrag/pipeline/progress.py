@@ -14,16 +14,22 @@ from reasonrag.llm.slots import SlotCounts
 
 
 class Usage(NamedTuple):
-    """Requests, prompt and completion tokens, and their cost in the currency of the prices; None if one is unknown."""
+    """Requests, prompt and completion tokens, and their cost in the currency of the prices; None if one is unknown.
+
+    `cached_tokens` were taken from engines' prefix caches, of `cached_of` prompt tokens of the calls that say so.
+    """
 
     calls: int = 0
     tokens: int = 0
     cost: float | None = 0.0
+    cached_tokens: int = 0
+    cached_of: int = 0
 
     def plus(self, other: Usage) -> Usage:
         """Return the sum of two."""
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
-        return Usage(self.calls + other.calls, self.tokens + other.tokens, cost)
+        cached = (self.cached_tokens + other.cached_tokens, self.cached_of + other.cached_of)
+        return Usage(self.calls + other.calls, self.tokens + other.tokens, cost, *cached)
 
 
 @dataclass(slots=True)
@@ -67,7 +73,8 @@ class Progress:
         total = self._closed
         for model, prices in self._models:
             cost = prices.cost(model.prompt_tokens, model.completion_tokens)
-            total = total.plus(Usage(model.sent, model.prompt_tokens + model.completion_tokens, cost))
+            tokens = model.prompt_tokens + model.completion_tokens
+            total = total.plus(Usage(model.sent, tokens, cost, model.cached_tokens, model.cached_of))
         return total
 
     def counts(self) -> dict[str, Any]:
@@ -100,11 +107,13 @@ class Progress:
 
     def line(self) -> str:
         """Return counts, rate, tokens, requests in flight and cost in one line, without the time left."""
-        calls, tokens, cost = self.usage
+        calls, tokens, cost, cached, cached_of = self.usage
         parts = [self.label] if self.label else []
         parts += [f"{self.done}/{self.total} {self.unit}", f"{self.failed} failed"]
         parts += [f"{count} {kind}" for kind, count in self.written.items()]
         parts += [f"{calls} calls ({calls / max(self.seconds, 1e-9):.0f}/s)", f"{tokens} tokens"]
+        if cached_of:
+            parts.append(f"{cached / cached_of:.0%} of the prompts cached")
         shown: list[SlotCounts] = []
         for model, _ in self._models:
             if model.slots not in shown:  # the policy may be the judge too

@@ -45,6 +45,12 @@ def test_counts_that_are_none_are_unknown(number):
     assert (completion.prompt_tokens, completion.completion_tokens) == (None, None)
 
 
+def test_tokens_from_the_prefix_cache_are_read_where_a_server_reports_them():
+    assert read(usage={"prompt_tokens": 50, "prompt_tokens_details": {"cached_tokens": 48}}).cached_tokens == 48
+    for details in (None, {}, {"cached_tokens": None}, {"cached_tokens": -1}, [1]):
+        assert read(usage={"prompt_tokens": 50, "prompt_tokens_details": details}).cached_tokens is None
+
+
 @pytest.mark.parametrize("number", [-(10**400), 10**400, math.nan, math.inf, -math.inf, True, "-1", None])
 def test_logprobs_that_are_no_finite_numbers_are_not_reported(number):
     assert read({"logprobs": {"content": [{"logprob": -0.5}, {"logprob": number}]}}).logprobs is None

@@ -16,7 +16,7 @@ def choice(index: int, text: str, ids: list[int], finish: str = "stop", logprobs
 
 
 def output(*choices):
-    return SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=list(choices))
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=2, outputs=list(choices))
 
 
 def test_an_output_of_two_samples_is_read_in_order():
@@ -26,6 +26,7 @@ def test_an_output_of_two_samples_is_read_in_order():
     assert (b.text, b.token_ids, b.logprobs, b.finish_reason) == ("b", (7,), (-2.0,), FinishReason.LENGTH)
     assert (a.prompt_token_ids, a.prompt_tokens, a.completion_tokens) == ((1, 2, 3), 3, 2)
     assert (b.prompt_token_ids, b.prompt_tokens, b.completion_tokens) == ((1, 2, 3), 0, 1)
+    assert (a.cached_tokens, b.cached_tokens) == (2, 0)
 
 
 def test_logprobs_of_a_cut_nucleus_are_not_reported():

@@ -8,7 +8,7 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import LLMError, RunError
-from reasonrag.core.types import Question
+from reasonrag.core.types import Completion, Question
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import Build
@@ -60,6 +60,27 @@ def test_the_summary_counts_what_the_tables_hold(tmp_path):
     assert summary["pairs"]["total"] == len(pairs) == sum(summary["pairs"]["by_type"].values())
     assert summary["calls"]["policy"]["calls"] == len(nodes) - 12 == build.progress.usage.calls
     assert json.loads((tmp_path / "r/run.json").read_text()) == json.loads(json.dumps(summary))
+
+
+def test_the_summary_says_what_a_prefix_cache_could_serve_and_what_the_engine_served(tmp_path):
+    def policy(prompt, sampling):
+        return Completion(random_policy(prompt, sampling), prompt_tokens=100, completion_tokens=5, cached_tokens=60)
+
+    run(tmp_path / "r", policy, questions=QUESTIONS[:6])
+    build, summary = run(tmp_path / "r", policy)
+    used = summary["calls"]["policy"]
+    assert (used["cached_tokens"], used["cached_of"]) == (60 * used["calls"], 100 * used["calls"])
+    assert "60% of the prompts cached" in build.progress.line()
+    texts = [[*(m["content"] for m in row["prompt"]), row["prefix"]] for row in rows(tmp_path / "r") if row["prompt"]]
+    trie, shared = {}, 0
+    for text in map("\0".join, texts):
+        node = trie
+        for char in text:
+            shared += char in node
+            node = node.setdefault(char, {})
+    assert summary["trees"]["prompt_chars"] == sum(len("\0".join(text)) for text in texts)
+    # "Question: Who directed film " is shared by questions too, and is not counted.
+    assert shared - 12 * 30 < summary["trees"]["shared_prompt_chars"] <= shared
 
 
 def test_a_question_that_a_backend_lets_down_is_set_aside_and_tried_again(tmp_path):
