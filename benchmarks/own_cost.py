@@ -1,6 +1,6 @@
 """CPU that a call costs the explorer itself, next to a policy that costs nothing, and where it goes.
 
-    python -m benchmarks.own_cost [--questions 16] [--rounds 3]
+    python -m benchmarks.own_cost [--questions 32] [--rounds 3]
 
 Whole builds with a journal on disk and the default search, medians of alternated rounds: the policy in this process,
 the same with the token ids and log-probabilities that vLLM reports, and over HTTP on a loopback server (a process of
@@ -108,7 +108,7 @@ class Shares:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--questions", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     table = Table(__doc__)

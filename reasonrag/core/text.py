@@ -126,7 +126,7 @@ def one_line(text: str) -> str:
 
 def valid_unicode(text: str) -> str:
     """Replace lone surrogates, which are legal in JSON, but not in UTF-8, Parquet and SQLite."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def quoted(value: object) -> str:

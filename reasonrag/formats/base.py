@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
@@ -198,5 +199,11 @@ class InstructedFormat:
         return [(f"[{n}] {self._quote(p.title)}", self._quote(p.text)) for n, p in enumerate(shown, 1)]
 
     def _quote(self, text: str) -> str:
-        quoted = one_line(inert(text))
+        quoted = quotable(text)
         return quoted if len(quoted) <= self.max_passage_chars else quoted[: self.max_passage_chars] + " [cut]"
+
+
+@lru_cache(maxsize=512)  # all steps that follow a search show its passages
+def quotable(text: str) -> str:
+    """Return text from outside in one line, with nothing that parses as a tag."""
+    return one_line(inert(text))

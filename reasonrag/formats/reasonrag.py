@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from reasonrag.core.text import inert, inert_tokens, one_line
+from reasonrag.core.text import inert_tokens, one_line
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -20,7 +21,7 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage
+from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, quotable
 from reasonrag.formats.tags import before_tag, last_tag, tags_with_text
 
 _TAGS = ("query", "evidence", "answer")
@@ -69,8 +70,8 @@ class ReasonRAGFormat(InstructedFormat):
         The stage's instruction is the system prompt, or the end of the user turn if all stages share one.
         """
         stage = self.stage(steps)
-        user = [f"Question: {one_line(inert(question.question))}"]
-        thoughts = [one_line(inert_tokens(s.completion.text)) for s in steps if not isinstance(s.action, Malformed)]
+        user = [f"Question: {quotable(question.question)}"]
+        thoughts = [_thought(s.completion.text) for s in steps if not isinstance(s.action, Malformed)]
         if thoughts:
             user += ["Previous Thoughts:", *thoughts]
         if final:
@@ -154,6 +155,12 @@ class ReasonRAGFormat(InstructedFormat):
         for title, text in self.quoted_passages(passages):
             lines += [title.rstrip(), text]
         return lines
+
+
+@lru_cache(maxsize=4096)  # every later step of every branch shows it again
+def _thought(text: str) -> str:
+    """Return an earlier step of the policy in one line, with its tags and without special tokens."""
+    return one_line(inert_tokens(text))
 
 
 def _evidence(body: str) -> str:

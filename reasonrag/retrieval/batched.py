@@ -79,11 +79,11 @@ class JournalStore:
 
     async def put(self, rankings: Mapping[str, Ranking], top_k: int) -> None:
         """Keep the rankings of one lookup. Returns once they are on disk."""
-        writes = []
+        replies = {}
         for query, ranking in rankings.items():
             passages = [{"id": p.id, "contents": p.contents, "score": p.score} for p in ranking]
-            writes.append(self._journal.put_call(self._key(query, top_k), "search", passages))
-        await asyncio.gather(*writes)
+            replies[self._key(query, top_k)] = passages
+        await self._journal.put_calls("search", replies)
         await self._latest.put(rankings, top_k)
 
     def _key(self, query: str, top_k: int) -> str:
@@ -180,7 +180,8 @@ class BatchedRetriever:
         try:
             if self._window_s and not batch.full.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(batch.full.wait(), self._window_s)
+                    async with asyncio.timeout(self._window_s):
+                        await batch.full.wait()
             async with self._turn:
                 self._close(batch, top_k)
                 await self._answer(batch, top_k)

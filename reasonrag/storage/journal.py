@@ -20,7 +20,7 @@ import queue
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -273,6 +273,12 @@ class Journal:
         await self._write((_PUT_CALL, row))
         if calls:
             calls.keys.add(stored_key)
+
+    async def put_calls(self, kind: str, replies: Mapping[str, Any]) -> None:
+        """Store replies by key that many questions may ask for, without token counts; otherwise as `put_call`."""
+        texts = {key: _json.encode(reply) for key, reply in replies.items()}
+        rows = [(key, kind, text, _checksum(key, text), None, None) for key, text in texts.items()]
+        await self._write(*((_PUT_CALL, row) for row in rows))
 
     def _calls(self, question: str) -> _Calls | None:
         """Return what is known of a question's calls, from the file if it is not in memory; None for no question."""
