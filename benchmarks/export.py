@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import random
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,13 +20,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.build_tree import InstantRetriever
-
+from benchmarks.stub import StubPolicy, parts, questions
 from benchmarks.table import Table, options
 from reasonrag.core.config import Config, load_config
-from reasonrag.core.types import Completion, Passage, Prompt, Question
+from reasonrag.core.types import Question
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.llm.base import Sampling
 from reasonrag.pipeline.build import Build, tree_rows
 from reasonrag.pipeline.pair_tables import export_pairs
 from reasonrag.pipeline.parts import Parts
@@ -38,98 +35,62 @@ from reasonrag.storage.runs import RunFolder, read_run
 from reasonrag.storage.tables import tree_schema
 
 NODES = range(45, 76)  # of a model tree
-WORDS = "captain ship born town river launched harbour market light house sea iron ore timber film director".split()  # noqa: SIM905
 
 
-class WordyPolicy:
-    """Thinks in 60 tokens, whose ids and log-probabilities it returns, then answers in a third of all steps."""
-
-    name = "wordy"
-
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        draw = random.Random(sampling.seed)
-        text = " ".join(draw.choices(WORDS, k=50))
-        said = f"{draw.random():.3f}"
-        if prompt.stop == ("</evidence>",):
-            text += f"<evidence>{said}</evidence>"
-        elif prompt.stop == ("</answer>",) or draw.random() < 0.35:
-            text += "<answer>somebody</answer>" if draw.random() < 0.5 else f"<answer>{said}</answer>"
-        else:
-            text += f"<query>{said}</query>"
-        ids = tuple(draw.randrange(150_000) for _ in range(60))
-        logprobs = tuple(-draw.expovariate(2.0) for _ in ids)
-        return (Completion(text, token_ids=ids, logprobs=logprobs, prompt_tokens=700, completion_tokens=60),)
-
-    async def aclose(self) -> None:
-        pass
-
-
-class WordyRetriever(InstantRetriever):
-    """Three passages of about 100 words."""
-
-    async def search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
-        draw = random.Random(queries[0])
-        made = (Passage(str(draw.randrange(10**6)), "Title\n" + " ".join(draw.choices(WORDS, k=100))) for _ in range(3))
-        return [tuple(made)] * len(queries)
-
-
-def question(number: int) -> Question:
-    return Question(f"q{number:06d}", f"Who directed film number {number:06d}?", ("somebody",), dataset="bench")
-
-
-def opened(folder: Path, questions: int) -> tuple[Config, Parts]:
+def opened(count: int) -> tuple[Config, Parts]:
     """Return what `build-tree` of that many questions is given."""
     config = load_config(overrides={"search.iterations": 16})
-    made = [question(number) for number in range(questions)]
-    return config, Parts(made, WordyRetriever(), ReasonRAGFormat(), WordyPolicy(), None, {})
+    return config, parts(questions(count), ReasonRAGFormat(), StubPolicy(ids=True))
 
 
 def generate(folder: Path, first: int, last: int) -> None:
     """Store the trees of the questions from `first` to before `last` in the journal of the run."""
-    config, parts = opened(folder, 25)
-    with RunFolder.open(folder, config, parts.content) as run:
-        search = Build(config, parts, run).search
+    config, given = opened(last)
+    schema = tree_schema()
+    with RunFolder.open(folder, config, given.content) as run:
+        search = Build(config, given, run).search
 
         async def store() -> None:
-            searched = [await search.run(each) for each in parts.questions]
-            texts = [
-                json.dumps(tree_rows(tree, parts.format, alpha=config.value.alpha))
-                for tree in searched
-                if len(tree.nodes) in NODES
-            ]
+            models: list[tuple[Question, str]] = []
+            for model in given.questions:
+                tree = await search.run(model)
+                if len(tree.nodes) in NODES:
+                    models.append((model, json.dumps(tree_rows(tree, given.format, alpha=config.value.alpha))))
+                if len(models) == 6:
+                    break
             for number in range(first, last):
-                text, new = texts[number % 6], question(number)
-                rows: list[Row] = json.loads(text)
-                model = question(int(rows[0]["question_id"][1:]))
-                rows = json.loads(text.replace(model.id, new.id).replace(model.question, new.question))
-                await run.journal.put_tree(new.dataset, new.id, pack(rows, tree_schema()))
+                new = given.questions[number]
+                model, text = models[number % len(models)]
+                text = text.replace(f'"question_id": "{model.id}"', f'"question_id": "{new.id}"')
+                rows: list[Row] = json.loads(text.replace(model.question, new.question))
+                await run.journal.put_tree(new.dataset, new.id, pack(rows, schema))
 
         asyncio.run(store())
 
 
-def opening(folder: Path, questions: int) -> None:
+def opening(folder: Path, count: int) -> None:
     """Open the finished run, as the same `build-tree` command does, and find nothing left to build."""
-    config, parts = opened(folder, questions)
-    with RunFolder.open(folder, config, parts.content) as run:
-        asyncio.run(Build(config, parts, run).trees())
+    config, given = opened(count)
+    with RunFolder.open(folder, config, given.content) as run:
+        asyncio.run(Build(config, given, run).trees())
 
 
-def export(folder: Path, questions: int) -> None:
-    config, parts = opened(folder, questions)
-    with RunFolder.open(folder, config, parts.content) as run:
-        Build(config, parts, run).export()
+def export(folder: Path, count: int) -> None:
+    config, given = opened(count)
+    with RunFolder.open(folder, config, given.content) as run:
+        Build(config, given, run).export()
 
 
-def pairs(folder: Path, questions: int) -> None:
+def pairs(folder: Path, count: int) -> None:
     config, summary = read_run(folder)
     export_pairs(folder, config, policy=summary["policy"], config_hash=summary["config_hash"])
 
 
-def report(folder: Path, questions: int) -> None:
+def report(folder: Path, count: int) -> None:
     write_report(folder)
 
 
-def count(folder: Path, questions: int) -> None:
+def all_stats(folder: Path, count: int) -> None:
     stats(folder)
 
 
@@ -139,10 +100,10 @@ def high_water_mb() -> float:
     return int(line.split()[1]) / 1000
 
 
-def measured(function: Callable[[Path, int], None], folder: Path, questions: int) -> tuple[float, float]:
+def measured(function: Callable[[Path, int], None], folder: Path, count: int) -> tuple[float, float]:
     """Return CPU seconds of the call and the peak of this process in MB."""
     started = time.process_time()
-    function(folder, questions)
+    function(folder, count)
     return time.process_time() - started, high_water_mb()
 
 
@@ -183,7 +144,7 @@ def main() -> None:
     table.show(given.json)
 
 
-COMMANDS = {"opening": opening, "export": export, "pairs": pairs, "stats": count, "report": report}
+COMMANDS = {"opening": opening, "export": export, "pairs": pairs, "stats": all_stats, "report": report}
 
 
 if __name__ == "__main__":

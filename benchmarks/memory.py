@@ -1,6 +1,6 @@
 """How much memory a finished question leaves behind in the process that builds the trees.
 
-    python -m benchmarks.memory [--questions 1500] [--warm-up 700] [--iterations 3] [--json]
+    python -m benchmarks.memory [--questions 2000] [--warm-up 1000] [--iterations 2] [--json]
 
 A policy that costs nothing answers; the search, the engine and the journal on disk are real. The anonymous memory of
 the process is read whenever 1 % of the questions have finished, and a line is fitted through what is read after the
@@ -14,14 +14,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from benchmarks.build_tree import InstantPolicy, InstantRetriever
 
+from benchmarks.stub import StubPolicy, parts, questions
 from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
-from reasonrag.core.types import Question
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.pipeline.build import Build
-from reasonrag.pipeline.parts import Parts
 from reasonrag.storage.runs import RunFolder
 
 
@@ -51,21 +49,17 @@ async def watched(build: Build) -> list[tuple[int, float]]:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--questions", type=int, default=1500)
-    parser.add_argument("--warm-up", type=int, default=700, help="finished questions before the first reading counts")
-    parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--questions", type=int, default=2000)
+    parser.add_argument("--warm-up", type=int, default=1000, help="finished questions before the first reading counts")
+    parser.add_argument("--iterations", type=int, default=2)
     given = parser.parse_args()
     table = Table(__doc__)
     config = load_config(overrides={"search.iterations": given.iterations})
-    questions = [
-        Question(str(number), f"Who directed film number {number}?", ("somebody",), dataset="bench")
-        for number in range(given.questions)
-    ]
-    policy = InstantPolicy()
-    parts = Parts(questions, InstantRetriever(), ReasonRAGFormat(), policy, None, {})
+    policy = StubPolicy()
+    given_parts = parts(questions(given.questions), ReasonRAGFormat(), policy)
     before = anonymous_mb()
     with tempfile.TemporaryDirectory() as place, RunFolder.open(Path(place) / "run", config, {}) as run:
-        seen = asyncio.run(watched(Build(config, parts, run)))
+        seen = asyncio.run(watched(Build(config, given_parts, run)))
     finished, memory = np.array([reading for reading in seen if reading[0] >= given.warm_up]).T
     slope, _ = np.polyfit(finished, memory, 1)
     table.row("per 1,000 finished questions", 1000 * slope, "MB", limit="<= 1")

@@ -22,7 +22,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ALL_OR_NOTHING = frozenset({"yes", "no", "noanswer"})
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=8_192)  # about the answers and queries of the trees in work
 def normalize_answer(text: str) -> str:
     """Lower-case a text and remove ASCII punctuation, articles and extra blanks (SQuAD v1.1, FlashRAG).
 
