@@ -11,10 +11,10 @@ TESTS ?=
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo online test quick slow gpu smoke coverage docs bench house lint type fmt check wheel clean
+.PHONY: help setup demo online test quick slow gpu smoke coverage docs bench bench-gpu house lint type fmt check wheel clean
 
 help:  ## print the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 setup: .venv/.complete  ## create .venv with everything that tests need
 
@@ -72,6 +72,9 @@ docs: setup  ## write the reference pages from the code, then the site in build/
 
 bench: setup build/benchmarks/numba  ## the quick benchmarks, within 6 minutes; writes docs/results/performance.md
 	$(BIN)/python -m benchmarks
+
+bench-gpu: setup  ## what needs an NVIDIA GPU, within 9 minutes
+	$(BIN)/python -m benchmarks gpu
 
 # What bm25s is measured with. It stays out of .venv, where each import of bm25s would import it too, in half a second.
 build/benchmarks/numba:

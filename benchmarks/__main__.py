@@ -24,13 +24,18 @@ from reasonrag.storage.files import read_json, write_json, write_text
 TIMEOUT_S = 120  # of a quick one
 
 
-def run(name: str, arguments: list[str], timeout_s: float | None) -> dict[str, Any]:
-    """Return the object that a benchmark printed, or an object that says how it failed, with the figures of before."""
+def run(name: str, arguments: list[str], timeout_s: float | None) -> dict[str, Any] | None:
+    """Return the object that a benchmark printed, or an object that says how it failed, with the figures of before.
+
+    None if it could not run: what it needs is not here, or its options are wrong, as it said on stderr.
+    """
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *arguments]
     # Started in a session of its own, so that the servers it started end with it.
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         printed, _ = child.communicate(timeout=timeout_s)
+        if child.returncode == 2:
+            return None
         failed = f"exit code {child.returncode}" if child.returncode else ""
         result = {} if failed else json.loads(printed)
     except subprocess.TimeoutExpired:
@@ -58,6 +63,9 @@ def main() -> None:
     started, failures = time.monotonic(), []
     for name in names or QUICK:
         result = run(name, arguments, timeout_s)
+        if result is None:
+            failures.append(name)
+            continue
         write_json(FIGURES / f"{name}.json", result, indent=1)
         write_text(ROOT / "docs" / "results" / "performance.md", performance_page())
         if "failed" in result:

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.table import Table, options
 
@@ -34,7 +34,17 @@ Step = Callable[[], None]
 
 
 class Bench:
-    """A table, and the model whose trainers are compared."""
+    """A table, and the model whose trainers are compared.
+
+    Attributes:
+        device: arguments of a trainer that say where it computes, and in which precision.
+        clock: returns the seconds that are compared, in units of `unit`.
+        peak_bytes: returns how far the memory rises during a step.
+    """
+
+    device: ClassVar[dict[str, bool]] = {"bf16": False, "use_cpu": True}
+    unit = "CPU s"
+    clock = staticmethod(time.process_time)
 
     def __init__(self, table: Table, folder: str) -> None:
         self.table, self.folder = table, folder
@@ -55,8 +65,8 @@ class Bench:
         from peft import LoraConfig
 
         arguments = config(
-            output_dir=self.folder, bf16=False, use_cpu=True, gradient_checkpointing=False, report_to="none",
-            disable_tqdm=True, dataloader_pin_memory=False, learning_rate=1e-6, per_device_train_batch_size=len(rows),
+            output_dir=self.folder, **self.device, gradient_checkpointing=False, report_to="none", disable_tqdm=True,
+            dataloader_pin_memory=False, learning_rate=1e-6, per_device_train_batch_size=len(rows),
             **more.pop("arguments", {}),
         )  # fmt: skip
         adapter = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if self.adapter else None
@@ -80,31 +90,31 @@ class Bench:
         """Add the figures of steps, the first of which is TRL's; `limit` is that of the second one."""
         print(f"{title} ...", file=sys.stderr)
         theirs, *ours = steps
-        peaks = {name: peak_bytes(run) for name, run in steps.items()}  # which warms them up, too
+        peaks = {name: self.peak_bytes(run) for name, run in steps.items()}  # which warms them up, too
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         for turn in range(turns):
             for name in steps if turn % 2 else reversed(steps):
-                started = time.process_time()
+                started = self.clock()
                 steps[name]()
-                seconds[name].append(time.process_time() - started)
-        self.table.row(f"{title}: {theirs}", median(seconds[theirs]), "CPU s a step")
+                seconds[name].append(self.clock() - started)
+        self.table.row(f"{title}: {theirs}", median(seconds[theirs]), f"{self.unit} a step")
         for name in ours:
             ratio = median(a / b for a, b in zip(seconds[name], seconds[theirs], strict=True))
-            self.table.row(f"{title}: {name}", ratio, "of TRL's CPU", limit=limit if name == ours[0] else "")
+            self.table.row(f"{title}: {name}", ratio, f"of TRL's {self.unit}", limit=limit if name == ours[0] else "")
         unit = f"of TRL's {peaks[theirs] / 1e6:.0f} MB"
         self.table.row(
             f"{title}: {ours[0]}, memory", peaks[ours[0]] / peaks[theirs], unit, limit="<= 1" if limit else ""
         )
 
-
-def peak_bytes(run: Step) -> float:
-    """Return how far the resident memory of this process rises during a step."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak so far is what is resident now
-    before = _status("VmRSS")
-    run()
-    return _status("VmHWM") - before
+    @staticmethod
+    def peak_bytes(run: Step) -> float:
+        """Return how far the resident memory of this process rises during a step."""
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak so far is what is resident now
+        before = _status("VmRSS")
+        run()
+        return _status("VmHWM") - before
 
 
 def _status(name: str) -> float:
@@ -145,7 +155,7 @@ def small(bench: Bench) -> None:
     bench.use(path, AutoTokenizer.from_pretrained(path), adapter=False)
     rows, unlimited = Dataset.from_list(chats(16)), {"max_length": None}
     ids = DPOTrainer(
-        bench.weights(), args=DPOConfig(bench.folder, use_cpu=True, bf16=False), train_dataset=rows,
+        bench.weights(), args=DPOConfig(bench.folder, **bench.device), train_dataset=rows,
         processing_class=bench.tokenizer,
     ).train_dataset.select_columns(["prompt_ids", "chosen_ids", "rejected_ids"])  # fmt: skip
     collator = StepCollator(bench.tokenizer.pad_token_id)
@@ -165,7 +175,17 @@ def small(bench: Bench) -> None:
     bench.compare("DPO, small vocabulary", steps, SMALL_TURNS, limit="<= 1.02")
 
 
-def large(bench: Bench, turns: int, *, layers: int, prompt: int, completion: int, everything: bool) -> None:
+def large(
+    bench: Bench,
+    turns: int,
+    *,
+    layers: int,
+    prompt: int,
+    completion: int,
+    everything: bool,
+    width: int = 128,
+    limit: str = "<= 0.6",
+) -> None:
     """DPO, SFT and GRPO's loss with a vocabulary of 262,144 tokens."""
     import torch
     from datasets import Dataset
@@ -178,7 +198,7 @@ def large(bench: Bench, turns: int, *, layers: int, prompt: int, completion: int
     torch.manual_seed(0)
     path = str(Path(bench.folder, "large"))
     shape = AutoConfig.for_model(
-        "gemma3_text", vocab_size=VOCABULARY, hidden_size=128, intermediate_size=1024, num_hidden_layers=layers,
+        "gemma3_text", vocab_size=VOCABULARY, hidden_size=width, intermediate_size=8 * width, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=512,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(shape).save_pretrained(path)
@@ -207,9 +227,9 @@ def large(bench: Bench, turns: int, *, layers: int, prompt: int, completion: int
         "TRL": bench.step(TokenRows, DPOConfig, rows, **unlimited),
         "ours": bench.step(StepDPOTrainer, DPOConfig, rows, **unlimited),
     }
-    bench.compare("DPO, large vocabulary", steps, turns, limit="<= 0.6")
+    bench.compare("DPO, large vocabulary", steps, turns, limit=limit)
     bench.table.note(
-        f"large: {layers} of Gemma 3's layers, 128 wide, {VOCABULARY:,} tokens, LoRA r 16 on all of them; {prompt} "
+        f"large: {layers} of Gemma 3's layers, {width} wide, {VOCABULARY:,} tokens, LoRA r 16 on all of them; {prompt} "
         f"tokens of prompt and {completion} that are scored; one pair a step, one row (SFT), two rollouts (GRPO)"
     )
     if not everything:
@@ -220,7 +240,7 @@ def large(bench: Bench, turns: int, *, layers: int, prompt: int, completion: int
         "TRL": bench.step(SFTTrainer, SFTConfig, rows, **unlimited),
         "ours": bench.step(StepSFTTrainer, SFTConfig, rows, **unlimited),
     }
-    bench.compare("SFT, large vocabulary", steps, 1, limit="<= 0.6")
+    bench.compare("SFT, large vocabulary", steps, 1, limit=limit)
     rows = Dataset.from_list([{"prompt": "?"}] * 2)
     given: dict[str, Any] = {
         "rollout_func": rollouts,
@@ -231,7 +251,7 @@ def large(bench: Bench, turns: int, *, layers: int, prompt: int, completion: int
         "TRL": bench.step(GRPOTrainer, GRPOConfig, rows, **given),
         "ours": bench.step(GuardedGRPO, GRPOConfig, rows, **given),
     }
-    bench.compare("GRPO on given rollouts, large vocabulary", steps, 1, limit="<= 0.6")
+    bench.compare("GRPO on given rollouts, large vocabulary", steps, 1, limit=limit)
 
 
 def main() -> None:

@@ -1,0 +1,231 @@
+"""What only a GPU can show: how full the search keeps a real engine, prefix hits, and training steps next to TRL's.
+
+    python -m benchmarks gpu [--questions 100] [--iterations 16] [--turns 5]
+    python -m benchmarks.gpu --tiny    # all of it at a tiny size on a CPU, which says nothing but that it works
+
+The policy has about 250 M random weights, in vLLM where it is installed, else in transformers. Random weights write
+nothing that can be parsed: the engine gets the real prompts, writes as many tokens as a policy would (lognormal, median
+60), and the search reads a stub's words instead. Then the same requests are sent again, all at once, to an engine with
+an empty prefix cache: the search can be no quicker than that. Both take turns. Training steps are those of
+`benchmarks/training.py`, with a model of about 470 M weights and a vocabulary of 262,144 tokens. Below 9 minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import math
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+from benchmarks import stub, training
+from benchmarks.table import Table, options
+from reasonrag.core.config import load_config
+from reasonrag.core.types import Completion, Prompt, Question
+from reasonrag.formats import ReasonRAGFormat
+from reasonrag.llm.base import LLM, Sampling
+from reasonrag.mcts import TreeSearch
+from reasonrag.pipeline.admission import work_through
+from reasonrag.rollout import Engine
+from reasonrag.spre import RolloutEvaluator
+
+
+class Played:
+    """An engine's time and a stub's words. Keeps what was asked, and counts the tokens that a prefix cache served."""
+
+    name = "played"
+
+    def __init__(self, inner: Any) -> None:
+        self.slots = inner.slots
+        self.asked: list[tuple[Prompt, Sampling]] = []
+        self.prompt_tokens = self.cached_tokens = self.written_tokens = 0
+        self._inner = inner
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        length = round(60 * math.exp(random.Random(sampling.seed).gauss(0, 0.6)))
+        asked = replace(prompt, stop=()), replace(sampling, max_tokens=min(max(length, 8), 512))
+        self.asked.append(asked)
+        for completion in await self._inner.complete(*asked):
+            self.prompt_tokens += completion.prompt_tokens or 0
+            self.cached_tokens += completion.cached_tokens or 0
+            self.written_tokens += completion.completion_tokens or 0
+        return (Completion(stub.reply(prompt.stop, sampling.seed or 0)),)
+
+    async def aclose(self) -> None:
+        pass
+
+
+class OnGPU(training.Bench):
+    """Steps in seconds until the GPU has done them, in bfloat16, and the GPU's memory."""
+
+    device: ClassVar[dict[str, bool]] = {"bf16": True, "use_cpu": False}
+    unit = "s"
+
+    @staticmethod
+    def clock() -> float:
+        import torch
+
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    @staticmethod
+    def peak_bytes(run: training.Step) -> float:
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return float(torch.cuda.max_memory_allocated() - before)
+
+
+def write_policy(folder: Path, *, layers: int, width: int) -> str:
+    """Write a policy with random weights and the demo world's tokenizer and chat template."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from reasonrag.training.model import model_path
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(model_path("demo"))
+    shape = AutoConfig.for_model(
+        "qwen2", vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
+        num_attention_heads=width // 64, num_key_value_heads=max(width // 128, 1), max_position_embeddings=16_384,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def open_engine(path: str) -> tuple[LLM, str]:
+    """Return vLLM where it is installed, else transformers, and its name."""
+    if importlib.util.find_spec("vllm"):
+        from reasonrag.llm.vllm_engine import VLLMEngine
+
+        # Other trainers and engines of this benchmark need the rest of the memory.
+        return VLLMEngine(path, engine_args={"gpu_memory_utilization": 0.4, "max_model_len": 8192}), "vLLM"
+    from reasonrag.llm.local import TransformersLLM
+
+    return TransformersLLM(path, batch_size=64), "transformers"
+
+
+async def reset(engine: Any) -> None:
+    """Empty the prefix cache of vLLM."""
+    inner = getattr(engine, "_engine", None)
+    if inner is not None:
+        await inner.reset_prefix_cache()
+
+
+async def explore(engine: Any, questions: list[Question], iterations: int) -> tuple[float, Played]:
+    """Build trees; return the seconds and what was asked."""
+    played = Played(engine)
+    config = load_config(overrides={"search.iterations": iterations})
+    rollouts = Engine(played, stub.StubRetriever(), ReasonRAGFormat())
+    evaluator = RolloutEvaluator(rollouts, k=config.value.rollouts, alpha=config.value.alpha)
+    search = TreeSearch(rollouts, evaluator, config.search, seed=0)
+
+    async def work(question: Question) -> None:
+        await search.run(question)
+
+    started = time.perf_counter()
+    await work_through(questions, work, [played.slots])
+    return time.perf_counter() - started, played
+
+
+async def replay(engine: Any, asked: list[tuple[Prompt, Sampling]]) -> float:
+    """Send requests all at once; return the seconds."""
+    started = time.perf_counter()
+    await asyncio.gather(*(engine.complete(*request) for request in asked))
+    return time.perf_counter() - started
+
+
+async def engine_figures(table: Table, engine: Any, name: str, questions: int, iterations: int, rounds: int) -> None:
+    asked = stub.questions(questions)
+    ratios: list[float] = []
+    await explore(engine, asked[: max(questions // 10, 1)], iterations)  # warms up
+    for number in range(rounds):
+        print(f"{name}, round {number + 1} of {rounds} ...", file=sys.stderr)
+        await reset(engine)
+        explorer_s, played = await explore(engine, asked, iterations)
+        await reset(engine)
+        replay_s = await replay(engine, played.asked)
+        ratios.append(replay_s / explorer_s)
+    table.row(f"{name}: the search, to its requests all at once", median(ratios), "of their rate", limit=">= 0.9")
+    table.row(f"{name}: tokens written", played.written_tokens / explorer_s, "a second")
+    table.row(f"{name}: requests", len(played.asked) / explorer_s, "a second")
+    hits = played.cached_tokens / played.prompt_tokens if played.cached_tokens else None
+    table.row(f"{name}: prompt tokens from the prefix cache", hits, "of all")
+    texts = sorted(json.dumps([[m.content for m in p.messages], p.prefix]) for p, _ in played.asked)
+    table.row(f"{name}: what a cache that forgets nothing could serve", shared(texts), "of all characters")
+    table.note(
+        f"{questions} questions, {iterations} iterations: {len(played.asked):,} requests a round, {rounds} rounds"
+    )
+
+
+def shared(texts: list[str]) -> float:
+    """Return the share of characters of sorted texts that begin the text before, too."""
+    from reasonrag.core.text import common_length
+
+    return sum(common_length(a, b) for a, b in zip(["", *texts], texts, strict=False)) / sum(map(len, texts))
+
+
+def train_figures(table: Table, folder: str, turns: int, tiny: bool) -> None:
+    from transformers import AutoTokenizer
+
+    from reasonrag.training.model import model_path
+
+    bench = (training.Bench if tiny else OnGPU)(table, folder)
+    bench.use("", AutoTokenizer.from_pretrained(model_path("demo")), adapter=True)
+    sizes: dict[str, Any] = {"layers": 1, "prompt": 20, "completion": 5, "width": 32}
+    if not tiny:
+        sizes = {"layers": 8, "prompt": 1000, "completion": 60, "width": 1024}
+    training.large(bench, turns, **sizes, everything=True, limit="<= 1.02")
+
+
+def main() -> None:
+    import torch
+
+    parser = options(__doc__)
+    parser.add_argument("--questions", type=int, help="trees; 100 in vLLM, else 20")
+    parser.add_argument("--iterations", type=int, default=16, help="of a tree")
+    parser.add_argument("--rounds", type=int, default=2, help="of the search and of the replay")
+    parser.add_argument("--turns", type=int, default=5, help="training steps of each trainer")
+    parser.add_argument("--tiny", action="store_true", help="a tiny size, on a CPU")
+    given = parser.parse_args()
+    if not given.tiny and not torch.cuda.is_available():
+        print("There is no NVIDIA GPU here. --tiny runs everything at a tiny size on the CPU.", file=sys.stderr)
+        sys.exit(2)
+    table = Table(__doc__)
+    folder = tempfile.mkdtemp()
+    try:
+        policy = write_policy(
+            Path(folder, "policy"), **({"layers": 2, "width": 64} if given.tiny else {"layers": 16, "width": 1024})
+        )
+        engine, name = open_engine(policy)
+        questions = given.questions or (100 if name == "vLLM" else 20)
+        if given.tiny:
+            questions, given.iterations, given.rounds, given.turns = 2, 2, 1, 1
+
+        async def measure() -> None:
+            await engine_figures(table, engine, name, questions, given.iterations, given.rounds)
+            await engine.aclose()
+
+        asyncio.run(measure())
+        train_figures(table, folder, given.turns, given.tiny)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    table.show(given.json)
+
+
+if __name__ == "__main__":
+    main()
