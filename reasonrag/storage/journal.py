@@ -147,13 +147,11 @@ class Journal:
         try:
             self._reader = self._connect()
             self.version = self._lay_out()
-            (verdict,) = self._reader.execute("PRAGMA quick_check").fetchone()
-            if verdict != "ok":
-                raise sqlite3.DatabaseError(verdict)
+            self._reader.execute("SELECT * FROM calls LIMIT 1").fetchone()
         except sqlite3.DatabaseError as error:
-            raise RunError(
-                f"{path.name} is damaged ({error}); restore it from a copy or start in a new folder"
-            ) from error
+            raise self._damaged(error) from error
+        self._check("meta", "trees", "failures", "usage")
+        self._calls_checked = False  # they are the most of a journal, and a finished run reads none
         self._thread = threading.Thread(target=self._write_forever, name="journal", daemon=True)
         self._thread.start()
 
@@ -165,6 +163,19 @@ class Journal:
         version = version if tables else _VERSION
         self._reader.executescript(f"{_LAYOUT}{'' if totals else _TOTALS}PRAGMA user_version = {version:d};COMMIT;")
         return version
+
+    def _check(self, *tables: str) -> None:
+        """Raise if the pages of a table are damaged. It reads all of them, a gigabyte a second."""
+        try:
+            for table in tables:
+                (verdict,) = self._reader.execute(f"PRAGMA quick_check({table})").fetchone()
+                if verdict != "ok":
+                    raise sqlite3.DatabaseError(verdict)
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: sqlite3.DatabaseError) -> RunError:
+        return RunError(f"{self.path.name} is damaged ({error}); restore it from a copy or start in a new folder")
 
     def _connect(self) -> sqlite3.Connection:
         # Without WAL, reader and writer wait for each other's syncs.
@@ -236,7 +247,13 @@ class Journal:
         Args:
             key: of the call; in hex digits if it is one of a question.
             question: whose call it is, `DATASET/ID`; "" for a call that many questions may make.
+
+        Raises:
+            RunError: the calls in the file are damaged.
         """
+        if not self._calls_checked:
+            self._check("calls")
+            self._calls_checked = True
         calls = self._calls(question)
         stored_key = calls.key(key) if calls else key
         if calls and stored_key not in calls.keys:

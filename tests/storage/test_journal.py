@@ -243,3 +243,21 @@ def test_a_value_that_sqlite_refuses_fails_alone_and_the_journal_goes_on(journal
     assert journal.usage()["policy"].calls == 5
     asyncio.run(asyncio.wait_for(journal.put_failure("d", "1", "refused", "lone \ud83d surrogate"), 10))
     assert len(list(journal.failures())) == 1
+
+
+def test_damaged_calls_are_noticed_before_one_is_paid_for_and_finished_trees_need_none(tmp_path):
+    path = tmp_path / "journal.sqlite"
+
+    async def fill(journal):
+        await asyncio.gather(*(journal.put_call(f"{n:032x}", "policy", "x" * 200) for n in range(200)))
+        await journal.put_tree("d", "1", b"rows")
+
+    with contextlib.closing(Journal(path)) as journal:
+        asyncio.run(fill(journal))
+    raw = path.read_bytes()
+    at = raw.rindex(b"x" * 200) // 4096 * 4096  # a page of replies
+    path.write_bytes(raw[:at] + bytes(4096) + raw[at + 4096 :])
+    with contextlib.closing(Journal(path)) as journal:
+        assert journal.finished() == {("d", "1")} and journal.usage()["policy"].calls == 200
+        with pytest.raises(RunError, match="damaged"):
+            ask(journal, ScriptedLLM([]), seed=1)
