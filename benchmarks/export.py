@@ -52,18 +52,21 @@ def generate(folder: Path, first: int, last: int) -> None:
 
         async def store() -> None:
             models: list[tuple[Question, str]] = []
-            for model in given.questions:
+            for model in questions(60):
                 tree = await search.run(model)
                 if len(tree.nodes) in NODES:
                     models.append((model, json.dumps(tree_rows(tree, given.format, alpha=config.value.alpha))))
                 if len(models) == 6:
                     break
-            for number in range(first, last):
-                new = given.questions[number]
-                model, text = models[number % len(models)]
-                text = text.replace(f'"question_id": "{model.id}"', f'"question_id": "{new.id}"')
-                rows: list[Row] = json.loads(text.replace(model.question, new.question))
-                await run.journal.put_tree(new.dataset, new.id, pack(rows, schema))
+            for start in range(first, last, 100):  # a commit for many trees
+                await asyncio.gather(*(put(number, models) for number in range(start, min(start + 100, last))))
+
+        async def put(number: int, models: list[tuple[Question, str]]) -> None:
+            new = given.questions[number]
+            model, text = models[number % len(models)]
+            text = text.replace(f'"question_id": "{model.id}"', f'"question_id": "{new.id}"')
+            rows: list[Row] = json.loads(text.replace(model.question, new.question))
+            await run.journal.put_tree(new.dataset, new.id, pack(rows, schema))
 
         asyncio.run(store())
 

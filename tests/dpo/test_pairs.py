@@ -13,6 +13,7 @@ def node(node_id, parent=0, spre=0.5, text=None, action="query", content=None, *
     return {
         "dataset": "d",
         "question_id": "1",
+        "question": "Who?",
         "node_id": node_id,
         "parent_id": parent,
         "depth": 1,
@@ -90,11 +91,11 @@ def test_a_step_that_cannot_be_read_is_rejected_but_never_chosen():
 
 def test_exact_duplicates_are_kept_once_in_the_whole_data_set():
     twin = {"question_id": "2"}
-    rows = pairs(
+    nodes = [
         node(1, spre=0.1, content="a"), node(2, spre=0.9, content="b"),
         node(1, spre=0.1, content="a", **twin), node(2, spre=0.9, content="b", **twin),
-    )  # fmt: skip
-    assert len(rows) == 1
+    ]  # fmt: skip
+    assert len(pairs(*nodes)) == len(pairs(*nodes, repeated={"Who?"})) == 1
 
 
 def test_a_query_and_an_answer_of_the_same_text_differ():

@@ -12,7 +12,7 @@ from reasonrag.core.types import Completion, Question
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import Build
-from reasonrag.pipeline.pair_tables import count_pairs_of, export_pairs, pairs_of
+from reasonrag.pipeline.pair_tables import count_pairs_of, export_pairs, pairs_of, repeated_questions
 from reasonrag.pipeline.parts import Parts
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.runs import RunFolder, read_run
@@ -81,6 +81,12 @@ def test_the_summary_says_what_a_prefix_cache_could_serve_and_what_the_engine_se
     assert summary["trees"]["prompt_chars"] == sum(len("\0".join(text)) for text in texts)
     # "Question: Who directed film " is shared by questions too, and is not counted.
     assert shared - 12 * 30 < summary["trees"]["shared_prompt_chars"] <= shared
+
+
+def test_questions_of_one_text_are_known_as_they_may_repeat_pairs(tmp_path):
+    texts = ["Who made Jaws?", "Who made Duel?", "Who made Jaws?"]
+    run(tmp_path / "r", questions=[Question(str(i), text, ("x",), dataset="toy") for i, text in enumerate(texts)])
+    assert repeated_questions(tmp_path / "r") == {"Who made Jaws?"}
 
 
 def test_a_question_that_a_backend_lets_down_is_set_aside_and_tried_again(tmp_path):
