@@ -57,8 +57,9 @@ def standard_error(decision: Decision) -> float:
         return 0.0
     weights = np.array([0.5, 0.5] + [1.0] * len(decision.ends))
     rewards = np.array([0.0, decision.ceiling, *decision.ends])
-    mean = np.average(rewards, weights=weights)
-    return math.sqrt(np.average((rewards - mean) ** 2, weights=weights) / (weights.sum() + 1))
+    total = weights.sum()
+    mean = (rewards * weights).sum() / total  # np.average does the same in five times the time
+    return math.sqrt(((rewards - mean) ** 2 * weights).sum() / total / (total + 1))
 
 
 @lru_cache(maxsize=2048)
