@@ -1,24 +1,23 @@
 """Which share of all prompt tokens a perfect, unbounded prefix cache could serve, by format.
 
-    python benchmarks/prefixes.py [--questions 8] [--prompts default] [--json]
+    python -m benchmarks.prefixes [--questions 8] [--prompts default]
 
 A stub policy builds real trees: at a reasoning step it answers with p = .35 and else searches; its texts have a
 lognormal length (median 60 tokens) and a search finds three new passages of 100 words. A word or a mark counts as one
 token. A cache holds every prompt and what was written after it; with blocks of 16, as in vLLM, it serves whole blocks.
-The last columns say where the tokens stand that no cache can serve, in tokens a call. Takes about 15 s of CPU.
+The lines below the table say where the tokens stand that no cache can serve.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
 from reasonrag.core.types import Completion, Passage, Prompt, Question
 from reasonrag.formats import FORMATS, PromptSet
@@ -28,7 +27,7 @@ from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator
 
-GOAL = 0.85
+GOAL = ">= 0.85"
 WORDS = (
     "the",
     "of",
@@ -188,27 +187,19 @@ def measure(format_name: str, preset: str | None, iterations: int, questions: in
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--questions", type=int, default=8)
-    options.add_argument("--prompts", default="default", help="prompt set")
-    options.add_argument("--json", action="store_true", help="print the figures as one object")
-    asked = options.parse_args()
-    figures: dict[str, Any] = {}
+    parser = options(__doc__)
+    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--prompts", default="default", help="prompt set")
+    given = parser.parse_args()
+    table = Table(__doc__)
     for name, preset, iterations in ROWS:
-        for kind, found in measure(name, preset, iterations, asked.questions, asked.prompts).items():
-            figures[f"{name}{f' ({preset})' if preset else ''}, {iterations} iterations, {kind}"] = found
-    if asked.json:
-        print(json.dumps({"questions": asked.questions, "prompts": asked.prompts, "rows": figures}))
-        return
-    print(
-        f"{'goal >= ' + str(GOAL):<52}{'calls':>7}{'tokens':>8}{'served':>8}{'by 16':>7}   not served, in tokens a call"
-    )
-    for row, found in figures.items():
-        missed = ", ".join(f"{part} {count:.0f}" for part, count in found["missed_a_call"].items() if count >= 0.5)
-        print(
-            f"{row:<52}{found['calls']:>7}{found['tokens_a_call']:>8.0f}{found['served']:>8.3f}"
-            f"{found['served_in_blocks_of_16']:>7.3f}   {missed}"
-        )
+        for kind, found in measure(name, preset, iterations, given.questions, given.prompts).items():
+            row = f"{name}{f' ({preset})' if preset else ''}, {iterations} iterations, {kind}"
+            table.row(row, found["served"], "of the prompt tokens", limit=GOAL)
+            table.row("  in blocks of 16", found["served_in_blocks_of_16"])
+            missed = ", ".join(f"{part} {count:.0f}" for part, count in found["missed_a_call"].items() if count >= 0.5)
+            table.note(f"{row}: {found['tokens_a_call']:.0f} tokens a call, of which cannot be served: {missed}")
+    table.show(given.json)
 
 
 if __name__ == "__main__":

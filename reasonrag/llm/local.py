@@ -19,6 +19,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
+from reasonrag.llm.prefix_cache import PrefixCache, reusable
 from reasonrag.llm.row_sampling import Row, end_token_ids, generate_rows, inner_model, room_for
 from reasonrag.llm.slots import Slots
 
@@ -46,6 +47,7 @@ class _Waiting:
 class TransformersLLM:
     """A causal language model of transformers, which never blocks the event loop.
 
+    What prompts share is computed once (`prefix_cache`), and what earlier ones computed is kept, up to half a gigabyte.
     Samples depend on the seed and not on the rest of the batch (`row_sampling` says how exactly); CPU and GPU draw
     different numbers from the same seed. Logprobs are at the sampling temperature before top_p, and at temperature 1
     for greedy rows.
@@ -57,6 +59,7 @@ class TransformersLLM:
     """
 
     model: Any
+    _prefixes: PrefixCache | None  # of the current weights
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class TransformersLLM:
         try:
             yield
         finally:
-            self.model = None
+            self.model = self._prefixes = None  # the trainer changes the weights
             inner.generation_config = model.generation_config = defaults
             model.train(training)
 
@@ -117,6 +120,7 @@ class TransformersLLM:
         self.name = name
         self.chat = chat
         self.model = None
+        self._prefixes = None
         self._end_ids: frozenset[int] = frozenset()
         self._context = 2**31
         self._batch_size = batch_size
@@ -137,6 +141,7 @@ class TransformersLLM:
         self._end_ids = end_token_ids(model, self.chat.tokenizer)
         model.generation_config = GenerationConfig()  # without the model's sampling defaults (top_k, penalties)
         self._context = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
+        self._prefixes = PrefixCache() if reusable(model) else None
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return `[n]` completions with token ids and logprobs. The prompt's tokens are counted on the first one.
@@ -161,7 +166,7 @@ class TransformersLLM:
                 self._closed.set()
                 self._queue.put(None)
         await asyncio.to_thread(self._worker.join)
-        self.model = None
+        self.model = self._prefixes = None
 
     def _work(self) -> None:
         while self._gather():
@@ -227,7 +232,12 @@ class TransformersLLM:
         try:
             rows = [item.row for item in batch]
             completions = generate_rows(
-                self.model, self.chat, rows, end_ids=self._end_ids, interrupted=self._closed.is_set
+                self.model,
+                self.chat,
+                rows,
+                end_ids=self._end_ids,
+                interrupted=self._closed.is_set,
+                prefixes=self._prefixes,
             )
         except torch.OutOfMemoryError as error:
             failure = _failure(self.name, "out_of_memory", error)
@@ -247,6 +257,8 @@ class TransformersLLM:
         """Retry a batch that was too large; not in its `except`, where the traceback keeps the tensors alive."""
         import torch
 
+        if self._prefixes is not None:
+            self._prefixes.clear()
         torch.cuda.empty_cache()
         if len(batch) == 1:
             _fail([batch[0].future], failure)

@@ -21,6 +21,8 @@ from reasonrag.llm.chat_template import ChatTemplate
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from reasonrag.llm.prefix_cache import PrefixCache
+
 # A token at the end may decode to nothing (special tokens are skipped), or begin before the stop string.
 _SPARE_TAIL_TOKENS = 16
 
@@ -44,6 +46,7 @@ def generate_rows(
     *,
     end_ids: Collection[int],
     interrupted: Callable[[], bool] = lambda: False,
+    prefixes: PrefixCache | None = None,
 ) -> list[Completion]:
     """Return `[len(rows)]` completions. This blocks, so call it from a worker thread.
 
@@ -53,30 +56,51 @@ def generate_rows(
         rows: the completions to generate, in one batch.
         end_ids: tokens that end a turn.
         interrupted: called after every token; true ends the batch early, with `FinishReason.OTHER`.
+        prefixes: what earlier prompts of the same weights share with these; None computes each prompt as a whole.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-    width = max(len(row.prompt_ids) for row in rows)
-    # The mask hides the padding, so any id will do.
-    input_ids = torch.zeros(len(rows), width, dtype=torch.long)
-    attention_mask = torch.zeros_like(input_ids)
-    for index, row in enumerate(rows):
-        input_ids[index, width - len(row.prompt_ids) :] = torch.tensor(row.prompt_ids)
-        attention_mask[index, width - len(row.prompt_ids) :] = 1
     sampler = _RowSampler(rows, chat, end_ids, model.device, interrupted)
+    # A recurrent state is nothing that rows can be taken from.
+    shrinks = not getattr(inner_model(model), "_is_stateful", False)
     with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
-        model.generate(
-            input_ids=input_ids.to(model.device),
-            attention_mask=attention_mask.to(model.device),
-            # Without an end token here: `generate` would overwrite finished rows with padding.
-            generation_config=GenerationConfig(
-                do_sample=False, max_new_tokens=max(row.max_tokens for row in rows), pad_token_id=0
-            ),
-            logits_processor=LogitsProcessorList([sampler.choose]),
-            stopping_criteria=StoppingCriteriaList([sampler.finished]),
-        )
+        cache = None if prefixes is None else prefixes.filled(model, [row.prompt_ids for row in rows])
+        # A call of `generate` computes all of its rows until it ends, so it ends as soon as half of them are done.
+        while batch := sampler.begin(shrinks=shrinks):
+            texts = [sampler.text_ids(index) for index in batch]
+            held = 0 if cache is None else cache.get_seq_length()
+            input_ids, attention_mask = left_padded(texts, max(held + 1, *map(len, texts)), model.device)
+            made = model.generate(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                # Without an end token here: `generate` would overwrite finished rows with padding.
+                generation_config=GenerationConfig(
+                    do_sample=False,
+                    max_new_tokens=sampler.longest_rest,
+                    pad_token_id=0,
+                    return_dict_in_generate=True,
+                ),
+                logits_processor=LogitsProcessorList([sampler.choose]),
+                stopping_criteria=StoppingCriteriaList([sampler.finished]),
+                **({} if cache is None else {"past_key_values": cache}),
+            )
+            if rest := sampler.unfinished:
+                cache = made.past_key_values
+                cache.reorder_cache(torch.tensor(rest, device=model.device))
     return sampler.completions()
+
+
+def left_padded(prompts: Sequence[Sequence[int]], width: int, device: Any) -> tuple[Tensor, Tensor]:
+    """Return `[B, width]` ids and their attention mask. The mask hides the padding, so any id will do there."""
+    import torch
+
+    input_ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(input_ids)
+    for index, ids in enumerate(prompts):
+        input_ids[index, width - len(ids) :] = torch.tensor(ids)
+        mask[index, width - len(ids) :] = 1
+    return input_ids.to(device), mask.to(device)
 
 
 def sampled_completion(
@@ -147,17 +171,44 @@ class _RowSampler:
         import torch
 
         self._rows, self._chat, self._end_ids, self._interrupted = rows, chat, frozenset(end_ids), interrupted
+        self._device = device
         self._token_ids: list[list[int]] = [[] for _ in rows]
+        self._logprobs: list[list[float]] = [[] for _ in rows]
         self._ended: list[FinishReason | None] = [None] * len(rows)
-        self._logprobs: list[Tensor] = []  # `[B]` per step
         self._generators = [torch.Generator(device).manual_seed(row.seed) for row in rows]
+        self._tails = [tail_length(row.stop) for row in rows]
+
+    def begin(self, *, shrinks: bool) -> list[int]:
+        """Start a call of `generate` with the rows that are not done yet, `[B]`; return their places in the batch.
+
+        With `shrinks` the call ends when at most half of its rows are left, else when none is.
+        """
+        import torch
+
+        self._batch = [index for index, ended in enumerate(self._ended) if ended is None]
+        self._left = len(self._batch) // 2 if shrinks else 0
+        rows = [self._rows[index] for index in self._batch]
         temperatures = [row.temperature or 1.0 for row in rows]
-        self._temperature = torch.tensor(temperatures, dtype=torch.float32, device=device)[:, None]
+        self._temperature = torch.tensor(temperatures, dtype=torch.float32, device=self._device)[:, None]
         # Rounding may carry the cumulated mass past 1; with infinity, rows without top_p keep every token.
         masses = [row.top_p if row.top_p < 1 else float("inf") for row in rows]
-        self._top_p = torch.tensor(masses, dtype=torch.float32, device=device)[:, None]
+        self._top_p = torch.tensor(masses, dtype=torch.float32, device=self._device)[:, None]
         self._cuts = any(row.top_p < 1 for row in rows)
-        self._tails = [tail_length(row.stop) for row in rows]
+        return self._batch
+
+    def text_ids(self, index: int) -> tuple[int, ...]:
+        """Return prompt and tokens so far of a row."""
+        return (*self._rows[index].prompt_ids, *self._token_ids[index])
+
+    @property
+    def longest_rest(self) -> int:
+        """The most tokens that a row of the current call may still get."""
+        return max(self._rows[index].max_tokens - len(self._token_ids[index]) for index in self._batch)
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The rows of the current call that are not done, by their places in it."""
+        return [place for place, index in enumerate(self._batch) if self._ended[index] is None]
 
     def choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Turn `[B, V]` logits into `[B, V]` scores whose maximum is the sampled token.
@@ -170,28 +221,31 @@ class _RowSampler:
         logprobs = torch.log_softmax(logits, dim=-1)
         allowed = self._within_top_p(logprobs) if self._cuts else logits
         chosen = (allowed + self._noise(scores)).argmax(dim=-1, keepdim=True)
-        self._logprobs.append(logprobs.gather(1, chosen)[:, 0])
+        self._chosen_logprobs = logprobs.gather(1, chosen)[:, 0]
         return torch.full_like(scores, float("-inf")).scatter_(1, chosen, 0.0)
 
     def finished(self, input_ids: Tensor, scores: Any) -> Tensor:
-        """Return `[B]` whether each row is done. A row keeps no token after the one that ended it."""
+        """Return `[B]` whether each row is done; all are if the call ends. A row keeps no token after its last one."""
         import torch
 
         stopped = self._interrupted()
-        for index, token in enumerate(input_ids[:, -1].tolist()):
+        drawn = zip(self._batch, input_ids[:, -1].tolist(), self._chosen_logprobs.tolist(), strict=True)
+        for index, token, logprob in drawn:
             if self._ended[index] is None:
                 self._token_ids[index].append(token)
+                self._logprobs[index].append(logprob)
                 self._ended[index] = FinishReason.OTHER if stopped else self._end(index, token)
-        return torch.tensor([ended is not None for ended in self._ended], device=input_ids.device)
+        rest = self.unfinished
+        ended = torch.ones(len(self._batch), dtype=torch.bool, device=input_ids.device)
+        if len(rest) > self._left:
+            ended[rest] = False
+        return ended
 
     def completions(self) -> list[Completion]:
-        import torch
-
-        logprobs = torch.stack(self._logprobs, dim=1).tolist()
         completions = []
-        for row, ids, ended, row_logprobs in zip(self._rows, self._token_ids, self._ended, logprobs, strict=True):
+        for row, ids, ended, logprobs in zip(self._rows, self._token_ids, self._ended, self._logprobs, strict=True):
             reason = ended or FinishReason.OTHER
-            completions.append(sampled_completion(self._chat, row.prompt_ids, ids, row_logprobs, reason, row.stop))
+            completions.append(sampled_completion(self._chat, row.prompt_ids, ids, logprobs, reason, row.stop))
         return completions
 
     def _end(self, index: int, token: int) -> FinishReason | None:
@@ -214,9 +268,9 @@ class _RowSampler:
         import torch
 
         noise = torch.zeros_like(like)
-        for index, (row, generator) in enumerate(zip(self._rows, self._generators, strict=True)):
-            if row.temperature > 0 and self._ended[index] is None:
+        for place, index in enumerate(self._batch):
+            if self._rows[index].temperature > 0 and self._ended[index] is None:
                 # Minus the logarithm of an exponential variable has a Gumbel distribution; zero would give infinity.
                 tiny = torch.finfo(noise.dtype).tiny
-                noise[index].exponential_(generator=generator).clamp_min_(tiny).log_().neg_()
+                noise[place].exponential_(generator=self._generators[index]).clamp_min_(tiny).log_().neg_()
         return noise
