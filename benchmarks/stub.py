@@ -89,14 +89,14 @@ def parts(asked: list[Question], format: object, policy: object, judge: object =
 
 
 @contextlib.contextmanager
-def server(latency_s: float = 0.0) -> Iterator[str]:
-    """Serve the stub in a process of its own; yield its address."""
-    command = [sys.executable, "-m", "benchmarks.stub", "--latency", str(latency_s)]
+def server(latency_s: float = 0.0, port: int = 0) -> Iterator[str]:
+    """Serve the stub in a process of its own, which is killed at the end; yield its address."""
+    command = [sys.executable, "-m", "benchmarks.stub", "--latency", str(latency_s), "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process.stdout.readline().strip()
     finally:
-        process.terminate()
+        process.kill()
         process.wait()
 
 
@@ -146,8 +146,8 @@ class _Connection(asyncio.Protocol):
         self.transport.write(head + raw)
 
 
-async def _serve() -> None:
-    listening = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", 0)
+async def _serve(port: int) -> None:
+    listening = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", port)
     print(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1", flush=True)
     await listening.serve_forever()
 
@@ -155,6 +155,8 @@ async def _serve() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--latency", type=float, default=0.0, help="seconds until a reply")
-    _Connection.latency_s = parser.parse_args().latency
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    given = parser.parse_args()
+    _Connection.latency_s = given.latency
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve())
+        asyncio.run(_serve(given.port))
