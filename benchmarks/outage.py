@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.stub import parts, questions, server
 from benchmarks.table import Table, options
+from reasonrag.commands.console import log_plainly
 from reasonrag.core.config import load_config
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.pipeline.build import Build
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=500)
     parser.add_argument("--away", type=float, default=10.0, help="seconds")
     given = parser.parse_args()
+    log_plainly()  # on stderr
     table = Table(__doc__)
     for name, servers, away_s in ((f"away for {given.away:g} s", 1, given.away), ("one of three killed", 3, None)):
         built, going_on_s, seconds = asyncio.run(build(given.questions, servers, away_s))

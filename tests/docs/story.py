@@ -39,6 +39,7 @@ SHOWN = ("text", "json", "yaml")
 # Commands of others.
 NOT_RUN = {
     "vllm serve": "needs a GPU",
+    "llama-server": "needs weights in GGUF",
     "pip install": "what CI begins with",
     "make demo": "minutes; `make smoke` and quickstart.md run its steps",
     "make online": "minutes; `make smoke` and quickstart.md run its steps",

@@ -30,7 +30,7 @@ GIVEN = {
     "docs/retrieval.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz"),
     "docs/schema.md": ("runs/demo/trees",),
     "docs/training.md": ("runs/hotpotqa",),
-    "docs/vllm.md": ("policies/dpo",),
+    "docs/engines.md": ("policies/dpo",),
 }
 
 
