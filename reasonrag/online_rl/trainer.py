@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import DistributedType, gather_object
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
@@ -40,6 +42,9 @@ from reasonrag.training.callbacks import GuardedTrainer
 logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
 
 T = TypeVar("T")
+
+# A forward pass of more tokens is no faster by the token, and pads more.
+_ENOUGH_TOKENS = {"cpu": 1024, "gpu": 16_384}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.watch = watch
         self.pushed: int | None = None  # the step of the weights that the engine has
         self.rows: list[Row] = []  # of this process's current batch
+        self.written = torch.empty(0)  # `[R, T]` of rows that are scored next: above 0 where the policy wrote a token
         self.averaging: str = self.args.loss_type
         if self.averaging in ("grpo", "dr_grpo"):
             # TRL divides the sum of this loss by a number that it is given: with `weigh` it is any of them.
@@ -87,6 +93,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         parts = self.args.steps_per_generation
         count = -(-max(gather_object([len(rows)])) // parts) * parts
         self.rows = rows + [Row.padding(self._tokenizer.pad_token_id)] * (count - len(rows))
+        self.written = pad_sequence([torch.tensor(row.mask) for row in self.rows], batch_first=True)
         made = columns(self.rows, batch.samples)
         if self.use_vllm and made["logprobs"] is None:
             raise RunError(
@@ -162,24 +169,64 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             "num_items_in_batch": total / lightest,
         }
 
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: Any = None, **more: Any
+    ) -> Any:
+        """Score what the policy wrote. Passages between its steps are most of a row, and no part of the loss."""
+        before = input_ids.size(1) - logits_to_keep
+        written = pad(self.written > 0, (before, logits_to_keep - self.written.size(1))).to(input_ids.device)
+        batches = iter(written.split(batch_size or len(input_ids)))
+
+        def scored(*, labels: Any, **inputs: Any) -> Any:
+            return model(labels=labels.masked_fill(~next(batches), -100), **inputs)
+
+        return super()._get_per_token_logps_and_entropies(
+            scored, input_ids, attention_mask, logits_to_keep, batch_size, **more
+        )
+
     def get_high_entropy_mask(self, entropies: Any, mask: Any, threshold: float) -> Any:
         return super().get_high_entropy_mask(entropies, (mask > 0).to(entropies), threshold)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Return TRL's loss. Rows that do not fit into one forward pass are taken in parts, each with its backward.
+        """Return TRL's loss. Rows are taken in parts of like length, each with its backward.
 
-        So a batch of steps needs no more memory than a batch of trajectories.
+        So a batch of steps needs no more memory than a batch of trajectories, and less of it is padding.
         """
-        parts = list(_parts(inputs, self.args.per_device_train_batch_size))
+        parts = list(_parts(inputs, self._part_sizes(inputs)))
         share = 1 / len(parts) if self.averaging == "bnpo" else 1.0  # a mean over each part; the others are sums
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        before = {name: len(values) for name, values in metrics.items()}
         done = 0.0
         for part in parts[:-1]:
+            self.written = part["tool_mask"]
             with self._without_sync(model):
                 loss = share * super().compute_loss(model, part, *args, **kwargs)
                 is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if is_deepspeed else {}))
             done = done + loss.detach()
-        return share * super().compute_loss(model, parts[-1], *args, **kwargs) + done
+        self.written = parts[-1]["tool_mask"]
+        loss = share * super().compute_loss(model, parts[-1], *args, **kwargs) + done
+        weights = torch.stack([(part["completion_mask"] * part["tool_mask"]).sum() for part in parts])
+        weights = self.accelerator.reduce(weights).cpu()
+        for name, values in metrics.items():
+            of_parts = values[before.get(name, 0) :]
+            if len(of_parts) == len(parts) > 1:  # means over tokens of a part
+                values[-len(parts) :] = [float((weights * torch.tensor(of_parts)).sum() / weights.sum().clamp(min=1))]
+        return loss
+
+    def _part_sizes(self, inputs: dict[str, Any]) -> list[int]:
+        """Return how many rows each forward pass takes of a batch whose rows are sorted, longest first."""
+        rows, most = len(inputs["completion_ids"]), self.args.per_device_train_batch_size
+        terms_of_parts = self.aux_loss_enabled or self._entropy_bonus_enabled or self.averaging == "bnpo"
+        if self.accelerator.num_processes > 1 or terms_of_parts:
+            # All processes take the same number of passes, and terms that are means over a pass count once a pass.
+            return [min(most, rows - start) for start in range(0, rows, most)]
+        enough = _ENOUGH_TOKENS["cpu" if self.accelerator.device.type == "cpu" else "gpu"]
+        lengths, sizes, start = _lengths(inputs).sort(descending=True).values.tolist(), [], 0
+        while start < rows:
+            sizes.append(min(most, rows - start, max(1, enough // lengths[start])))
+            start += sizes[-1]
+        return sizes
 
     @contextlib.contextmanager
     def _without_sync(self, model: Any) -> Iterator[None]:
@@ -285,18 +332,22 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc]
             self.save_best()
 
 
-def _parts(inputs: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch `size` at a time, longest first, without columns that are padding in all of them.
+def _lengths(inputs: dict[str, Any]) -> Any:
+    return inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
 
-    A batch that fits into one part is left as it is.
+
+def _parts(inputs: dict[str, Any], sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield parts of a batch with that many rows, longest rows first, without columns that are padding in all of them.
+
+    A single part is the batch as it is.
     """
-    count, length = inputs["completion_ids"].shape
-    if count <= size:
+    if len(sizes) == 1:
         yield inputs
         return
+    length = inputs["completion_ids"].size(1)
     read, written = inputs["prompt_mask"].sum(1), inputs["completion_mask"].sum(1)
-    order = torch.argsort(read + written, descending=True, stable=True)
-    for chosen in order.split(size):
+    order = torch.argsort(_lengths(inputs), descending=True, stable=True)
+    for chosen in order.split(list(sizes)):
         part = {}
         for name, value in inputs.items():
             if isinstance(value, torch.Tensor) and value.ndim:

@@ -133,6 +133,7 @@ def test_only_what_the_policy_wrote_and_was_paid_for_is_learnt(loss, beta, rollo
     heard = listen(trainer)
     trainer._compute_loss(trainer.model, out).backward()
     (said,) = heard
+    assert (said[~mask] == 0.0).all(), "passages are not even scored"
     assert (said.grad[~mask] == 0.0).all()
     assert (said.grad[mask] != 0.0).any()
     trl = gradient(trainer.model)
@@ -140,6 +141,23 @@ def test_only_what_the_policy_wrote_and_was_paid_for_is_learnt(loss, beta, rollo
     ours = gradient(trainer.model)
     assert (trl - ours).norm() / ours.norm() < 1e-5
     assert ours.norm() > 1e-4
+
+
+@pytest.mark.slow
+def test_passes_of_like_length_have_the_loss_and_the_entropy_of_one_pass(rollouts):
+    trainer, inputs, out = rollouts
+    out = trainer.weigh(out, scored=sum(row[REWARD] is not None for row in inputs))
+    assert len(trainer._part_sizes(out)) > 1
+    trainer.written = out["tool_mask"]
+    trainer._metrics["train"].clear()
+    whole, entropy = trainer._compute_loss(trainer.model, out), trainer._metrics["train"].pop("entropy")
+    whole.backward()
+    expected = gradient(trainer.model)
+    found = trainer.compute_loss(trainer.model, out)
+    found.backward()
+    assert found.item() == pytest.approx(whole.item(), rel=1e-5)
+    assert (gradient(trainer.model) - expected).norm() / expected.norm() < 1e-5
+    assert trainer._metrics["train"]["entropy"] == pytest.approx(entropy, rel=1e-5)
 
 
 @pytest.mark.slow
