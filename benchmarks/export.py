@@ -20,7 +20,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.stub import StubPolicy, parts, questions
+import numpy as np
+
+from benchmarks.stub import REPLY_TOKENS, StubPolicy, parts, questions
 from benchmarks.table import Table, options
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.types import Question
@@ -66,6 +68,10 @@ def generate(folder: Path, first: int, last: int) -> None:
             model, text = models[number % len(models)]
             text = text.replace(f'"question_id": "{model.id}"', f'"question_id": "{new.id}"')
             rows: list[Row] = json.loads(text.replace(model.question, new.question))
+            draw = np.random.default_rng(number)  # as hard to compress as what a model samples
+            for row in rows[1:]:
+                row["token_ids"] = draw.integers(0, 150_000, REPLY_TOKENS)
+                row["logprobs"] = -draw.exponential(0.5, REPLY_TOKENS)
             await run.journal.put_tree(new.dataset, new.id, pack(rows, schema))
 
         asyncio.run(store())

@@ -58,7 +58,7 @@ def standard_error(decision: Decision) -> float:
     weights = np.array([0.5, 0.5] + [1.0] * len(decision.ends))
     rewards = np.array([0.0, decision.ceiling, *decision.ends])
     total = weights.sum()
-    mean = (rewards * weights).sum() / total  # np.average does the same in five times the time
+    mean = (rewards * weights).sum() / total  # as np.average does, in half the time
     return math.sqrt(((rewards - mean) ** 2 * weights).sum() / total / (total + 1))
 
 

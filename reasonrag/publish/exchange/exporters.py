@@ -214,7 +214,8 @@ def export_verl(run: Path, out: Path) -> dict[str, int]:
     """
     config, _ = read_run(run)
     splits: dict[str, list[Question]] = {"train": [], "test": []}
-    for node in read_shards(run / "trees", "nodes", tree_schema()):
+    columns = ("dataset", "question_id", "question", "golden_answers", "parent_id")
+    for node in read_shards(run / "trees", "nodes", tree_schema(), columns=columns):
         if node["parent_id"] < 0:
             held_out = in_test_split(node["dataset"], node["question_id"], config.pairs.test_share)
             golden_answers = tuple(node["golden_answers"])
