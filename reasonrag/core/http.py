@@ -3,12 +3,11 @@
 A function that sends a request raises `Unavailable` if another attempt may succeed, and any other error if it cannot:
 
     retries = Retries(deadline_s=300, max_retries=5)
-    reply = await retries.run(send)
+    reply = await retries.run_async(send)  # or retries.run(send), if it is no coroutine function
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import random
@@ -93,18 +92,18 @@ class Retries:
         return max(self._ends_at - time.monotonic(), 0.001)
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, a function or a coroutine function (await the result), with retries.
+        """Return the result of a function, with retries.
 
         Raises:
             Unavailable: the last failure, if no attempt is left or the next one would begin after the deadline.
         """
-        if inspect.iscoroutinefunction(call):
-            return self._run(call)  # type: ignore[return-value]
-        return self._retried(call)
+        import stamina
 
-    async def _run(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make the first attempt without stamina, which takes longer to set up than most requests to send."""
-        try:
+        return stamina.retry(on=self._next_wait, attempts=None, timeout=None)(call)()
+
+    async def run_async(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of a coroutine function, with retries, as `run`."""
+        try:  # without stamina, which takes longer to set up than most requests to send
             return await call()
         except Unavailable as error:
             failures = [error]
@@ -114,12 +113,7 @@ class Retries:
                 raise failures.pop()
             return await call()
 
-        return await self._retried(next_attempt)
-
-    def _retried(self, call: Callable[[], T]) -> T:
-        import stamina
-
-        return stamina.retry(on=self._next_wait, attempts=None, timeout=None)(call)()
+        return await self.run(next_attempt)
 
     def _next_wait(self, error: Exception) -> float | bool:
         """Return the seconds until the next attempt, or False if there is none: stamina's backoff hook."""

@@ -36,6 +36,8 @@ class Sampling:
 
     def single(self, index: int) -> Sampling:
         """Return the parameters that request completion `index` alone."""
+        if self.n == 1 and index == 0:
+            return self
         return replace(self, n=1, seed=None if self.seed is None else self.seed + index)
 
 

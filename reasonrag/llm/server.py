@@ -225,7 +225,7 @@ class ServerLLM:
         retries = Retries(deadline_s=self._timeout_s, max_retries=self._max_retries, first_wait_s=self._backoff_s)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await retries.run(partial(self._send, url, request, prompt, sampling))
+                return await retries.run_async(partial(self._send, url, request, prompt, sampling))
         except Unavailable as failure:
             message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
             raise LLMError(message, cause=failure.cause) from failure

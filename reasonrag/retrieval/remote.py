@@ -150,7 +150,7 @@ class RemoteRetriever:
         payload = _payload(queries, top_k)
         retries = Retries(deadline_s=self._deadline_s, max_retries=self._max_retries, wait_s=self._wait_s)
         try:
-            return await retries.run(partial(self._attempt, payload, len(queries), retries))
+            return await retries.run_async(partial(self._attempt, payload, len(queries), retries))
         except Unavailable as failure:
             raise RetrievalError(
                 f"no retrieval server answered in {retries.failures} attempts; last: {failure}", cause=failure.cause

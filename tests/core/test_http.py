@@ -34,12 +34,8 @@ def test_unavailable_is_tried_again_in_functions_and_coroutines() -> None:
 
     answer = failing(Unavailable("busy"), Unavailable("busy"))
     retries = Retries(deadline_s=60, max_retries=2)
-    assert asyncio.run(_awaited(retries, call)) == "done" and retries.failures == 2
+    assert asyncio.run(retries.run_async(call)) == "done" and retries.failures == 2
     assert Retries(deadline_s=60, max_retries=1).run(failing(Unavailable("busy"))) == "done"
-
-
-async def _awaited(retries: Retries, call):
-    return await retries.run(call)
 
 
 def test_the_last_failure_is_raised_when_retries_end() -> None:
