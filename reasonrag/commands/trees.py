@@ -177,16 +177,14 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
       reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
     """
     from reasonrag.commands.console import rows_table, table_console
-    from reasonrag.core.config import load_config
     from reasonrag.core.errors import RunError
     from reasonrag.core.settings import dump
     from reasonrag.pipeline.pair_tables import export_pairs
     from reasonrag.storage.files import claim_folder, write_json, write_text
     from reasonrag.storage.runs import RunFolder, read_run
 
-    _, summary = read_run(run)
     compared: dict[str, Any] = {"pairs.alpha": None, "pairs.level": "step", "pairs.reward": "spre"}
-    config = load_config(file=run / "config.yaml", overrides=compared | given_settings(given))
+    config, summary = read_run(run, compared | given_settings(given))
     if out is None:
         with RunFolder.open(run, config, summary["content"]) as folder:
             summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)

@@ -22,7 +22,7 @@ from typing import Any
 
 from reasonrag.core.config import Config, SearchConfig, load_config
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import differences, dump, identity
+from reasonrag.core.settings import differences, dump, identity, read_yaml
 from reasonrag.storage.files import claim_folder, is_empty, lock, read_json, unnamed_folder, write_json, write_text
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.shards import WHOLE, Shard
@@ -161,8 +161,12 @@ def _described(config: Config, content: Mapping[str, str], varying: Collection[s
     return dict(json.loads(json.dumps(described)))
 
 
-def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
+def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Config, dict[str, Any]]:
     """Return the configuration and the summary (`run.json`) of a finished run.
+
+    Args:
+        path: the folder of the run.
+        overrides: dotted names of settings that differ from the run's.
 
     Raises:
         RunError: the folder holds no finished run.
@@ -172,7 +176,9 @@ def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
         raise RunError(
             f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished"
         )
-    return load_config(file=path / "config.yaml"), summary
+    file = path / "config.yaml"
+    before = {} if "lag" in (read_yaml(file).get("search") or {}) else {"search.lag": _BEFORE.search.lag}
+    return load_config(file=file, overrides=before | dict(overrides or {})), summary
 
 
 def versions() -> dict[str, str]:
