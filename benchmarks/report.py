@@ -11,7 +11,6 @@ request to what is seen. The second form takes the pictures that the documentati
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import random
 import resource
@@ -24,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.table import Table, options
 from reasonrag.report import write_report
 from reasonrag.report.trees import trees
 from tests.browser import Browser, chromium
@@ -127,19 +127,17 @@ def question_page(browser: Browser, page: Path) -> dict[str, float]:
     return {"first paint": painted, "document ready": parsed, "node opened": opened}
 
 
-def measure(questions: int, nodes: int, rounds: int) -> None:
-    """Print the tables."""
+def measure(table: Table, questions: int, nodes: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         apart(generate, run, questions, nodes)
         seconds, peak = apart(written, run)
         report = run / "report"
         sizes = [path.stat().st_size for path in report.rglob("*.*")]
-        print(f"{questions:,} questions, {questions * nodes:,} nodes, medians of {rounds} rounds\n")
-        print(f"{'report written (s)':<34}{seconds:>10.1f}")
-        print(f"{'peak of that process (MiB)':<34}{peak:>10.0f}")
-        print(f"{'report (MiB)':<34}{sum(sizes) / (1 << 20):>10.0f}")
-        print(f"{'its largest file (kB)':<34}{max(sizes) / 1000:>10.0f}")
+        table.row("write the report", seconds, "s")
+        table.row("write the report, peak memory", peak, "MiB")
+        table.row("the report on disk", sum(sizes) / (1 << 20), "MiB")
+        table.row("its largest file", max(sizes) / 1000, "kB")
         found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("first page", "question")}
         with chromium() as browser:
             for number in range(rounds):
@@ -151,9 +149,10 @@ def measure(questions: int, nodes: int, rounds: int) -> None:
                     for what, value in times.items():
                         found[name][what].append(value)
     for name, times in found.items():
-        print(f"\n{f'{name} (s)':<34}{'median':>10}{'worst':>10}{'bound':>8}")
         for what, values in times.items():
-            print(f"{what:<34}{median(values):>10.3f}{max(values):>10.3f}{BOUNDS.get(what, ''):>8}")
+            limit = f"<= {BOUNDS[what]}" if what in BOUNDS else ""
+            table.row(f"{name}: {what}, worst {max(values):.2f} s", median(values), "s", limit=limit)
+    table.note(f"{questions:,} questions, {questions * nodes:,} nodes, medians of {rounds} rounds")
 
 
 def screenshots(run: Path, folder: Path) -> None:
@@ -174,17 +173,19 @@ def screenshots(run: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--nodes", type=int, default=30, help="of each question's tree")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--screenshots", nargs=2, type=Path, metavar=("FOLDER", "RUN"))
-    options = parser.parse_args()
-    if options.screenshots:
-        folder, run = options.screenshots
+    given = parser.parse_args()
+    if given.screenshots:
+        folder, run = given.screenshots
         screenshots(run, folder)
-    else:
-        measure(options.questions, options.nodes, options.rounds)
+        return
+    table = Table(__doc__)
+    measure(table, given.questions, given.nodes, given.rounds)
+    table.show(given.json)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 """Kinds of vector search next to each other: what they cost to build, on disk and in memory, and what they find.
 
-    python benchmarks/vectors.py [--rows 200000] [--threads 1] [--real INDEX ...]
+    python -m benchmarks vectors [--rows 200000] [--threads 1] [--real INDEX ...]
 
 Queries are passages' vectors with noise on them. Made vectors lie in overlapping clusters of a space of few directions,
 as embeddings of text do; with --real they are mixtures of neighbouring passages of dense indexes, with some noise.
 Memory is what the process has of its own (the files it maps come on top and can be dropped at any time). Speeds are
-medians of three runs; `/flat` compares with faiss.IndexFlatIP in the same run.
+medians of three runs, next to faiss.IndexFlatIP in the same run.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from typing import Any
 import faiss
 import numpy as np
 
+from benchmarks.table import Table, options
 from reasonrag.retrieval.index.embeddings import Embeddings
 from reasonrag.retrieval.index.faiss_search import ExactSearch
 from reasonrag.retrieval.index.folder import Draft, IndexFolder, Plan, Silent
@@ -169,7 +169,7 @@ def searched(folder: Path, threads: int) -> dict[str, float]:
 
 def child(*arguments: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks.vectors", "--child", *arguments], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -177,13 +177,18 @@ def child(*arguments: str) -> dict[str, float]:
     return found
 
 
-COLUMNS = {"build_s": "build s", "peak": "peak MB", "limit": "bound MB", "disk": "disk MB", "open_s": "open s",
-           "mapped": "mapped MB", "own": "own MB", "effort": "effort", "recall": "recall@10", "one": "q/s alone",
-           "batch": "q/s of 64"}  # fmt: skip
+SHOWN = {
+    "build_s": ("build", "s"),
+    "peak": ("memory of its own, building", "MB"),
+    "disk": ("disk", "MB"),
+    "open_s": ("open", "s"),
+    "own": ("memory of its own, searching", "MB"),
+    "recall": ("recall@10", "of exact"),
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--real", type=Path, nargs="+")
     parser.add_argument("--threads", type=int, default=1)
@@ -195,6 +200,7 @@ def main() -> None:
         row = searched(Path(folder), given.threads) if kind == "search" else measure(Path(folder), kind, given.threads)
         print(json.dumps(row))
         return
+    table = Table(__doc__)
     rng = np.random.default_rng(0)
     vectors = real(given.rows, given.real, rng) if given.real else made(given.rows, rng)
     noise = 0.4 / vectors.shape[1] ** 0.5 * rng.standard_normal((512, vectors.shape[1]), np.float32)
@@ -206,18 +212,19 @@ def main() -> None:
         rows = {name: child(name, folder) for name in REFERENCES}
         for kind in VECTOR_KINDS:
             rows[kind] = child(kind, folder) | child("search", folder)
-    print(f"{'':<18}" + "".join(f"{title:>11}" for title in COLUMNS.values()) + f"{'/flat':>8}{'/flat':>8}")
     flat = rows["faiss.IndexFlatIP"]
     for name, row in rows.items():
-        cells = [_cell(row, key) for key in COLUMNS]
-        print(f"{name:<18}" + "".join(f"{cell:>11}" for cell in cells)
-              + f"{row['one'] / flat['one']:>8.2f}{row['batch'] / flat['batch']:>8.2f}")  # fmt: skip
-
-
-def _cell(row: dict[str, float], key: str) -> str:
-    if key not in row:
-        return "-"
-    return f"{row[key]:.3f}" if key in ("recall", "open_s") else f"{row[key]:.0f}"
+        for key, (what, measured_in) in SHOWN.items():
+            if key in row and name not in REFERENCES:
+                table.row(f"{name}: {what}", row[key], measured_in)
+        for key, size in (("one", 1), ("batch", 64)):
+            table.row(f"{name}: queries, {size} at a time", row[key], "a second")
+            if name != "faiss.IndexFlatIP":
+                table.row(
+                    f"{name}: queries, {size} at a time, to faiss.IndexFlatIP", row[key] / flat[key], "of its rate"
+                )
+    table.note(f"{given.rows:,} vectors of {DIMS} dimensions, {given.threads} thread(s)")
+    table.show(given.json)
 
 
 if __name__ == "__main__":
