@@ -46,7 +46,7 @@ class Played:
     def __init__(self, inner: Any) -> None:
         self.slots = inner.slots
         self.asked: list[tuple[Prompt, Sampling]] = []
-        self.prompt_tokens = self.cached_tokens = self.written_tokens = 0
+        self.cached_tokens = self.cached_of = self.written_tokens = 0
         self._inner = inner
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
@@ -54,9 +54,10 @@ class Played:
         asked = replace(prompt, stop=()), replace(sampling, max_tokens=min(max(length, 8), 512))
         self.asked.append(asked)
         for completion in await self._inner.complete(*asked):
-            self.prompt_tokens += completion.prompt_tokens or 0
-            self.cached_tokens += completion.cached_tokens or 0
             self.written_tokens += completion.completion_tokens or 0
+            if completion.cached_tokens is not None:
+                self.cached_tokens += completion.cached_tokens
+                self.cached_of += completion.prompt_tokens or 0
         return (Completion(stub.reply(prompt.stop, sampling.seed or 0)),)
 
     async def aclose(self) -> None:
@@ -163,7 +164,7 @@ async def engine_figures(table: Table, engine: Any, name: str, questions: int, i
     table.row(f"{name}: the search, to its requests all at once", median(ratios), "of their rate", limit=">= 0.9")
     table.row(f"{name}: tokens written", played.written_tokens / explorer_s, "a second")
     table.row(f"{name}: requests", len(played.asked) / explorer_s, "a second")
-    hits = played.cached_tokens / played.prompt_tokens if played.cached_tokens else None
+    hits = played.cached_tokens / played.cached_of if played.cached_of else None
     table.row(f"{name}: prompt tokens from the prefix cache", hits, "of all")
     texts = sorted(json.dumps([[m.content for m in p.messages], p.prefix]) for p, _ in played.asked)
     table.row(f"{name}: what a cache that forgets nothing could serve", shared(texts), "of all characters")
