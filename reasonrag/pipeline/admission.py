@@ -11,10 +11,11 @@ from reasonrag.rollout import gather_all
 
 T = TypeVar("T")
 
-# Twice as many requests wait at an engine as are in flight. With fewer, the trees that begin last have no time to catch
-# up: 400 questions kept 100 slots busy for .96 of the time with half as many, .97 with as many, .99 with twice as many
-# (benchmarks/utilisation.py). With more, more trees would be in memory, and their prefixes in the engine's cache.
-_QUEUE = 2.0
+# Three times as many requests wait at an engine as are in flight. With fewer, the trees that begin last have no time to
+# catch up, and the slots empty at the end: 1,000 questions kept 256 slots busy for .93 of the time with as many, .95
+# with twice as many, .99 with three times as many (benchmarks/utilisation.py). With more, more trees would be in
+# memory, and their prefixes in the engine's cache.
+_QUEUE = 3.0
 _ITEMS_PER_SLOT = 3  # those that search, or wait for the other engine, hold no slot
 _TURNS = 6  # of the event loop, until a new item has asked for its first slots
 _POLL_S = 0.005

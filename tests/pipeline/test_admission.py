@@ -24,7 +24,7 @@ def test_items_begin_while_engines_have_room_for_their_requests():
     worked(range(60), work, [slots])
     assert len(most) == 180
     assert max(in_flight for in_flight, _ in most) == 8
-    assert max(waiting for _, waiting in most) <= 17  # twice as many as are in flight, and one
+    assert max(waiting for _, waiting in most) <= 25  # three times as many as are in flight, and one
 
 
 def test_an_engine_without_room_holds_back_those_that_need_the_other():
@@ -40,7 +40,7 @@ def test_an_engine_without_room_holds_back_those_that_need_the_other():
             await asyncio.sleep(0.001)
 
     worked(range(40), work, [policy, judge])
-    assert len(begun) == 40 and most[0] <= 6
+    assert len(begun) == 40 and most[0] <= 6  # items for each slot, and no more
 
 
 def test_items_that_hold_no_slot_are_bounded_too():
