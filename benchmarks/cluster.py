@@ -3,7 +3,7 @@
     python -m benchmarks.cluster [--questions 160] [--json]
 
 The policy is a stub behind a server that counts requests which it has seen before. A shard's calls in flight, and those
-that are answered and not on disk yet, may be paid twice when it is killed. Takes about 10 minutes on two cores.
+that are answered and not on disk yet, may be paid twice when it is killed. Takes about 10 minutes on two free cores.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ def journals(table: Table) -> None:
     cpu, size = ({wal: median(each[column] for each in figures) for wal, figures in runs.items()} for column in (0, 1))
     table.row("journal on a local disk (WAL): CPU of a call", cpu[True], "ms")
     table.row("journal on a shared disk (rollback): CPU of a call", cpu[False], "ms")
-    table.row("journal on a shared disk: bytes written, to WAL's", size[False] / size[True])
+    table.row("journal on a local disk: bytes written of a call", size[True])
+    table.row("journal on a shared disk: bytes written of a call", size[False])
 
 
 def main() -> None:

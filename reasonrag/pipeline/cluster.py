@@ -115,9 +115,12 @@ def _connect(address: str) -> Any:
         import ray
     except ImportError as error:
         raise ConfigError("--ray needs Ray, which is not installed; pip install 'reasonrag[ray]'") from error
+    host, _, port = address.rpartition(":")
     try:
+        if host and port.isdecimal() and "/" not in host:  # where nobody listens, Ray tries for more than ten minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"no Ray cluster answers at {address!r}; start one (ray start --head), give its address, or use this "
             "machine alone with --ray local",
@@ -211,18 +214,20 @@ def _build_shard(work: _Work, searched: list[Any]) -> str | None:
 @contextlib.asynccontextmanager
 async def _reporting(build: Build, path: Path) -> AsyncIterator[None]:
     """Write the progress of a task to a file while the body runs, and stop when the task is cancelled."""
-    loop = asyncio.get_running_loop()
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     async def report() -> None:
-        while True:
+        while not ended.is_set():
             await asyncio.to_thread(write_json, path, build.progress.counts())
-            await asyncio.sleep(_REPORT_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _REPORT_EVERY_S)
+        write_json(path, build.progress.counts())
 
     loop.add_signal_handler(signal.SIGINT, build.drain)
     reporting = asyncio.create_task(report())
     try:
         yield
     finally:
-        reporting.cancel()
+        ended.set()
+        await reporting
         loop.remove_signal_handler(signal.SIGINT)
-        write_json(path, build.progress.counts())

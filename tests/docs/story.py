@@ -41,6 +41,7 @@ NOT_RUN = {
     "vllm serve": "needs a GPU",
     "llama-server": "needs weights in GGUF",
     "pip install": "what CI begins with",
+    "ray start": "Ray's own; tests/e2e/test_cluster.py starts one",
     "make demo": "minutes; `make smoke` and quickstart.md run its steps",
     "make online": "minutes; `make smoke` and quickstart.md run its steps",
     "make test": "this is it",
@@ -50,6 +51,7 @@ NOT_RUN = {
 READ_ONLY = {
     "accelerate launch": "needs several GPUs",
     "srun": "needs Slurm",
+    "reasonrag build-tree --ray": "needs a Ray cluster; tests/e2e/test_cluster.py has one",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
 }

@@ -19,7 +19,7 @@ from tests.warmed import run
 # What a page takes for granted: files of the reader, and what other pages have made.
 GIVEN = {
     "README.md": ("questions.jsonl", "corpus.jsonl.gz"),
-    "docs/cluster.md": ("part-1.jsonl", "part-2.jsonl", "indexes/mine"),
+    "docs/cluster.md": ("questions.jsonl", "indexes/mine"),
     "docs/corpus.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "texts"),
     "docs/evaluation.md": ("policies/dpo", "policies/hiprag"),
     "docs/exchange.md": ("runs/hotpotqa", "RAG_ProGuide.json", "preferences.jsonl"),

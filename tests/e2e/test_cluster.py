@@ -15,8 +15,9 @@ from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
 
-SHARDS, IN_FLIGHT = 6, 4  # calls in flight of a shard
-SETTINGS = ("--iterations", "8", "--seed", "7", "--concurrency", str(IN_FLIGHT))
+SHARDS, CONCURRENCY = 6, 4
+IN_FLIGHT = 2 * CONCURRENCY  # of a shard: sent and not answered, or answered and not on disk
+SETTINGS = ("--iterations", "8", "--seed", "7", "--concurrency", str(CONCURRENCY))
 
 pytestmark = pytest.mark.slow
 
