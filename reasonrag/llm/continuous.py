@@ -61,6 +61,8 @@ class ContinuousLLM:
     A manager has one temperature and one top_p, and two managers on one model give wrong numbers. So requests with
     other parameters wait until no request of the current ones is running.
 
+    The manager computes blocks of tokens that requests of a loan begin with once, where the model allows it.
+
     Seeds are not honoured per request: all requests draw from one random stream, in the order of batching. The first
     request's seed starts the stream, so a single request is reproducible, and many concurrent ones are not. Training is
     exact nevertheless: ids and logprobs are the sampled ones.

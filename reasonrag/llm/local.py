@@ -258,7 +258,7 @@ class TransformersLLM:
         import torch
 
         if self._prefixes is not None:
-            self._prefixes.clear()
+            self._prefixes = PrefixCache()
         torch.cuda.empty_cache()
         if len(batch) == 1:
             _fail([batch[0].future], failure)

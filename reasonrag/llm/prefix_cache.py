@@ -34,10 +34,6 @@ class PrefixCache:
         self._sorted: list[Ids] = []
         self._bytes = 0
 
-    def clear(self) -> None:
-        """Forget everything, as after a change of the weights."""
-        self.__init__(self.max_bytes)  # type: ignore[misc]
-
     def filled(self, model: Any, prompts: Sequence[Ids]) -> Any:
         """Return transformers' cache of all tokens but the last of `[B]` prompts, padded on the left.
 
