@@ -1,6 +1,6 @@
 """CPU that a call costs the explorer itself, next to a policy that costs nothing, and where it goes.
 
-    python -m benchmarks.own_cost [--questions 32] [--rounds 3]
+    python -m benchmarks.own_cost [--questions 24] [--rounds 3]
 
 Whole builds with a journal on disk and the default search, medians of alternated rounds: the policy in this process,
 the same with the token ids and log-probabilities that vLLM reports, and over HTTP on a loopback server (a process of
@@ -108,7 +108,7 @@ class Shares:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--questions", type=int, default=32)
+    parser.add_argument("--questions", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     table = Table(__doc__)
@@ -135,7 +135,7 @@ def main() -> None:
         groups = [f"{group} {seconds / whole:.0%}" for group, seconds in shares[kind].seconds.most_common()]
         table.note(f"{kind}: {', '.join(groups)}")
     table.note(f"default search, {given.questions} questions, medians of {given.rounds} alternated rounds")
-    table.note("a million additions take 40 ms on a core of its own: more says that others slow down every figure here")
+    table.note("a million additions take 27 ms on a core of its own: more says that others slow down every figure here")
     table.show(given.json)
 
 
