@@ -17,6 +17,7 @@ START, LARGEST = 64, 1024
 """Requests in flight while nothing is known of an engine, and the most that are tried without being told."""
 
 _FIRST_PROBE_S, _LONGEST_PROBE_S = 0.1, 2.0
+_EARLY_S = 1e-6  # a timer may fire this much before its time
 
 _DOUBLING_PAYS = 0.5  # more throughput per more requests, both as logarithms: 1 at an idle engine, 0 at a full one
 _MORE_PAYS = 0.1
@@ -125,7 +126,7 @@ class Slots:
         if isinstance(error, Away):
             self._lose(now, request, error)
             loop.call_at(self._probe_at, self._admit)
-        elif self.away_since is not None and not isinstance(error, asyncio.CancelledError):
+        elif self.away_since is not None and (error is None or _was_answered(request, error)):
             self.away_since, self._probing = None, False
             self._finder.measure(now, self.in_flight)
         elif error is None and not request.refused:
@@ -149,7 +150,7 @@ class Slots:
 
     def _has_room(self, now: float) -> bool:
         if self.away_since is not None:
-            return not self._probing and now >= self._probe_at
+            return not self._probing and now + _EARLY_S >= self._probe_at
         return self.in_flight < self.limit
 
     def _take(self, now: float) -> bool:
@@ -206,6 +207,11 @@ class Request:
         if not self.refused:
             self.refused = True
             self.slots.refuse(self)
+
+
+def _was_answered(request: Request, error: BaseException) -> bool:
+    """Return whether an error is the engine's answer, and not that there was none in time, or that nobody waits."""
+    return not (request.refused or isinstance(error, asyncio.CancelledError))
 
 
 class _Finder:
