@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.llm.server import ServerLLM
+from reasonrag.pipeline.models import open_llm
 from tests.llm.fake_openai import FakeOpenAI
 
 KEY = "sk-very-secret-0123456789"
@@ -71,3 +73,13 @@ def test_neither_name_nor_repr_shows_a_path_or_the_key():
     llm = ServerLLM("http://127.0.0.1:1/v1", "/models/private/policy", api_key=KEY)
     assert llm.name == "policy"
     assert KEY not in repr(llm)
+
+
+def test_an_address_among_several_is_checked_like_one():
+    several = ModelConfig(spec="http://a:1/v1,https://b:2/v1/", model="m", concurrency=8)
+    llm = open_llm(several, "policy")
+    assert (llm.name, llm.slots.limit) == ("m", 16)
+    with pytest.raises(ConfigError, match="'b:2/v1' is not an http"):
+        open_llm(ModelConfig(spec="http://a:1/v1,b:2/v1", model="m"), "policy")
+    with pytest.raises(ConfigError, match="password"):
+        load_config(overrides={"policy.spec": "http://a:1/v1,http://me:hush@b:2/v1"})
