@@ -83,6 +83,7 @@ class JournaledLLM:
         if cached_tokens is not None:
             self.cached_tokens += cached_tokens
             self.cached_of += prompt_tokens or 0
+            self.journal.count_cached(self.kind, cached_tokens, prompt_tokens or 0)
         await self.journal.put_call(
             key,
             self.kind,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -109,7 +109,7 @@ class Build:
         self.progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0, pairs=0))
         self.policy = JournaledLLM(parts.policy, run.journal, kind="policy", concurrency=config.policy.concurrency)
         self.progress.open(self.policy, config.prices["policy"])
-        self.models = [self.policy]
+        self.engines = [self.policy.slots]
         engine = Engine(
             self.policy,
             BatchedRetriever(parts.retriever, store=JournalStore(run.journal, parts.retriever.fingerprint)),
@@ -123,7 +123,7 @@ class Build:
             evaluator = RolloutEvaluator(engine, k=config.value.rollouts, alpha=config.value.alpha)
         else:
             judge = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
-            self.models.append(judge)
+            self.engines.append(judge.slots)
             self.progress.open(judge, config.prices["judge"])
             evaluator = JudgeEvaluator(open_judge(judge, config))
         self.search = TreeSearch(engine, evaluator, config.search, seed=config.seed)
@@ -152,21 +152,11 @@ class Build:
         unfinished = [q for q in self.parts.questions if (q.dataset, q.id) not in finished_questions]
         self.progress.done = self.progress.done_before = len(self.parts.questions) - len(unfinished)
         self.run_folder.bind()
-        seconds_before, cached_before = journal.meta("seconds") or 0.0, journal.meta("cached_tokens") or {}
+        seconds_before = journal.meta("seconds") or 0.0
         try:
-            await work_through(self._waiting(unfinished), self._work, [model.slots for model in self.models])
+            await work_through(self._waiting(unfinished), self._work, self.engines)
         finally:
             journal.put_meta("seconds", seconds_before + self.progress.seconds)
-            journal.put_meta("cached_tokens", cached_before | self._cached_tokens(cached_before))
-
-    def _cached_tokens(self, before: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
-        """Return, by kind of call, tokens that engines took from their prefix caches, and of how many in prompts."""
-        counted = {}
-        for model in self.models:
-            if model.cached_of:
-                cached, of = before.get(model.kind, (0, 0))
-                counted[model.kind] = (cached + model.cached_tokens, of + model.cached_of)
-        return counted
 
     def _waiting(self, unfinished: Sequence[Question]) -> Iterator[Question]:
         """Yield the questions that are still to be begun, until the run is stopped or too many have failed."""
@@ -297,7 +287,7 @@ def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any
     trees = unvalued = 0
     actions, stop_reasons, malformed = Counter[str](), Counter[str](), Counter[str]()
     f1, em = Counter[float](), Counter[float]()
-    prompts = SharedPrefixes()
+    chars = shared_chars = 0
     for question in questions:
         blob = run.journal.tree(question.dataset, question.id)
         if blob is None:
@@ -305,7 +295,9 @@ def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any
         trees += 1
         batch = unpack(blob, schema)
         writer.add_batch(batch)
-        prompts.add(batch.select(_PROMPT).to_pylist())
+        of_tree, shared_of_tree = prompt_chars(batch.select(_PROMPT).to_pylist())
+        chars += of_tree
+        shared_chars += shared_of_tree
         for row in batch.select(_COUNTED).to_pylist():
             if row["action"]:
                 actions[row["action"]] += 1
@@ -325,8 +317,8 @@ def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any
         "by_action": dict(sorted(actions.items())),
         "by_stop_reason": dict(sorted(stop_reasons.items())),
         "malformed": dict(sorted(malformed.items())),
-        "prompt_chars": prompts.chars,
-        "shared_prompt_chars": prompts.shared,
+        "prompt_chars": chars,
+        "shared_prompt_chars": shared_chars,
         "iterations_without_value": unvalued,
         "complete_trajectories": f1.total(),
         "mean_f1": fmean(f1.elements()) if f1 else None,
@@ -334,45 +326,38 @@ def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any
     }
 
 
-class SharedPrefixes:
-    """Counts how much of the prompts of a run a perfect prefix cache would serve, in characters.
+def prompt_chars(rows: Iterable[Row]) -> tuple[int, int]:
+    """Return the characters of a tree's prompts, and how many of them a perfect prefix cache would serve.
 
-    Such a cache forgets nothing, so the order of the calls does not matter: in a sorted list, what a text shares with
-    any text before it, it shares with its neighbour. Prompts of two questions share their system text.
+    Such a cache forgets nothing, so the order of the calls does not matter: what a text of a sorted list shares with
+    any text before it, it shares with its neighbour. System texts count as served, because all questions share them.
 
-    Attributes:
-        chars: of all prompts.
-        shared: of these, in beginnings that are in the cache already.
+    Args:
+        rows: columns `prompt` and `prefix` of its nodes.
     """
-
-    def __init__(self) -> None:
-        self.chars = self.shared = 0
-        self._systems: set[str] = set()
-
-    def add(self, rows: Iterable[Row]) -> None:
-        """Count the prompts of a tree, given the columns `prompt` and `prefix` of its nodes."""
-        known, before = frozenset(self._systems), ""
-        texts = []
-        for row in rows:
-            if row["prompt"]:
-                system, *messages = (message["content"] for message in row["prompt"])
-                self._systems.add(system)
-                texts.append((system, "\0".join([*messages, row["prefix"]])))
-        for system, rest in sorted(texts):
-            text = f"{system}\0{rest}"
-            self.chars += len(text)
-            self.shared += max(common_length(before, text), len(system) if system in known else 0)
-            before = text
+    texts = []
+    for row in rows:
+        if row["prompt"]:
+            system, *messages = (message["content"] for message in row["prompt"])
+            texts.append((system, "\0".join([*messages, row["prefix"]])))
+    chars = shared = 0
+    before = ""
+    for system, rest in sorted(texts):
+        text = f"{system}\0{rest}"
+        chars += len(text)
+        shared += max(common_length(before, text), len(system))
+        before = text
+    return chars, shared
 
 
 def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
     """Return calls, tokens and cost by kind of call, over all processes that worked on the run."""
-    prices, cached_tokens = config.prices, journal.meta("cached_tokens") or {}
+    prices = config.prices
     calls: dict[str, Any] = {}
     for kind, used in journal.usage().items():
         calls[kind] = {"calls": used.calls}
         if kind in prices:  # a search has no tokens
-            cached, of = cached_tokens.get(kind, (None, None))
+            cached, of = journal.cached_tokens.get(kind, (None, None))
             calls[kind] |= {
                 "prompt_tokens": used.prompt_tokens,
                 "completion_tokens": used.completion_tokens,

@@ -128,6 +128,8 @@ class Journal:
 
     Attributes:
         version: of the keys in the file; a request's is `llm.journaled.request_key` from version 2 on.
+        cached_tokens: by kind of call, prompt tokens that engines took from their prefix caches, and the prompt tokens
+            of the calls that say so. Of a process that was killed they are lost, both.
     """
 
     def __init__(self, path: Path, *, wal: bool | None = None) -> None:
@@ -147,6 +149,8 @@ class Journal:
         try:
             self._reader = self._connect()
             self.version = self._lay_out()
+            self.cached_tokens: dict[str, list[int]] = self.meta("cached_tokens") or {}
+            self._counted_cached = False
             self._reader.execute("SELECT * FROM calls LIMIT 1").fetchone()
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from error
@@ -224,6 +228,9 @@ class Journal:
         self._hand_over()
         self._queue.put(None)
         self._thread.join()
+        if self._counted_cached:
+            self.put_meta("cached_tokens", self.cached_tokens)
+            self._counted_cached = False
         self._reader.close()
 
     def drain(self) -> None:
@@ -336,6 +343,13 @@ class Journal:
         shown = redact(valid_unicode(message))[:_MESSAGE_CHARS]
         row = (dataset, question_id, cause, shown)
         await self._write(("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", row))
+
+    def count_cached(self, kind: str, cached_tokens: int, prompt_tokens: int) -> None:
+        """Add a call to `cached_tokens`, which `close` stores."""
+        counts = self.cached_tokens.setdefault(kind, [0, 0])
+        counts[0] += cached_tokens
+        counts[1] += prompt_tokens
+        self._counted_cached = True
 
     def put_meta(self, key: str, value: Any) -> None:
         """Store a small JSON value; it is on disk when this returns."""
