@@ -86,6 +86,7 @@ class Table:
             "commit": commit(),
             "machine": self._machine,
             "seconds": round(time.monotonic() - self._started, 1),
+            "cpu_s": round(_cpu_s(), 1),
             "rows": [asdict(row) for row in self._rows],
             "notes": self._notes,
         }
@@ -99,7 +100,7 @@ def lines(result: dict[str, Any]) -> list[str]:
     cells = [HEAD, *(Row(**row).cells for row in result["rows"])]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEAD))]
     table = [_line(row, widths) for row in cells]
-    return [result["about"], "", *table, "", *result["notes"], f"{result['machine']}; {result['seconds']} s"]
+    return [result["about"], "", *table, "", *result["notes"], f"{result['machine']}; {took(result)}"]
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -116,6 +117,17 @@ def number(figure: float | str) -> str:
     if isinstance(figure, str):
         return figure
     return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.3g}"
+
+
+def took(result: dict[str, Any]) -> str:
+    """Return how long a benchmark took: by the clock, and in CPU time of its processes."""
+    cpu = f", of which {result['cpu_s']:.0f} s on a CPU" if "cpu_s" in result else ""  # not in older figures
+    return f"{result['seconds']:.0f} s{cpu}"
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def machine() -> str:

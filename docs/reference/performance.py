@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.table import HEAD, Row
+from benchmarks.table import HEAD, Row, took
 from docs.reference.markdown import cell
 from reasonrag.core.markdown import table_lines
 from reasonrag.storage.files import read_json
@@ -48,4 +48,4 @@ def _section(name: str, result: dict[str, Any]) -> Iterator[str]:
     yield from (f"- {note}" for note in result["notes"])
     command = " ".join(["python -m benchmarks", name, *([result["options"]] if "options" in result else [])])
     at = f" at {result['commit']}" if result["commit"] else ""
-    yield f"- `{command}`, {result['date']}{at}: {result['seconds']} s on {result['machine']}."
+    yield f"- `{command}`, {result['date']}{at}: {took(result)}, on {result['machine']}."
