@@ -37,7 +37,7 @@ def rl() -> None:
 @settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model")
 @settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans")
 @settings("RLSettings", "method", "loss_type", "beta", "credit", "learning_rate", "max_steps", *_ROLLOUT)
-@settings("RLSettings", "rollout.url", "seed", "save_steps", "report_to", "merge")
+@settings("RLSettings", "rollout.url", "rollout.ahead", "seed", "save_steps", "report_to", "merge")
 @configuration("RLSettings")
 @OUT
 def rl_train(out: Path | None, **given: Any) -> None:

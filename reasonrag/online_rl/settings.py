@@ -35,6 +35,12 @@ class RolloutSettings(Section):
     group_size: int = setting(8, "trajectories per question: G of GRPO", "--group-size", ge=2)
     questions_per_step: int = setting(16, "questions per batch of rollouts", "--questions-per-step", ge=1)
     minibatches: int = setting(1, "optimizer steps per batch of rollouts", ge=1)
+    ahead: bool = setting(
+        False,
+        "make the rollouts of the next batch while this one is trained on, with the weights before it; the importance "
+        "ratio corrects for their age, which is the metric rollout/age. Needs a server (--rollout-url)",
+        "--rollouts-ahead/--no-rollouts-ahead",
+    )
     temperature: float = setting(1.0, "sampling temperature of the rollouts", gt=0, le=5)
     top_p: float = setting(1.0, "nucleus sampling: probability mass that is kept", gt=0, le=1)
     max_tokens: int = setting(512, "maximum tokens of one completion", ge=1)
@@ -205,6 +211,11 @@ class RLSettings(TrainSettings):
     def _no_contradiction(self) -> RLSettings:
         if (self.rollout.engine == "vllm-server") != (self.rollout.url is not None):
             raise ValueError("rollout.engine vllm-server and rollout.url go together; give both, or neither")
+        if self.rollout.ahead and (self.rollout.url is None or self.importance == "off"):
+            raise ValueError(
+                "rollout.ahead makes rollouts with older weights than the trainer's: it needs an engine with its own "
+                "(rollout.url), and a correction (importance other than off)"
+            )
         if self.save_steps % self.rollout.minibatches:
             raise ValueError(
                 f"save_steps {self.save_steps} would save in the middle of a batch of rollouts, which serves "

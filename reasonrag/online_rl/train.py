@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.llm.base import LLM, Sampling
@@ -25,11 +25,15 @@ from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_pla
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import batched_retrievers, close_parts, open_task, open_task_reward
 from reasonrag.online_rl.validation import Guards, Validation, Watch, validation_engine
+from reasonrag.rewards import Reward
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row
 from reasonrag.training.run import TrainingData, TrainingRun, save_policy
+
+if TYPE_CHECKING:
+    from reasonrag.online_rl.trainer import BackgroundRunner
 
 BEST = "best"
 
@@ -42,7 +46,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
     def __init__(self, settings: RLSettings, out: Path | None, *, log: Callable[[str], None] = print) -> None:
         super().__init__(settings, out, log=log)
         self.task = open_task(settings)
-        self.runner = asyncio.Runner()
+        self.runner: asyncio.Runner | BackgroundRunner = asyncio.Runner()
         self.closing: list[Any] = []
         self.syncs: list[VLLMServerSync] = []
         self.watch: Watch | None = None
@@ -92,12 +96,18 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         return None if chosen == "off" else chosen
 
     def build_trainer(self, **common: Any) -> Any:
-        from reasonrag.online_rl.trainer import AgenticGRPOTrainer, Rollouts, WatchCallback
+        from reasonrag.online_rl.trainer import AgenticGRPOTrainer, BackgroundRunner, Rollouts, WatchCallback
 
         settings = self.settings
+        if settings.rollout.ahead:
+            self.runner = BackgroundRunner()
         chat, process = self.chat, self.arguments.process_index
         local, weights, llm = self._policy(chat, common["model"])
-        reward, judge, closing = open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
+
+        async def opened() -> tuple[Reward, JudgeService | None, list[Any]]:  # a journal is of the thread that opens it
+            return open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
+
+        reward, judge, closing = self.runner.run(opened())
         self.closing += closing
         rollout = settings.rollout
         retriever, held_out_retriever = batched_retrievers(self.task)

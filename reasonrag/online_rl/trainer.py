@@ -12,8 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -54,10 +57,35 @@ class Rollouts:
     collector: Collector
     local: BorrowingLLM | None  # the engine's LLM if it uses the trainer's own weights
     weights: VLLMServerSync | None  # sends the weights to an engine elsewhere
-    runner: asyncio.Runner  # its event loop runs the rollouts
+    # Its event loop runs the rollouts: in the background, those of the next batch while this one is trained on.
+    runner: asyncio.Runner | BackgroundRunner
     folder: Path  # gets a file of trajectories per step
     batch_steps: int = 1  # optimizer steps that use one batch
     credit: Credit = "trajectory"  # whose advantage a row gets
+
+
+class BackgroundRunner:
+    """What `asyncio.Runner` is, with the loop in a thread, so that work can be started and waited for later."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._loop = self._runner.get_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Return at once; the result comes later."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result."""
+        return self.start(work).result()
+
+    def close(self) -> None:
+        """Cancel what is unfinished, and close the loop."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._runner.close()
 
 
 class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
@@ -68,6 +96,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.rollouts = rollouts
         self.watch = watch
         self.pushed: int | None = None  # the step of the weights that the engine has
+        self.next: tuple[int, Future[Batch]] | None = None  # the next batch, and the step of its weights
         self.rows: list[Row] = []  # of this process's current batch
         self.written = torch.empty(0)  # `[R, T]` of rows that are scored next: above 0 where the policy wrote a token
         self.averaging: str = self.args.loss_type
@@ -84,10 +113,18 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def _rollout(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any] | None]:
         step = self.state.global_step
         number = step // self.rollouts.batch_steps
-        batch = self.run_everywhere(lambda: self.rollouts.collector.batch(number, step=step), step=step)
+        collector, (made_at, begun) = self.rollouts.collector, self.next or (step, None)
+        work = partial(collector.batch, number, step=step) if begun is None else partial(_result, begun)
+        batch = self.run_everywhere(work, step=step)
+        self.next = None
         if len(batch.samples) != len(prompts):
             raise RuntimeError(f"{len(batch.samples)} trajectories for {len(prompts)} rows of a batch")
         self._record(batch, step)
+        if isinstance(runner := self.rollouts.runner, BackgroundRunner):
+            self._metrics["train"]["rollout/age"].append(float(step - made_at))
+            then = step + self.rollouts.batch_steps
+            if then < self.state.max_steps:  # after `_record`: the reward has observed this batch
+                self.next = step, runner.start(collector.batch(number + 1, step=then))
         rows = training_rows(batch.groups, mask_truncated=self.mask_truncated_completions, credit=self.rollouts.credit)
         # TRL divides the rows of each process into so many parts of one size, and drops what remains.
         parts = self.args.steps_per_generation
@@ -111,6 +148,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         results: list[T] = []
         failure: Exception | None = None
         try:
+            if self.next is not None:  # no trajectory mixes two versions of the weights
+                wait([self.next[1]])
             with self._current_weights(step):
                 results.append(self.rollouts.runner.run(work()))
         except Exception as error:  # of any kind: the other processes wait for this one
@@ -330,6 +369,10 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc]
         self.trainer.log({f"eval_{name}": value for name, value in means.items()})
         if validation.is_best(means, step):
             self.save_best()
+
+
+async def _result(begun: Future[T]) -> T:
+    return begun.result()
 
 
 def _lengths(inputs: dict[str, Any]) -> Any:

@@ -55,6 +55,7 @@ def flat(tree: RLSettings) -> dict[str, object]:
         ({"rollout__url": "http://127.0.0.1:1/v1"}, "rollout.engine vllm-server and rollout.url go together"),
         ({"rollout__minibatches": 4, "save_steps": 6}, "save_steps 6 would save in the middle of a batch"),
         ({"rollout__top_p": 0.9}, "changes the sampling distribution"),
+        ({"rollout__ahead": True}, "needs an engine with its own"),
         ({"gradient_accumulation_steps": 2}, "it follows from rollout.questions_per_step"),
         ({"rollout__group_size": 1}, "greater than or equal to 2"),
         ({"rollout__group": 3}, "did you mean 'group_size'?"),
