@@ -1,11 +1,12 @@
 """What a training step of ours costs next to plain TRL's: DPO, and with `--all` SFT and GRPO.
 
-    python -m benchmarks training [--all] [--turns 2] [--prompt 200] [--completion 20] [--layers 8]
+    python -m benchmarks training [--all] [--turns 2] [--prompt 200] [--completion 20] [--layers 8 | --model DIR]
 
 The trainers of a table take turns in one process with one thread, so whatever else the machine does hits all alike. A
 step is collating, forward, backward and the optimizer; its figure is CPU seconds. Ratios are medians over turns of ours
 by TRL's in the same turn. Memory is what one step adds to the process at its peak. The small model is the demo world's
-policy, all weights trained; the large one has random weights, the vocabulary of Gemma 3, tied embeddings and adapters.
+policy, all weights trained; the large one has random weights, the vocabulary of Gemma 3, tied embeddings and adapters,
+or is a model in a folder.
 """
 
 from __future__ import annotations
@@ -183,10 +184,11 @@ def large(
     prompt: int,
     completion: int,
     everything: bool,
+    model: str | None = None,
     width: int = 128,
     limit: str = "<= 0.6",
 ) -> None:
-    """DPO, SFT and GRPO's loss with a vocabulary of 262,144 tokens."""
+    """DPO, SFT and GRPO's loss with a vocabulary of 262,144 tokens, or on the model in a folder."""
     import torch
     from datasets import Dataset
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -195,13 +197,14 @@ def large(
     from reasonrag.dpo.trainer import StepDPOTrainer, StepSFTTrainer
     from reasonrag.training.callbacks import GuardedTrainer
 
-    torch.manual_seed(0)
-    path = str(Path(bench.folder, "large"))
-    shape = AutoConfig.for_model(
-        "gemma3_text", vocab_size=VOCABULARY, hidden_size=width, intermediate_size=8 * width, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=1, head_dim=32, sliding_window=512,
-    )  # fmt: skip
-    AutoModelForCausalLM.from_config(shape).save_pretrained(path)
+    path = model or str(Path(bench.folder, "large"))
+    if model is None:
+        torch.manual_seed(0)
+        shape = AutoConfig.for_model(
+            "gemma3_text", vocab_size=VOCABULARY, hidden_size=width, intermediate_size=8 * width, head_dim=32,
+            num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=1, sliding_window=512,
+        )  # fmt: skip
+        AutoModelForCausalLM.from_config(shape).save_pretrained(path)
     bench.use(path, bench.tokenizer, adapter=True)
     pair = token_pair(prompt, completion)
     sides = [pair["chosen_ids"], pair["rejected_ids"]]
@@ -228,8 +231,9 @@ def large(
         "ours": bench.step(StepDPOTrainer, DPOConfig, rows, **unlimited),
     }
     bench.compare("DPO, large vocabulary", steps, turns, limit=limit)
+    made = Path(model).name if model else f"{layers} of Gemma 3's layers, {width} wide, {VOCABULARY:,} tokens"
     bench.table.note(
-        f"large: {layers} of Gemma 3's layers, {width} wide, {VOCABULARY:,} tokens, LoRA r 16 on all of them; {prompt} "
+        f"large: {made}, LoRA r 16; {prompt} "
         f"tokens of prompt and {completion} that are scored; one pair a step, one row (SFT), two rollouts (GRPO)"
     )
     if not everything:
@@ -264,6 +268,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2, help="DPO steps of each trainer on the large model")
     parser.add_argument("--prompt", type=int, default=200, help="tokens of a prompt for the large model")
     parser.add_argument("--completion", type=int, default=20, help="tokens that are scored, for the large model")
+    parser.add_argument("--model", help="folder of the large model")
     parser.add_argument("--layers", type=int, default=8, help="layers of the large model")
     given = parser.parse_args()
     logging.set_verbosity_error()
@@ -275,7 +280,7 @@ def main() -> None:
         bench = Bench(table, folder)
         small(bench)
         sizes = {"layers": given.layers, "prompt": given.prompt, "completion": given.completion}
-        large(bench, given.turns, **sizes, everything=given.all)
+        large(bench, given.turns, **sizes, everything=given.all, model=given.model)
     table.show(given.json)
 
 
