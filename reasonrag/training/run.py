@@ -250,7 +250,7 @@ class TrainingRun(ABC, Generic[S]):
         trainer = self.make_trainer(train, test, seconds_before=seconds_before)
         if self.is_first:
             folders.bind(self.out, self.settings, self._identity)
-        with _cpu_threads(trainer.model, self.arguments), handle_signals(self.log) as request:
+        with self._cpu_threads(trainer.model), handle_signals(self.log) as request:
             trainer.add_callback(StopOnSignal(request))
             if self.is_first:
                 trainer.add_callback(PrintProgress(self.log))
@@ -262,6 +262,22 @@ class TrainingRun(ABC, Generic[S]):
                 raise Interrupted(message, number=request.number)
             self._final_evaluation(trainer)
         return self._finish(trainer, {"train": len(train), "held_out": 0 if test is None else len(test)})
+
+    @contextlib.contextmanager
+    def _cpu_threads(self, model: Any) -> Iterator[None]:
+        """Use the threads of the settings; else one for a small model on a CPU, and what torch took for others."""
+        import torch
+
+        before = torch.get_num_threads()
+        is_small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL_MODEL
+        threads = self.settings.threads or (1 if self.arguments.use_cpu and is_small else before)
+        torch.set_num_threads(threads)
+        if self.arguments.use_cpu and not is_small:
+            self.log(f"CPU threads: {threads} (the setting threads chooses another number)")
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _final_evaluation(self, trainer: Any) -> None:
         """Compute the held-out metrics of the weights that are kept, unless the last step was evaluated anyway."""
@@ -390,20 +406,6 @@ def silence_libraries() -> None:
         os.environ["TQDM_DISABLE"] = "1"
         logging.disable_progress_bar()
         datasets.disable_progress_bars()
-
-
-@contextlib.contextmanager
-def _cpu_threads(model: Any, arguments: Any) -> Iterator[None]:
-    """Use one thread for a small model on a CPU."""
-    import torch
-
-    before = torch.get_num_threads()
-    if arguments.use_cpu and sum(parameter.numel() for parameter in model.parameters()) < _SMALL_MODEL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _device_name(arguments: Any) -> str:

@@ -56,6 +56,12 @@ class TrainSettings(Section):
         None, "recompute activations to save memory (default: on if there is a GPU)"
     )
     device: Literal["auto", "cpu"] = execution("auto", "device of the training run; auto: the GPUs, if there are any")
+    threads: int | None = execution(
+        None,
+        "CPU threads (default: OMP_NUM_THREADS, else all cores; 1 for a model below 20 million parameters). Another "
+        "number changes the last digits of results",
+        ge=1,
+    )
     report_to: tuple[str, ...] = execution(
         (), "tracker that also gets the metrics: wandb, tensorboard, ...", "--report-to"
     )
