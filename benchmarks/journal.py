@@ -1,6 +1,6 @@
 """The journal: what a call costs in it, what it keeps of a reply, and how a large finished run opens.
 
-    python -m benchmarks.journal [--questions 1000] [--rounds 3]
+    python -m benchmarks.journal [--questions 500] [--rounds 3]
 
 Calls are written 64 at a time, as so many tasks that wait for their replies would write them. The finished run has 60
 calls and a tree of 61 nodes a question, with token ids and log-probabilities; what it takes to open is also given for
@@ -128,7 +128,7 @@ def measured_look_ups(path: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--questions", type=int, default=1_000)
+    parser.add_argument("--questions", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     table = Table(__doc__)

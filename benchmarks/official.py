@@ -56,8 +56,9 @@ class Node:
 class Client:
     """One connection, one request at a time."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, number: int) -> None:
         self._url = urlsplit(url)
+        self._first_seed = number * 1_000_003
         self.calls = 0
 
     async def open(self) -> None:
@@ -65,7 +66,7 @@ class Client:
 
     async def ask(self, *stop: str) -> str:
         self.calls += 1
-        body = json.dumps({"model": "stub", "messages": PROMPT, "stop": stop, "seed": hash((id(self), self.calls))})
+        body = json.dumps({"model": "stub", "messages": PROMPT, "stop": stop, "seed": self._first_seed + self.calls})
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         self._writer.write((head + body).encode())
         head = await self._reader.readuntil(b"\r\n\r\n")
@@ -98,7 +99,7 @@ class Client:
 
 async def published(url: str, processes: int, questions_each: int) -> tuple[float, float]:
     """Return questions a minute, and calls a question."""
-    clients = [Client(url) for _ in range(processes)]
+    clients = [Client(url, number) for number in range(processes)]
 
     async def run(client: Client) -> None:
         await client.open()
