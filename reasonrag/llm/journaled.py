@@ -14,7 +14,7 @@ from typing import Any
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, caller
-from reasonrag.llm.slots import SlotCounts, Slots
+from reasonrag.llm.slots import Request, SlotCounts, Slots, answered
 from reasonrag.storage.journal import Journal
 
 _WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings say how many
@@ -72,8 +72,20 @@ class JournaledLLM:
             return tuple(_decode(completion) for completion in stored)
         self.journal.admit()
         self.sent += 1
-        async with self._own():
-            reply = await self.inner.complete(prompt, sampling)
+        # A request keeps its slot until its reply is on disk: no more calls than slots are ever paid for and not kept.
+        kept: list[Request] = []
+        token = answered.set(kept)
+        try:
+            async with self._own():
+                reply = await self.inner.complete(prompt, sampling)
+            return await self._store(key, question, reply)
+        finally:
+            answered.reset(token)
+            for request in kept:
+                request.slots.leave(request, None)
+
+    async def _store(self, key: str, question: str, reply: tuple[Completion, ...]) -> tuple[Completion, ...]:
+        """Store a reply and count it; return it as the journal will."""
         completions = tuple(_as_stored(completion) for completion in reply)
         prompt_tokens = _total(c.prompt_tokens for c in completions)
         completion_tokens = _total(c.completion_tokens for c in completions)

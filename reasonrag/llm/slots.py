@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import Sequence
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol
 
@@ -25,6 +26,10 @@ _MORE = 1.25  # every other measurement has this many times the requests
 _STEP = 0.15  # how far one comparison moves the limit
 _AFTER_REFUSAL = 0.8  # share of the limit that is left
 _FULL = 0.8  # share of the slots that have to be in use for a measurement to say something about the limit
+
+
+answered: ContextVar[list[Request] | None] = ContextVar("answered", default=None)
+"""Collects the requests of a task that were answered and keep their slots until the list's owner calls `leave`."""
 
 
 class Slots:
@@ -200,7 +205,11 @@ class Request:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.slots.leave(self, error)
+        kept = answered.get()
+        if error is None and kept is not None:
+            kept.append(self)
+        else:
+            self.slots.leave(self, error)
 
     def refuse(self) -> None:
         """Note that the engine has no room for this request at present: 429, 503, or no reply in time."""

@@ -18,8 +18,7 @@ from tests.e2e.world import World
 
 LATENCY_S = 0.01
 CONCURRENCY = 8
-# Each question in work has at most its two rollouts waiting for the policy.
-IN_FLIGHT = 2 * CONCURRENCY
+IN_FLIGHT = CONCURRENCY  # a request keeps its slot until its reply is on disk
 SETTINGS = ("--iterations", "12", "--rollouts", "2", "--seed", "7", "--concurrency", str(CONCURRENCY))
 
 pytestmark = pytest.mark.slow

@@ -261,3 +261,20 @@ def test_damaged_calls_are_noticed_before_one_is_paid_for_and_finished_trees_nee
         assert journal.finished() == {("d", "1")} and journal.usage()["policy"].calls == 200
         with pytest.raises(RunError, match="damaged"):
             ask(journal, ScriptedLLM([]), seed=1)
+
+
+def test_a_slot_is_free_again_once_the_reply_is_on_disk(journal):
+    """Else a slow disk would let more calls be lost, and paid for again, than are in flight."""
+    llm = ScriptedLLM(lambda prompt, sampling: "a")
+    unstored = []
+
+    async def work():
+        policy = JournaledLLM(llm, journal, kind="policy", concurrency=2)
+        calls = [asyncio.create_task(policy.complete(PROMPT, Sampling(seed=seed))) for seed in range(20)]
+        while not all(call.done() for call in calls):
+            stored = sum(usage.calls for usage in journal.usage().values())
+            unstored.append(len(llm.prompts) - stored)
+            await asyncio.sleep(0)
+
+    asyncio.run(work())
+    assert len(llm.prompts) == 20 and max(unstored) == 2
