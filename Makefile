@@ -76,7 +76,7 @@ bench: setup build/benchmarks/numba  ## the quick benchmarks, within 6 minutes; 
 bench-gpu: setup  ## what needs an NVIDIA GPU, within 9 minutes
 	$(BIN)/python -m benchmarks gpu
 
-# What bm25s is measured with. It stays out of .venv, where each import of bm25s would import it too, in half a second.
+# What bm25s is measured with. It stays out of .venv, where each import of bm25s would import it too, in 0.3 s.
 build/benchmarks/numba:
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --target $@ numba llvmlite
 
