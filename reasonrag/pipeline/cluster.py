@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from reasonrag.pipeline.shards import join, unfinished
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.storage.files import read_json, write_json
 from reasonrag.storage.runs import RunFolder
-from reasonrag.storage.shards import Shard, cut
+from reasonrag.storage.shards import WHOLE, Shard, cut
 
 # A shard waits for servers most of the time, and its last questions keep few calls in flight: several on a core keep
 # an engine busy where one at a time does not.
@@ -152,9 +152,9 @@ async def _build(
         work = _Work(config, out, Path.cwd(), shard, questions, parts.content)
         pending[task.remote(work, [searched])] = shard  # in a list, the reference is not fetched before it is used
     progress = Progress(len(parts.questions), "questions", written=Counter(nodes=0, pairs=0))
-    before = Progress(0)  # of the shards that have finished
+    before = Progress(0)
     before.done = before.done_before = progress.total - sum(map(len, shards.values()))
-    reports = [shard.folder(out) / _PROGRESS for shard in shards]
+    counts = {WHOLE: before.counts()}  # by shard; WHOLE is those that have finished before
     stopped, failure = False, ""
 
     def drain() -> None:
@@ -164,6 +164,8 @@ async def _build(
     async with show(progress, drain):
         while pending:
             ended, _ = await asyncio.to_thread(ray.wait, list(pending), timeout=_REPORT_EVERY_S)
+            counts |= await asyncio.to_thread(_counts, out, list(pending.values()))
+            progress.add_up(counts.values())
             for reference in ended:
                 del pending[reference]
                 try:
@@ -174,12 +176,16 @@ async def _build(
                 if error and not failure:
                     failure = error
                     drain()
-            counts = await asyncio.to_thread(lambda: [read_json(path) for path in reports])
-            progress.add_up([before.counts(), *filter(None, counts)])
     if failure:
         raise RunError(failure)
     if stopped:
         raise Interrupted("stopped; all finished work is kept")
+
+
+def _counts(out: Path, shards: Iterable[Shard]) -> dict[Shard, dict[str, Any]]:
+    """Return the progress of the shards that have begun."""
+    found = {shard: read_json(shard.folder(out) / _PROGRESS) for shard in shards}
+    return {shard: counts for shard, counts in found.items() if counts is not None}
 
 
 def _build_shard(work: _Work, searched: list[Any]) -> str | None:

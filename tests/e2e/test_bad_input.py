@@ -73,18 +73,6 @@ def test_no_hub_because_it_refuses_connections(out: tuple[str, Path], closed_por
     assert "'hotpotqa'" in line and "Hub" in line
 
 
-# Shards
-
-
-def test_shards_without_a_folder_a_cluster_or_a_server(world: World, out: tuple[str, Path], closed_port: int) -> None:
-    build = (*world.flags, *EXTRACTIVE)
-    assert "need --out" in build_refusal(*build, "--shard", "0/2")
-    assert "'2/2' is not I/S" in build_refusal(*build, *out, "--shard", "2/2")
-    address = f"127.0.0.1:{closed_port}"
-    assert f"no Ray cluster answers at '{address}'" in build_refusal(*build, *out, "--ray", address)
-    assert "start a server" in build_refusal(*world.flags, *out, "--policy", "hf:somewhere", "--ray", address)
-
-
 CORPUS_FAULTS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no contents": ([{"id": "a", "body": "text"}], "contents missing or empty in 1 row (1)"),
     "duplicate ids": ([*pages(), pages()[3]], f"duplicate id in 1 row ({len(pages()) + 1} 'p3')"),
@@ -282,3 +270,15 @@ def test_a_key_never_reaches_the_run_folder(world: World, out: tuple[str, Path])
         assert f"Bearer {SECRET}" in {headers.get("Authorization") for headers in server.headers}
     assert SECRET not in done.stdout + done.stderr
     assert not [file for file in out[1].rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+
+
+# Shards
+
+
+def test_shards_without_a_folder_a_cluster_or_a_server(world: World, out: tuple[str, Path], closed_port: int) -> None:
+    build = (*world.flags, *EXTRACTIVE)
+    assert "need --out" in build_refusal(*build, "--shard", "0/2")
+    assert "'2/2' is not I/S" in build_refusal(*build, *out, "--shard", "2/2")
+    address = f"127.0.0.1:{closed_port}"
+    assert f"no Ray cluster answers at '{address}'" in build_refusal(*build, *out, "--ray", address)
+    assert "start a server" in build_refusal(*world.flags, *out, "--policy", "hf:somewhere", "--ray", address)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -71,6 +72,18 @@ def test_a_shard_that_runs_again_is_put_in_its_place(tmp_path):
     build(tmp_path / "whole")
     assert tree_rows(tmp_path / "run") == tree_rows(tmp_path / "whole")
     assert not list((tmp_path / "run").glob("*/.*"))
+
+
+def test_shards_that_were_built_on_other_disks_are_copied_and_put_together(tmp_path):
+    for number in range(3):
+        shard = Shard(number, 3)
+        build(tmp_path / "disk" / str(number), shard)
+        shutil.copytree(shard.folder(tmp_path / "disk" / str(number)), shard.folder(tmp_path / "run"))
+    for number in range(3):
+        summary = build(tmp_path / "run", Shard(number, 3), policy=[])  # which has nothing to say
+    assert summary["shards"] == 3 and summary["questions"]["finished"] == 12
+    build(tmp_path / "whole")
+    assert tree_rows(tmp_path / "run") == tree_rows(tmp_path / "whole")
 
 
 def test_shards_of_other_runs_are_refused(tmp_path):
