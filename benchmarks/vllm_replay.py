@@ -38,7 +38,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 _FLAGS = (
-    *("--host", "127.0.0.1", "--max-model-len", "8192", "--enforce-eager", "--dtype", "float32"),
+    *("--host", "127.0.0.1", "--max-model-len", "8192", "--enforce-eager", "--dtype", "float32", "--block-size", "32"),
     # The CPU build dies of a request with a seed whose prompt is prefilled in pieces.
     *("--max-num-batched-tokens", "32768", "--scheduling-policy", "priority", "--enable-prompt-tokens-details"),
 )
