@@ -98,7 +98,8 @@ def read_trees(run: Path, summary: Mapping[str, Any]) -> Iterator[QuestionTree]:
         pairs: list[Row] = []
         for number, split in enumerate(splits):
             if following[number] and _question_of(following[number][0]) == _question_of(rows[0]):
-                pairs, following[number] = following[number], next(split, [])
+                pairs += following[number]
+                following[number] = next(split, [])
         if any(max(pair["chosen_node_id"], pair["rejected_node_id"]) >= len(rows) for pair in pairs):
             raise _of_other_trees(rows[0]["question_id"])
         yield QuestionTree.of(rows, pairs=pairs, where=str(run))
