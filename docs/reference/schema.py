@@ -34,6 +34,7 @@ RUN_JSON = {
     "questions.failed.*": "questions without one, by cause",
     "trees.nodes": "nodes, roots included",
     "trees.by_action.*": "nodes by what they did",
+    "trees.questions": "questions that have a tree",
     "trees.by_stop_reason.*": "complete trajectories by how they ended",
     "trees.malformed.*": "steps that could not be read, by reason",
     "trees.prompt_chars": "characters of all prompts of the policy",

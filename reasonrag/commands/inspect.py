@@ -20,7 +20,7 @@ RUN = click.argument("run", type=PATH)
     "--question",
     "questions",
     multiple=True,
-    help="Id of a question (repeatable) that gets a page also if the run has more than 500.",
+    help="Id of a question (repeatable; one of a run of more than 500 gets a page beside the sample).",
 )
 @click.option("--open", "in_browser", is_flag=True, help="Open the first page in a browser.")
 def report(folder: Path, out: Path | None, questions: tuple[str, ...], in_browser: bool) -> None:

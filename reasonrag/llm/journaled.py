@@ -66,7 +66,9 @@ class JournaledLLM:
         if self.journal.version < 2:
             question, key = "", json_request_key(self.inner.name, self.kind, prompt, sampling)
         else:
-            question, key = caller.get().question, request_key(self.inner.name, self.kind, prompt, sampling)
+            # A policy's seeds differ by question. A judge may be asked the same about two of them, and is asked once.
+            question = caller.get().question if self.kind == "policy" else ""
+            key = request_key(self.inner.name, self.kind, prompt, sampling)
         stored = self.journal.call(key, question)
         if stored is not None:
             return tuple(_decode(completion) for completion in stored)

@@ -154,11 +154,16 @@ class ServerLLM:
         if problem is None:
             return
         hello = Prompt((Message("user", "Hello"),)), Sampling(temperature=0, max_tokens=1)
-        try:
-            async with asyncio.timeout(self._timeout_s), address.slots.request() as request:
-                await self._send(address.url, request, *hello)
-        except (LLMError, Away, Unavailable, TimeoutError):
-            raise problem from None
+        for last in (False, True):  # a server that fails to list its models may close the connection, too
+            try:
+                async with address.slots.request() as request:
+                    await self._retried(address.url, request, *hello)
+                return
+            except Away:
+                if last:
+                    raise problem from None
+            except LLMError:
+                raise problem from None
 
     async def _listing_problem(self, url: str) -> ConfigError | LLMError | None:
         """Return the problem with the server's list of models, or None if it lists the model or has no list."""

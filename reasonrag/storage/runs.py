@@ -151,7 +151,7 @@ class RunFolder:
 
 def _usable(folder: Path) -> bool:
     """Return whether a run may be in this folder. The journal comes first and last: another shard may be making it."""
-    return not folder.exists() or is_empty(folder, ignore=("shards",)) or (folder / _JOURNAL).exists()
+    return not folder.is_dir() or is_empty(folder, ignore=("shards",)) or (folder / _JOURNAL).exists()
 
 
 def _described(config: Config, content: Mapping[str, str], varying: Collection[str] = ()) -> dict[str, Any]:
