@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.table import ROOT, lines
@@ -48,7 +49,9 @@ def run(name: str, arguments: list[str], timeout_s: float | None) -> dict[str, A
             child.wait()
     if failed:
         return {**(read_json(FIGURES / f"{name}.json") or {}), "failed": failed}
-    return result | ({"options": " ".join(arguments)} if arguments else {})
+    # A path says where somebody's environment lies, which belongs on no page.
+    shown = [Path(argument).name if argument.startswith(("/", "~")) else argument for argument in arguments]
+    return result | ({"options": " ".join(shown)} if shown else {})
 
 
 def main() -> None:
