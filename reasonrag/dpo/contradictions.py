@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from reasonrag.core.text import normalize_answer
@@ -34,10 +34,20 @@ class Contradictions:
     (0, 2, [('1', '2')])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, repeated: Collection[tuple[str, str]] = ()) -> None:
+        """Take the questions whose pairs those of another question may contradict, if `begin` tells them apart."""
         self.total = self.same_text = self.same_content = 0
         self.named: list[tuple[str, str]] = []
-        self._names: dict[bytes, list[str]] = defaultdict(list)  # of the pairs by what they prefer
+        self._repeated = repeated
+        self._question: tuple[str, str] | None = None
+        self._lasting: defaultdict[bytes, list[str]] = defaultdict(list)
+        self._names = self._lasting  # of the pairs by what they prefer
+
+    def begin(self, dataset: str, question_id: str) -> None:
+        """Say whose pairs come next. Pairs of questions that are not `repeated` are forgotten after them."""
+        if self._question != (dataset, question_id):
+            self._question = (dataset, question_id)
+            self._names = self._lasting if self._question in self._repeated else defaultdict(list)
 
     def add(self, name: str, prompt: object, chosen: Sequence[Said], rejected: Sequence[Said]) -> None:
         """Add a pair: its name, the prompt in any form that JSON can hold, and the steps of both sides."""
@@ -60,13 +70,6 @@ class Contradictions:
         if len(self.named) < _NAMED and named not in self.named:
             self.named.append(named)
         return 1 + (len(reverse) if len(same) == 1 else 0)  # the first of its kind contradicts all of its reverses
-
-    def include(self, others: Contradictions) -> None:
-        """Add the counts of pairs whose prompts differ from all that are counted here."""
-        self.total += others.total
-        self.same_text += others.same_text
-        self.same_content += others.same_content
-        self.named = (self.named + others.named)[:_NAMED]
 
     def add_row(self, row: CheckedRow) -> None:
         """Add a checked row of any layout."""

@@ -25,8 +25,8 @@ from reasonrag.storage.parquet import Row
 
 # Columns of `tables.tree_schema` that pairs are derived from.
 NODE_COLUMNS = (
-    *("dataset", "question_id", "question", "node_id", "parent_id", "depth", "action", "content", "prompt", "prefix"),
-    *("stop", "text", "finish_reason", "prompt_tokens", "visits", "valued", "value", "f1"),
+    *("dataset", "question_id", "node_id", "parent_id", "depth", "action", "content", "prompt", "prefix", "stop"),
+    *("text", "finish_reason", "prompt_tokens", "visits", "valued", "value", "f1"),
 )
 
 # A margin of exactly the threshold counts; this keeps 0.81 - 0.80 from falling short of 0.01 by rounding.
@@ -44,7 +44,7 @@ def derive_pairs(
     weighting: Weighting = "trajectories",
     min_rollouts: int = 0,
     min_confidence: float = 0.0,
-    repeated: Collection[str] | None = None,
+    repeated: Collection[tuple[str, str]] | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Row]:
     """Yield every preference between two siblings, as rows of `tables.pair_schema`.
@@ -67,23 +67,19 @@ def derive_pairs(
         min_rollouts: fewest complete trajectories behind each side; an answer's reward is known and needs none.
         min_confidence: smallest probability that the order is right (`spre.confidence`), in [0, 1]; it is unknown for
             "judge".
-        repeated: texts of the questions of which there are several trees, so that only their pairs are remembered; by
-            default the pairs of all trees are.
+        repeated: data set and id of the questions whose text another tree has too, so that only their pairs are
+            remembered; by default the pairs of all trees are.
         left_out: counts what is left out, by cause: "few rollouts", "low confidence", "reversed".
     """
     left_out = Counter() if left_out is None else left_out
+    settings = (alpha, min_margin, reward, weighting, min_rollouts, min_confidence)
     for tree, seen in _trees(nodes, repeated):
-        decisions = decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)
-        for chosen, rejected in _preferences(tree, decisions, min_margin):
-            sureness = _sureness(chosen.decision, rejected.decision, reward)
-            if doubt := _doubt(chosen.decision, rejected.decision, sureness, min_rollouts, min_confidence):
-                left_out[doubt] += 1
-                continue
+        for chosen, rejected in _preferences(tree, *settings, left_out):
             prompt = full_prompt(chosen.node)
             if fingerprint := _new(seen, left_out, prompt, chosen.decision.content, rejected.decision.content):
                 pair_id = _digest(config_hash, fingerprint)[:16]
                 provenance = {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
-                yield _step_pair(prompt, chosen, rejected) | sureness | provenance
+                yield _step_pair(prompt, chosen, rejected, reward) | provenance
 
 
 def count_pairs(
@@ -97,14 +93,8 @@ def count_pairs(
     min_confidence: float,
 ) -> int:
     """Return the number of pairs that `derive_pairs` yields for one tree, at a third of the time."""
-    preferences = _preferences(tree, decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting), min_margin)
-    if not min_rollouts and not min_confidence:
-        return sum(1 for _ in preferences)
-    count = 0
-    for chosen, rejected in preferences:
-        sureness = _sureness(chosen.decision, rejected.decision, reward)
-        count += not _doubt(chosen.decision, rejected.decision, sureness, min_rollouts, min_confidence)
-    return count
+    settings = (alpha, min_margin, reward, weighting, min_rollouts, min_confidence)
+    return sum(1 for _ in _preferences(tree, *settings, Counter()))
 
 
 def derive_trajectory_pairs(
@@ -113,7 +103,7 @@ def derive_trajectory_pairs(
     policy: str,
     config_hash: str,
     min_margin: float = 0.01,
-    repeated: Collection[str] | None = None,
+    repeated: Collection[tuple[str, str]] | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Row]:
     """Yield rows of `tables.trajectory_pair_schema`: the best trajectory against the worst, the next best against
@@ -156,12 +146,11 @@ def in_test_split(dataset: str, question_id: str, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def _trees(nodes: Iterable[Row], repeated: Collection[str] | None) -> Iterator[tuple[list[Row], set[str]]]:
+def _trees(nodes: Iterable[Row], repeated: Collection[tuple[str, str]] | None) -> Iterator[tuple[list[Row], set[str]]]:
     """Yield each tree with the digests of the preferences seen before; prompts of other questions differ from its."""
     seen: set[str] = set()
-    for _, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
-        tree = list(rows)
-        yield tree, seen if repeated is None or tree[0]["question"] in repeated else set()
+    for question, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
+        yield list(rows), seen if repeated is None or question in repeated else set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,35 +177,33 @@ def _rivals(tree: Sequence[Row], decisions: Sequence[Decision | None]) -> Iterat
 
 
 def _preferences(
-    tree: Sequence[Row], decisions: Sequence[Decision | None], min_margin: float
+    tree: Sequence[Row],
+    alpha: float,
+    min_margin: float,
+    reward: PairReward,
+    weighting: Weighting,
+    min_rollouts: int,
+    min_confidence: float,
+    left_out: Counter[str],
 ) -> Iterator[tuple[_Side, _Side]]:
-    """Yield chosen and rejected of each two rivals whose rewards differ enough."""
+    """Yield chosen and rejected of each two rivals whose rewards differ enough and whose order is sure enough."""
     least = max(min_margin - _ROUNDING, _ROUNDING)
-    for first, second in _rivals(tree, decisions):
+    for first, second in _rivals(tree, decisions_of(tree, alpha=alpha, reward=reward, weighting=weighting)):
         chosen, rejected = (first, second) if first.reward >= second.reward else (second, first)
-        if chosen.node["action"] != "malformed" and chosen.reward - rejected.reward >= least:
+        if chosen.node["action"] == "malformed" or chosen.reward - rejected.reward < least:
+            continue
+        sides = (chosen.decision, rejected.decision)
+        if any(side.ceiling is not None and len(side.ends) < min_rollouts for side in sides):
+            left_out["few rollouts"] += 1
+        elif min_confidence and (_confidence(*sides, reward) or 0.0) < min_confidence:
+            left_out["low confidence"] += 1
+        else:
             yield chosen, rejected
 
 
-def _sureness(chosen: Decision, rejected: Decision, reward: PairReward) -> Row:
-    """Return the columns that say how sure a pair is. Of a judge's values single verdicts are not kept, so errors and
-    confidence are unknown.
-    """
-    known = reward == "spre"
-    return {
-        "chosen_rollouts": len(chosen.ends),
-        "rejected_rollouts": len(rejected.ends),
-        "chosen_error": standard_error(chosen) if known else None,
-        "rejected_error": standard_error(rejected) if known else None,
-        "confidence": confidence(chosen, rejected) if known else None,
-    }
-
-
-def _doubt(chosen: Decision, rejected: Decision, sureness: Row, min_rollouts: int, min_confidence: float) -> str:
-    """Return why a pair is not sure enough; an empty string if it is."""
-    if any(side.ceiling is not None and len(side.ends) < min_rollouts for side in (chosen, rejected)):
-        return "few rollouts"
-    return "low confidence" if (sureness["confidence"] or 0.0) < min_confidence else ""
+def _confidence(chosen: Decision, rejected: Decision, reward: PairReward) -> float | None:
+    """Return how likely the order is right. It is unknown for a judge's values, as single verdicts are not kept."""
+    return confidence(chosen, rejected) if reward == "spre" else None
 
 
 def _new(seen: set[str], left_out: Counter[str], *preference: object) -> str:
@@ -235,8 +222,9 @@ def _new(seen: set[str], left_out: Counter[str], *preference: object) -> str:
     return fingerprint
 
 
-def _step_pair(prompt: list[Row], chosen: _Side, rejected: _Side) -> Row:
+def _step_pair(prompt: list[Row], chosen: _Side, rejected: _Side, reward: PairReward) -> Row:
     first, second = chosen.node, rejected.node
+    known = reward == "spre"
     return {
         "prompt": prompt,
         "chosen": [{"role": "assistant", "content": first["text"]}],
@@ -259,6 +247,11 @@ def _step_pair(prompt: list[Row], chosen: _Side, rejected: _Side) -> Row:
         "prompt_tokens": first["prompt_tokens"],
         "chosen_pooled": list(chosen.decision.nodes),
         "rejected_pooled": list(rejected.decision.nodes),
+        "chosen_rollouts": len(chosen.decision.ends),
+        "rejected_rollouts": len(rejected.decision.ends),
+        "chosen_error": standard_error(chosen.decision) if known else None,
+        "rejected_error": standard_error(rejected.decision) if known else None,
+        "confidence": _confidence(chosen.decision, rejected.decision, reward),
     }
 
 

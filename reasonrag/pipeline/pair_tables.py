@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.config import Config
-from reasonrag.dpo.pairs import (
-    NODE_COLUMNS,
-    count_pairs,
-    derive_pairs,
-    derive_trajectory_pairs,
-    in_test_split,
-)
+from reasonrag.dpo.pairs import NODE_COLUMNS, count_pairs, derive_pairs, derive_trajectory_pairs, in_test_split
 from reasonrag.storage.parquet import Row, ShardWriter, read_batches, read_shards, shard_paths
+from reasonrag.storage.shards import common_text
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _PAIR_SHARD_ROWS = 50_000
@@ -83,27 +78,28 @@ def export_pairs(
 
 def count_pairs_of(tree: Sequence[Row], config: Config) -> int:
     """Return the number of pairs that `pairs_of` yields for the rows of one tree."""
-    settings, value = config.pairs, config.value
-    if settings.level == "trajectory":
-        return sum(1 for _ in derive_trajectory_pairs(tree, policy="", config_hash="", min_margin=settings.min_margin))
-    return count_pairs(
-        tree,
-        alpha=settings.alpha or value.alpha,
-        min_margin=settings.min_margin,
-        reward=settings.reward,
-        weighting=value.weighting,
-        min_rollouts=settings.min_rollouts,
-        min_confidence=settings.min_confidence,
-    )
+    if config.pairs.level == "trajectory":
+        return sum(1 for _ in pairs_of(tree, config, policy="", config_hash=""))
+    return count_pairs(tree, **_comparison(config))
 
 
-def repeated_questions(run: Path) -> set[str]:
-    """Return the texts of the questions of which a run has several trees: only these can repeat each other's pairs."""
-    texts: Counter[str] = Counter()
+def repeated_questions(run: Path) -> set[tuple[str, str]]:
+    """Return data set and id of the questions whose text another tree of a run has too.
+
+    Only these trees can repeat or reverse each other's pairs.
+    """
+    import pyarrow.compute as pc
+
+    first: dict[str, tuple[str, str]] = {}  # by text
+    repeated = set()
     for path in shard_paths(run / "trees", "nodes"):
-        for batch in read_batches(path, tree_schema(), columns=("parent_id", "question")):
-            texts.update(row["question"] for row in batch.to_pylist() if row["parent_id"] < 0)
-    return {text for text, trees in texts.items() if trees > 1}
+        for batch in read_batches(path, tree_schema(), columns=("parent_id", "dataset", "question_id", "question")):
+            for root in batch.filter(pc.less(batch.column("parent_id"), 0)).to_pylist():
+                question = (root["dataset"], root["question_id"])
+                other = first.setdefault(common_text(root["question"] or ""), question)
+                if other != question:
+                    repeated |= {question, other}
+    return repeated
 
 
 def pairs_of(
@@ -112,7 +108,7 @@ def pairs_of(
     *,
     policy: str,
     config_hash: str,
-    repeated: Collection[str] | None = None,
+    repeated: Collection[tuple[str, str]] | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Row]:
     """Yield the pairs that the configuration asks for.
@@ -125,13 +121,12 @@ def pairs_of(
         repeated: as in `derive_pairs`.
         left_out: counts what is left out, by cause.
     """
-    settings, value = config.pairs, config.value
-    if settings.level == "trajectory":
+    if config.pairs.level == "trajectory":
         return derive_trajectory_pairs(
             nodes,
             policy=policy,
             config_hash=config_hash,
-            min_margin=settings.min_margin,
+            min_margin=config.pairs.min_margin,
             repeated=repeated,
             left_out=left_out,
         )
@@ -139,12 +134,13 @@ def pairs_of(
         nodes,
         policy=policy,
         config_hash=config_hash,
-        alpha=settings.alpha or value.alpha,
-        min_margin=settings.min_margin,
-        reward=settings.reward,
-        weighting=value.weighting,
-        min_rollouts=settings.min_rollouts,
-        min_confidence=settings.min_confidence,
         repeated=repeated,
         left_out=left_out,
+        **_comparison(config),
     )
+
+
+def _comparison(config: Config) -> dict[str, Any]:
+    """Return the arguments of `derive_pairs` and `count_pairs` that say what is compared, and how strictly."""
+    chosen = config.pairs.model_dump(include={"min_margin", "min_rollouts", "min_confidence", "reward"})
+    return chosen | {"alpha": config.pairs.alpha or config.value.alpha, "weighting": config.value.weighting}

@@ -24,6 +24,7 @@ from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import POLICY_CARD
 from reasonrag.dpo.contradictions import Contradictions
 from reasonrag.dpo.preferences import read_row
+from reasonrag.pipeline.pair_tables import repeated_questions
 from reasonrag.pipeline.parts import open_format
 from reasonrag.publish.hub_card import mapping
 from reasonrag.publish.staged_files import place, place_json, settings_text
@@ -125,7 +126,7 @@ def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
         )
     names = config_names(sources)
     counts: Counts = Counter()
-    contradictions = Contradictions()
+    contradictions = Contradictions(repeated_questions(run))
     parts = []
     for split, paths in shards.items():
         for source, files in _by_source(paths, sources, schema, folder / "pairs", names, split):
@@ -148,13 +149,14 @@ def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
 
 def _policy_card(config: Config, summary: dict[str, Any]) -> PolicyCard | None:
     """Return how the policy was prompted; None if its own prompts were changed or deleted since."""
-    card = PolicyCard.of(config.model_dump(mode="json"))
+    fingerprint = mapping(summary, "content").get("prompts")
+    card = PolicyCard.of(config.model_dump(mode="json"), fingerprint)
     if card.prompts is None:
         return card
     if config.format.name.startswith("python:"):  # publishing runs no code of others just to look at its prompts
         return None
     try:
-        unchanged = open_format(config).fingerprint == mapping(summary, "content").get("prompts")
+        unchanged = open_format(config).fingerprint == fingerprint
     except ConfigError:
         return None
     return card if unchanged else None
@@ -224,6 +226,7 @@ def _part(
             for pair in batch.to_pylist():
                 types = pair.get("chosen_type"), pair.get("rejected_type")
                 counts[Group(source, split, pair["depth"], *types)] += 1
+                contradictions.begin(pair["dataset"], pair["question_id"])
                 contradictions.add_row(read_row(pair["pair_id"], pair))
     stem = files[0].name.partition("-")[0]
     pattern = f"{files[0].parent.relative_to(folder).as_posix()}/{stem}-*"

@@ -46,16 +46,15 @@ def stats(run: Path) -> dict[str, Any]:
 class RunCounts:
     """Counts over the trees of a run and their pairs, one tree at a time."""
 
-    def __init__(self, repeated: Collection[str]) -> None:
-        """Take the texts of the questions of which the run has several trees: their pairs may contradict each other."""
-        self._repeated = repeated
+    def __init__(self, repeated: Collection[tuple[str, str]]) -> None:
+        """Take what `repeated_questions` returns: pairs of these trees may contradict those of another tree."""
         self.nodes = 0
         self.trees_by_dataset: Counter[str] = Counter()
         self.nodes_by: dict[str, Counter[str]] = {"origin": Counter(), "stage": Counter(), "action": Counter()}
         self.questions_with_pairs: Counter[str] = Counter()  # by data set
         self.pair_types: dict[str, Counter[str]] = {}  # chosen, then rejected; pairs of trajectories have no types
         self.pair_depths: Counter[int] = Counter()
-        self.contradictions = Contradictions()
+        self.contradictions = Contradictions(repeated)
         self.pairs_on_one_trajectory = 0
         names = (
             "iterations",
@@ -86,12 +85,9 @@ class RunCounts:
                 self.values["rounds"].append(searches[node] + 1)
         if tree.pairs:
             self.questions_with_pairs[tree.root["dataset"]] += 1
-        alone = tree.root["question"] not in self._repeated
-        contradictions = Contradictions() if alone else self.contradictions
+        self.contradictions.begin(tree.root["dataset"], tree.root["question_id"])
         for pair in tree.pairs:
-            self._add_pair(pair, tree, contradictions)
-        if alone:
-            self.contradictions.include(contradictions)
+            self._add_pair(pair, tree)
 
     def _add_node(self, row: Row) -> None:
         self.nodes += 1
@@ -102,7 +98,7 @@ class RunCounts:
             if row[column] is not None:
                 self.values[column].append(row[column])
 
-    def _add_pair(self, pair: Row, tree: QuestionTree, contradictions: Contradictions) -> None:
+    def _add_pair(self, pair: Row, tree: QuestionTree) -> None:
         nodes = tree.nodes
         if "chosen_type" in pair:
             self.pair_types.setdefault(pair["chosen_type"], Counter())[pair["rejected_type"]] += 1
@@ -118,7 +114,7 @@ class RunCounts:
             for side in ("chosen", "rejected")
         )
         said = ([(step["action"], step["text"]) for step in side] for side in (chosen, rejected))
-        contradictions.add(pair["pair_id"], full_prompt(chosen[0]), *said)
+        self.contradictions.add(pair["pair_id"], full_prompt(chosen[0]), *said)
         chosen_tokens = nodes[pair["chosen_node_id"]]["completion_tokens"]
         rejected_tokens = nodes[pair["rejected_node_id"]]["completion_tokens"]
         if chosen_tokens is not None:

@@ -47,13 +47,13 @@ WHOLE = Shard(0, 1)
 def cut(questions: Sequence[Question], of: int) -> list[list[Question]]:
     """Return the questions of each of `of` shards: one after another they are the same list for any `of`.
 
-    Questions keep their order, but those of equal text follow the first of them: only their pairs can be duplicates,
-    which are then dropped within a shard.
+    Questions keep their order, but those of equal text (`common_text`) follow the first of them: only their pairs can
+    be duplicates, which are then dropped within a shard.
     """
     alike: dict[str, list[Question]] = {}
     first: list[int] = []
     for position, question in enumerate(questions):
-        family = alike.setdefault(" ".join(question.question.casefold().split()), [])
+        family = alike.setdefault(common_text(question.question), [])
         if not family:
             first.append(position)
         family.append(question)
@@ -61,3 +61,12 @@ def cut(questions: Sequence[Question], of: int) -> list[list[Question]]:
     for position, family in zip(first, alike.values(), strict=True):
         shards[position * of // len(questions)] += family
     return shards
+
+
+def common_text(question: str) -> str:
+    """Return what the texts of a question have in common that differ in nothing but case and white space.
+
+    >>> common_text("Who  made JAWS?")
+    'who made jaws?'
+    """
+    return " ".join(question.casefold().split())
