@@ -10,10 +10,18 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from reasonrag.core.settings import CARRIED, OWN_PROMPTS, POLICY_CARD, SHIPPED_PROMPTS, carried_settings
+from reasonrag.core.settings import (
+    CARRIED,
+    OWN_PROMPTS,
+    POLICY_CARD,
+    PROMPTS_FINGERPRINT,
+    SHIPPED_PROMPTS,
+    carried_settings,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +37,12 @@ class PolicyCard:
     prompts: str | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Mapping[str, object]]) -> PolicyCard:
-        """Return the card of a resolved configuration, as `Config.model_dump(mode="json")` gives it."""
-        carried: dict[str, dict[str, object]] = {}
+    def of(cls, config: Mapping[str, Mapping[str, object]], fingerprint: str | None = None) -> PolicyCard:
+        """Return the card of a resolved configuration, as `Config.model_dump(mode="json")` gives it.
+
+        `fingerprint` is that of the format: the shipped prompts may be others in another version.
+        """
+        carried: dict[str, Any] = {}
         for section, names in CARRIED.items():
             values = {name: config[section][name] for name in sorted(names)}
             # A custom format is code, which a downloaded folder must not name: the user has to ask for it.
@@ -40,6 +51,8 @@ class PolicyCard:
         own = None if prompts in SHIPPED_PROMPTS else prompts
         if own:
             carried["format"]["prompts"] = OWN_PROMPTS
+        if fingerprint:
+            carried[PROMPTS_FINGERPRINT] = fingerprint
         head = "# How this policy was trained to be asked: the defaults wherever it is used.\n"
         return cls(head + yaml.safe_dump(carried), own)
 

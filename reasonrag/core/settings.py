@@ -26,6 +26,7 @@ Tree = dict[str, Any]
 POLICY_CARD = "reasonrag.yaml"
 SHIPPED_PROMPTS = ("default", "brief")
 OWN_PROMPTS = "prompts"
+PROMPTS_FINGERPRINT = "prompts_fingerprint"
 # What a policy's folder may set. A folder may come from anywhere: it can name neither code nor a path.
 CARRIED = {
     "format": {"name", "prompts", "max_steps"},
@@ -213,15 +214,12 @@ def carried_settings(spec: object) -> Tree:
     Raises:
         ConfigError: the file sets something that a policy's folder may not set, or no demo policy speaks that format.
     """
-    scheme, _, rest = str(spec or "").partition(":")
-    scheme = scheme.lower()
-    if scheme not in ("demo", "hf", "vllm") or not (scheme == "demo" or rest):
+    folder = _carrying_folder(spec)
+    if folder is None:
         return {}
-    folder = demo_folder(rest) if scheme == "demo" else Path(rest).expanduser()
     file = folder / POLICY_CARD
-    if not file.is_file():
-        return {}
     tree = read_yaml(file)
+    tree.pop(PROMPTS_FINGERPRINT, None)
     for section, values in tree.items():
         for name, value in values.items() if isinstance(values, dict) else [(None, values)]:
             known = name in CARRIED.get(section, ()) and isinstance(value, str | int)
@@ -231,7 +229,8 @@ def carried_settings(spec: object) -> Tree:
                     f"{file}: {reprlib.repr(what)} is not for a policy's folder to say, or not in this form; remove "
                     "it, and set it by a flag or in your own configuration"
                 )
-    if scheme == "demo" and rest in DEMO_FORMATS:
+    scheme, _, rest = str(spec).partition(":")
+    if scheme.lower() == "demo" and rest in DEMO_FORMATS:
         merge(tree, {"format": {"name": rest}})
     prompts = tree.get("format", {}).get("prompts")
     if prompts == OWN_PROMPTS:
@@ -242,6 +241,23 @@ def carried_settings(spec: object) -> Tree:
             f"nor the folder {OWN_PROMPTS!r} beside the file; give them with --prompts"
         )
     return tree
+
+
+def carried_fingerprint(spec: object) -> str | None:
+    """Return the fingerprint of the format that a policy was trained in; None if its folder does not say."""
+    folder = _carrying_folder(spec)
+    found = read_yaml(folder / POLICY_CARD).get(PROMPTS_FINGERPRINT) if folder else None
+    return None if found is None else str(found)
+
+
+def _carrying_folder(spec: object) -> Path | None:
+    """Return the folder of a policy if it has a `reasonrag.yaml`."""
+    scheme, _, rest = str(spec or "").partition(":")
+    scheme = scheme.lower()
+    if scheme not in ("demo", "hf", "vllm") or not (scheme == "demo" or rest):
+        return None
+    folder = demo_folder(rest) if scheme == "demo" else Path(rest).expanduser()
+    return folder if (folder / POLICY_CARD).is_file() else None
 
 
 def demo_folder(format: str = "") -> Path:

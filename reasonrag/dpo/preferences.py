@@ -84,7 +84,7 @@ def read_preferences(data: str) -> Preferences:
 
 def _read_run(path: Path) -> Preferences:
     config, summary = read_run(path)
-    preferences = Preferences(*_read_splits(path / "pairs"), _card(config))
+    preferences = Preferences(*_read_splits(path / "pairs"), _card(config, summary))
     for split, rows in (("train", preferences.train), ("test", preferences.test)):
         counted = (summary.get("pairs") or {}).get(split)
         if counted != len(rows):
@@ -105,7 +105,7 @@ def _read_folder(path: Path) -> Preferences:
     folder = next((p for p in (path, path / "data") if any(p.glob("*.parquet"))), None)
     if folder is None:
         raise DataError(f"{path}: no run and no Parquet file in this folder; give one that has either")
-    card = _card(load_config(file=config)) if config.is_file() else None
+    card = _card(load_config(file=config), {}) if config.is_file() else None
     preferences = Preferences(*_read_splits(folder), card)
     if not preferences.train:
         raise DataError(f"{path}: only held-out rows in it; there has to be a train-*.parquet")
@@ -221,8 +221,8 @@ def _fetch(name: str, revision: str | None, configuration: str | None) -> tuple[
     return datasets.load_dataset(name, configuration, revision=Path(folder).name), card
 
 
-def _card(config: Config) -> PolicyCard:
-    return PolicyCard.of(config.model_dump(mode="json"))
+def _card(config: Config, summary: dict[str, Any]) -> PolicyCard:
+    return PolicyCard.of(config.model_dump(mode="json"), (summary.get("content") or {}).get("prompts"))
 
 
 def checked_rows(name: str, numbered: Iterable[NumberedRow], problems: RowProblems) -> list[CheckedRow]:

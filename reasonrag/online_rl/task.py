@@ -128,7 +128,7 @@ def open_task(settings: RLSettings) -> Task:
         format=format,
         config=config,
         content_of=content,
-        card=PolicyCard.of(config.model_dump(mode="json")),
+        card=PolicyCard.of(config.model_dump(mode="json"), format.fingerprint),
         name=named.resolve().name if named.exists() else settings.data,
         uses=uses,
         plans=plans,

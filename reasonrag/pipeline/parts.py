@@ -13,6 +13,7 @@ from reasonrag.core.config import Config, ModelConfig, QuestionsConfig
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.secrets import excerpt
+from reasonrag.core.settings import carried_fingerprint
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import FORMATS, Format, PromptSet
 from reasonrag.llm.base import LLM, Sampling
@@ -170,6 +171,12 @@ def open_format(config: Config) -> Format:
         passage_order=config.retrieval.passage_order,
         max_passage_chars=config.retrieval.max_passage_chars,
     )
+    if carried_fingerprint(config.policy.spec) not in (None, format.fingerprint):
+        log.warning(
+            "the policy was trained with other prompts, or with passages shown in another way; train it again, or give "
+            "its prompts with --prompts",
+            policy=config.policy.spec,
+        )
     return format
 
 

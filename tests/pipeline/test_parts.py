@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from reasonrag.core.config import Config, ModelConfig, load_config
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
@@ -79,3 +81,12 @@ def test_formats_and_retrievers_of_ones_own_are_named_by_module():
 def test_vectors_need_an_index(kind):
     with pytest.raises(ConfigError, match=f"{kind} search needs an index: run `index build --kind dense`"):
         open_retriever(load_config(overrides={"retrieval.kind": kind}), [])
+
+
+def test_a_policy_that_was_trained_with_other_prompts_is_asked_with_a_warning(tmp_path):
+    config = load_config()
+    for fingerprint, warnings in ((open_format(config).fingerprint, 0), ("0123456789012345", 1)):
+        PolicyCard.of(config.model_dump(mode="json"), fingerprint).write(tmp_path)
+        with capture_logs() as told:
+            open_format(load_config(overrides={"policy.spec": f"hf:{tmp_path}"}))
+        assert len(told) == warnings
