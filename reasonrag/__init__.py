@@ -27,6 +27,7 @@ __version__ = "0.1.0"
 # Where each name of the surface is defined; `__getattr__` imports it from there when it is first used.
 _HOMES = {
     "build_trees": "pipeline.build",
+    "Shard": "storage.shards",
     "open_parts": "pipeline.parts",
     "derive_pairs": "dpo.pairs",
     "Evaluation": "evaluation.run",
@@ -111,6 +112,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from reasonrag.rewards.base import Reward as Reward
     from reasonrag.rewards.base import Score as Score
     from reasonrag.rollout import Engine as Engine
+    from reasonrag.storage.shards import Shard as Shard
 
 
 def __getattr__(name: str) -> Any:

@@ -38,6 +38,8 @@ _CORES_A_SHARD = 0.25
 _REPORT_EVERY_S = 2.0
 _PROGRESS = "progress.json"
 
+Show = Callable[[Progress, Callable[[], None]], AbstractAsyncContextManager[object]]
+
 
 @dataclass(frozen=True, slots=True)
 class _Work:
@@ -58,7 +60,7 @@ def build_on_ray(
     address: str,
     *,
     shards: int | None = None,
-    show: Callable[[Progress, Callable[[], None]], AbstractAsyncContextManager[object]],
+    show: Show,
 ) -> dict[str, Any]:
     """Build a run in shards that are tasks of Ray, as `build-tree --ray` does. The same call resumes it.
 
@@ -135,7 +137,7 @@ async def _build(
     out: Path,
     parts: Parts,
     shards: Mapping[Shard, list[Question]],
-    show: Callable[[Progress, Callable[[], None]], AbstractAsyncContextManager[object]],
+    show: Show,
 ) -> None:
     """Run a task for each shard until all have ended.
 
