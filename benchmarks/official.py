@@ -23,9 +23,9 @@ from urllib.request import urlopen
 from benchmarks.stub import parts, questions, server
 from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
+from reasonrag.formats import open_format
 from reasonrag.pipeline.build import Build
 from reasonrag.pipeline.models import open_llm
-from reasonrag.pipeline.parts import open_format
 from reasonrag.storage.runs import RunFolder
 
 ITERATIONS, CHILDREN, FREE_STEPS, C = 64, 2, 7, 1.414

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from reasonrag import __version__
-from reasonrag.core.errors import ReasonRAGError
+from reasonrag.core.errors import InputError, ReasonRAGError
 from reasonrag.core.secrets import redact
 
 # The module of `reasonrag.commands` and the line of `reasonrag --help` of each command.
@@ -114,6 +114,8 @@ def main() -> None:
         _fail(error.format_message())
     except click.Abort:
         sys.exit(130)
+    except InputError as error:
+        _fail(str(error), add=error.add)
     except ReasonRAGError as error:
         _fail(str(error))
     except OSError as error:
@@ -122,8 +124,12 @@ def main() -> None:
         _fail(f"{error.filename or 'a file'} cannot be written ({error.strerror}); fix that and run the command again")
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, *, add: str = "") -> NoReturn:
     from reasonrag.core.text import printable
 
     click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
+    if add:
+        from reasonrag.commands.console import this_command
+
+        click.echo(f"try: {this_command()} {add}", err=True)
     sys.exit(2)

@@ -51,6 +51,13 @@ def _swept(flag: str, parameter: str, convert: type[float], key: str, example: s
     help=flag_help("Config", "format.name")
     + " NAME=FORMAT sets that of one policy (repeatable; default: the format in the policy's folder).",
 )
+@click.option(
+    "--chat-template",
+    "chat_templates",
+    multiple=True,
+    metavar="[NAME=]TEMPLATE",
+    help=flag_help("Config", "policy.chat_template") + " NAME=TEMPLATE sets that of one policy (repeatable).",
+)
 @settings("Config", "format.prompts", "policy.max_tokens", "seed", "judge.spec", "judge.model")
 @click.option(
     "--judged",
@@ -74,6 +81,7 @@ def evaluate(
     top_ks: tuple[int, ...] | None,
     rules: Rules,
     formats: tuple[str, ...],
+    chat_templates: tuple[str, ...],
     judge__spec: str | None,
     judge__model: str | None,
     judged: tuple[str, ...] | None,
@@ -103,7 +111,7 @@ def evaluate(
     from reasonrag.storage.shards import WHOLE, Shard
 
     asked = sources(given)
-    configs = policy_configs(policies, asked, formats)
+    configs = policy_configs(policies, asked, formats, chat_templates)
     evaluation_of = partial(
         Evaluation,
         configs,
@@ -157,25 +165,30 @@ def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
 
 
 def policy_configs(
-    policies: tuple[str, ...], asked: Mapping[str, Any], formats: tuple[str, ...] = ()
+    policies: tuple[str, ...],
+    asked: Mapping[str, Any],
+    formats: tuple[str, ...] = (),
+    chat_templates: tuple[str, ...] = (),
 ) -> dict[str, Config]:
     """Return the configuration of each policy of an evaluation, by its name. The default split is a held-out one.
 
-    `policies` and `formats` are values of `--policy` and `--format`; `asked` is what `sources` returns.
+    `policies`, `formats` and `chat_templates` are values of `--policy`, `--format` and `--chat-template`; `asked` is
+    what `sources` returns.
 
     Raises:
-        ConfigError: two policies have one name, or --format names a policy that is not there.
+        ConfigError: two policies have one name, or another flag names a policy that is not there.
     """
     from reasonrag.core.config import load_config
     from reasonrag.core.errors import ConfigError
     from reasonrag.evaluation.sweep import folder_name
 
     configs: dict[str, Config] = {}
-    named_formats: dict[str, str] = {}
-    for text in formats:
-        name, _, format = text.rpartition("=")
-        named_formats[name] = format
-    common_format = named_formats.pop("", None)
+    named: dict[str, dict[str, str]] = {"format.name": {}, "policy.chat_template": {}}  # by setting, then by policy
+    for values, texts in zip(named.values(), (formats, chat_templates), strict=True):
+        for text in texts:
+            name, _, value = text.rpartition("=")
+            values[name] = value
+    common = {key: values.pop("", None) for key, values in named.items()}
     is_split_asked = _is_split_asked(asked)
     for text in policies:
         match = _POLICY.fullmatch(text)
@@ -187,17 +200,17 @@ def policy_configs(
         overrides = asked["overrides"] | {"policy.spec": match["spec"]}
         if match["model"]:
             overrides["policy.model"] = match["model"]
-        if chosen_format := named_formats.pop(name, common_format):
-            overrides["format.name"] = chosen_format
+        for key, values in named.items():
+            if chosen := values.pop(name, common[key]):
+                overrides[key] = chosen
         config = load_config(**{**asked, "overrides": overrides})
         if not is_split_asked:
             overrides |= {"questions.dataset": held_out_sets(config.questions.dataset), "questions.split": None}
             config = load_config(**{**asked, "overrides": overrides})
         configs[name] = config
-    if named_formats:
-        raise ConfigError(
-            f"--format is given for {', '.join(named_formats)}, but the policies are {', '.join(configs)}"
-        )
+    for flag, values in zip(("--format", "--chat-template"), named.values(), strict=True):
+        if values:
+            raise ConfigError(f"{flag} is given for {', '.join(values)}, but the policies are {', '.join(configs)}")
     return configs
 
 

@@ -38,7 +38,7 @@ def parse(name: str, rules: Rules, file: str) -> None:
         DataError: a row cannot be used; the message has its number, and the rows before it are written.
     """
     from reasonrag.core.config import load_config
-    from reasonrag.pipeline.parts import open_format
+    from reasonrag.formats import open_format
 
     format = open_format(load_config(overrides={"format.name": name}))
     reasons: Counter[str] = Counter()

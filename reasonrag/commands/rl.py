@@ -34,7 +34,7 @@ def rl() -> None:
 
 
 @rl.command("train")
-@settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model")
+@settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model", "chat_template")
 @settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans")
 @settings("RLSettings", "method", "loss_type", "beta", "credit", "learning_rate", "max_steps", *_ROLLOUT)
 @settings("RLSettings", "rollout.url", "rollout.ahead", "seed", "save_steps", "report_to", "merge")
@@ -92,7 +92,8 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
 
 @rl.command("plan")
 @settings("Config", "questions", *_RETRIEVAL)
-@settings("Config", "policy.spec", "policy.model", "policy.temperature", "policy.max_tokens", "format")
+@settings("Config", "policy.spec", "policy.model", "policy.chat_template", "policy.temperature", "policy.max_tokens")
+@settings("Config", "format")
 @settings("Config", "judge.spec", "judge.model")
 @settings("RLSettings", "planning", show_keys=False)
 @settings("Config", "seed", "policy.concurrency", "judge.input_price", "judge.output_price")

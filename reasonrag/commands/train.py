@@ -20,8 +20,9 @@ OUT = out(
     "number of it).",
     required=False,
 )
-_COMMON = ("data", "model", "method", "lora", "learning_rate", "num_train_epochs", "per_device_train_batch_size")
+_COMMON = ("data", "model", "chat_template", "method", "lora", "learning_rate", "num_train_epochs")
 _PAIRS = (
+    "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "max_length",
     "max_dropped",
@@ -78,7 +79,7 @@ def dpo_train(out: Path | None, **given: Any) -> None:
 
 @click.group()
 def sft() -> None:
-    """Supervised fine-tuning on chosen steps, with TRL.
+    """Supervised fine-tuning on good steps, with TRL.
 
     \b
       reasonrag sft train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/sft
@@ -86,13 +87,17 @@ def sft() -> None:
 
 
 @sft.command("train")
-@settings("SFTSettings", *_COMMON, *_PAIRS)
+@settings("SFTSettings", "examples", "per_question", "min_reward", "test_share", *_COMMON, *_PAIRS)
 @configuration("SFTSettings")
 @OUT
 def sft_train(out: Path | None, **given: Any) -> None:
-    """Train a policy on the chosen steps of preference pairs: the paper's baseline for DPO.
+    """Train a policy on steps: of the best trajectories, or the chosen ones of pairs, the paper's baseline for DPO.
 
     \b
+    A base model, on the best attempts in the trees of another policy:
+      reasonrag sft train --examples trajectories --data runs/extractive --model google/gemma-3-270m \\
+          --chat-template gemma --out policies/cold
+    The paper's baseline:
       reasonrag sft train --data runs/hotpot --model Qwen/Qwen2.5-7B-Instruct --out policies/sft
       reasonrag sft train --preset demo --data runs/demo/trees --out runs/demo/sft
 

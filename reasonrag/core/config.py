@@ -8,7 +8,17 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from reasonrag.core.settings import Section, Tree, carried_settings, execution, gather, merge, setting, validate
+from reasonrag.core.settings import (
+    CHAT_TEMPLATE,
+    Section,
+    Tree,
+    carried_settings,
+    execution,
+    gather,
+    merge,
+    setting,
+    validate,
+)
 
 DATASET = (
     "questions: a known data set (hotpotqa, 2wikimultihopqa, musique, popqa, ...), demo, or a "
@@ -91,6 +101,7 @@ class ModelConfig(Section):
         "chat", "API of the server: chat sends messages, completions sends text or token ids"
     )
     tokenizer: str | None = setting(None, "tokenizer for api=completions (default: the model's own)")
+    chat_template: str | None = execution(None, CHAT_TEMPLATE, "--chat-template")
     vllm: bool = setting(False, "the server is vLLM: request token ids and stop strings")
     api_key_env: str = execution(
         "OPENAI_API_KEY", "name of the environment variable with the server's API key; never the key itself"
@@ -228,9 +239,7 @@ class PairsConfig(Section):
     level: Literal["step", "trajectory"] = execution(
         "step", "what pairs compare: sibling steps, or whole trajectories by outcome", "--level"
     )
-    test_share: float = execution(
-        0.1, "share of the questions whose pairs form the test split", "--test-share", ge=0, lt=1
-    )
+    test_share: float = execution(0.1, "share of the questions that form the test split", "--test-share", ge=0, lt=1)
 
 
 class RunConfig(Section):

@@ -34,7 +34,17 @@ class ReasonRAGError(Exception):
 
 
 class InputError(ReasonRAGError):
-    """The user's input cannot work. The message says what was found, why it cannot work and what to do."""
+    """The user's input cannot work. The message says what was found, why it cannot work and what to do.
+
+    Args:
+        message: as above.
+        quoting: as above.
+        add: flags with which the same command may work.
+    """
+
+    def __init__(self, message: str = "", *, quoting: object = "", add: str = "") -> None:
+        super().__init__(message, quoting=quoting)
+        self.add = add
 
 
 class ConfigError(InputError):

@@ -36,6 +36,13 @@ CARRIED = {
 # The formats of the shipped policy that speaks several; a spec such as `demo:hiprag` names one.
 DEMO_FORMATS = ("search_r1", "hiprag", "search_p1", "when_to_search")
 
+# The shipped chat templates, with the token that ends a turn in each.
+CHAT_TEMPLATES = {"gemma": "<end_of_turn>", "chatml": "<|im_end|>", "llama3": "<|eot_id|>"}
+CHAT_TEMPLATE = (
+    "chat template of a model that has none, as base models have none, or instead of its own: "
+    f"{', '.join(CHAT_TEMPLATES)}, or a Jinja file"
+)
+
 # Everything PyYAML may raise, including ValueError (impossible dates) and RecursionError (deep nesting).
 _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 

@@ -44,6 +44,7 @@ class LengthReport:
     limited_by: str  # setting (`max_length`), context (the model's), or data (the longest pair)
     shifted: int = 0  # plain rows in which the end of the prompt is scored too: its tokens merge with the completion's
     shared_prompts: int = 0  # prompts of rows without a question id that are in both splits
+    noun: str = "pairs"  # what is counted
 
     def share(self, split: str) -> float:
         """Return the share of a split's pairs that are left out, in [0, 1]."""
@@ -54,10 +55,11 @@ class LengthReport:
         lines = [f"{'tokens':<10}" + "".join(f"{name:>8}" for name in _QUANTILES)]
         for name, values in self.quantiles.items():
             lines.append(f"{name:<10}" + "".join(f"{value:>8}" for value in values.values()))
-        why = {"setting": "as set", "context": "the model's context", "data": "the longest pair"}[self.limited_by]
+        longest = f"the longest of the {self.noun}"
+        why = {"setting": "as set", "context": "the model's context", "data": longest}[self.limited_by]
         lines.append(f"max_length {self.max_length} ({why}); nothing is cut")
         for split, by_depth in self.left_out.items():
-            line = f"{sum(by_depth.values())} of {self.pairs[split]} {split} pairs left out as too long"
+            line = f"{sum(by_depth.values())} of {self.pairs[split]} {split} {self.noun} left out as too long"
             if by_depth:
                 depths = ", ".join(f"{count} at depth {depth}" for depth, count in by_depth.items())
                 line += f" ({self.share(split):.1%}: {depths})"
@@ -75,6 +77,7 @@ class LengthReport:
 
     def summary(self) -> dict[str, Any]:
         values = asdict(self)
+        del values["noun"]
         left_out = {
             split: {str(depth): n for depth, n in by_depth.items()} for split, by_depth in self.left_out.items()
         }
@@ -93,6 +96,8 @@ class Examples:
     source: str  # the data, as it was named
     report: LengthReport
     contradictory: dict[str, Any]  # pairs that contradict each other, see `Contradictions.summary`
+    kinds: dict[str, dict[str, int]]  # chosen steps by split and kind of action, as far as kinds are known
+    trajectories: Mapping[str, Any] | None  # counts of the trajectories that the steps are of
 
     def facts(self) -> dict[str, Any]:
         """Return source, checksum, counts and lengths for `training.json`."""
@@ -100,21 +105,29 @@ class Examples:
         return {
             "source": path.resolve().name if path.exists() else self.source,
             "checksum": self.checksum,
-            "train": _count(self.train),
-            "held_out": _count(self.test),
+            "train": _count(self.train, self.report.noun),
+            "held_out": _count(self.test, self.report.noun),
+            "kinds": self.kinds,
+            "trajectories": self.trajectories,
             "contradictory": self.contradictory,
             "lengths": self.report.summary(),
         }
 
 
 def open_examples(
-    settings: PairSettings, chat: ChatTemplate, *, context: int | None, log: Callable[[str], None] | None = None
+    settings: PairSettings,
+    chat: ChatTemplate,
+    *,
+    context: int | None,
+    log: Callable[[str], None] | None = None,
+    read: Callable[[str], Preferences] = read_preferences,
 ) -> Examples:
     """Read, check and tokenise `settings.data`; leave out, whole, what is too long.
 
     The data is a run's folder, a folder that `reasonrag pairs --out` wrote, any folder of Parquet, a Parquet or
     JSONL(.gz) file, or a Hub data set. `settings.limit` samples questions of the training split by `settings.seed`.
     `context` is that of the policy in tokens, if it is known. `log` receives counts and lengths before a refusal.
+    `read` reads the data.
 
     Raises:
         ConfigError: no data is named, or the tokenizer cannot end a turn.
@@ -124,11 +137,14 @@ def open_examples(
     """
     if settings.data is None:
         raise ConfigError("nothing to train on: add --data with a run's folder, a Parquet or JSONL file, or a Hub id")
-    preferences = read_preferences(settings.data)
+    preferences = read(settings.data)
     shared_prompts = _check_splits(settings.data, preferences)
     train = _sample(preferences.train, settings.limit, settings.seed)
+    kinds = {"train": _kinds(train), "test": _kinds(preferences.test)}
     if log is not None:
-        log(f"{len(train)} pairs to train on, {len(preferences.test)} held out")
+        log(f"{len(train)} {preferences.noun} to train on, {len(preferences.test)} held out")
+        if balance := ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()):
+            log(f"kinds of steps to learn: {balance}")
     contradictions = Contradictions()
     for row in (*train, *preferences.test):
         contradictions.add_row(row)
@@ -141,11 +157,20 @@ def open_examples(
         context=context,
         shifted=shifted,
         shared_prompts=shared_prompts,
+        noun=preferences.noun,
         log=log,
     )
     checksum = _checksum(preferences)
     return Examples(
-        kept["train"], kept["test"], checksum, preferences.card, settings.data, report, contradictions.summary()
+        kept["train"],
+        kept["test"],
+        checksum,
+        preferences.card,
+        settings.data,
+        report,
+        contradictions.summary(),
+        kinds,
+        preferences.trajectories,
     )
 
 
@@ -154,8 +179,13 @@ def sft_segments(pairs: Iterable[Pair]) -> list[Segment]:
     return list(dict.fromkeys(segment for pair in pairs for segment in pair.chosen))
 
 
-def _count(pairs: Sequence[Pair]) -> dict[str, int]:
-    return {"pairs": len(pairs), "questions": len({pair.group for pair in pairs})}
+def _count(pairs: Sequence[Pair], noun: str) -> dict[str, int]:
+    return {noun: len(pairs), "questions": len({pair.group for pair in pairs})}
+
+
+def _kinds(rows: Iterable[CheckedRow]) -> dict[str, int]:
+    kinds = Counter(row.types[0] for row in rows if row.types[0])
+    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
 
 
 def _check_splits(name: str, preferences: Preferences) -> int:
@@ -202,12 +232,13 @@ def fit(
     context: int | None,
     shifted: int = 0,
     shared_prompts: int = 0,
+    noun: str = "pairs",
     log: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, list[Pair]], LengthReport]:
     """Return the pairs that fit, whole, by split; and the lengths of all.
 
     The limit is `settings.max_length`, else the longest pair, but never above the model's `context`. `train` must not
-    be empty. `shifted` and `shared_prompts` are passed on to the report, which `log` receives before a refusal.
+    be empty. `shifted`, `shared_prompts` and `noun` are passed on to the report, which `log` receives before a refusal.
 
     Raises:
         DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
@@ -230,6 +261,7 @@ def fit(
         limited_by=limited_by,
         shifted=shifted,
         shared_prompts=shared_prompts,
+        noun=noun,
     )
     if log is not None:
         for line in report.lines():
@@ -243,14 +275,14 @@ def fit(
 def _too_long(report: LengthReport, split: str, longest: int, settings: PairSettings, context: int | None) -> str:
     count = sum(report.left_out[split].values())
     problem = (
-        f"{settings.data}: {count} of {report.pairs[split]} {split} pairs ({report.share(split):.1%}) are longer than "
-        f"{report.max_length} tokens, the longest has {longest}"
+        f"{settings.data}: {count} of {report.pairs[split]} {split} {report.noun} ({report.share(split):.1%}) are "
+        f"longer than {report.max_length} tokens, the longest has {longest}"
     )
     if context is not None and report.max_length >= context:
         why = f"{context} is the model's context, and no --max-length goes above it"
         advice = "train a model with a longer context"
     else:
-        why = "no pair is ever cut"
+        why = "nothing is ever cut"
         advice = f"raise --max-length up to {longest if context is None else min(longest, context)}"
     if count == report.pairs[split] and split == "train":
         return f"{problem}; {why}, so nothing is left to train on; {advice}"
@@ -265,11 +297,13 @@ def _quantiles(pairs: Sequence[Pair]) -> dict[str, dict[str, int]]:
     lengths = {
         "prompt": [max(len(s.prompt_ids) for s in (*pair.chosen, *pair.rejected)) for pair in pairs],
         "chosen": [sum(len(s.completion_ids) for s in pair.chosen) for pair in pairs],
-        "rejected": [sum(len(s.completion_ids) for s in pair.rejected) for pair in pairs],
+        "rejected": [sum(len(s.completion_ids) for s in pair.rejected) for pair in pairs if pair.rejected],
         "total": [longest(pair) for pair in pairs],
     }
     quantiles: dict[str, dict[str, int]] = {}
     for name, counts in lengths.items():
+        if pairs and not counts:
+            continue  # no example has a rejected side
         counts.sort()
         ranks = {label: max(math.ceil(share * len(counts)) - 1, 0) for label, share in _QUANTILES.items()}
         quantiles[name] = {label: counts[rank] for label, rank in ranks.items()}

@@ -260,14 +260,15 @@ def _ranked_trajectories(tree: Sequence[Row]) -> list[list[Row]]:
     distinct: dict[tuple[str, ...], list[Row]] = {}
     for node in tree:
         if node["f1"] is not None:
-            path = _path_from_root(tree, node)
+            path = path_from_root(tree, node)
             distinct.setdefault(tuple(step["text"] for step in path), path)
     return sorted(
         distinct.values(), key=lambda path: (-path[-1]["f1"], _digest(path[-1]["question_id"], path[-1]["node_id"]))
     )
 
 
-def _path_from_root(tree: Sequence[Row], node: Row) -> list[Row]:
+def path_from_root(tree: Sequence[Row], node: Row) -> list[Row]:
+    """Return the steps of a tree that lead to a node, itself included; `tree` is its rows by id."""
     path: list[Row] = []
     while node["parent_id"] >= 0:
         path.append(node)

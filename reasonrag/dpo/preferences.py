@@ -54,11 +54,21 @@ NumberedRow = tuple[int, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """Checked rows by split, and how the policy was prompted, if the run is known."""
+    """Checked rows by split, and how the policy was prompted, if the run is known.
+
+    Attributes:
+        train: rows to train on.
+        test: rows of held-out questions.
+        card: of the policy.
+        noun: what a row is: pairs, or steps without a rejected side.
+        trajectories: counts of the trajectories that the steps are of, for `training.json`.
+    """
 
     train: list[CheckedRow]
     test: list[CheckedRow]
     card: PolicyCard | None = None
+    noun: str = "pairs"
+    trajectories: Mapping[str, Any] | None = None
 
 
 class Unusable(Exception):

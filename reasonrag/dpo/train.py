@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.settings import nearest
+from reasonrag.dpo.demonstrations import read_demonstrations
 from reasonrag.dpo.examples import Examples, longest, open_examples, sft_segments
+from reasonrag.dpo.preferences import Preferences, read_preferences
 from reasonrag.dpo.token_rows import Pair
 from reasonrag.training.model import load_weights
 from reasonrag.training.run import TokenRows, TrainingData, TrainingRun
@@ -29,8 +31,13 @@ class PairRun(TrainingRun[P]):
     """A training run on the recorded steps of preference pairs."""
 
     def open_data(self) -> TrainingData:
-        examples = open_examples(self.settings, self.chat, context=self.source.context(), log=self.log)
+        context = self.source.context()
+        examples = open_examples(self.settings, self.chat, context=context, log=self.log, read=self.read)
         return TrainingData(examples.checksum, examples.card, examples.facts(), lambda: self.token_rows(examples))
+
+    def read(self, data: str) -> Preferences:
+        """Return the rows of the data."""
+        return read_preferences(data)
 
     @abstractmethod
     def token_rows(self, examples: Examples) -> dict[str, TokenRows]: ...
@@ -70,9 +77,21 @@ class DPORun(PairRun[DPOSettings]):
 
 
 class SFTRun(PairRun[SFTSettings]):
-    """Supervised fine-tuning on the chosen steps, each once: the rival of DPO in arXiv:2505.14069, Table 3."""
+    """Supervised fine-tuning on steps, each once: all of the best trajectories, or the chosen ones of pairs, the rival
+    of DPO in arXiv:2505.14069, Table 3.
+    """
 
     stage = "sft"
+
+    def read(self, data: str) -> Preferences:
+        if self.settings.examples == "chosen":
+            return read_preferences(data)
+        preferences = read_demonstrations(data, self.settings)
+        self.log(
+            "demonstrations: {trajectories} trajectories, of {questions} of {of_questions} questions, "
+            "{mean_f1:.2f} F1 and {mean_steps:.1f} steps on average".format(**preferences.trajectories or {})
+        )
+        return preferences
 
     def trl_config(self) -> tuple[Any, dict[str, Any]]:
         from trl import SFTConfig

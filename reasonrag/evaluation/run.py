@@ -33,7 +33,7 @@ from reasonrag.evaluation.metrics import scores, trajectory_row
 from reasonrag.evaluation.report import write_results
 from reasonrag.evaluation.summary import Outcome, PolicyResult
 from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
-from reasonrag.formats import PromptSet
+from reasonrag.formats import PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.slots import SlotCounts
@@ -44,7 +44,6 @@ from reasonrag.pipeline.parts import (
     Parts,
     check,
     judge_service,
-    open_format,
     open_questions,
     open_retriever,
     sampling,

@@ -168,7 +168,7 @@ class _Loan:
     started: int = 0
 
     def __post_init__(self) -> None:
-        self.end_ids = end_token_ids(self.model, self.chat.tokenizer)
+        self.end_ids = end_token_ids(self.model, self.chat)
         self.context = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
         self._one_token: dict[str, int | None] = {}
 

@@ -71,6 +71,7 @@ class TransformersLLM:
         name: str | None = None,
         trust_remote_code: bool = False,
         revision: str | None = None,
+        chat_template: str | None = None,
     ) -> None:
         """Load the model, which takes seconds to minutes.
 
@@ -82,11 +83,14 @@ class TransformersLLM:
             name: name in run identities; None takes the Hub name or the folder's name.
             trust_remote_code: whether to run code that comes with the model.
             revision: revision of a Hub model.
+            chat_template: as `template` of `ChatTemplate.load`.
 
         Raises:
             ConfigError: the model cannot be loaded, or has no chat template.
         """
-        chat = ChatTemplate.load(path_or_name, revision=revision, trust_remote_code=trust_remote_code)
+        chat = ChatTemplate.load(
+            path_or_name, revision=revision, trust_remote_code=trust_remote_code, template=chat_template
+        )
         model: Any = _load(path_or_name, device, dtype, revision, trust_remote_code)
         self._start(model, chat, name=name or public_name(path_or_name), batch_size=batch_size)
 
@@ -138,7 +142,7 @@ class TransformersLLM:
         from transformers import GenerationConfig
 
         self.model = model
-        self._end_ids = end_token_ids(model, self.chat.tokenizer)
+        self._end_ids = end_token_ids(model, self.chat)
         model.generation_config = GenerationConfig()  # without the model's sampling defaults (top_k, penalties)
         self._context = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
         self._prefixes = PrefixCache() if reusable(model) else None

@@ -132,11 +132,12 @@ def tail_length(stop: Sequence[str]) -> int:
     return max((len(mark.encode()) for mark in stop), default=0) + _SPARE_TAIL_TOKENS
 
 
-def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a turn, by the model's generation config and by its tokenizer."""
+def end_token_ids(model: Any, chat: ChatTemplate) -> frozenset[int]:
+    """Return the tokens that end a turn, by the model's generation config, its tokenizer and its chat template."""
     configured = model.generation_config.eos_token_id
     end_ids = configured if isinstance(configured, list) else [configured]
-    return frozenset(token for token in [*end_ids, tokenizer.eos_token_id] if token is not None)
+    end_ids = [*end_ids, chat.tokenizer.eos_token_id, chat.end_of_turn]
+    return frozenset(token for token in end_ids if token is not None)
 
 
 def inner_model(model: Any) -> Any:

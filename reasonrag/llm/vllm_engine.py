@@ -28,6 +28,7 @@ class VLLMEngine:
         *,
         name: str | None = None,
         revision: str | None = None,
+        chat_template: str | None = None,
         engine_args: Mapping[str, Any] | None = None,
     ) -> None:
         """Start the engine; this takes a minute or more.
@@ -36,6 +37,7 @@ class VLLMEngine:
             path_or_name: a folder or a Hub name.
             name: name in run identities; None takes the Hub name or the folder's name.
             revision: revision of a Hub model.
+            chat_template: as `template` of `ChatTemplate.load`.
             engine_args: other arguments of vLLM's `AsyncEngineArgs`, such as `tensor_parallel_size` or `max_model_len`.
 
         Raises:
@@ -54,7 +56,10 @@ class VLLMEngine:
         check_folder(path_or_name)
         self.name = name or public_name(path_or_name)
         self._chat = ChatTemplate.load(
-            path_or_name, revision=revision, trust_remote_code=bool((engine_args or {}).get("trust_remote_code"))
+            path_or_name,
+            revision=revision,
+            trust_remote_code=bool((engine_args or {}).get("trust_remote_code")),
+            template=chat_template,
         )
         settings: dict[str, Any] = {
             "model": path_or_name,
@@ -88,6 +93,7 @@ class VLLMEngine:
             max_tokens=sampling.max_tokens,
             seed=sampling.seed,
             stop=list(prompt.stop),
+            stop_token_ids=[self._chat.end_of_turn],
             include_stop_str_in_output=True,
             logprobs=0,
             output_kind=RequestOutputKind.FINAL_ONLY,

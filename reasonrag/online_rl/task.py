@@ -15,7 +15,7 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
-from reasonrag.formats import Format, PromptSet
+from reasonrag.formats import Format, PromptSet, open_format
 from reasonrag.formats.base import fingerprint
 from reasonrag.llm.base import LLM, public_name
 from reasonrag.llm.journaled import JournaledLLM
@@ -24,7 +24,7 @@ from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.reference_plans import Plans, load_plans
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.pipeline.models import check_llm, open_llm
-from reasonrag.pipeline.parts import judge_service, open_format, open_questions, open_retriever
+from reasonrag.pipeline.parts import judge_service, open_questions, open_retriever
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore
 from reasonrag.retrieval.encoders import LexicalEncoder, open_encoder

@@ -140,7 +140,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             reward,
             chat,
             plan,
-            end_id=int(chat.tokenizer.eos_token_id),
+            end_id=chat.end_of_turn,
             sampling=settings.sampling,
             outage=settings.outage,
             max_tokens=rollout.max_trajectory_tokens,

@@ -20,7 +20,7 @@ from reasonrag.core.config import Config
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.text import common_length, exact_match, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search
-from reasonrag.formats.base import Format
+from reasonrag.formats import Format, open_format
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, Node, Tree, TreeSearch
 from reasonrag.pipeline.admission import work_through
@@ -28,7 +28,6 @@ from reasonrag.pipeline.pair_tables import count_pairs_of, export_pairs
 from reasonrag.pipeline.parts import (
     Parts,
     check,
-    open_format,
     open_judge,
     open_parts,
     open_questions,

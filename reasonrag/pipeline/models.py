@@ -15,7 +15,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import demo_folder
 from reasonrag.llm.base import LLM
-from reasonrag.llm.chat_template import check_folder
+from reasonrag.llm.chat_template import check_chat_template, template_identity
 from reasonrag.llm.model_folder import adapter_base, model_identity
 
 log = structlog.get_logger()
@@ -56,10 +56,15 @@ def check_llm(config: ModelConfig, role: Role) -> None:
     spec, scheme, rest = _parsed(config, role)
     if scheme in ("hf", "vllm"):
         name = _expanded(rest)
-        check_folder(name)
+        check_chat_template(name, config.chat_template)
         folder = Path(name)
         if folder.is_dir() and adapter_base(folder) is None and not (folder / "config.json").is_file():
             raise ConfigError(f"{spec}: there is no model in that folder (no config.json, no adapter_config.json)")
+    elif config.chat_template is not None and config.api != "completions":
+        raise ConfigError(
+            f"{spec}: a chat template is for hf: and vllm: models, and for --set {role}.api=completions; a server has "
+            "that of its model, and is started with another one (vllm serve --chat-template FILE)"
+        )
     if scheme == "demo":
         demo_folder(rest)
     if scheme.startswith("http"):
@@ -114,7 +119,7 @@ def _server(url: str, config: ModelConfig) -> LLM:
     if config.api == "completions":
         from reasonrag.llm.chat_template import ChatTemplate
 
-        chat = ChatTemplate.load(config.tokenizer or model, revision=config.revision)
+        chat = ChatTemplate.load(config.tokenizer or model, revision=config.revision, template=config.chat_template)
         encode = chat.token_ids if config.vllm else chat.text
     return ServerLLM(
         url.split(","),
@@ -151,9 +156,10 @@ def _transformers(path: str, config: ModelConfig) -> LLM:
         batch_size=config.batch_size,
         device=config.device,
         dtype=config.dtype,
-        name=f"hf:{model_identity(name, config.revision)}",
+        name=f"hf:{model_identity(name, config.revision)}{template_identity(config.chat_template)}",
         trust_remote_code=config.trust_remote_code,
         revision=config.revision,
+        chat_template=config.chat_template,
     )
     llm.slots.limit = config.concurrency or llm.slots.limit
     return llm
@@ -165,8 +171,9 @@ def _vllm(path: str, config: ModelConfig) -> LLM:
     name = _expanded(path)
     llm = VLLMEngine(
         name,
-        name=f"vllm:{model_identity(name, config.revision)}",
+        name=f"vllm:{model_identity(name, config.revision)}{template_identity(config.chat_template)}",
         revision=config.revision,
+        chat_template=config.chat_template,
         engine_args={"dtype": config.dtype or "auto", "trust_remote_code": config.trust_remote_code},
     )
     llm.slots.limit = config.concurrency or llm.slots.limit

@@ -13,9 +13,8 @@ from reasonrag.core.config import Config, ModelConfig, QuestionsConfig
 from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.secrets import excerpt
-from reasonrag.core.settings import carried_fingerprint
 from reasonrag.core.types import Passage, Question
-from reasonrag.formats import FORMATS, Format, PromptSet
+from reasonrag.formats import Format, PromptSet, open_format
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import check_llm, is_reader, open_llm
@@ -158,26 +157,6 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
     else:
         corpus = paragraph_corpus(questions)
     return BM25Retriever.open(corpus, cache=Path(settings.cache).expanduser() / "bm25")
-
-
-def open_format(config: Config) -> Format:
-    """Create the format `format.name`, with its prompt texts."""
-    name = config.format.name
-    if name not in FORMATS and not name.startswith("python:"):
-        raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
-    make = FORMATS[name] if name in FORMATS else import_plugin(name.removeprefix("python:"))
-    format: Format = make(
-        PromptSet.find(config.format.prompts),
-        passage_order=config.retrieval.passage_order,
-        max_passage_chars=config.retrieval.max_passage_chars,
-    )
-    if carried_fingerprint(config.policy.spec) not in (None, format.fingerprint):
-        log.warning(
-            "the policy was trained with other prompts, or with passages shown in another way; train it again, or give "
-            "its prompts with --prompts",
-            policy=config.policy.spec,
-        )
-    return format
 
 
 def open_judge(llm: LLM, config: Config) -> ProcessJudge:

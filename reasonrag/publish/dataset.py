@@ -24,8 +24,8 @@ from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import POLICY_CARD
 from reasonrag.dpo.contradictions import Contradictions
 from reasonrag.dpo.preferences import read_row
+from reasonrag.formats import open_format
 from reasonrag.pipeline.pair_tables import repeated_questions
-from reasonrag.pipeline.parts import open_format
 from reasonrag.publish.hub_card import mapping
 from reasonrag.publish.staged_files import place, place_json, settings_text
 from reasonrag.storage.files import write_text

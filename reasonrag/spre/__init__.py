@@ -1,7 +1,7 @@
 """Tree to rewards: Shortest Path Reward Estimation of nodes and decisions, and the evaluators that value new nodes."""
 
 from reasonrag.spre.confidence import confidence, standard_error
-from reasonrag.spre.decisions import Decision, PairReward, decisions_of, full_prompt, step_end
+from reasonrag.spre.decisions import Decision, PairReward, content_of, decisions_of, full_prompt, step_end
 from reasonrag.spre.estimate import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "RolloutEvaluator",
     "Weighting",
     "confidence",
+    "content_of",
     "decisions_of",
     "full_prompt",
     "node_rewards",

@@ -15,7 +15,13 @@ from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.policy_card import copy_card
 from reasonrag.core.settings import demo_folder
 from reasonrag.llm.base import public_name
-from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
+from reasonrag.llm.chat_template import (
+    ChatTemplate,
+    cannot_load,
+    check_chat_template,
+    check_folder,
+    template_identity,
+)
 from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
@@ -36,6 +42,7 @@ class ModelSource:
     trust_remote_code: bool
     name: str  # for people, without a path
     checksum: str  # the folder's name with a checksum, or the Hub id with its revision
+    chat_template: str | None = None  # instead of the model's own
 
     @property
     def is_adapter(self) -> bool:
@@ -47,9 +54,12 @@ class ModelSource:
         Raises:
             ConfigError: there is no such model, or it has no chat template.
         """
-        has_tokenizer = (Path(self.path) / "tokenizer_config.json").is_file()
-        path = self.base if self.is_adapter and not has_tokenizer else self.path
-        return ChatTemplate.load(path, revision=self.revision, trust_remote_code=self.trust_remote_code)
+        return ChatTemplate.load(
+            _tokenizer_path(self.path, self.base),
+            revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+            template=self.chat_template,
+        )
 
     def context(self) -> int | None:
         """Return the number of positions that the model was made for; None if its configuration has no such entry."""
@@ -92,8 +102,29 @@ def open_source(settings: TrainSettings) -> ModelSource:
             f"{settings.model} is a LoRA adapter, which has no full weights to train; "
             "merge it first, or take --method lora to train it further"
         )
-    checksum = model_identity(path, settings.revision)
-    return ModelSource(path, base or path, settings.revision, settings.trust_remote_code, public_name(path), checksum)
+    check_chat_template(_tokenizer_path(path, base or path), settings.chat_template)
+    return ModelSource(
+        path,
+        base or path,
+        settings.revision,
+        settings.trust_remote_code,
+        public_name(path),
+        model_identity(path, settings.revision) + template_identity(settings.chat_template),
+        settings.chat_template,
+    )
+
+
+def _tokenizer_path(path: str, base: str) -> str:
+    """Return where the tokenizer of a model is: beside its adapter, or with the model below that."""
+    return path if path == base or (Path(path) / "tokenizer_config.json").is_file() else base
+
+
+def stop_at_end_of_turn(model: Any, chat: ChatTemplate) -> None:
+    """Let generation stop at the end of a turn too: of Gemma, `eos_token_id` becomes `[1, 106]`."""
+    configured = model.generation_config.eos_token_id
+    end_ids = configured if isinstance(configured, list) else [configured]
+    if chat.end_of_turn not in end_ids:
+        model.generation_config.eos_token_id = [*(token for token in end_ids if token is not None), chat.end_of_turn]
 
 
 def uses_gpu(settings: TrainSettings) -> bool:
@@ -174,6 +205,8 @@ def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -
         options = {"revision": PeftConfig.from_pretrained(str(folder)).revision, "trust_remote_code": trust_remote_code}
         dtype = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
         model = _load_base(base, {**options, "dtype": torch.float32})
+        chat = ModelSource(str(folder), base, None, trust_remote_code, folder.name, "").chat()
+        stop_at_end_of_turn(model, chat)
         generation_config = model.generation_config
         merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(dtype)
     except _LOAD_ERRORS as error:
@@ -183,8 +216,7 @@ def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -
     shutil.rmtree(temporary, ignore_errors=True)
     merged.save_pretrained(temporary)
     generation_config.save_pretrained(temporary)
-    adapter = ModelSource(str(folder), base, None, trust_remote_code, folder.name, "")
-    adapter.chat().tokenizer.save_pretrained(temporary)
+    chat.tokenizer.save_pretrained(temporary)
     if not copy_card(folder, temporary):
         copy_card(Path(base), temporary)
     temporary.replace(out)

@@ -28,7 +28,16 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.storage.files import RUNS, write_json
 from reasonrag.training import folder as folders
 from reasonrag.training.folder import CHECKPOINTS, SUMMARY, last_checkpoint
-from reasonrag.training.model import MERGED, MODEL_INIT, load_weights, lora_config, merge_adapter, open_source, uses_gpu
+from reasonrag.training.model import (
+    MERGED,
+    MODEL_INIT,
+    load_weights,
+    lora_config,
+    merge_adapter,
+    open_source,
+    stop_at_end_of_turn,
+    uses_gpu,
+)
 from reasonrag.training.outcome import panels, summarise
 from reasonrag.training.settings import TrainSettings
 
@@ -141,8 +150,8 @@ class TrainingRun(ABC, Generic[S]):
 
     def prepare(self) -> None:
         """Find the model and make TRL's configuration, which joins the process group of a multi-process launch."""
-        silence_libraries()
         self.source = open_source(self.settings)
+        silence_libraries()
         config, own = self.trl_config()
         self.arguments = trl_arguments(config, self.settings, self.out, own=own)
         self.is_first = self.arguments.process_index == 0
@@ -164,8 +173,10 @@ class TrainingRun(ABC, Generic[S]):
                 raise ConfigError("load_best_model_at_end needs held-out questions, and the data has none")
             arguments.eval_strategy = type(arguments.eval_strategy)("no")
         new_adapter = settings.method == "lora" and not self.source.is_adapter
+        model = load_weights(self.source, settings)
+        stop_at_end_of_turn(model, self.chat)
         common = {
-            "model": load_weights(self.source, settings),
+            "model": model,
             "args": arguments,
             "train_dataset": train,
             "eval_dataset": test,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
-from reasonrag.core.settings import Section, Tree, execution, setting
+from reasonrag.core.settings import CHAT_TEMPLATE, Section, Tree, execution, setting
 
 
 class LoraSettings(Section):
@@ -34,6 +34,7 @@ class TrainSettings(Section):
     )
     revision: str | None = setting(None, "revision of a Hub model: commit, tag or branch")
     trust_remote_code: bool = setting(False, "run Python code that comes with a model")
+    chat_template: str | None = execution(None, f"{CHAT_TEMPLATE}. It is saved with the policy", "--chat-template")
     method: Literal["lora", "full"] = setting(
         "lora", "what to train: low-rank adapters (lora) or all weights (full)", "--method"
     )
@@ -130,9 +131,27 @@ class DPOSettings(PairSettings):
 
 
 class SFTSettings(PairSettings):
-    """Supervised fine-tuning on chosen steps: the rival of DPO in the paper's Table 3."""
+    """Supervised fine-tuning on whole good trajectories, or on chosen steps: DPO's rival in the paper's Table 3."""
+
+    examples: Literal["chosen", "trajectories"] = setting(
+        "chosen",
+        "steps to learn: chosen ones of preference pairs, or all of the best trajectories of a run of build-tree or of "
+        "an evaluation",
+        "--examples",
+    )
+    per_question: int = setting(2, "maximum trajectories of one question to learn", "--per-question", ge=1)
+    min_reward: float = setting(0.8, "minimum F1 of the answer of a trajectory to learn", "--min-reward", ge=0, le=1)
+    test_share: float = setting(0.1, "share of the questions that form the test split", "--test-share", ge=0, lt=1)
 
     learning_rate: float = setting(1e-5, "peak learning rate", "--learning-rate", gt=0)
+
+    @model_validator(mode="after")
+    def _about_trajectories(self) -> SFTSettings:
+        choosing = ("per_question", "min_reward", "test_share")
+        changed = [name for name in choosing if getattr(self, name) != type(self).model_fields[name].default]
+        if self.examples == "chosen" and changed:
+            raise ValueError(f"{', '.join(changed)} choose trajectories; add --examples trajectories")
+        return self
 
 
 _DEMO: Tree = {

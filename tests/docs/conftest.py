@@ -14,6 +14,7 @@ from tests.docs.story import ROOT, Block, Once, commands, small
 from tests.e2e import product
 from tests.e2e.world import pages, questions, write_jsonl
 from tests.llm.fake_openai import FakeOpenAI
+from tests.llm.tiny import save_base_model
 from tests.retrieval.serving import sea_index, serving
 
 # What pages take for granted of other pages, made by their commands.
@@ -59,6 +60,7 @@ def _write_files(home: Path) -> None:
     (home / "texts").mkdir()
     for page in corpus[:3]:
         (home / "texts" / f"{page['id']}.txt").write_text(page["contents"], encoding="utf-8")
+    save_base_model(home / "base", context=4096)
     pair = {"prompt": "Who made Jaws?", "chosen": "<answer>Spielberg</answer>", "rejected": "<answer>Lucas</answer>"}
     write_jsonl(home / "preferences.jsonl", [pair])
     attempt = "<think>I know.</think>\n<answer>Steven Spielberg</answer>"

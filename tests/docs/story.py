@@ -63,6 +63,7 @@ SUBSTITUTES: tuple[tuple[str, str, str | None], ...] = (
     ("--encoder", r".+", "{encoder}"),
     ("--policy", r"(\w+=)?https?://[^#]+(#.+)?", r"\1{server}\2"),
     ("--policy", r"(\w+=)?hf:Qwen/.+", r"\1demo"),
+    ("--policy", r"hf:policies/cold/merged", "demo"),  # one step teaches nobody to write pairs
     ("--model", r"Qwen/Qwen2.5-3B-Instruct", "{stream_policy}"),
     ("--judge", r"https?://.+", "demo-judge"),
     ("--judge-model", r".+", None),
@@ -77,6 +78,9 @@ ADDED = {
     "reasonrag eval": "--limit 2",
     "reasonrag dpo train": "--model demo --set max_steps=1 --set dtype=float32",
     "reasonrag sft train": "--model demo --set max_steps=1 --set dtype=float32",
+    "reasonrag sft train --examples trajectories": "--model base --min-reward 0",
+    "reasonrag eval --dataset dev.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
+    "reasonrag eval --dataset questions.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
     "reasonrag rl plan": "--limit 2 --policy demo:search_p1",  # the server speaks another format
     "reasonrag rl train": (
         "--max-steps 1 --questions-per-step 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "

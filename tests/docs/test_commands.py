@@ -19,6 +19,7 @@ from tests.warmed import run
 # What a page takes for granted: files of the reader, and what other pages have made.
 GIVEN = {
     "README.md": ("questions.jsonl", "corpus.jsonl.gz"),
+    "docs/base-model.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "base"),
     "docs/cluster.md": ("questions.jsonl", "indexes/mine"),
     "docs/corpus.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "texts"),
     "docs/evaluation.md": ("policies/dpo", "policies/hiprag"),

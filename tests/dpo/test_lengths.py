@@ -63,7 +63,7 @@ def test_too_many_in_any_split_are_refused_with_what_to_do():
         fitted([*train, pair(500)], [pair(10), pair(600)], max_length=20, max_dropped=0.01)
     assert str(caught.value) == (
         "toy.jsonl: 1 of 2 test pairs (50.0%) are longer than 20 tokens, the longest has 602, and 1.0% may be left "
-        "out; no pair is ever cut; raise --max-length up to 602, or allow it with --max-dropped 0.5"
+        "out; nothing is ever cut; raise --max-length up to 602, or allow it with --max-dropped 0.5"
     )
 
 

@@ -16,7 +16,21 @@ TEMPLATE = (
 )
 
 
-def save_tiny_model(folder: Path, *, chat_template: str | None = TEMPLATE, vocab_size: int = 400) -> Path:
+def save_base_model(
+    folder: Path, *, words: tuple[str, ...] = ("<start_of_turn>", "<end_of_turn>"), **more: int
+) -> Path:
+    """Save one as a base model comes: no chat template, and an end of text that ends no turn."""
+    return save_tiny_model(folder, chat_template=None, special_tokens=("<pad>", "<eos>", "<bos>", *words), **more)
+
+
+def save_tiny_model(
+    folder: Path,
+    *,
+    chat_template: str | None = TEMPLATE,
+    vocab_size: int = 400,
+    context: int = 512,
+    special_tokens: tuple[str, ...] = ("<|start|>", "<|end|>"),
+) -> Path:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -26,13 +40,16 @@ def save_tiny_model(folder: Path, *, chat_template: str | None = TEMPLATE, vocab
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=["<|start|>", "<|end|>"],
+        special_tokens=list(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(SENTENCES, trainer)
     # Padding and end are the same token, as in many real models.
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|end|>")
+    named = {"eos_token": special_tokens[1], "pad_token": special_tokens[1]}
+    if "<bos>" in special_tokens:
+        named["bos_token"] = "<bos>"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **named)
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -42,7 +59,7 @@ def save_tiny_model(folder: Path, *, chat_template: str | None = TEMPLATE, vocab
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,

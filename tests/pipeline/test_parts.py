@@ -10,9 +10,9 @@ from reasonrag.core.config import Config, ModelConfig, load_config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
-from reasonrag.formats import FORMATS, ReasonRAGFormat
+from reasonrag.formats import FORMATS, ReasonRAGFormat, open_format
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.pipeline.parts import Parts, open_format, open_parts, open_retriever
+from reasonrag.pipeline.parts import Parts, open_parts, open_retriever
 from tests.toys import ToyRetriever
 
 

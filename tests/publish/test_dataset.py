@@ -18,8 +18,7 @@ from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, DataError, InputError, RunError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.dpo.preferences import read_preferences
-from reasonrag.formats import PromptSet
-from reasonrag.pipeline.parts import open_format
+from reasonrag.formats import PromptSet, open_format
 from reasonrag.publish.publish import PublishOptions, stage, staging_folder
 from reasonrag.report.stats import stats
 from reasonrag.storage.parquet import read_parquet, read_shards

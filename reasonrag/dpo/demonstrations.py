@@ -1,0 +1,206 @@
+"""Demonstrations: the best whole trajectories of a run's trees, or of an evaluation, step by step.
+
+Pairs teach which of two steps is better, and hold only states in which siblings differ. A model that has never written
+a step needs every stage of good attempts, the answer at the last step included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+
+from reasonrag.core.config import Config, load_config
+from reasonrag.core.errors import DataError
+from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.types import (
+    Action,
+    Answer,
+    Completion,
+    Message,
+    Note,
+    Passage,
+    Prompt,
+    Question,
+    Search,
+    Span,
+    Step,
+)
+from reasonrag.dpo.pairs import in_test_split, path_from_root
+from reasonrag.dpo.preferences import Preferences
+from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText
+from reasonrag.formats import Format, open_format
+from reasonrag.spre import content_of, step_end
+from reasonrag.storage.parquet import Row, read_shards
+from reasonrag.storage.runs import read_run
+from reasonrag.storage.tables import trajectory_schema, tree_schema
+from reasonrag.training.settings import SFTSettings
+
+FORCED = "forced answer"
+_NODE_COLUMNS = (
+    *("dataset", "question_id", "question", "node_id", "parent_id", "depth", "action", "content", "stop_reason"),
+    *("prompt", "prefix", "stop", "text", "finish_reason", "passages", "f1"),
+)
+_ATTEMPT_COLUMNS = ("dataset", "question_id", "question", "stop_reason", "f1", "trajectory")
+_OPEN_TAG = re.compile(r"<\w+>$")
+_ACTIONS: dict[str, Callable[[str], Action]] = {"query": Search, "evidence": Note, "answer": Answer}
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A complete trajectory: `steps` are rows with the columns of `tables.step`, and those of a node in a tree."""
+
+    question: Question
+    steps: Sequence[Row]
+    f1: float
+    forced: bool
+
+
+def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
+    """Read the best trajectories of each question: highest F1 first, then fewest steps; equal ones count once.
+
+    A step is one row, once per question, in the prompt that the policy saw. Where a trajectory answered of its own
+    accord, its answer is a second row in the prompt of the last step, in which the policy has to answer.
+
+    Args:
+        data: folder of a run of build-tree, of an evaluation of one policy, or of one policy in an evaluation.
+        settings: `per_question`, `min_reward` and `test_share` are used.
+
+    Raises:
+        DataError, RunError: there is no such folder, its tables are damaged, or no trajectory is good enough.
+    """
+    config, fingerprint, questions = _open(Path(data).expanduser(), data)
+    format = open_format(config)
+    splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
+    chosen: list[_Attempt] = []
+    seen, complete, best = 0, 0, 0.0
+    for attempts in questions:
+        seen += 1
+        complete += len(attempts)
+        best = max(best, *(attempt.f1 for attempt in attempts), 0.0)
+        good = _best(attempts, settings)
+        chosen += good
+        if good:
+            question = good[0].question
+            held_out = in_test_split(question.dataset, question.id, settings.test_share)
+            splits["test" if held_out else "train"] += _rows(good, format)
+    if not splits["train"]:
+        raise DataError(
+            f"{data}: none of {complete} complete trajectories of {seen} questions is good enough to learn from and "
+            f"not held out: --min-reward asks for an F1 of {settings.min_reward:g} and the best one has {best:.2f}; "
+            "lower it, build trees of more questions, or lower --test-share"
+        )
+    facts = {
+        "trajectories": len(chosen),
+        "questions": len({(attempt.question.dataset, attempt.question.id) for attempt in chosen}),
+        "of_questions": seen,
+        "mean_f1": fmean(attempt.f1 for attempt in chosen),
+        "mean_steps": fmean(len(attempt.steps) for attempt in chosen),
+    }
+    card = PolicyCard.of(config.model_dump(mode="json"), fingerprint or format.fingerprint)
+    return Preferences(splits["train"], splits["test"], card, noun="steps", trajectories=facts)
+
+
+def _open(path: Path, data: str) -> tuple[Config, str | None, Iterator[list[_Attempt]]]:
+    """Return the configuration, the fingerprint of the prompts if it is known, and the attempts at each question."""
+    if (path / "run.json").is_file() or ((path / "journal.sqlite").is_file() and not (path / "trajectories").is_dir()):
+        config, summary = read_run(path)
+        return config, (summary.get("content") or {}).get("prompts"), _of_trees(path)
+    folders = [path, *sorted(path.iterdir())] if path.is_dir() else []
+    policies = [folder for folder in folders if (folder / "trajectories").is_dir()]
+    if len(policies) == 1:
+        return load_config(file=policies[0] / "config.yaml"), None, _of_evaluation(policies[0])
+    if policies:
+        raise DataError(f"{data}: several policies were evaluated there; give the folder of one, such as {policies[0]}")
+    raise DataError(
+        f"{data}: no trees and no trajectories there; give the folder of a finished run of build-tree or of eval, or "
+        "learn the chosen steps of pairs with --examples chosen"
+    )
+
+
+def _of_trees(run: Path) -> Iterator[list[_Attempt]]:
+    nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=_NODE_COLUMNS)
+    for (dataset, id), rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
+        tree = list(rows)
+        question = Question(id, tree[0]["question"], (), dataset)
+        yield [
+            _Attempt(question, path_from_root(tree, node), node["f1"], node["stop_reason"] == "forced_answer")
+            for node in tree
+            if node["f1"] is not None
+        ]
+
+
+def _of_evaluation(folder: Path) -> Iterator[list[_Attempt]]:
+    """Yield the attempts at each question, at all settings that were evaluated."""
+    attempts: dict[tuple[str, str], list[_Attempt]] = {}
+    stems = {file.name.rpartition("-of-")[0].rpartition("-")[0] for file in (folder / "trajectories").glob("*.parquet")}
+    for stem in sorted(stems):
+        rows = read_shards(folder / "trajectories", stem, trajectory_schema(), columns=_ATTEMPT_COLUMNS)
+        for row in rows:
+            question = Question(row["question_id"], row["question"], (), row["dataset"])
+            of_question = attempts.setdefault((question.dataset, question.id), [])
+            if row["stop_reason"] != "no_answer":
+                forced = row["stop_reason"] == "forced_answer"
+                of_question.append(_Attempt(question, row["trajectory"], row["f1"], forced))
+    yield from attempts.values()
+
+
+def _best(attempts: Iterable[_Attempt], settings: SFTSettings) -> list[_Attempt]:
+    """Return the best attempts, all of whose steps could be parsed; of equal ones the first."""
+    distinct: dict[tuple[object, ...], _Attempt] = {}
+    for attempt in attempts:
+        if attempt.f1 >= settings.min_reward and all(step["action"] in _ACTIONS for step in attempt.steps):
+            distinct.setdefault(tuple(map(content_of, attempt.steps)), attempt)
+    return sorted(distinct.values(), key=lambda attempt: (-attempt.f1, len(attempt.steps)))[: settings.per_question]
+
+
+def _rows(attempts: Sequence[_Attempt], format: Format) -> list[CheckedRow]:
+    """Return every step of some attempts at one question, once."""
+    rows: dict[tuple[object, ...], CheckedRow] = {}
+    for attempt in attempts:
+        question = attempt.question
+        for depth, (kind, text) in enumerate(_steps(attempt, format)):
+            place = f"question {question.id}, {kind}"
+            key = (text.prompt.messages, text.prompt.prefix, text.text)
+            group = (question.dataset, question.id)
+            rows.setdefault(key, CheckedRow(place, StepSides((text,), ()), None, depth, group, (kind, "")))
+    return list(rows.values())
+
+
+def _steps(attempt: _Attempt, format: Format) -> Iterator[tuple[str, StepText]]:
+    """Yield kind and text of every step, then the answer as the last step allowed, unless it was that already."""
+    steps: tuple[Step, ...] = ()
+    for row in attempt.steps:
+        forced = attempt.forced and row is attempt.steps[-1]
+        # An evaluation keeps no stop strings.
+        stop = row.get("stop") or format.prompt(attempt.question, steps, final=forced).stop
+        messages = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
+        prompt = Prompt(messages, (Span(row["prefix"]),) if row["prefix"] else (), tuple(stop))
+        yield FORCED if forced else row["action"], StepText(prompt, row["text"], step_end({**row, "stop": stop}))
+        passages = tuple(Passage(**passage) for passage in row["passages"] or ())
+        steps = (*steps, Step(prompt, Completion(row["text"]), _action(row), passages))
+    if not attempt.forced and (text := forced_answer(attempt.question, steps, format)) is not None:
+        yield FORCED, text
+
+
+def forced_answer(question: Question, steps: tuple[Step, ...], format: Format) -> StepText | None:
+    """Return the answer of a trajectory as a step in which the policy has to answer; None if the format cannot."""
+    *earlier, last = steps
+    before = tuple(earlier)
+    seen, now = last.prompt, format.prompt(question, before)
+    if (seen.messages, seen.prefix) != (now.messages, now.prefix):
+        return None  # the prompt texts have changed since
+    prompt = format.prompt(question, before, final=True)
+    text = last.completion.text
+    if opened := _OPEN_TAG.search(prompt.prefix):  # the format has opened the tag for the policy
+        text = text.rpartition(opened[0])[2]
+    read = format.parse(text, before, final=True)
+    same = isinstance(read, Answer) and isinstance(last.action, Answer) and read.answer == last.action.answer
+    return StepText(prompt, text, "stop") if same and text.endswith(prompt.stop) else None
+
+
+def _action(row: Row) -> Action:
+    return _ACTIONS[row["action"]](row["content"])
