@@ -62,8 +62,8 @@ class _Attempt:
 def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     """Read the best trajectories of each question: highest F1 first, then fewest steps; equal ones count once.
 
-    A step is one row, once per question, in the prompt that the policy saw. Where a trajectory answered of its own
-    accord, its answer is a second row in the prompt of the last step, in which the policy has to answer.
+    A step is one row, once per question, after the prompt that the policy saw. The answer is also one after the prompt
+    of the last step, which demands it; or, if it was demanded, after the prompt that leaves the choice.
 
     Args:
         data: folder of a run of build-tree, of an evaluation of one policy, or of one policy in an evaluation.
@@ -171,7 +171,7 @@ def _rows(attempts: Sequence[_Attempt], format: Format) -> list[CheckedRow]:
 
 
 def _steps(attempt: _Attempt, format: Format) -> Iterator[tuple[str, StepText]]:
-    """Yield kind and text of every step, then the answer as the last step allowed, unless it was that already."""
+    """Yield kind and text of every step, then the answer again: as one that is demanded, or as a choice if it was."""
     steps: tuple[Step, ...] = ()
     for row in attempt.steps:
         forced = attempt.forced and row is attempt.steps[-1]
@@ -182,22 +182,27 @@ def _steps(attempt: _Attempt, format: Format) -> Iterator[tuple[str, StepText]]:
         yield FORCED if forced else row["action"], StepText(prompt, row["text"], step_end({**row, "stop": stop}))
         passages = tuple(Passage(**passage) for passage in row["passages"] or ())
         steps = (*steps, Step(prompt, Completion(row["text"]), _action(row), passages))
-    if not attempt.forced and (text := forced_answer(attempt.question, steps, format)) is not None:
-        yield FORCED, text
+    if (text := answer_asked(attempt.question, steps, format, final=not attempt.forced)) is not None:
+        yield "answer" if attempt.forced else FORCED, text
 
 
-def forced_answer(question: Question, steps: tuple[Step, ...], format: Format) -> StepText | None:
-    """Return the answer of a trajectory as a step in which the policy has to answer; None if the format cannot."""
+def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *, final: bool) -> StepText | None:
+    """Return a trajectory's answer as a step after the prompt that demands it (`final`), or that leaves the choice.
+
+    The steps have it after the other of the two. None if the format cannot read it there, or has changed since.
+    """
     *earlier, last = steps
     before = tuple(earlier)
-    seen, now = last.prompt, format.prompt(question, before)
-    if (seen.messages, seen.prefix) != (now.messages, now.prefix):
-        return None  # the prompt texts have changed since
-    prompt = format.prompt(question, before, final=True)
+    seen, prompt = format.prompt(question, before, final=not final), format.prompt(question, before, final=final)
+    if (seen.messages, seen.prefix) != (last.prompt.messages, last.prompt.prefix):
+        return None
     text = last.completion.text
-    if opened := _OPEN_TAG.search(prompt.prefix):  # the format has opened the tag for the policy
+    if seen.prefix != prompt.prefix:  # the last prompt opens the answer's tag, behind the thought of a free answer
+        opened = _OPEN_TAG.search(prompt.prefix)
+        if not final or opened is None:
+            return None
         text = text.rpartition(opened[0])[2]
-    read = format.parse(text, before, final=True)
+    read = format.parse(text, before, final=final)
     same = isinstance(read, Answer) and isinstance(last.action, Answer) and read.answer == last.action.answer
     return StepText(prompt, text, "stop") if same and text.endswith(prompt.stop) else None
 

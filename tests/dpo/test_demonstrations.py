@@ -11,7 +11,7 @@ import pytest
 from reasonrag.core.errors import DataError
 from reasonrag.core.settings import gather, validate
 from reasonrag.core.types import Answer, Trajectory
-from reasonrag.dpo.demonstrations import FORCED, forced_answer, read_demonstrations
+from reasonrag.dpo.demonstrations import FORCED, answer_asked, read_demonstrations
 from reasonrag.formats import FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.scripted import ScriptedLLM
@@ -88,11 +88,15 @@ def test_the_forced_answer_is_asked_as_the_engine_asks_at_the_last_step(format):
         return trajectory, llm.prompts[-1]
 
     free, _ = attempt(9, script)
-    step = forced_answer(QUESTION, free.steps, own)
+    step = answer_asked(QUESTION, free.steps, own, final=True)
     forced, prompt = attempt(len(script), (*script[:-1], step.text))
     assert (step.prompt.messages, step.prompt.prefix, step.prompt.stop) == (prompt.messages, prompt.prefix, prompt.stop)
     assert forced.steps[-1].action == Answer("Spielberg", forced=True)
-    assert "<answer>" not in step.text or format == "reasonrag"
+    back = answer_asked(QUESTION, forced.steps, own, final=False)
+    if format == "reasonrag":
+        assert (back.prompt, back.text) == (free.steps[-1].prompt, script[-1])
+    else:  # the tag was opened for the policy, so there is no thought before it
+        assert (step.text, back) == ("Spielberg</answer>", None)
 
 
 def test_questions_are_held_out_whole(run):
