@@ -87,10 +87,11 @@ class Run:
         files = sorted(self.out.glob("*/*.parquet"))
         return {str(f.relative_to(self.out)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
-    def workers(self) -> list[int]:
-        """Return the processes that build shards now: each names itself in the lock that it holds."""
-        found = [re.match(r"pid (\d+) ", lock.read_text()) for lock in self.out.glob("shards/*/.lock")]
-        return [int(pid[1]) for pid in found if pid]
+
+def workers(run: Path) -> list[int]:
+    """Return the processes that build shards of a run now: each names itself in the lock that it holds."""
+    found = [re.match(r"pid (\d+) ", lock.read_text()) for lock in run.glob("shards/*/.lock")]
+    return [int(pid[1]) for pid in found if pid]
 
 
 def ended(child: subprocess.Popen[str]) -> None:
@@ -112,14 +113,17 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(2)]
-        self.flags = ("--ray", self.cluster.address, "--shards", str(SHARDS))
+        # Nobody looks at a dashboard or at the workers' logs.
+        head = {"num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._nodes = [self._cluster.add_node(num_cpus=1) for _ in range(2)]
+        self.address = self._cluster.address
+        self.shutdown = self._cluster.shutdown
 
     def remove(self) -> None:
         """End one node without a warning; a new one takes its place."""
-        self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
-        self.nodes.append(self.cluster.add_node(num_cpus=1))
+        self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
+        self._nodes.append(self._cluster.add_node(num_cpus=1))
 
 
 def deaths(table: Table, questions: int) -> None:
@@ -134,16 +138,17 @@ def deaths(table: Table, questions: int) -> None:
         table.row("shards by hand: rows as of one process", float(by_hand.rows() == rows), limit="== 1")
         table.row("shards by hand: calls paid twice", by_hand.count("repeated"), limit="== 0")
     nodes = Nodes()
+    flags = ("--ray", nodes.address, "--shards", str(SHARDS))
 
     def dies(what: str, most: int, die: Callable[[Run, subprocess.Popen[str]], None], share: float) -> None:
         with run(what, questions) as on_ray:
-            driver = on_ray.start(*nodes.flags)
+            driver = on_ray.start(*flags)
             on_ray.wait_for(int(share * calls))
             die(on_ray, driver)
             if driver.poll() is None:
                 ended(driver)
             else:
-                on_ray.finish(*nodes.flags)
+                on_ray.finish(*flags)
             table.row(f"{what}: rows as of one process", float(on_ray.rows() == rows), limit="== 1")
             table.row(f"{what}: bytes as by hand", float(on_ray.files() == files), limit="== 1")
             table.row(f"{what}: calls paid twice", on_ray.count("repeated"), limit=f"<= {most * IN_FLIGHT}")
@@ -152,10 +157,10 @@ def deaths(table: Table, questions: int) -> None:
         driver.kill()
         driver.wait()
 
-    dies("a worker killed", 1, lambda on_ray, _: os.kill(on_ray.workers()[0], signal.SIGKILL), 0.3)
+    dies("a worker killed", 1, lambda on_ray, _: os.kill(workers(on_ray.out)[0], signal.SIGKILL), 0.3)
     dies("a node removed", PER_NODE, lambda *_: nodes.remove(), 0.5)
     dies("the driver killed and started again", 2 * PER_NODE, kill_driver, 0.4)
-    nodes.cluster.shutdown()
+    nodes.shutdown()
 
 
 def journal(wal: bool) -> tuple[float, float]:

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.process import apart, memory_bytes
 from benchmarks.stub import REPLY_TOKENS, StubPolicy, parts, questions
 from benchmarks.table import Table, options
 from reasonrag.core.config import Config, load_config
@@ -103,23 +101,11 @@ def all_stats(folder: Path, count: int) -> None:
     stats(folder)
 
 
-def high_water_mb() -> float:
-    """Return the peak of memory in MB since this process began; unlike `ru_maxrss` without that of its parent."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1000
-
-
 def measured(function: Callable[[Path, int], None], folder: Path, count: int) -> tuple[float, float]:
     """Return CPU seconds of the call and the peak of this process in MB."""
     started = time.process_time()
     function(folder, count)
-    return time.process_time() - started, high_water_mb()
-
-
-def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a process of its own, which begins with what is imported here."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-        return pool.submit(function, *arguments).result()
+    return time.process_time() - started, memory_bytes("VmHWM") / 1e6
 
 
 def main() -> None:

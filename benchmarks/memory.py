@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.process import memory_bytes
 from benchmarks.stub import StubPolicy, parts, questions
 from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
@@ -24,9 +25,7 @@ from reasonrag.storage.runs import RunFolder
 
 
 def anonymous_mb() -> float:
-    """Return the memory of this process that is backed by no file, in MB."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) / 1000
+    return memory_bytes("RssAnon") / 1e6
 
 
 async def watched(build: Build) -> list[tuple[int, float]]:

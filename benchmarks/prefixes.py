@@ -29,21 +29,8 @@ from reasonrag.spre import JudgeEvaluator, RolloutEvaluator
 
 GOAL = ">= 0.85"
 WORDS = (
-    "the",
-    "of",
-    "a",
-    "film",
-    "was",
-    "directed",
-    "by",
-    "in",
-    "city",
-    "river",
-    "first",
-    "born",
-    "year",
-    "sea",
-    "light",
+    *("the", "of", "a", "film", "was", "directed", "by", "in"),
+    *("city", "river", "first", "born", "year", "sea", "light"),
 )
 PARTS = ("system", "question", "thoughts", "documents", "instruction")
 ROWS = [("reasonrag", None, 64), ("reasonrag", None, 16), ("reasonrag", "official", 64)]

@@ -11,18 +11,15 @@ request to what is seen. The second form takes the pictures that the documentati
 
 from __future__ import annotations
 
-import multiprocessing
 import random
-import resource
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from benchmarks.process import apart, memory_bytes
 from benchmarks.table import Table, options
 from reasonrag.report import write_report
 from reasonrag.report.trees import trees
@@ -88,13 +85,7 @@ def written(run: Path) -> tuple[float, float]:
     """Seconds to write the report, and the peak of this process in MiB."""
     started = time.perf_counter()
     write_report(run)
-    return time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call it in a new process, whose memory is its own."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
+    return time.perf_counter() - started, memory_bytes("VmHWM") / (1 << 20)
 
 
 def until(condition: Callable[[], bool], started: float) -> float:
@@ -131,7 +122,7 @@ def measure(table: Table, questions: int, nodes: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         apart(generate, run, questions, nodes)
-        seconds, peak = apart(written, run)
+        seconds, peak = apart(written, run, start="spawn")
         report = run / "report"
         sizes = [path.stat().st_size for path in report.rglob("*.*")]
         table.row("write the report", seconds, "s")

@@ -19,7 +19,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from benchmarks.process import memory_bytes
 from benchmarks.table import ROOT, Table, options
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.corpus import open_corpus
@@ -91,7 +91,7 @@ def build(folder: Path) -> None:
         build_passages(index, open_corpus(str(folder.with_suffix(".jsonl"))), PassagesConfig(), progress=Silent())
         build_bm25(index, BM25Config(), max_bytes=512 * MIB, progress=Silent())
     built = {"cpu_s": time.process_time() - started}
-    built["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    built["peak_mib"] = memory_bytes("VmHWM") / MIB
     built["disk_mib"] = sum(index.need(part).size for part in ("passages", "bm25")) / MIB
     write_json(folder / "built.json", built)
 
@@ -164,8 +164,7 @@ class Server:
 
     def memory_mib(self) -> float:
         """Resident memory without the files that it maps."""
-        lines = Path(f"/proc/{self._child.pid}/status").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+        return memory_bytes("RssAnon", self._child.pid) / MIB
 
     async def load(self, queries: list[str], expected: list[Ranking] | None, load: tuple[int, int, int]) -> list[float]:
         """Ask; return the seconds of each request. Answers are compared with what is expected."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
+from benchmarks.process import memory_bytes
 from benchmarks.table import Table, options
 
 os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "TQDM_DISABLE": "1"}
@@ -113,14 +114,9 @@ class Bench:
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak so far is what is resident now
-        before = _status("VmRSS")
+        before = memory_bytes("VmRSS")
         run()
-        return _status("VmHWM") - before
-
-
-def _status(name: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+        return memory_bytes("VmHWM") - before
 
 
 def chats(count: int) -> list[dict[str, Any]]:

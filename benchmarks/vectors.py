@@ -26,6 +26,7 @@ from typing import Any
 import faiss
 import numpy as np
 
+from benchmarks.process import memory_bytes
 from benchmarks.table import Table, options
 from reasonrag.retrieval.index.embeddings import Embeddings
 from reasonrag.retrieval.index.faiss_search import ExactSearch
@@ -81,10 +82,8 @@ def write_embeddings(index: IndexFolder, vectors: np.ndarray) -> None:
     draft.finish({"passages": len(vectors), "dims": vectors.shape[1], "cut": 0})
 
 
-def memory_now() -> dict[str, float]:
-    """MB that are resident: of files that are mapped, and of its own."""
-    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
-    return {name: int(status[name].split()[0]) / 1024 for name in ("RssFile", "RssAnon")}
+def memory_mib(kind: str = "RssAnon") -> float:
+    return memory_bytes(kind) / (1 << 20)
 
 
 class Peak(threading.Thread):
@@ -97,7 +96,7 @@ class Peak(threading.Thread):
 
     def run(self) -> None:
         while not self.ended.wait(0.02):
-            self.most = max(self.most, memory_now()["RssAnon"])
+            self.most = max(self.most, memory_mib())
 
     def __exit__(self, *_: object) -> None:
         self.ended.set()
@@ -141,7 +140,7 @@ def measure(folder: Path, kind: str, threads: int) -> dict[str, float]:
         search = reference(kind, embeddings.block(0, embeddings.rows))
         return {"one": rate(search, asked, 1), "batch": rate(search, asked, 64), "recall": 1.0}
     settings = choose(embeddings.rows, embeddings.dims, MAX_BYTES, kind=kind)
-    before, started = memory_now()["RssAnon"], time.perf_counter()
+    before, started = memory_mib(), time.perf_counter()
     with Peak() as peak:
         manifest = build_vectors(index, settings, max_bytes=MAX_BYTES, queries=tuning, progress=Silent())
     built = {"build_s": time.perf_counter() - started, "peak": max(peak.most - before, 0)}
@@ -153,14 +152,12 @@ def searched(folder: Path, threads: int) -> dict[str, float]:
     """What was built last, opened in a fresh process."""
     faiss.omp_set_num_threads(threads)
     index, asked = IndexFolder(folder), np.load(folder / "queries.npy")[256:]
-    before = memory_now()
+    mapped, own = memory_mib("RssFile"), memory_mib()
     started = time.perf_counter()
     search = open_vectors(index)
     opened = time.perf_counter() - started
     found = search.search(asked, TOP_K)
-    after = memory_now()
-    row = {"open_s": opened, "mapped": after["RssFile"] - before["RssFile"]}
-    row["own"] = after["RssAnon"] - before["RssAnon"]
+    row = {"open_s": opened, "mapped": memory_mib("RssFile") - mapped, "own": memory_mib() - own}
     row |= {"effort": getattr(search, "effort", 0)}
     row |= {"one": rate(lambda q: search.search(q, TOP_K), asked, 1)}
     row |= {"batch": rate(lambda q: search.search(q, TOP_K), asked, 64)}
