@@ -21,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import structlog
 import torch
 from accelerate.utils import DistributedType, gather_object
 from torch.nn.functional import pad
@@ -43,6 +44,8 @@ from reasonrag.training.callbacks import GuardedTrainer
 
 # TRL would print a whole trajectory for each missing reward; the collector counts them.
 logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -288,6 +291,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         # The reward has to observe the same scores on all processes.
         scores = gather_object([sample.score for sample in batch.samples])
         self.watch.reward.observe(scores, step=step)
+        said = self.watch.equal_rewards([score.value for score in scores])
+        if said and self.accelerator.is_main_process:
+            log.warning(said, step=step + 1)
         scale, spread = advantage_scale(self.scale_rewards, [score.value for score in scores])
         process = self.args.process_index
         write_rollouts(

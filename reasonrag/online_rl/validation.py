@@ -26,6 +26,7 @@ from reasonrag.storage.questions import questions_fingerprint
 log = structlog.get_logger()
 
 STATE = "online_rl.json"
+_EQUAL_AGAIN = 10  # batches between two lines about equal rewards
 
 
 @dataclass
@@ -152,6 +153,28 @@ class Watch:
     every: int  # steps between two validations
     metrics: dict[str, float] = field(default_factory=dict)  # of the last batch
     collapse: str = ""  # why the guards have stopped the run
+    equal: int = 0  # batches in a row in which no group had two different rewards
+
+    def equal_rewards(self, rewards: Sequence[float | None]) -> str:
+        """Return what to say of the last batch if no group of it has two different rewards, else "".
+
+        It is said of the first such batch, and then of each tenth one in a row.
+
+        Args:
+            rewards: those of the whole batch; None where one is missing.
+        """
+        self.equal = self.equal + 1 if self.metrics.get("rollout/flat_groups") == 1.0 else 0
+        known = sorted({reward for reward in rewards if reward is not None})
+        if not known or self.equal % _EQUAL_AGAIN != 1:
+            return ""
+        values = f"all {known[0]:g}" if len(known) == 1 else f"from {known[0]:g} to {known[-1]:g}, alike in each group"
+        in_form = self.metrics.get("rollout/format_rate", 0.0)
+        lasting = "" if self.equal == 1 else f", {self.equal} steps in a row"
+        return (
+            f"the rewards of every group are equal ({values}; {in_form:.0%} in form){lasting}: there is nothing to "
+            "learn from these rollouts. Take questions that the policy solves at times, a larger --group-size or "
+            "another reward, or train it on demonstrations first (reasonrag sft train)"
+        )
 
     def save(self, folder: Path) -> None:
         state = {
