@@ -125,7 +125,7 @@ def open_examples(
     """Read, check and tokenise `settings.data`; leave out, whole, what is too long.
 
     The data is a run's folder, a folder that `reasonrag pairs --out` wrote, any folder of Parquet, a Parquet or
-    JSONL(.gz) file, or a Hub data set. `settings.limit` samples questions of the training split by `settings.seed`.
+    JSONL(.gz) file, or a Hub data set. `settings.limit` samples so many questions of each split by `settings.seed`.
     `context` is that of the policy in tokens, if it is known. `log` receives counts and lengths before a refusal.
     `read` reads the data.
 
@@ -140,17 +140,18 @@ def open_examples(
     preferences = read(settings.data)
     shared_prompts = _check_splits(settings.data, preferences)
     train = _sample(preferences.train, settings.limit, settings.seed)
-    kinds = {"train": _kinds(train), "test": _kinds(preferences.test)}
+    test = _sample(preferences.test, settings.limit, settings.seed)
+    kinds = {"train": _kinds(train), "test": _kinds(test)}
     if log is not None:
-        log(f"{len(train)} {preferences.noun} to train on, {len(preferences.test)} held out")
+        log(f"{len(train)} {preferences.noun} to train on, {len(test)} held out")
         if balance := ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()):
             log(f"kinds of steps to learn: {balance}")
     contradictions = Contradictions()
-    for row in (*train, *preferences.test):
+    for row in (*train, *test):
         contradictions.add_row(row)
     if log is not None and str(contradictions):
         log(f"warning: {contradictions}; all are trained on")
-    pairs, shifted = encode([*train, *preferences.test], chat, turn_end=settings.turn_end)
+    pairs, shifted = encode([*train, *test], chat, turn_end=settings.turn_end)
     kept, report = fit(
         {"train": pairs[: len(train)], "test": pairs[len(train) :]},
         settings,

@@ -19,6 +19,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
+from reasonrag.llm.memory import require_memory
 from reasonrag.llm.prefix_cache import PrefixCache, reusable
 from reasonrag.llm.row_sampling import Row, end_token_ids, generate_rows, inner_model, room_for
 from reasonrag.llm.slots import Slots
@@ -294,6 +295,9 @@ def _load(path_or_name: str, device: str | None, dtype: str | None, revision: st
     check_folder(path_or_name)
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16 or float16")
+    if device == "cpu" or (device is None and not torch.cuda.is_available()):
+        remedy = "take a smaller model, --set policy.dtype=bfloat16, or a server (--policy http://HOST:PORT/v1)"
+        require_memory(path_or_name, dtype, revision=revision, doing="loading it", remedy=remedy)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True

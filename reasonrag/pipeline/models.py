@@ -16,6 +16,7 @@ from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import demo_folder
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import check_chat_template, template_identity
+from reasonrag.llm.memory import loading
 from reasonrag.llm.model_folder import adapter_base, model_identity
 
 log = structlog.get_logger()
@@ -44,6 +45,8 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
     spec, scheme, rest = _parsed(config, role)
     if config.spec is None:
         log.info(f"no --{role} is given: taking the paper's", model=spec)
+    if scheme in ("hf", "vllm") and (size := loading(_expanded(rest), config.revision)):
+        log.info("loading the model", model=spec, size=size)
     return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
 
 

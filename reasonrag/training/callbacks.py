@@ -65,11 +65,20 @@ def handle_signals(log: Callable[[str], None]) -> Iterator[StopRequest]:
 class GuardedTrainer(Trainer):  # type: ignore[misc]
     """Base class that stands before a TRL trainer: complete checkpoints only, and no step on a non-finite loss.
 
-    `seconds_before` counts the seconds of this training run in earlier processes.
+    `seconds_before` counts the seconds of this training run in earlier processes. `write_card` writes how the policy is
+    prompted into the folder of a checkpoint, so that it can be evaluated as it is.
     """
 
-    def __init__(self, *args: Any, seconds_before: float = 0.0, checkpoints_kept: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        seconds_before: float = 0.0,
+        checkpoints_kept: int = 1,
+        write_card: Callable[[Path], object] = lambda folder: None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.write_card = write_card
         for model in (self.model, getattr(self, "ref_model", None)):
             if model is not None:
                 score_labels_only(model)
@@ -128,6 +137,7 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
             checkpoints = Path(self.args.output_dir)
             checkpoint = checkpoints / f"checkpoint-{self.state.global_step}"
             self.save_extra_state(checkpoint)
+            self.write_card(checkpoint)
             mark_complete(checkpoint, seconds=self.seconds)
             remove_old(checkpoints.parent, keep=self.checkpoints_kept, best=self.state.best_model_checkpoint)
 

@@ -22,6 +22,7 @@ from reasonrag.llm.chat_template import (
     check_folder,
     template_identity,
 )
+from reasonrag.llm.memory import require_memory
 from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
@@ -153,6 +154,13 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
         "dtype": getattr(torch, dtype),
         **(settings.trainer.get(MODEL_INIT) or {}),
     }
+    if not uses_gpu(settings):
+        # All weights: their gradients and AdamW's two means beside them. An adapter's are small.
+        copies = 4 if settings.method == "full" else 1
+        remedy = "take --method lora, a smaller model, or a machine with more memory"
+        require_memory(
+            source.base, dtype, copies=copies, revision=options["revision"], doing="training it", remedy=remedy
+        )
     model = _load_base(source.base, options)
     if not source.is_adapter:
         return model
@@ -162,6 +170,18 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
         return PeftModel.from_pretrained(model, source.path, is_trainable=True)
     except _LOAD_ERRORS as error:
         raise cannot_load(source.path, error) from error
+
+
+def step_memory(model: Any, tokens: int, *, checkpointing: bool) -> float:
+    """Return about how many bytes a training step takes beside the weights: optimizer, gradients and activations.
+
+    Activations are 34 bytes a token, layer and hidden unit in 16 bits (arXiv:2205.05198, eq. 2, without the attention
+    matrix, which is not kept), and one input a layer if they are recomputed. The head is not counted.
+    """
+    trained = sum(weights.numel() * weights.element_size() for weights in model.parameters() if weights.requires_grad)
+    config = model.config.get_text_config()
+    a_unit = model.dtype.itemsize * (1 if checkpointing else 17)
+    return 3.0 * trained + float(tokens * config.num_hidden_layers * config.hidden_size * a_unit)
 
 
 def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
@@ -181,11 +201,13 @@ def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
     )
 
 
-def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -> None:
+def merge_adapter(
+    folder: Path, out: Path, *, chat: ChatTemplate | None = None, trust_remote_code: bool = False
+) -> None:
     """Merge a LoRA adapter into its model, as a folder that transformers loads without peft.
 
     The sum is computed in float32 and rounded once, to the dtype of the model's own files. `out` appears once it is
-    complete, with the adapter's tokenizer and `reasonrag.yaml`.
+    complete, with `reasonrag.yaml` and the tokenizer, the adapter's if none is given.
 
     Raises:
         ConfigError: there is no adapter, or its model cannot be loaded.
@@ -205,7 +227,7 @@ def merge_adapter(folder: Path, out: Path, *, trust_remote_code: bool = False) -
         options = {"revision": PeftConfig.from_pretrained(str(folder)).revision, "trust_remote_code": trust_remote_code}
         dtype = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
         model = _load_base(base, {**options, "dtype": torch.float32})
-        chat = ModelSource(str(folder), base, None, trust_remote_code, folder.name, "").chat()
+        chat = chat or ModelSource(str(folder), base, None, trust_remote_code, folder.name, "").chat()
         stop_at_end_of_turn(model, chat)
         generation_config = model.generation_config
         merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(dtype)

@@ -25,6 +25,7 @@ from reasonrag.core.plots import save_charts
 from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.core.settings import nearest
 from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.memory import free_memory, gigabytes, loading
 from reasonrag.storage.files import RUNS, write_json
 from reasonrag.training import folder as folders
 from reasonrag.training.folder import CHECKPOINTS, SUMMARY, last_checkpoint
@@ -35,6 +36,7 @@ from reasonrag.training.model import (
     lora_config,
     merge_adapter,
     open_source,
+    step_memory,
     stop_at_end_of_turn,
     uses_gpu,
 )
@@ -184,6 +186,7 @@ class TrainingRun(ABC, Generic[S]):
             "peft_config": lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
             "seconds_before": seconds_before,
             "checkpoints_kept": settings.save_total_limit,
+            "write_card": self._write_card,
         }
         try:
             trainer = self.build_trainer(**common)
@@ -258,7 +261,10 @@ class TrainingRun(ABC, Generic[S]):
         train = load_from_disk(str(rows / "train"))
         test = load_from_disk(str(rows / "test")) if (rows / "test").exists() else None
         seconds_before = folders.seconds_before(Path(plan.checkpoint)) if plan.checkpoint else 0.0
+        if size := loading(self.source.base, self.source.revision):
+            self.log(f"loading {self.source.name} ({size})")
         trainer = self.make_trainer(train, test, seconds_before=seconds_before)
+        self._warn_of_memory(trainer, train)
         if self.is_first:
             folders.bind(self.out, self.settings, self._identity)
         with self._cpu_threads(trainer.model), handle_signals(self.log) as request:
@@ -273,6 +279,22 @@ class TrainingRun(ABC, Generic[S]):
                 raise Interrupted(message, number=request.number)
             self._final_evaluation(trainer)
         return self._finish(trainer, {"train": len(train), "held_out": 0 if test is None else len(test)})
+
+    def _warn_of_memory(self, trainer: Any, train: Any) -> None:
+        """Say if a step is likely to take more memory than is free: without a GPU the process would be killed."""
+        from reasonrag.training.throughput import LENGTH
+
+        free, settings = free_memory(), self.settings
+        if free is None or not self.arguments.use_cpu or LENGTH not in train.column_names:
+            return
+        batch, longest = settings.per_device_train_batch_size, max(train[LENGTH])
+        need = step_memory(trainer.model, batch * longest, checkpointing=self.arguments.gradient_checkpointing)
+        if need > free:
+            self.log(
+                f"warning: a step of {batch} examples of up to {longest} tokens takes about {gigabytes(need)} of "
+                f"memory beside the weights, and {gigabytes(free)} are free, so this process may be killed; take a "
+                "smaller --batch-size (with more --accumulation), or --set gradient_checkpointing=true"
+            )
 
     @contextlib.contextmanager
     def _cpu_threads(self, model: Any) -> Iterator[None]:
@@ -303,10 +325,7 @@ class TrainingRun(ABC, Generic[S]):
         summary: dict[str, Any] = {}
         if self._data is not None:
             save_charts(self.out / "curves", panels(trainer.state.log_history))
-            if self._data.card is not None:
-                self._data.card.write(self.out)
-            elif not copy_card(Path(self.source.path), self.out):
-                copy_card(Path(self.source.base), self.out)
+            self._write_card(self.out)
             # An attempt that was killed just before it wrote training.json may have left one.
             shutil.rmtree(self.out / MERGED, ignore_errors=True)
             self._merge_adapter()
@@ -329,10 +348,17 @@ class TrainingRun(ABC, Generic[S]):
             trainer.accelerator.wait_for_everyone()
         return summary
 
+    def _write_card(self, folder: Path) -> None:
+        """Write how the policy is prompted: as its data says, else as the model that it was trained from."""
+        if self._data is not None and self._data.card is not None:
+            self._data.card.write(folder)
+        elif not copy_card(Path(self.source.path), folder):
+            copy_card(Path(self.source.base), folder)
+
     def _merge_adapter(self) -> None:
         settings, merged = self.settings, self.out / MERGED
         if settings.merge and settings.method == "lora" and not merged.exists():
-            merge_adapter(self.out, merged, trust_remote_code=settings.trust_remote_code)
+            merge_adapter(self.out, merged, chat=self.chat, trust_remote_code=settings.trust_remote_code)
 
 
 def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mapping[str, Any]) -> Any:

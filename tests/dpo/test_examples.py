@@ -233,11 +233,13 @@ def test_a_hub_data_set_that_cannot_be_used_is_refused(cached, chat):
 # What is kept, and what it is known by
 
 
-def test_a_limit_samples_questions_of_the_training_split(run, chat):
+def test_a_limit_samples_questions_of_both_splits(run, chat):
     whole, some = opened(run, chat), opened(run, chat, limit=10, seed=3)
     assert len(set(questions(some.train))) == 10
     assert set(questions(some.train)) < set(questions(whole.train))
-    assert some.test == whole.test
+    one = opened(run, chat, limit=1)
+    assert len(set(questions(one.test))) == 1 < len(set(questions(whole.test)))
+    assert one.report.pairs["test"] == len(one.test), "what is left out is not evaluated either"
     assert some.checksum == whole.checksum
     assert opened(run, chat, limit=10, seed=3).train == some.train
     assert opened(run, chat, limit=10, seed=4).train != some.train

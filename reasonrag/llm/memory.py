@@ -1,0 +1,112 @@
+"""Whether a model fits into the memory of this machine: a process that takes too much is killed without a word."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from reasonrag.core.errors import ConfigError
+
+_CGROUP = Path("/sys/fs/cgroup")
+# Files of a container's limit and use, and the entry of memory.stat that it would give back: version 2, then 1.
+_LIMITS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+_LARGE = 100_000_000  # bytes of a model that takes long enough to load that a line is worth it
+
+
+class Weights(NamedTuple):
+    """What the files of a model hold."""
+
+    parameters: int
+    bytes: int
+
+    def bytes_as(self, dtype: str | None) -> int:
+        """Return the bytes in memory as `float32`, `bfloat16`, ...; as in the files if None."""
+        if dtype is None:
+            return self.bytes
+        return self.parameters * (4 if dtype == "float32" else 8 if dtype == "float64" else 2)
+
+
+def weights_of(path_or_name: str, revision: str | None = None) -> Weights | None:
+    """Return the weights of a folder, or of a Hub model that is in the local cache; None if they are not known.
+
+    Only the headers of the safetensors files are read.
+    """
+    folder = Path(path_or_name).expanduser()
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            cached = try_to_load_from_cache(path_or_name, "config.json", revision=revision)
+        except HFValidationError:
+            return None
+        if not isinstance(cached, str):
+            return None
+        folder = Path(cached).parent
+    parameters = size = 0
+    for file in folder.glob("*.safetensors"):
+        try:
+            with file.open("rb") as opened:
+                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+            for name, tensor in header.items():
+                if name != "__metadata__":
+                    parameters += prod(tensor["shape"])
+                    size += tensor["data_offsets"][1] - tensor["data_offsets"][0]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
+            return None  # loading it says what is wrong
+    return Weights(parameters, size) if size else None
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process can still take, of the machine and of its container; None if unknown."""
+    try:
+        import psutil
+    except ImportError:
+        return None
+    free = int(psutil.virtual_memory().available)
+    for limit, used, statistics, cache in _LIMITS:
+        try:
+            room = int((_CGROUP / limit).read_text()) - int((_CGROUP / used).read_text())
+            given_back = dict(line.split() for line in (_CGROUP / statistics).read_text().splitlines())
+            free = min(free, room + int(given_back.get(cache, 0)))
+        except (OSError, ValueError):  # "max", or no such file: no limit
+            continue
+    return max(free, 0)
+
+
+def require_memory(
+    path_or_name: str, dtype: str | None, *, copies: int = 1, revision: str | None = None, doing: str, remedy: str
+) -> None:
+    """Raise if the weights alone do not fit into memory, `copies` times: with gradients and what an optimizer keeps.
+
+    Raises:
+        ConfigError: what is needed, what is free, and the `remedy`.
+    """
+    weights, free = weights_of(path_or_name, revision), free_memory()
+    if weights is None or free is None or copies * weights.bytes_as(dtype) <= free:
+        return
+    raise ConfigError(
+        f"{path_or_name}: {doing} takes at least {gigabytes(copies * weights.bytes_as(dtype))} of memory "
+        f"({weights.parameters / 1e9:,.2f} billion parameters, {dtype or 'as in the files'}), and "
+        f"{gigabytes(free)} are free; {remedy}"
+    )
+
+
+def gigabytes(size: float) -> str:
+    """Return a number of bytes for people.
+
+    >>> gigabytes(536_000_000), gigabytes(15.2e9)
+    ('.54 GB', '15 GB')
+    """
+    return f"{size / 1e9:.2g}".removeprefix("0") + " GB" if size < 1e11 else f"{size / 1e9:,.0f} GB"
+
+
+def loading(path_or_name: str, revision: str | None = None) -> str:
+    """Return how large a model is that takes long to load, "" for a small one or where it is not known."""
+    weights = weights_of(path_or_name, revision)
+    return gigabytes(weights.bytes) if weights is not None and weights.bytes > _LARGE else ""
