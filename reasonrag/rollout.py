@@ -10,18 +10,108 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from reasonrag.core.types import Answer, Malformed, Search, Step, StopReason, Trajectory
+import structlog
+
+from reasonrag.core.errors import RunError
+from reasonrag.core.text import quoted
+from reasonrag.core.types import (
+    Answer,
+    Completion,
+    FinishReason,
+    Malformed,
+    Prompt,
+    Search,
+    Step,
+    StopReason,
+    Trajectory,
+)
 from reasonrag.formats.base import Format
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.retrieval.base import Retriever
 
+log = structlog.get_logger()
+
 T = TypeVar("T")
 P = ParamSpec("P")
+
+# A policy that writes one readable step in three has none among 12 in one run of 130.
+_FIRST, _MORE = 12, 60
+
+
+class FirstSteps:
+    """Looks at the first steps that a policy writes, so that no run is paid for whose steps cannot be read.
+
+    It looks at the first 12, of which one has to be readable, and at the first 60, of which a share has to be.
+    """
+
+    def __init__(
+        self, policy: str, *, most_unreadable: float, longer: str, refuse: Callable[[RunError], object] | None = None
+    ) -> None:
+        """Begin with no step.
+
+        Args:
+            policy: its name, for the message.
+            most_unreadable: share of the first 60 steps, in [0, 1]; 1 only warns.
+            longer: the flag, with its value, that lets the policy write more tokens.
+            refuse: lets all calls that are still to be paid for raise an error, and replays others; None: `check`
+                raises it before every call.
+        """
+        self.policy = policy
+        self.most_unreadable = most_unreadable
+        self.longer = longer
+        self.refuse = refuse
+        self.seen = 0
+        self.reasons = Counter[str]()
+        self.cut = 0  # unreadable steps that ended at the token limit
+        self.examples: list[str] = []
+        self.verdict = ""  # why the run cannot go on
+
+    def check(self) -> None:
+        """Raise RunError once the run cannot go on and nobody else refuses its calls."""
+        if self.verdict and self.refuse is None:
+            raise RunError(self.verdict)
+
+    def add(self, step: Step) -> None:
+        """Count a step, and end the run if too few of those so far can be read."""
+        if self.seen == _MORE or self.verdict:
+            return
+        self.seen += 1
+        if isinstance(step.action, Malformed):
+            self.reasons[step.action.reason] += 1
+            self.cut += step.completion.finish_reason is FinishReason.LENGTH
+            example = quoted(step.completion.text)
+            if len(self.examples) < 2 and example not in self.examples:
+                self.examples.append(example)
+        unreadable = self.reasons.total()
+        none = self.seen == _FIRST and unreadable == _FIRST
+        few = self.seen == _MORE and unreadable > self.most_unreadable * _MORE
+        if none or few:
+            message = self._describe(unreadable)
+            if self.most_unreadable < 1:
+                self.verdict = f"{message}; --max-unreadable 1 goes on all the same"
+                if self.refuse is not None:
+                    self.refuse(RunError(self.verdict))
+            else:
+                log.warning(message)
+
+    def _describe(self, unreadable: int) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.reasons.most_common())
+        found = (
+            f"{self.policy}: {self.seen - unreadable} of the first {self.seen} steps can be read ({reasons}), "
+            f"for example {' and '.join(self.examples)}"
+        )
+        if self.cut > unreadable / 2:
+            found += f"; {self.cut} were cut off: let it write more ({self.longer}, in a new folder)"
+        return (
+            f"{found}; if it does not know the format: take an instruct model, give a trained one the --format and "
+            "--prompts of its training, or train this one on demonstrations first (reasonrag sft train)"
+        )
 
 
 class Engine:
@@ -36,6 +126,7 @@ class Engine:
         max_steps: int = 8,
         top_k: int = 3,
         sampling: Sampling | None = None,
+        first_steps: FirstSteps | None = None,
     ) -> None:
         """Store the parts.
 
@@ -46,6 +137,7 @@ class Engine:
             max_steps: actions of a trajectory, as the format counts them; the last one has to answer.
             top_k: passages per search.
             sampling: temperature, top_p and max_tokens of every step; the engine sets seed and n.
+            first_steps: ends a run whose steps cannot be read; None for none.
         """
         self.llm = llm
         self.retriever = retriever
@@ -53,6 +145,7 @@ class Engine:
         self.max_steps = max_steps
         self.top_k = top_k
         self.sampling = sampling or Sampling()
+        self.first_steps = first_steps
 
     async def step(self, trajectory: Trajectory, *, seed: int) -> Trajectory:
         """Return the trajectory with one more step; it ends if that step answers or is the last one allowed.
@@ -60,6 +153,7 @@ class Engine:
         Raises:
             ValueError: the trajectory has already ended.
             LLMError, RetrievalError: a backend failed after its retries.
+            RunError: too few of the first steps could be read.
         """
         if trajectory.stop_reason is not None:
             raise ValueError(f"a trajectory that ended ({trajectory.stop_reason}) cannot be continued")
@@ -67,11 +161,14 @@ class Engine:
         # worthless.
         final = self.format.must_answer(trajectory.steps, self.max_steps)
         prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
-        (completion,) = await self.llm.complete(prompt, replace(self.sampling, n=1, seed=seed))
+        known = self._known_reply(trajectory, prompt)
+        completion = known or await self._ask(prompt, seed)
         action = self.format.parse(completion.text, trajectory.steps, final=final)
         if final and isinstance(action, Search):  # of a plug-in format: no step would be left to read its passages
             action = Malformed("unexpected_search", ends=True)
         step = Step(prompt, completion, action)
+        if self.first_steps is not None and known is None:
+            self.first_steps.add(step)
         if isinstance(action, Search):
             (passages,) = await self.retriever.search([action.query], self.top_k)
             step = replace(step, passages=passages)
@@ -79,6 +176,20 @@ class Engine:
             return trajectory.extend(step, StopReason.FORCED_ANSWER if action.forced else StopReason.ANSWERED)
         ended = final or (isinstance(action, Malformed) and action.ends)
         return trajectory.extend(step, StopReason.NO_ANSWER if ended else None)
+
+    def _known_reply(self, trajectory: Trajectory, prompt: Prompt) -> Completion | None:
+        """Return the reply to the last step's prompt if a greedy policy is asked it again: it would write the same.
+
+        That is where a step could not be read: the next prompt is that step's unless it has to be the last one.
+        """
+        last = trajectory.steps[-1] if self.sampling.temperature == 0 and trajectory.steps else None
+        return last.completion if last is not None and last.prompt == prompt else None
+
+    async def _ask(self, prompt: Prompt, seed: int) -> Completion:
+        if self.first_steps is not None:
+            self.first_steps.check()
+        (completion,) = await self.llm.complete(prompt, replace(self.sampling, n=1, seed=seed))
+        return completion
 
     async def run(self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int]) -> list[Trajectory]:
         """Run `[B]` trajectories to their ends, concurrently; trajectory `i` derives its step seeds from `seeds[i]`.

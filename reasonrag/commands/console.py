@@ -9,7 +9,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Protocol, Self
 
 import structlog
@@ -19,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from reasonrag.core.text import duration, one_line, printable
+from reasonrag.core.text import duration, one_line, pace, printable
 
 _PLAIN_EVERY_S = 10.0
 _QUIET = (
@@ -116,13 +117,32 @@ class Stop:
         self.console.print(f"stopped; all finished work is kept. Resume with:\n  {this_command()}")
         return 128 + self.number
 
-    def print_missing(self, failed: int, untried: int, *, most: float) -> int:
-        """Print how many questions have no result; return the exit code, 1 for more than `most`."""
+    def print_missing(self, causes: Mapping[str, int], untried: int, *, most: float) -> int:
+        """Print how many questions have no result, by cause; return the exit code, 1 for more than `most`."""
+        failed = sum(causes.values())
         if failed or untried:
-            self.console.print(
-                f"{failed} questions failed, {untried} were not tried; the same command tries them again"
-            )
+            self.console.print(printable(f"{failed} questions failed, {untried} were not tried{what_to_do(causes)}"))
         return int(failed + untried > most)
+
+
+# What helps against a failure that would come again.
+_REMEDIES = {
+    "context_overflow": "make the prompts shorter, in a new folder (--top-k 1, --set retrieval.max_passage_chars=1000, "
+    "fewer --max-turns, --prompts brief), or take a model with a longer context",
+    "out_of_memory": "take a smaller model, or a server, or --set policy.batch_size=1",
+}
+
+
+def what_to_do(causes: Mapping[str, int]) -> str:
+    """Return failures by cause, the most frequent first, and what helps against that one, as the end of a line.
+
+    >>> what_to_do({"unreachable": 2})
+    ' (2 unreachable); the same command tries them again'
+    """
+    ordered = Counter(causes).most_common()
+    counts = f" ({', '.join(f'{count} {cause}' for cause, count in ordered)})" if ordered else ""
+    remedy = _REMEDIES.get(ordered[0][0]) if ordered else None
+    return f"{counts}; {remedy or 'the same command tries them again'}"
 
 
 def this_command() -> str:
@@ -256,4 +276,5 @@ class _Stage:
 
     def line(self) -> str:
         of_total = "" if self.total is None else f" of {self.total:,.0f} ({self.done / max(self.total, 1):.0%})"
-        return f"{self.what}: {self.done:,.0f}{of_total} {self.unit}, {self._rate:,.0f}/s, {duration(self._seconds)}"
+        rate = pace(self.done - self._done_before, self._seconds)
+        return f"{self.what}: {self.done:,.0f}{of_total} {self.unit}, {rate}, {duration(self._seconds)}"

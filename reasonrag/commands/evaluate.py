@@ -128,7 +128,7 @@ def evaluate(
 
 def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
     """Run the evaluation of a shard, and that of all questions if it was the last one; return the exit code."""
-    from reasonrag.commands.console import Stop, error_console, table_console
+    from reasonrag.commands.console import Stop, error_console, table_console, what_to_do
     from reasonrag.core.errors import Interrupted
     from reasonrag.core.text import printable
     from reasonrag.evaluation.report import summary_table
@@ -153,8 +153,8 @@ def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
         stop.console.print(printable(difference))
     for missing in results["incomplete"]:
         stop.console.print(
-            f"{missing['missing']} questions are missing of {missing['policy']} at {missing['setting']}; "
-            "the same command tries them again"
+            f"{missing['missing']} questions are missing of {missing['policy']} at {missing['setting']}"
+            f"{what_to_do(missing['causes'])}"
         )
     for failed in results["unjudged"]:
         stop.console.print(

@@ -37,7 +37,7 @@ def rl() -> None:
 @settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model", "chat_template")
 @settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans")
 @settings("RLSettings", "method", "loss_type", "beta", "credit", "learning_rate", "max_steps", *_ROLLOUT)
-@settings("RLSettings", "rollout.url", "rollout.ahead", "seed", "save_steps", "report_to", "merge")
+@settings("RLSettings", "guards", "rollout.url", "rollout.ahead", "seed", "save_steps", "report_to", "merge")
 @configuration("RLSettings")
 @OUT
 def rl_train(out: Path | None, **given: Any) -> None:
@@ -96,7 +96,7 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
 @settings("Config", "format")
 @settings("Config", "judge.spec", "judge.model")
 @settings("RLSettings", "planning", show_keys=False)
-@settings("Config", "seed", "policy.concurrency", "judge.input_price", "judge.output_price")
+@settings("Config", "run.max_unreadable", "seed", "policy.concurrency", "judge.input_price", "judge.output_price")
 @configuration("Config")
 @out("A Parquet file; the same command resumes it.")
 def rl_plan(out: Path, **given: Any) -> None:
@@ -134,11 +134,10 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.core.errors import Interrupted, RunError
     from reasonrag.formats import PromptSet
     from reasonrag.llm.journaled import JournaledLLM
-    from reasonrag.online_rl.reference_plans import make_plans, save_plans
-    from reasonrag.pipeline.parts import Parts, check, judge_service, open_parts, sampling
+    from reasonrag.online_rl.reference_plans import NO_CORRECT, NO_SEARCH, make_plans, save_plans
+    from reasonrag.pipeline.parts import Parts, check, judge_service, open_engine, open_parts
     from reasonrag.pipeline.progress import Progress
     from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
-    from reasonrag.rollout import Engine
     from reasonrag.storage.files import lock
     from reasonrag.storage.journal import Journal
 
@@ -161,14 +160,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         judge = JournaledLLM(judge_model, journal, kind="judge")
         progress.open(policy, config.prices["policy"])
         progress.open(judge, config.judge)
-        engine = Engine(
-            policy,
-            BatchedRetriever(parts.retriever, store=JournalStore(journal, parts.retriever.fingerprint)),
-            parts.format,
-            max_steps=config.format.max_steps,
-            top_k=config.retrieval.top_k,
-            sampling=sampling(config.policy),
-        )
+        retriever = BatchedRetriever(parts.retriever, store=JournalStore(journal, parts.retriever.fingerprint))
+        engine = open_engine(config, policy, retriever, parts.format)
         try:
             await check(parts)
             async with stop.show(progress, journal.drain):
@@ -194,7 +187,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     total = len(parts.questions)
     table_console().print(rows_table(_summary_rows(made, total, progress), title="rl plan"))
     print(f"plans: {out}")
-    return stop.print_missing(made.failed, made.untried, most=config.run.max_failed * total)
+    causes = {cause: count for cause, count in made.without.items() if cause not in (NO_CORRECT, NO_SEARCH)}
+    return stop.print_missing(causes, made.untried, most=config.run.max_failed * total)
 
 
 def _summary_rows(made: Made, questions: int, progress: Progress) -> Iterator[tuple[str, str]]:

@@ -82,21 +82,22 @@ def build_tree(
     if dry_run:
         click.echo(printable(dump(config)))
         log_plainly()
-        click.echo(printable(estimate(config)))
-    elif preview:
-        log_plainly()
-        _preview(config, out)
-    else:
-        log_plainly()
-        stop = Stop(error_console())
-        try:
+        click.echo(printable(estimate(config, out)))
+        return
+    log_plainly()
+    stop = Stop(error_console())
+    try:
+        if preview:
+            _preview(config, out, stop)
+        else:
             if ray and out:
                 from reasonrag.pipeline.cluster import build_on_ray
 
                 sys.exit(_print(build_on_ray(config, out, ray, shards=shards, show=stop.show), config, out, stop))
             sys.exit(_build(config, out, part, stop))
-        except Interrupted:
-            sys.exit(stop.print_resume_hint())
+    except Interrupted:
+        is_kept = out is not None or not preview
+        sys.exit(stop.print_resume_hint() if is_kept else 128 + stop.number)
 
 
 def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
@@ -122,12 +123,11 @@ def _print(summary: Mapping[str, Any], config: Config, out: Path, stop: Stop) ->
     table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
     print(f"data set: {out / 'pairs'}")
     questions = summary["questions"]
-    failed = sum(questions["failed"].values())
-    untried = questions["total"] - questions["finished"] - failed
-    return stop.print_missing(failed, untried, most=config.run.max_failed * questions["total"])
+    untried = questions["total"] - questions["finished"] - sum(questions["failed"].values())
+    return stop.print_missing(questions["failed"], untried, most=config.run.max_failed * questions["total"])
 
 
-def _preview(config: Config, out: Path | None) -> None:
+def _preview(config: Config, out: Path | None, stop: Stop) -> None:
     """Build the first question's tree and print it. In a run's folder its calls are kept and not paid again."""
     import asyncio
     import tempfile
@@ -140,19 +140,28 @@ def _preview(config: Config, out: Path | None) -> None:
 
     parts = open_parts(config)
     with tempfile.TemporaryDirectory() as nowhere, RunFolder.open(out or Path(nowhere), config, parts.content) as run:
-        asyncio.run(_print_first_tree(Build(config, parts, run), Console(markup=False)))
+        asyncio.run(_print_first_tree(Build(config, parts, run), Console(markup=False), stop))
 
 
-async def _print_first_tree(build: Build, console: Console) -> None:
+async def _print_first_tree(build: Build, console: Console, stop: Stop) -> None:
     from reasonrag.pipeline.build import tree_rows
     from reasonrag.pipeline.parts import check
     from reasonrag.report.terminal import drawing
     from reasonrag.report.trees import QuestionTree
 
+    progress = build.progress
+    progress.total, progress.unit = build.config.search.iterations, "iterations"
+    progress.written.clear()
+
+    def count() -> None:
+        progress.done += 1
+
     try:
         await check(build.parts)
-        tree = await build.search.run(build.parts.questions[0])
+        async with stop.show(progress, build.drain):
+            tree = await build.search.run(build.parts.questions[0], completed=count)
     finally:
+        build.run_folder.add_seconds(progress.seconds)
         await build.parts.aclose()
     value = build.config.value
     rows = tree_rows(tree, build.parts.format, alpha=value.alpha, weighting=value.weighting)
@@ -208,6 +217,11 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for cause, count in questions["failed"].items():
         yield f"  failed: {cause}", str(count)
     yield "nodes", str(trees["nodes"])
+    if malformed := trees.get("malformed"):
+        unreadable = sum(malformed.values())
+        yield "steps that cannot be read", f"{unreadable} of {sum(trees['by_action'].values())}"
+        for reason, count in malformed.items():
+            yield f"  {reason}", str(count)
     yield "complete trajectories", str(trees["complete_trajectories"])
     if trees["mean_f1"] is not None:
         yield "  mean F1, EM", f"{trees['mean_f1']:.3f}, {trees['mean_em']:.3f}"

@@ -25,6 +25,10 @@ DATASET = (
     "JSONL or Parquet file. Several, A,B, are merged; NAME:SPLIT takes a split of one"
 )
 LIMIT = "use a random sample of this many questions (default: all). Of several data sets, this many of each"
+UNREADABLE = (
+    "maximum share of a policy's first 60 steps that cannot be read, and one of the first 12 has to be; above it the "
+    "run stops before more is paid for. 1 only warns"
+)
 EXCLUDE = "leave out the questions of a finished run of build-tree, or those named by text or id in a file"
 
 
@@ -248,6 +252,7 @@ class RunConfig(Section):
     max_failed: float = execution(
         0.05, "maximum share of failed questions; above it, the exit code is 1", "--max-failed", ge=0, le=1
     )
+    max_unreadable: float = execution(0.9, UNREADABLE, "--max-unreadable", ge=0, le=1)
 
     @model_validator(mode="before")
     @classmethod

@@ -181,6 +181,18 @@ def inert_tokens(text: str) -> str:
     return _BRACKET_TOKEN.sub("⁅", _SPECIAL_TOKEN.sub("‹", valid_unicode(text)))
 
 
+def pace(count: float, seconds: float, unit: str = "") -> str:
+    """Return how fast something is done, for people: so many a second, or so many seconds for each `unit`.
+
+    >>> pace(4200, 10), pace(25, 10), pace(4, 10), pace(2, 50, "call"), pace(2, 50), pace(0, 10)
+    ('420/s', '2.5/s', '.4/s', '25 s a call', '.04/s', '0/s')
+    """
+    rate = count / seconds if seconds > 0 else 0.0
+    if unit and 0 < rate < 0.1:
+        return f"{duration(1 / rate)} a {unit}"
+    return (f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.2g}".removeprefix("0")) + "/s"
+
+
 def duration(seconds: float) -> str:
     """Return a length of time for people.
 

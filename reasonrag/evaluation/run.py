@@ -44,9 +44,9 @@ from reasonrag.pipeline.parts import (
     Parts,
     check,
     judge_service,
+    open_engine,
     open_questions,
     open_retriever,
-    sampling,
     set_aside,
 )
 from reasonrag.pipeline.progress import Progress
@@ -147,7 +147,8 @@ class Evaluation:
 
         Raises:
             Interrupted: `drain` was called; the same evaluation run again resumes.
-            ConfigError, RunError, LLMError, RetrievalError: a model, a retriever or the folder cannot be used.
+            ConfigError, RunError, LLMError, RetrievalError: a model, a retriever or the folder cannot be used, or too
+                few of a policy's first steps can be read.
         """
         return write_results(self.run_policies(show), self.questions, self.out, rules=self.rules)
 
@@ -229,14 +230,7 @@ class Evaluation:
             outcomes = []
             for setting, config in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
-                engine = Engine(
-                    policy,
-                    retriever,
-                    self._formats[name],
-                    max_steps=setting.max_steps,
-                    top_k=setting.top_k,
-                    sampling=sampling(config.policy),
-                )
+                engine = open_engine(config, policy, retriever, self._formats[name])
                 outcomes.append(await self._attempts(setting, config, engine, engines, examiner, folder))
             return outcomes, examiner.describe() if examiner else None
 
@@ -307,8 +301,7 @@ class Evaluation:
         except (Interrupted, RunError):
             raise
         except Exception as error:
-            outcome.failures[index] = set_aside(question, error)
-            self.progress.failed += 1
+            outcome.failures[index] = set_aside(question, error, self.progress)
             return None
         outcome.scores[index] = scores(trajectory, reading=reading, rules=self.rules)
         outcome.verdicts[index] = verdicts

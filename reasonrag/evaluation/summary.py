@@ -247,7 +247,8 @@ def _incomplete(results: Sequence[PolicyResult], total: int) -> Iterator[Metrics
     for result, _, outcome in _points(results):
         missing = total - outcome.ends.total()
         if missing > result.config.run.max_failed * total:
-            yield {"policy": result.name, "setting": outcome.setting.name, "missing": missing}
+            causes = dict(sorted(Counter(outcome.failures.values()).items()))
+            yield {"policy": result.name, "setting": outcome.setting.name, "missing": missing, "causes": causes}
 
 
 def _unjudged(results: Sequence[PolicyResult]) -> Iterator[Metrics]:

@@ -8,7 +8,7 @@ import json
 from array import array
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from reasonrag.core.secrets import redact_data
@@ -24,7 +24,8 @@ class JournaledLLM:
     """Wraps any LLM: replays the replies in the journal, and stores the others there.
 
     A request is identified by model, prompt and sampling, including the seed: two samples of one prompt have two seeds
-    and stay two samples.
+    and stay two samples. A greedy policy draws none, and is asked once. A judge's seed counts: it tells its retries
+    apart.
 
     Secrets in a reply are replaced before it is stored or used, so that a resumed run reads the same text. The policy
     of online training does not pass through here, as it is trained on its tokens as sampled; its secrets are replaced
@@ -46,7 +47,7 @@ class JournaledLLM:
         journal.at_drain.append(self.slots.drain)  # calls that were not sent yet are not in flight
         self.kind = kind
         # Totals of this process; the totals of the whole run are in the journal.
-        self.sent = 0
+        self.answered = 0
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0  # that the engine took from its prefix cache
@@ -68,12 +69,13 @@ class JournaledLLM:
         else:
             # A policy's seeds differ by question. A judge may be asked the same about two of them, and is asked once.
             question = caller.get().question if self.kind == "policy" else ""
-            key = request_key(self.inner.name, self.kind, prompt, sampling)
+            is_greedy = self.kind == "policy" and sampling.temperature == 0 and self.journal.version >= 3
+            keyed = replace(sampling, seed=None) if is_greedy else sampling
+            key = request_key(self.inner.name, self.kind, prompt, keyed)
         stored = self.journal.call(key, question)
         if stored is not None:
             return tuple(_decode(completion) for completion in stored)
         self.journal.admit()
-        self.sent += 1
         # A request keeps its slot until its reply is on disk: no more calls than slots are ever paid for and not kept.
         kept: list[Request] = []
         token = answered.set(kept)
@@ -88,6 +90,7 @@ class JournaledLLM:
 
     async def _store(self, key: str, question: str, reply: tuple[Completion, ...]) -> tuple[Completion, ...]:
         """Store a reply and count it; return it as the journal will."""
+        self.answered += 1
         completions = tuple(_as_stored(completion) for completion in reply)
         prompt_tokens = _total(c.prompt_tokens for c in completions)
         completion_tokens = _total(c.completion_tokens for c in completions)

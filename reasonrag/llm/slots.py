@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol
 
-from reasonrag.core.errors import Interrupted
 from reasonrag.core.http import Away, backoff
 from reasonrag.llm.base import caller
 
@@ -53,7 +52,7 @@ class Slots:
         self._finder = _Finder()
         self._queue: list[tuple[int, int, int, asyncio.Future[bool]]] = []
         self._arrivals = 0
-        self._draining = False
+        self._drained_by: Exception | None = None
         self._probing = False  # whether a request is at an engine that was away when it was sent
         self._probes = 0
         self._probe_at = 0.0
@@ -83,10 +82,10 @@ class Slots:
         request.slots = self
         return request
 
-    def drain(self) -> None:
-        """Let the requests that hold a slot end; the others, and later ones, raise Interrupted."""
-        self._draining = True
-        self.turn_away(Interrupted("the run is shutting down"))
+    def drain(self, error: Exception) -> None:
+        """Let the requests that hold a slot end; raise `error` in the others, and in later ones."""
+        self._drained_by = error
+        self.turn_away(error)
 
     def turn_away(self, error: Exception) -> None:
         """Raise `error` in every request that waits."""
@@ -98,8 +97,8 @@ class Slots:
 
     async def enter(self, request: Request) -> None:
         """Wait for a slot and take it."""
-        if self._draining:
-            raise Interrupted("the run is shutting down")
+        if self._drained_by is not None:
+            raise self._drained_by
         loop = asyncio.get_running_loop()
         if self._has_room(loop.time()):
             request.probes = self._take(loop.time())
@@ -327,7 +326,7 @@ class SlotCounts(Protocol):
     def waiting(self) -> int: ...
     @property
     def free(self) -> int: ...
-    def drain(self) -> None: ...
+    def drain(self, error: Exception) -> None: ...
 
 
 class AllSlots:
@@ -352,6 +351,6 @@ class AllSlots:
     def free(self) -> int:
         return sum(slots.free for slots in self._engines)
 
-    def drain(self) -> None:
+    def drain(self, error: Exception) -> None:
         for slots in self._engines:
-            slots.drain()
+            slots.drain(error)

@@ -201,14 +201,14 @@ class TreeSearch:
         self.settings = settings
         self.seed = seed
 
-    async def run(self, question: Question) -> Tree:
-        """Return the finished tree of a question.
+    async def run(self, question: Question, *, completed: Callable[[], object] | None = None) -> Tree:
+        """Return the finished tree of a question; call `completed` after each iteration.
 
         Raises:
             LLMError, RetrievalError: a backend gave up. The iterations in flight have ended then, and their calls are
                 in the journal, if there is one.
         """
-        search = _Search(self, question)
+        search = _Search(self, question, completed)
         try:
             await search.run()
         finally:
@@ -219,7 +219,7 @@ class TreeSearch:
 class _Search:
     """The search of one question."""
 
-    def __init__(self, shared: TreeSearch, question: Question) -> None:
+    def __init__(self, shared: TreeSearch, question: Question, on_completed: Callable[[], object] | None) -> None:
         self.engine = shared.engine
         self.evaluator = shared.evaluator
         self.settings = shared.settings
@@ -227,6 +227,7 @@ class _Search:
         self.tree = Tree(question)
         self.verdicts = 0
         self.completed = 0
+        self.on_completed = on_completed
         self.in_flight: deque[_Iteration] = deque()
 
     async def run(self) -> None:
@@ -317,6 +318,8 @@ class _Search:
         self.completed += 1
         for ancestor in self.tree.path_up(node):
             _back_up(ancestor, value)
+        if self.on_completed is not None:
+            self.on_completed()
 
     def _seed(self, *parts: int | str) -> int:
         # Data set and id: two merged data sets may both have a question "1".

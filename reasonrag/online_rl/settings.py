@@ -12,12 +12,14 @@ from reasonrag.core.config import (
     DATASET,
     EXCLUDE,
     LIMIT,
+    UNREADABLE,
     Config,
     FormatConfig,
     JudgeConfig,
     ModelConfig,
     QuestionsConfig,
     RetrievalConfig,
+    RunConfig,
     ValueConfig,
 )
 from reasonrag.core.settings import Section, Tree, carried_settings, execution, gather, merge, setting, validate
@@ -103,8 +105,9 @@ class OutageSettings(Section):
 
 
 class GuardSettings(Section):
-    """When a collapsing run is stopped; its state and best policy are kept. 0 turns a guard off."""
+    """When a run that cannot learn, or collapses, is stopped; its state and best policy are kept."""
 
+    max_unreadable: float = execution(0.9, UNREADABLE, "--max-unreadable", ge=0, le=1)
     window: int = execution(10, "optimizer steps that the guards average over", ge=1)
     format_rate_drop: float = execution(
         0.4,
@@ -267,6 +270,7 @@ class RLSettings(TrainSettings):
             judge=self.judge,
             value=ValueConfig(kind="judge"),  # a `Config` accepts a judge only there; no tree is built
             format=self.format,
+            run=RunConfig(max_unreadable=self.guards.max_unreadable),
         )
 
 

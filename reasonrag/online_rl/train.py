@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.base import LLM
 from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.local import TransformersLLM
@@ -25,6 +25,7 @@ from reasonrag.online_rl.reference_plans import load_plans, make_plans, save_pla
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import batched_retrievers, close_parts, open_task, open_task_reward
 from reasonrag.online_rl.validation import Guards, Validation, Watch, validation_engine
+from reasonrag.pipeline.parts import open_engine
 from reasonrag.rewards import Reward
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed
@@ -111,13 +112,8 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         self.closing += closing
         rollout = settings.rollout
         retriever, held_out_retriever = batched_retrievers(self.task)
-        engine = Engine(
-            llm,
-            retriever,
-            self.task.format,
-            max_steps=settings.format.max_steps,
-            top_k=settings.retrieval.top_k,
-            sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p, max_tokens=rollout.max_tokens),
+        engine = open_engine(
+            self.task.config, llm, retriever, self.task.format, tokens_flag="--set rollout.max_tokens="
         )
         validation = None
         if self.task.held_out:

@@ -18,7 +18,8 @@ from typing import Any
 
 from reasonrag.core.config import Config
 from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.core.text import common_length, exact_match, token_f1
+from reasonrag.core.settings import read_yaml
+from reasonrag.core.text import common_length, duration, exact_match, pace, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search
 from reasonrag.formats import Format, open_format
 from reasonrag.llm.journaled import JournaledLLM
@@ -28,18 +29,19 @@ from reasonrag.pipeline.pair_tables import count_pairs_of, export_pairs
 from reasonrag.pipeline.parts import (
     Parts,
     check,
+    open_engine,
     open_judge,
     open_parts,
     open_questions,
     open_retriever,
-    sampling,
     set_aside,
 )
 from reasonrag.pipeline.progress import Progress
 from reasonrag.pipeline.shards import finish
 from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
-from reasonrag.rollout import Engine, callable_in_notebooks
+from reasonrag.rollout import callable_in_notebooks
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
+from reasonrag.storage.files import RUNS, read_json
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, pack, unpack
 from reasonrag.storage.runs import RunFolder, versions
@@ -47,6 +49,7 @@ from reasonrag.storage.shards import WHOLE, Shard, cut
 from reasonrag.storage.tables import tree_schema
 
 _TREE_SHARD_ROWS = 20_000
+_WRITTEN = 60  # tokens of a step, as most formats and models write them
 _PROMPT = ["prompt", "prefix"]
 _COUNTED = ["action", "content", "stop_reason", "visits", "valued", "f1", "em"]
 
@@ -92,8 +95,8 @@ def build_folder(
     """Build what `build_trees` builds in a folder that is open: `parts.questions` are those of its shard."""
     build = Build(run.config, parts, run)
     asyncio.run(build.run(show))
-    if run.journal.draining:
-        raise Interrupted("stopped; all finished work is kept")
+    if run.journal.ended_by is not None:
+        raise run.journal.ended_by
     summary = build.export()
     return summary if run.shard == WHOLE else finish(run, summary)
 
@@ -109,14 +112,8 @@ class Build:
         self.policy = JournaledLLM(parts.policy, run.journal, kind="policy", concurrency=config.policy.concurrency)
         self.progress.open(self.policy, config.prices["policy"])
         self.engines = [self.policy.slots]
-        engine = Engine(
-            self.policy,
-            BatchedRetriever(parts.retriever, store=JournalStore(run.journal, parts.retriever.fingerprint)),
-            parts.format,
-            max_steps=config.format.max_steps,
-            top_k=config.retrieval.top_k,
-            sampling=sampling(config.policy),
-        )
+        retriever = BatchedRetriever(parts.retriever, store=JournalStore(run.journal, parts.retriever.fingerprint))
+        engine = open_engine(config, self.policy, retriever, parts.format)
         evaluator: Evaluator
         if parts.judge is None:
             evaluator = RolloutEvaluator(engine, k=config.value.rollouts, alpha=config.value.alpha)
@@ -144,24 +141,23 @@ class Build:
         """Build every tree that is not in the journal yet; stop once more than `run.max_failed` questions failed.
 
         Raises:
-            RunError: the journal cannot be written.
+            RunError: the journal cannot be written, or too few of the policy's first steps can be read.
         """
         journal = self.run_folder.journal
         finished_questions = journal.finished()
         unfinished = [q for q in self.parts.questions if (q.dataset, q.id) not in finished_questions]
         self.progress.done = self.progress.done_before = len(self.parts.questions) - len(unfinished)
         self.run_folder.bind()
-        seconds_before = journal.meta("seconds") or 0.0
         try:
             await work_through(self._waiting(unfinished), self._work, self.engines)
         finally:
-            journal.put_meta("seconds", seconds_before + self.progress.seconds)
+            self.run_folder.add_seconds(self.progress.seconds)
 
     def _waiting(self, unfinished: Sequence[Question]) -> Iterator[Question]:
         """Yield the questions that are still to be begun, until the run is stopped or too many have failed."""
         for question in unfinished:
             too_many_failed = self.progress.failed > self.config.run.max_failed * self.progress.total
-            if self.run_folder.journal.draining or too_many_failed:
+            if self.run_folder.journal.ended_by is not None or too_many_failed:
                 return
             yield question
 
@@ -176,8 +172,8 @@ class Build:
         except RunError:
             raise
         except Exception as error:
-            await journal.put_failure(question.dataset, question.id, set_aside(question, error), str(error))
-            self.progress.failed += 1
+            cause = set_aside(question, error, self.progress)
+            await journal.put_failure(question.dataset, question.id, cause, str(error))
             return
         self.progress.done += 1
         self.progress.written["nodes"] += len(rows)
@@ -368,8 +364,11 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
     return calls
 
 
-def estimate(config: Config) -> str:
-    """Return in words the calls, tokens and cost that a run needs at most. Calls no model."""
+def estimate(config: Config, out: Path | None = None) -> str:
+    """Return in words the calls, tokens, cost and time that a run needs at most. Calls no model.
+
+    The time follows from the pace of the calls in `out`, or in the newest finished run in runs/ of the same policy.
+    """
     questions = open_questions(config)
     format = open_format(config)
     search, steps = config.search, config.format.max_steps
@@ -387,16 +386,43 @@ def estimate(config: Config) -> str:
     # About 4 characters a token; every second step shows passages; thoughts grow by about 60 tokens a step.
     prompt_tokens = (prompt_chars + passage_chars / 2) / 4 + 60 * steps / 2
     calls = len(questions) * per_question
-    millions = calls * (prompt_tokens + 60) / 1e6
+    written = {role: min(_WRITTEN, model.max_tokens) for role, model in config.prices.items()}
+    millions = calls * (prompt_tokens + written["policy"]) / 1e6
     lines = [
         f"{len(questions)} questions; at most {per_question} policy calls and {judgements} judge calls each",
         f"at most {calls} policy calls and {len(questions) * judgements} judge calls; early ends save most of them",
-        f"about {prompt_tokens:.0f} prompt tokens and 60 written ones a call: {millions:.1f} M tokens at most",
+        f"about {prompt_tokens:.0f} prompt tokens and {written['policy']} written ones a call: {millions:.1f} M tokens "
+        f"at most (--max-tokens allows {config.policy.max_tokens} written ones)",
     ]
     for role, count in (("policy", calls), ("judge", len(questions) * judgements)):
-        if count and (cost := config.prices[role].cost(round(count * prompt_tokens), count * 60)) is not None:
+        cost = config.prices[role].cost(round(count * prompt_tokens), count * written[role])
+        if count and cost is not None:
             lines.append(f"{role} cost at most {cost:.2f}")
+    measured = _measured_pace(config, out)
+    if measured is None:
+        lines.append("time: known once calls were made; --preview with --out makes some, which the run does not repeat")
+    else:
+        folder, made, seconds = measured
+        time = duration(calls * seconds / made)
+        lines.append(f"time: at most {time} at {pace(made, seconds, 'call')}, as in {folder}")
     return "\n".join(lines)
+
+
+def _measured_pace(config: Config, out: Path | None) -> tuple[Path, int, float] | None:
+    """Return a folder with calls of the same policy, their number and the seconds that they took; None if none has."""
+    if out is not None and (out / "journal.sqlite").is_file():
+        with contextlib.closing(Journal(out / "journal.sqlite")) as journal:
+            used, seconds = journal.usage().get("policy"), journal.meta("seconds")
+        if used and seconds:
+            return out, used.calls, seconds
+    for file in sorted(RUNS.rglob("run.json"), key=lambda file: file.stat().st_mtime, reverse=True):
+        summary, settings = read_json(file) or {}, file.with_name("config.yaml")
+        policy = read_yaml(settings).get("policy") if settings.is_file() else None
+        made, seconds = summary.get("calls", {}).get("policy", {}).get("calls"), summary.get("seconds")
+        same = policy and (policy.get("spec"), policy.get("model")) == (config.policy.spec, config.policy.model)
+        if same and made and seconds:
+            return file.parent, made, seconds
+    return None
 
 
 async def _passage_chars(config: Config, questions: list[Question]) -> float:

@@ -18,8 +18,10 @@ from reasonrag.formats import Format, PromptSet, open_format
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import check_llm, is_reader, open_llm
+from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.base import Retriever
 from reasonrag.rewards.judge import JudgeService, ProcessJudge
+from reasonrag.rollout import Engine, FirstSteps
 from reasonrag.storage.questions import (
     leave_out,
     load_questions,
@@ -159,6 +161,27 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
     return BM25Retriever.open(corpus, cache=Path(settings.cache).expanduser() / "bm25")
 
 
+def open_engine(
+    config: Config, policy: LLM, retriever: Retriever, format: Format, *, tokens_flag: str = "--max-tokens "
+) -> Engine:
+    """Create the engine that runs a policy as configured. `tokens_flag` sets the limit of a step, for an error."""
+    first_steps = FirstSteps(
+        policy.name,
+        most_unreadable=config.run.max_unreadable,
+        longer=f"{tokens_flag}{4 * config.policy.max_tokens}",
+        refuse=policy.journal.drain if isinstance(policy, JournaledLLM) else None,
+    )
+    return Engine(
+        policy,
+        retriever,
+        format,
+        max_steps=config.format.max_steps,
+        top_k=config.retrieval.top_k,
+        sampling=sampling(config.policy),
+        first_steps=first_steps,
+    )
+
+
 def open_judge(llm: LLM, config: Config) -> ProcessJudge:
     """Create the process judge of Eq. 6 on a given model."""
     return ProcessJudge(llm, PromptSet.find(config.format.prompts), sampling=sampling(config.judge))
@@ -177,10 +200,14 @@ def sampling(model: ModelConfig) -> Sampling:
     return Sampling(temperature=model.temperature, top_p=model.top_p, max_tokens=model.max_tokens)
 
 
-def set_aside(question: Question, error: Exception) -> str:
-    """Log why a question is set aside; return the cause that it is counted under."""
+def set_aside(question: Question, error: Exception, progress: Progress) -> str:
+    """Count a question as failed; return the cause that it is counted under. The first one of a cause is logged."""
     cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
-    log.warning("question set aside", question=question.id, cause=cause, error=excerpt(str(error)))
+    progress.failed += 1
+    progress.causes[cause] += 1
+    if progress.causes[cause] == 1:
+        said = "question set aside; others for this cause are counted"
+        log.warning(said, question=question.id, cause=cause, error=excerpt(str(error)))
     return cause
 
 

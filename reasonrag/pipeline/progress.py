@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from reasonrag.core.config import ModelConfig
+from reasonrag.core.text import duration, pace
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.slots import SlotCounts
 
@@ -40,8 +41,8 @@ class Progress:
 
     Args:
         total: how many units of work there are.
-        unit: what `total`, `done` and `failed` count: "questions" of a build, "attempts" of an evaluation (a question
-            at one setting of one policy).
+        unit: what `total`, `done` and `failed` count: "questions" of a build, "iterations" of a preview, "attempts" of
+            an evaluation (a question at one setting of one policy).
         label: what is being worked on right now, such as a policy and its setting; "" shows nothing.
         done_before: units that an earlier process finished; they are part of `done` and say nothing about the pace.
         written: rows written so far by kind ("nodes", "pairs"), in the order shown.
@@ -54,12 +55,15 @@ class Progress:
     failed: int = 0
     done_before: int = 0
     written: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)  # of what failed
     started: float = field(default_factory=time.monotonic)
     _models: list[tuple[JournaledLLM, ModelConfig]] = field(default_factory=list)
     _closed: Usage = field(default_factory=Usage)
 
     def open(self, model: JournaledLLM, prices: ModelConfig) -> None:
-        """Count the calls of one more model."""
+        """Count the calls of one more model; what came before the first, such as loading it, is no part of the pace."""
+        if not self._models and self._closed == Usage():
+            self.started = time.monotonic()
         self._models.append((model, prices))
 
     def close(self) -> None:
@@ -74,7 +78,7 @@ class Progress:
         for model, prices in self._models:
             cost = prices.cost(model.prompt_tokens, model.completion_tokens)
             tokens = model.prompt_tokens + model.completion_tokens
-            total = total.plus(Usage(model.sent, tokens, cost, model.cached_tokens, model.cached_of))
+            total = total.plus(Usage(model.answered, tokens, cost, model.cached_tokens, model.cached_of))
         return total
 
     def counts(self) -> dict[str, Any]:
@@ -96,7 +100,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since this process started."""
+        """Seconds since the first model was opened."""
         return time.monotonic() - self.started
 
     @property
@@ -111,7 +115,11 @@ class Progress:
         parts = [self.label] if self.label else []
         parts += [f"{self.done}/{self.total} {self.unit}", f"{self.failed} failed"]
         parts += [f"{count} {kind}" for kind, count in self.written.items()]
-        parts += [f"{calls} calls ({calls / max(self.seconds, 1e-9):.0f}/s)", f"{tokens} tokens"]
+        if not calls and any(model.slots.in_flight for model, _ in self._models):
+            parts.append(f"no reply yet in {duration(self.seconds)}")
+        else:
+            parts += [f"{calls} calls ({pace(calls, self.seconds, 'call')})"]
+            parts += [f"{tokens} tokens ({pace(tokens, self.seconds)})"]
         if cached_of:
             parts.append(f"{cached / cached_of:.0%} of the prompts cached")
         shown: list[SlotCounts] = []

@@ -37,9 +37,9 @@ log = structlog.get_logger()
 _MESSAGE_CHARS = 300
 _QUESTIONS_KNOWN = 2_048  # questions whose keys are in memory, 20 kB each
 
-# PRAGMA user_version of a new file. Before 2, keys of requests were hashes of JSON that no question preceded; a file
-# keeps the keys that it began with, so that its calls are found.
-_VERSION = 2
+# PRAGMA user_version of a new file. Before 2, keys of requests were hashes of JSON that no question preceded; before 3,
+# those of greedy ones held a seed. A file keeps the keys that it began with, so that its calls are found.
+_VERSION = 3
 
 _LAYOUT = """
 BEGIN IMMEDIATE;
@@ -140,8 +140,8 @@ class Journal:
         """
         self.path = path
         self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
-        self.draining = False  # whether new calls are refused
-        self.at_drain: list[Callable[[], None]] = []  # called when that begins
+        self.ended_by: Exception | None = None  # what new calls raise, once they are refused
+        self.at_drain: list[Callable[[Exception], None]] = []  # called with it when that begins
         self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._batch: _Batch | None = None  # of this turn of the event loop
         # A failed look-up costs tens of microseconds in WAL mode, and in a fresh run most look-ups fail.
@@ -233,20 +233,23 @@ class Journal:
             self._counted_cached = False
         self._reader.close()
 
-    def drain(self) -> None:
-        """Refuse new calls from now on; calls in flight are still stored."""
-        self.draining = True
+    def drain(self, error: Exception | None = None) -> None:
+        """Refuse new calls from now on, with Interrupted if no error is given.
+
+        Calls in flight are still stored, and those in the file still replayed.
+        """
+        self.ended_by = self.ended_by or error or Interrupted("stopped; all finished work is kept")
         for tell in self.at_drain:
-            tell()
+            tell(self.ended_by)
 
     def admit(self) -> None:
         """Raise if the run is shutting down. Called before every call that costs something.
 
         Raises:
-            Interrupted: after `drain`.
+            Interrupted, or another error that was given: after `drain`.
         """
-        if self.draining:
-            raise Interrupted
+        if self.ended_by is not None:
+            raise self.ended_by
 
     def call(self, key: str, question: str = "") -> Any | None:
         """Return the reply stored under a key, as it was given to `put_call`, or None.

@@ -145,6 +145,10 @@ class RunFolder:
         """Return the notes about all shards of this run, {} where there is none."""
         return [self.journal.meta(f"shard {number}") or {} for number in range(self.journal.meta("shards") or 0)]
 
+    def add_seconds(self, seconds: float) -> None:
+        """Add the seconds of a process to those that the run has taken."""
+        self.journal.put_meta("seconds", (self.journal.meta("seconds") or 0.0) + seconds)
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / "run.json", summary)
 

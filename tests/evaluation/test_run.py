@@ -142,7 +142,9 @@ def test_too_many_failures_end_a_setting_and_are_reported(questions, tmp_path):
     figures = evaluate(configs, tmp_path / "out")
     assert figures["failed"] == {"unreachable": 2}
     assert figures["questions"] == {"total": 12, "scored": 0, "not_tried": 10}
-    assert figures["incomplete"] == [{"policy": "direct", "setting": "t1_s8_k3", "missing": 12}]
+    assert figures["incomplete"] == [
+        {"policy": "direct", "setting": "t1_s8_k3", "missing": 12, "causes": {"unreachable": 2}}
+    ]
     assert figures["em"] is None
     assert rows(tmp_path / "out", "direct", "t1_s8_k3") == []
     assert "not tried" in (tmp_path / "out/report.md").read_text()

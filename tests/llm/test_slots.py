@@ -230,7 +230,7 @@ def test_requests_that_wait_are_told_of_a_stop():
         held = asyncio.create_task(hold(slots, 1.0))
         waits = asyncio.create_task(hold(slots, 1.0))
         await asyncio.sleep(0.5)
-        slots.drain()
+        slots.drain(Interrupted("stopped"))
         with pytest.raises(Interrupted):
             await waits
         await held

@@ -133,6 +133,19 @@ def test_a_dead_backend_stops_the_run_before_every_question_has_failed(tmp_path)
     assert summary["questions"]["finished"] == 0
 
 
+def test_a_run_whose_steps_cannot_be_read_stops_and_goes_on_where_it_was_if_told(tmp_path):
+    llm = ScriptedLLM(lambda prompt, sampling: "I do not know")
+    with pytest.raises(RunError, match=r"scripted: 0 of the first 12 steps can be read \(12 no_tag\)"):
+        run(tmp_path / "r", llm, overrides={"policy.concurrency": 1})
+    paid = len(llm.prompts)
+    assert 12 <= paid < 30
+    with pytest.raises(RunError, match="goes on all the same"):
+        run(tmp_path / "r", llm, overrides={"policy.concurrency": 1})
+    _, summary = run(tmp_path / "r", llm, overrides={"run.max_unreadable": 1.0})
+    assert summary["trees"]["malformed"] == {"no_tag": summary["trees"]["nodes"] - 12}
+    assert len(llm.prompts) == summary["calls"]["policy"]["calls"] == summary["trees"]["nodes"] - 12
+
+
 def test_a_finished_run_calls_nothing(tmp_path):
     run(tmp_path / "r")
     build, _ = run(tmp_path / "r", ScriptedLLM([]))

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from reasonrag.core.errors import LLMError
-from reasonrag.core.types import Answer, Malformed, Note, Search, StopReason, Trajectory
+from reasonrag.core.errors import LLMError, RunError
+from reasonrag.core.types import Answer, Completion, FinishReason, Malformed, Note, Search, StopReason, Trajectory
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.rollout import Engine, derive_seed
+from reasonrag.rollout import Engine, FirstSteps, derive_seed
 from tests.toys import QUESTION, SPIELBERG, ToyRetriever
 
 FORMAT = ReasonRAGFormat()
@@ -107,3 +107,44 @@ def test_a_search_asks_for_top_k_passages_and_a_step_for_one_completion():
     assert asked == [1]
     assert len(trajectory.steps[0].passages) == 1
     assert trajectory.answer == "y"
+
+
+def test_a_greedy_policy_is_not_asked_again_what_it_could_not_answer_in_form():
+    llm = ScriptedLLM(lambda prompt, sampling: "<answer>x</answer>" if prompt.stop == ("</answer>",) else "hm")
+    engine = Engine(llm, ToyRetriever(), FORMAT, max_steps=5, sampling=Sampling(temperature=0.0))
+    (trajectory,) = run(engine)
+    assert len(trajectory.steps) == 4 and trajectory.stop_reason is StopReason.FORCED_ANSWER
+    assert len(llm.prompts) == 2, "the step that cannot be read, and the forced answer"
+    asked_again = Engine(llm, ToyRetriever(), FORMAT, max_steps=5, sampling=Sampling(temperature=0.01))
+    assert run(asked_again)[0].steps == trajectory.steps
+    assert len(llm.prompts) == 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("readable", "most", "asked"),
+    [({99}, 0.9, 12), (set(range(0, 99, 12)), 0.9, 60), (set(range(0, 99, 8)), 0.9, 99), (set(), 1.0, 99)],
+    ids=["none", "few", "enough", "told to go on"],
+)
+def test_a_policy_whose_first_steps_cannot_be_read_is_asked_no_more(readable, most, asked):
+    llm = ScriptedLLM(lambda prompt, sampling: "<answer>x</answer>" if len(llm.prompts) - 1 in readable else "\x1b[1m")
+    first_steps = FirstSteps("hf:base", most_unreadable=most, longer="--max-tokens 64")
+    engine = Engine(llm, ToyRetriever(), FORMAT, max_steps=2, first_steps=first_steps)
+    said = ""
+    for _ in range(99):
+        try:
+            asyncio.run(engine.step(Trajectory(QUESTION), seed=0))
+        except RunError as error:
+            said = str(error)
+    assert len(llm.prompts) == asked
+    if asked < 99:
+        read = len([n for n in readable if n < asked])
+        assert said.startswith(f"hf:base: {read} of the first {asked} steps can be read ({asked - read} no_tag), for")
+        assert "'\\x1b[1m'" in said and said.endswith("--max-unreadable 1 goes on all the same")
+
+
+def test_what_was_cut_off_wants_more_tokens():
+    cut = Completion("So the next", finish_reason=FinishReason.LENGTH)
+    first_steps = FirstSteps("hf:base", most_unreadable=0.9, longer="--max-tokens 64")
+    engine = Engine(ScriptedLLM(lambda *_: cut), ToyRetriever(), FORMAT, max_steps=20, first_steps=first_steps)
+    with pytest.raises(RunError, match=r"12 were cut off: let it write more \(--max-tokens 64, in a new folder\)"):
+        run(engine)

@@ -37,6 +37,24 @@ def test_a_reply_is_paid_for_once(journal):
     assert len(llm.prompts) == 1
 
 
+def test_a_greedy_policy_is_asked_once_whatever_the_seed_and_a_journal_keeps_the_keys_it_began_with(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    for version, calls in ((3, 1), (2, 2)):
+        path.unlink(missing_ok=True)
+        Journal(path).close()
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            file.execute(f"PRAGMA user_version = {version}")
+        with contextlib.closing(Journal(path)) as journal:
+            assert journal.version == version
+            llm = ScriptedLLM(["a", "b"])
+            for seed in (1, 2, 1):
+                ask(journal, llm, seed=seed, temperature=0.0)
+            assert len(llm.prompts) == calls
+            judge = JournaledLLM(ScriptedLLM(["no", "yes"]), journal, kind="judge")
+            for seed, text in ((1, "no"), (2, "yes")):  # a second try
+                assert asyncio.run(judge.complete(PROMPT, Sampling(seed=seed, temperature=0.0)))[0].text == text
+
+
 @pytest.mark.parametrize("wal", [True, False])
 def test_a_journal_that_moves_to_a_shared_disk_or_back_goes_on(tmp_path, wal):
     path = tmp_path / "journal.sqlite"

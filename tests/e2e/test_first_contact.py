@@ -1,0 +1,75 @@
+"""A model that somebody brings along, and that cannot work as it is: one line, and what to do next."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import product
+from tests.llm.tiny import save_tiny_model
+from tests.training.toys import write_pairs
+
+DEMO = ("build-tree", "--preset", "demo", "--limit", "6")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights with a chat template, 512 positions."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def huge(tiny: Path) -> Path:
+    """The same, with weights whose header says that they are a trillion numbers."""
+    folder = tiny.with_name("huge")
+    shutil.copytree(tiny, folder)
+    tensor = {"dtype": "BF16", "shape": [2**20, 2**20], "data_offsets": [0, 2**41]}
+    header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder
+
+
+def last_line(code: int, *args: str | Path) -> str:
+    """The last line that `reasonrag` says on stderr, without a traceback."""
+    done = product.run(*args)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    print(line)
+    return line
+
+
+def test_a_base_model_without_a_chat_template(tmp_path: Path) -> None:
+    base = save_tiny_model(tmp_path / "base", chat_template=None)
+    line = last_line(2, *DEMO, "--policy", f"hf:{base}", "--out", tmp_path / "run")
+    assert line.startswith("error: ") and "chat template" in line
+
+
+def test_a_model_that_never_writes_a_step_that_can_be_read(tiny: Path, tmp_path: Path) -> None:
+    args = (*DEMO, "--policy", f"hf:{tiny}", "--max-tokens", "12", "--iterations", "1", "--out", tmp_path / "run")
+    line = last_line(2, *args)
+    assert line.startswith("error: hf:tiny@") and ": 0 of the first 12 steps can be read (" in line
+    assert "--max-tokens 48" in line and line.endswith("--max-unreadable 1 goes on all the same")
+    done = product.run(*args, "--max-unreadable", "1")
+    assert done.returncode == 0, done.stderr
+    assert "0 of the first 12 steps can be read" in done.stderr
+    assert "steps that cannot be read" in done.stdout
+
+
+def test_a_prompt_that_is_longer_than_the_context(tiny: Path, tmp_path: Path) -> None:
+    args = (*DEMO, "--policy", f"hf:{tiny}", "--prompts", "default", "--out", tmp_path / "run")
+    line = last_line(1, *args)
+    assert line.startswith("6 questions failed, 0 were not tried (6 context_overflow); make the prompts shorter")
+
+
+def test_too_little_memory_for_the_weights(huge: Path, tmp_path: Path) -> None:
+    line = last_line(2, *DEMO, "--policy", f"hf:{huge}", "--out", tmp_path / "run")
+    assert "loading it takes at least 2,199 GB of memory (1,099.51 billion parameters, as in the files)" in line
+    assert "GB are free; take a smaller model" in line
+    pairs = write_pairs(tmp_path / "pairs")
+    full = ("sft", "train", "--data", pairs, "--model", huge, "--method", "full", "--set", "device=cpu")
+    line = last_line(2, *full, "--out", tmp_path / "sft")
+    assert "training it takes at least 17,592 GB of memory" in line and "take --method lora" in line
