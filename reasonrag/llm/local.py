@@ -296,8 +296,14 @@ def _load(path_or_name: str, device: str | None, dtype: str | None, revision: st
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16 or float16")
     if device == "cpu" or (device is None and not torch.cuda.is_available()):
-        remedy = "take a smaller model, --set policy.dtype=bfloat16, or a server (--policy http://HOST:PORT/v1)"
-        require_memory(path_or_name, dtype, revision=revision, doing="loading it", remedy=remedy)
+        require_memory(
+            path_or_name,
+            dtype,
+            revision=revision,
+            doing="loading it",
+            remedy="take a smaller model, --set policy.dtype=bfloat16, or a server (--policy http://HOST:PORT/v1)",
+            instead=("bfloat16", 1, "--set policy.dtype=bfloat16"),
+        )
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True

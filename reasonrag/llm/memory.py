@@ -80,9 +80,18 @@ def free_memory() -> int | None:
 
 
 def require_memory(
-    path_or_name: str, dtype: str | None, *, copies: int = 1, revision: str | None = None, doing: str, remedy: str
+    path_or_name: str,
+    dtype: str | None,
+    *,
+    copies: int = 1,
+    revision: str | None = None,
+    doing: str,
+    remedy: str,
+    instead: tuple[str | None, int, str],
 ) -> None:
     """Raise if the weights alone do not fit into memory, `copies` times: with gradients and what an optimizer keeps.
+
+    `instead` are another dtype and number of copies, and the flags that choose them: named as what to try if they fit.
 
     Raises:
         ConfigError: what is needed, what is free, and the `remedy`.
@@ -90,10 +99,12 @@ def require_memory(
     weights, free = weights_of(path_or_name, revision), free_memory()
     if weights is None or free is None or copies * weights.bytes_as(dtype) <= free:
         return
+    other_dtype, fewer, flags = instead
     raise ConfigError(
         f"{path_or_name}: {doing} takes at least {gigabytes(copies * weights.bytes_as(dtype))} of memory "
         f"({weights.parameters / 1e9:,.2f} billion parameters, {dtype or 'as in the files'}), and "
-        f"{gigabytes(free)} are free; {remedy}"
+        f"{gigabytes(free)} are free; {remedy}",
+        add=flags if fewer * weights.bytes_as(other_dtype) <= free else "",
     )
 
 

@@ -157,9 +157,14 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
     if not uses_gpu(settings):
         # All weights: their gradients and AdamW's two means beside them. An adapter's are small.
         copies = 4 if settings.method == "full" else 1
-        remedy = "take --method lora, a smaller model, or a machine with more memory"
         require_memory(
-            source.base, dtype, copies=copies, revision=options["revision"], doing="training it", remedy=remedy
+            source.base,
+            dtype,
+            copies=copies,
+            revision=options["revision"],
+            doing="training it",
+            remedy="take --method lora, a smaller model, or a machine with more memory",
+            instead=(dtype, 1, "--method lora"),
         )
     model = _load_base(source.base, options)
     if not source.is_adapter:
@@ -178,10 +183,12 @@ def step_memory(model: Any, tokens: int, *, checkpointing: bool) -> float:
     Activations are 34 bytes a token, layer and hidden unit in 16 bits (arXiv:2205.05198, eq. 2, without the attention
     matrix, which is not kept), and one input a layer if they are recomputed. The head is not counted.
     """
-    trained = sum(weights.numel() * weights.element_size() for weights in model.parameters() if weights.requires_grad)
-    config = model.config.get_text_config()
-    a_unit = model.dtype.itemsize * (1 if checkpointing else 17)
-    return 3.0 * trained + float(tokens * config.num_hidden_layers * config.hidden_size * a_unit)
+    config, trained = model.config.get_text_config(), 0
+    for weights in model.parameters():
+        if weights.requires_grad:
+            trained += int(weights.numel() * weights.element_size())
+    a_unit = int(model.dtype.itemsize) * (1 if checkpointing else 17)
+    return 3.0 * trained + tokens * int(config.num_hidden_layers) * int(config.hidden_size) * a_unit
 
 
 def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:

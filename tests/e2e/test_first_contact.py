@@ -44,8 +44,11 @@ def last_line(code: int, *args: str | Path) -> str:
 
 def test_a_base_model_without_a_chat_template(tmp_path: Path) -> None:
     base = save_tiny_model(tmp_path / "base", chat_template=None)
-    line = last_line(2, *DEMO, "--policy", f"hf:{base}", "--out", tmp_path / "run")
+    done = product.run(*DEMO, "--policy", f"hf:{base}", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    line, command = done.stderr.splitlines()[-2:]
     assert line.startswith("error: ") and "chat template" in line
+    assert command.startswith("try: reasonrag build-tree ") and "--chat-template" in command
 
 
 def test_a_model_that_never_writes_a_step_that_can_be_read(tiny: Path, tmp_path: Path) -> None:
