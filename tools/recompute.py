@@ -23,7 +23,11 @@ from numpy.typing import NDArray
 
 TOLERANCE = 1e-9  # results are rounded to ten digits
 RESAMPLES = 10_000
-RATES = {"osr": ("steps_over", "searches_known"), "usr": ("steps_under", "own_steps_known")}
+RATES = {
+    "osr": ("steps_over", "searches_known"),
+    "usr": ("steps_under", "own_steps_known"),
+    "parsed": ("steps_parsed", "steps"),
+}
 
 Array = NDArray[np.float64]
 Side = Mapping[int, Mapping[str, Mapping[str, Any]]]  # the attempts of one variant, by seed and question

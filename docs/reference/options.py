@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from docs.reference.settings import SETTINGS, fields
 from reasonrag.core.settings import Flag
 from reasonrag.reproduce import PAPERS
-from reasonrag.reproduce.paper import Paper, Scale
+from reasonrag.reproduce.paper import Paper
 from reasonrag.retrieval.server.settings import ServeSettings
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean"}
@@ -63,6 +63,7 @@ def _paper(paper: Paper) -> dict[str, Any]:
         "title": paper.title,
         "variants": [variant.name for variant in paper.variants],
         "builds_trees": paper.builds_trees,
-        "seeds": Scale().seeds,
-        "test_questions": Scale().test_questions,
+        "in_demo_world": paper.in_demo_world,
+        "seeds": paper.scale.seeds,
+        "test_questions": paper.scale.test_questions,
     }

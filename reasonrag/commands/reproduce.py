@@ -1,9 +1,10 @@
-"""`reproduce`: the papers' comparisons at laptop scale. Each stage is a `reasonrag` command in its own process."""
+"""`reproduce`: comparisons at laptop scale. Each stage is a `reasonrag` command in its own process."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,22 @@ from reasonrag.commands.options import PATH, F, out, settings, table, together
 
 @click.group()
 def reproduce() -> None:
-    """Repeat the papers' comparisons at laptop scale, in the demo world, with intervals.
+    """Repeat the papers' comparisons at laptop scale, in the demo world, or train a real model; with intervals.
 
     \b
       reasonrag reproduce reasonrag --out runs/reproduce
+      reasonrag reproduce real --model models/gemma-3-270m --chat-template gemma --data data --out runs/real
     """
 
 
 def _count(flag: str, default: int, help: str) -> Callable[[F], F]:
     return click.option(flag, type=click.IntRange(1), default=default, show_default=True, help=help)
+
+
+_RESUMES = """
+    Each stage is a separate command, which is printed. The same command resumes what was stopped, and may ask for more
+    seeds and variants later. The page says which variants are missing.
+    """
 
 
 def _add_command(name: str, paper: Mapping[str, Any]) -> None:
@@ -36,11 +44,28 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
     One variant, to see it run:
       reasonrag reproduce {name} --out runs/quick --seeds 1 --only {variants[0]} \\
           --limit 20 --test-limit 20 --max-steps 2
-
-    Each stage is a separate command, which is printed. The same command resumes what was stopped, and may ask for more
-    seeds and variants later. The page says which variants are missing.
     """
+    inputs = []
+    if not paper["in_demo_world"]:
+        text = f"""Train a real model on real questions: {", ".join(variants)}, evaluated beside the model itself.
+
+    \b
+    Everything, about six hours of one CPU core for a model of 270 million parameters:
+      reasonrag reproduce {name} --model models/gemma-3-270m --chat-template gemma --data data --out runs/{name}
+    As few questions and steps as possible, to see it run:
+      reasonrag reproduce {name} --model MODEL --data data --out runs/quick --limit 1 --iterations 1 --max-steps 1 \\
+          --test-limit 1
+
+    The folder of --data has questions/NAME.jsonl and corpus/NAME.jsonl.gz of hotpotqa, 2wikimultihopqa and musique,
+    with FlashRAG's fields. Limits are per data set.
+    """
+        inputs = [
+            click.option("--model", type=PATH, required=True, help="Folder of the model to start from."),
+            settings("SFTSettings", "chat_template", show_keys=False),
+            click.option("--data", type=PATH, required=True, help="Folder of the questions and their passages."),
+        ]
     options = [
+        *inputs,
         out("The folder of all stages; the same command resumes them."),
         click.option("--results", type=PATH, help="Folder of the results page (default: OUT/results)."),
         _count("--seeds", paper["seeds"], "How many random seeds; everything is trained and evaluated once for each."),
@@ -61,7 +86,7 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
     def run(**given: Any) -> None:
         sys.exit(_reproduce(name, **given))
 
-    reproduce.command(name, help=text, short_help=f"Repeat {paper['title']}.")(together(*options)(run))
+    reproduce.command(name, help=text + _RESUMES, short_help=f"Repeat {paper['title']}.")(together(*options)(run))
 
 
 def _reproduce(
@@ -76,6 +101,9 @@ def _reproduce(
     only: tuple[str, ...],
     jobs: int,
     iterations: int | None = None,
+    model: Path | None = None,
+    data: Path | None = None,
+    chat_template: str | None = None,
 ) -> int:
     """Run what is not done yet, then write the page of all results so far; return the exit code.
 
@@ -85,19 +113,29 @@ def _reproduce(
     from reasonrag.reproduce import PAPERS
     from reasonrag.reproduce.page import write
     from reasonrag.reproduce.paper import Scale, outputs, stages
+    from reasonrag.reproduce.real import RealModel, prepare
     from reasonrag.reproduce.results import evaluated, summarise
     from reasonrag.reproduce.stages import Plan
 
     log_plainly()
     console = error_console()
-    paper, scale = PAPERS[name], Scale(seeds, limit, test_limit, max_steps, iterations)
+    paper = PAPERS[name]
+    default = paper.scale
+    scale = Scale(seeds, limit or default.questions, test_limit, max_steps, iterations or default.iterations)
+    if isinstance(paper, RealModel):
+        paper = replace(paper, chat_template=chat_template)
     plan = Plan(out, stages(paper, out, scale))
+    if model is not None and data is not None:
+        prepare(model, data, out)
     code = plan.run(console.print, only=outputs(paper, out, scale, only or paper.names), jobs=jobs)
     if code >= 128:
         console.print("stopped; all finished work is kept, and the same command resumes")
         return code
     rows = evaluated(paper, plan, scale)
-    print(f"results: {write(paper, summarise(paper, plan, scale, rows), rows, results or out / 'results')}")
+    page = write(paper, summarise(paper, plan, scale, rows), rows, results or out / "results")
+    if isinstance(paper, RealModel):
+        paper.draw(plan, page.parent)
+    print(f"results: {page}")
     if code:
         console.print("some commands failed, and the page lacks their results; the same command tries them again")
     return code

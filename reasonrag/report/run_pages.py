@@ -11,7 +11,7 @@ from typing import Any
 
 from reasonrag.core.settings import dump
 from reasonrag.pipeline.pair_tables import repeated_questions
-from reasonrag.report.site import ListRow, Page, TextPool, open_site, shortened
+from reasonrag.report.site import ListRow, Page, TextPool, open_site, render, shortened
 from reasonrag.report.stats import RunCounts, margin_histogram, whole_number_histogram
 from reasonrag.report.trees import QuestionTree, read_trees, tree_of
 from reasonrag.storage.parquet import Row
@@ -22,6 +22,7 @@ _BOX_WIDTH, _BOX_HEIGHT = 272, 62
 _COLUMN_WIDTH, _ROW_HEIGHT = 304, 74  # from box to box, in SVG units
 _MARGIN = 12
 _QUOTE_COLUMNS = 60  # the style sheet cuts the quoted line at the box, wherever a font needs it
+_PICTURE_QUOTE_COLUMNS = 40  # nothing cuts it in a picture
 _STEP_TYPES = ("query", "evidence", "answer", "malformed")  # a malformed step is never chosen
 
 
@@ -115,6 +116,11 @@ def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = ()) ->
         )
 
 
+def tree_picture(tree: QuestionTree) -> str:
+    """Return the drawing of a tree as an SVG file, which needs no page around it."""
+    return render("tree.svg.j2", drawing=_draw(tree, _PICTURE_QUOTE_COLUMNS))
+
+
 def _page(tree: QuestionTree) -> Page:
     best_f1 = max((row["f1"] for row in tree.nodes if row["f1"] is not None), default=None)
     depth = max(row["depth"] for row in tree.nodes)
@@ -123,11 +129,11 @@ def _page(tree: QuestionTree) -> Page:
     return Page(tree.root, {"drawing": _draw(tree), "details": _details(tree)}, [ListRow(cells)])
 
 
-def _draw(tree: QuestionTree) -> Drawing:
+def _draw(tree: QuestionTree, quote_columns: int = _QUOTE_COLUMNS) -> Drawing:
     """Place all nodes of a tree; steps run from left to right."""
     positions = layout(tree.children)
     best = set(tree.best_path)
-    boxes = [_box(tree.nodes[node], positions, best=node in best) for node in depth_first(tree.children)]
+    boxes = [_box(tree.nodes[node], positions, quote_columns, node in best) for node in depth_first(tree.children)]
     return Drawing(
         boxes,
         width=2 * _MARGIN + max(position.column for position in positions) * _COLUMN_WIDTH + _BOX_WIDTH,
@@ -172,7 +178,7 @@ def depth_first(children: Sequence[Sequence[int]]) -> list[int]:
     return order
 
 
-def _box(row: Row, positions: Sequence[Position], *, best: bool) -> Box:
+def _box(row: Row, positions: Sequence[Position], quote_columns: int, best: bool) -> Box:
     node = row["node_id"]
     parent = None if row["parent_id"] < 0 else row["parent_id"]
     x, y = _corner(positions[node])
@@ -190,7 +196,7 @@ def _box(row: Row, positions: Sequence[Position], *, best: bool) -> Box:
         edge="" if parent is None else _edge(_corner(positions[parent]), (x, y)),
         title=title,
         metrics=metrics,
-        quote=shortened(quote, _QUOTE_COLUMNS),
+        quote=shortened(quote, quote_columns),
         state=state,
         best=best,
         label=f"Node {title}, {metrics}: {shortened(quote, 3 * _QUOTE_COLUMNS)}",

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from reasonrag.core.errors import RunError
+from reasonrag.core.text import cover_match, normalize_answer
 from reasonrag.evaluation.bootstrap import (
     Column,
     Difference,
@@ -56,7 +57,12 @@ METRICS = {
     "format_rate": Metric("in form", "format_rate"),
     "needless": Metric("needless", "needless", share=False),
     "early": Metric("early", "early"),
+    "parsed": Metric("steps parsed", "steps_parsed", "steps"),
+    "found": Metric("found", "found"),
+    "noted": Metric("noted", "noted"),
 }
+_STEP = "trajectory.list.element"
+_STEP_COLUMNS = (f"{_STEP}.action", f"{_STEP}.content", f"{_STEP}.passages.list.element.contents")
 
 
 def read_seeds(folders: Mapping[int, Path], policy: str, setting: str) -> dict[int, dict[str, Row]]:
@@ -191,13 +197,18 @@ def _column(metric: Metric, rows: Mapping[str, Row], questions: Sequence[str]) -
 
 
 def _read_rows(evaluation: Path, policy: str, setting: str) -> dict[str, Row]:
-    """Read the columns of `METRICS` by question id; `needless` and `early` are derived from searches and hops."""
+    """Read the columns of `METRICS` by question id.
+
+    `needless` and `early` are derived from searches and hops. `steps_parsed`, `found` and `noted` come from the steps:
+    how many could be read, and whether a golden answer stands in a passage, or in the evidence that the policy noted;
+    both are None for a question whose answer is yes or no.
+    """
     import pyarrow.parquet as pq
 
     files = sorted((evaluation / policy / "trajectories").glob(f"{setting}-*.parquet"))
     if not files:
         raise RunError(f"{evaluation / policy} has no trajectories at {setting}; run the evaluation again")
-    wanted = {"question_id", "kind", "hops"}
+    wanted = {"question_id", "kind", "hops", "golden_answers"}
     for metric in METRICS.values():
         wanted |= {metric.part, metric.whole or metric.part}
     rows: dict[str, Row] = {}
@@ -205,10 +216,25 @@ def _read_rows(evaluation: Path, policy: str, setting: str) -> dict[str, Row]:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             # An evaluation without a judge has no judged columns.
             columns = sorted(wanted & set(file.schema_arrow.names))
-            for row in file.read(columns).to_pylist():
+            for row in file.read([*columns, *_STEP_COLUMNS]).to_pylist():
+                row |= _of_steps(row.pop("golden_answers"), row.pop("trajectory"))
                 if row["hops"] is not None:
                     extra = row["retrievals"] - row["hops"]
                     row["needless"] = max(extra, 0)
                     row["early"] = int(extra < 0 and row["kind"] != "known")
                 rows[row["question_id"]] = row
     return rows
+
+
+def _of_steps(golden_answers: Sequence[str], steps: Sequence[Row]) -> Row:
+    """Return `steps_parsed`, `found` and `noted` of an attempt, see `_read_rows`."""
+    parsed = sum(step["action"] != "malformed" for step in steps)
+    if {normalize_answer(answer) for answer in golden_answers} <= {"yes", "no"}:
+        return {"steps_parsed": parsed}
+    passages = [passage["contents"] for step in steps for passage in step["passages"]]
+    notes = [step["content"] for step in steps if step["action"] == "evidence"]
+    return {
+        "steps_parsed": parsed,
+        "found": int(any(cover_match(text, golden_answers) for text in passages)),
+        "noted": int(any(cover_match(text, golden_answers) for text in notes)),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,48 @@ _OVER_SEEDS = (
 
 
 def write(paper: Paper, results: Results, rows: Evaluated, folder: Path) -> Path:
-    """Write `PAPER.md`, `.json`, `.svg`, `.png` and `.values.csv.gz` into a folder; return the page."""
+    """Write `PAGE.md`, `.json`, `.svg`, `.png` and `.values.csv.gz` into a folder; return the page."""
     folder.mkdir(parents=True, exist_ok=True)
     if paper.curves:
-        save_charts(folder / paper.name, list(_panels(paper, results)))
+        save_charts(folder / paper.page, list(_panels(paper, results)))
     else:
         label = METRICS[paper.metrics[0]].label
         title = f"{label} in the demo world, 95 % intervals"
-        save_charts(folder / paper.name, [BarChart(title, label, tuple(_bars(paper, results)))])
-    write_values(folder / f"{paper.name}.values.csv.gz", rows, paper.metrics)
-    write_json(folder / f"{paper.name}.json", results, indent=1)
-    write_text(folder / f"{paper.name}.md", "\n".join(page(paper, results)) + "\n")
-    return folder / f"{paper.name}.md"
+        save_charts(folder / paper.page, [BarChart(title, label, tuple(_bars(paper, results)))])
+    write_values(folder / f"{paper.page}.values.csv.gz", rows, paper.metrics)
+    write_json(folder / f"{paper.page}.json", results, indent=1)
+    write_text(folder / f"{paper.page}.md", "\n".join(page(paper, results)) + "\n")
+    return folder / f"{paper.page}.md"
 
 
 def page(paper: Paper, results: Results) -> Iterator[str]:
     """Yield the lines of the Markdown page in `docs/results/` that compares our results with the paper's."""
     yield from _head(paper, results)
-    yield from ["", "## Findings", "", *_against_base(paper, results), *_signs(results)]
+    yield from ["", "## Findings", "", *_against_base(paper, results)]
+    if paper.in_demo_world:
+        yield from _signs(results)
     for setting, found in results["settings"].items():
         yield from ["", f"## {setting[0].upper()}{setting[1:]}", "", *_variants(paper, found)]
+        if not found["differences"]:
+            continue
         yield from ["", "First minus second, paired by question over the seeds that both have; shares in points."]
         yield from [bold_note(tested(paper, found["differences"])), "", *_differences(paper, found)]
+    if paper.in_demo_world:
+        yield from _compared(paper, results)
+    yield from ["", "## By kind of question", ""]
+    if paper.in_demo_world:
+        yield "`known` facts are in the policy's weights: they need no search."
+    if "early" in paper.by_kind:
+        yield "Hops: searches that a question needs. Needless: searches beyond the hops. Early: share of attempts that"
+        yield "answered with fewer searches than hops."
+    yield from ["", *_by_kind(paper, results)]
+    for first, second in paper.pairs_by_kind:
+        yield from ["", f"`{first}` minus `{second}`:", "", *_difference_by_kind(paper, results, first, second)]
+    yield from paper.sections(results)
+    yield from ["", "## Runs", "", *_cost(results), *_commands(results)]
+
+
+def _compared(paper: Paper, results: Results) -> Iterator[str]:
     yield from ["", "## Compared with the paper", ""]
     yield "The paper's models are large and answer real questions; ours has about a million parameters and answers"
     yield "questions of an invented world. Signs can be compared, sizes cannot. Paper: the difference of its averages"
@@ -52,19 +72,10 @@ def page(paper: Paper, results: Results) -> Iterator[str]:
     yield "is bold, so certain; `undecided`: it is not; `no sign`: the paper's difference is 0; `unknown`: there is"
     yield "nothing to measure, such as a rate over steps that a policy never takes; `not run`: see the list at the top."
     yield from ["", *_comparisons(results), "", *(f"- {note}" for note in _notes(paper, results))]
-    yield from ["", "## By kind of question", ""]
-    yield "`known` facts are in the policy's weights: they need no search."
-    if "early" in paper.by_kind:
-        yield "Hops: searches that a question needs. Needless: searches beyond the hops. Early: share of attempts that"
-        yield "answered with fewer searches than hops."
-    yield from ["", *_by_kind(paper, results)]
-    for first, second in paper.pairs_by_kind:
-        yield from ["", f"`{first}` minus `{second}`:", "", *_difference_by_kind(paper, results, first, second)]
-    yield from ["", "## Runs", "", *_cost(results), *_commands(results)]
 
 
 def _head(paper: Paper, results: Results) -> Iterator[str]:
-    values = f"{paper.name}.values.csv.gz"
+    values = f"{paper.page}.values.csv.gz"
     variants = [variant for found in results["settings"].values() for variant in found["variants"].values()]
     questions = max((variant["questions"] for variant in variants), default=0)
     by_seed = max((max(variant.get("questions_by_seed", [0])) for variant in variants), default=0)
@@ -74,13 +85,17 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
     yield f"{', '.join(f'{name} {version}' for name, version in results['versions'].items())}."
     yield ""
     each = f", {by_seed} with each seed" if 0 < by_seed < questions else ""
-    yield f"{questions} held-out questions of an invented world{each}."
+    yield f"{questions} held-out questions of {'an invented world' if paper.in_demo_world else 'real data sets'}{each}."
     if shared := results.get("shared_with_training"):
         named, answers = shared["questions"] or "None", shared["answers"]
         yield f"{named} of them name an entity that a training question names; {answers} have one as an answer."
     yield paper.method(results["steps"])
-    yield "Means are over all attempts, of all questions and seeds, and OSR and USR over all their steps. Each seed is"
-    yield "shown too."
+    rates = "OSR and USR" if paper.in_demo_world else "steps parsed"
+    if _has_seeds(variants) or not variants:
+        yield f"Means are over all attempts, of all questions and seeds, and {rates} over all their steps. Each seed is"
+        yield "shown too."
+    else:
+        yield f"Means are over all questions, and {rates} over all their steps, with one seed."
     if results.get("seeds", 1) > 1:
         yield from _OVER_SEEDS
     else:
@@ -98,10 +113,10 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
         yield from ["", f"**Not run**: {'; '.join(missing)}. The command above was stopped before these, or told"]
         yield "to leave them out (`--only`); repeated, it runs them. Rows that need them say `not run`."
     if paper.curves:
-        yield from ["", f"![curves]({paper.name}.svg)", ""]
+        yield from ["", f"![curves]({paper.page}.svg)", ""]
         yield "Means over the seeds; curves of rollouts are also means over the last five steps."
     else:
-        yield from ["", f"![{METRICS[paper.metrics[0]].label}]({paper.name}.svg)"]
+        yield from ["", f"![{METRICS[paper.metrics[0]].label}]({paper.page}.svg)"]
 
 
 def _against_base(paper: Paper, results: Results) -> Iterator[str]:
@@ -143,23 +158,35 @@ def _signs(results: Results) -> Iterator[str]:
 def _variants(paper: Paper, found: Results) -> Iterator[str]:
     main = paper.metrics[0]
     rows = []
+    several = _has_seeds(found["variants"].values())
     for name, variant in found["variants"].items():
         by_seed = ", ".join("?" if value is None else f"{value:.3f}" for value in variant["by_seed"][main])
-        rows.append([f"`{name}`", *_means(variant["all"], paper.metrics), by_seed])
-    return table_lines(["policy", *_labels(paper.metrics), f"{METRICS[main].label} by seed"], rows)
+        rows.append([f"`{name}`", *_means(variant["all"], paper.metrics), *([by_seed] if several else [])])
+    last = [f"{METRICS[main].label} by seed"] if several else []
+    return table_lines(["policy", *_labels(paper.metrics), *last], rows)
 
 
 def _differences(paper: Paper, found: Results) -> Iterator[str]:
     main = paper.metrics[0]
     digits, scale = (1, 100) if METRICS[main].share else (3, 1)
     rows = []
+    several = _has_seeds(found["differences"].values())
     for name, difference in found["differences"].items():
         first, second = name.split(" - ")
         seeds = difference["by_seed"][main]
         by_seed = ", ".join("?" if value is None else f"{scale * value:+.{digits}f}" for value in seeds)
-        cells = [f"`{first}` - `{second}`", len(difference["seeds"]), *_changes(difference["all"], paper.metrics)]
-        rows.append([*cells, by_seed])
-    return table_lines(["difference", "seeds", *_labels(paper.metrics), f"{METRICS[main].label} by seed"], rows)
+        cells = [f"`{first}` - `{second}`", *_changes(difference["all"], paper.metrics)]
+        if several:
+            cells = [cells[0], str(len(difference["seeds"])), *cells[1:], by_seed]
+        rows.append(cells)
+    labels = _labels(paper.metrics)
+    headings = ["seeds", *labels, f"{METRICS[main].label} by seed"] if several else labels
+    return table_lines(["difference", *headings], rows)
+
+
+def _has_seeds(rows: Iterable[Results]) -> bool:
+    """Return whether a variant, or a difference, is of several seeds."""
+    return any(len(means) > 1 for row in rows for means in row["by_seed"].values())
 
 
 def _difference(metric: str, interval: Mapping[str, Any] | None) -> str:

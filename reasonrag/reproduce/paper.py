@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from reasonrag.evaluation.judged import JUDGED
-from reasonrag.reproduce.stages import Stage
+from reasonrag.reproduce.stages import Plan, Stage
 
 BASE = "base"
 JUDGE = "demo-judge"
@@ -112,6 +113,19 @@ class Paper(ABC):
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader has to know about the paper's rows, and ours
     builds_trees: bool = False  # if so, search iterations are part of the scale
+    in_demo_world: bool = True  # if not, questions, corpus and policy are real, and no paper's rows are compared
+    sampled: tuple[str, ...] | None = None  # what is evaluated at temperature 1 too; None: everything
+    scale: Scale = Scale()  # what the command does by default
+
+    @property
+    def page(self) -> str:
+        """The name of the page's files."""
+        return self.name
+
+    @property
+    def inputs(self) -> str:
+        """What the command needs beside its scale, as a person types it."""
+        return ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -130,6 +144,24 @@ class Paper(ABC):
     def training(self, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
         """Yield the commands of one seed, those that others need first; a variant is trained into `folder / NAME`."""
 
+    def evaluation(self, folder: Path, name: str, seed: int, scale: Scale) -> Stage:
+        """Return the command that evaluates one of `names` on questions that no training of the folder sees."""
+        spec = self.policy if name == BASE else f"hf:{folder / name}"
+        test = ("--split", "test", "--limit", str(scale.test_questions), "--temperature", "0,1", "--seed", str(seed))
+        judged = [metric for metric in JUDGED if metric in self.metrics]
+        judge = ("--judge", JUDGE, "--judged", ",".join(judged)) if judged else ()
+        arguments = ("eval", "--dataset", "demo", "--policy", f"{name}={spec}", *test, *judge)
+        needs = () if name == BASE else (folder / name,)
+        return Stage.writing(evaluation_of(folder, name), *arguments, needs=needs)
+
+    def facts(self, plan: Plan) -> dict[str, Any]:
+        """Return what the page says beside metrics and curves; it becomes part of the results."""
+        return {}
+
+    def sections(self, results: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the lines of the page about `facts`."""
+        yield from ()
+
 
 def stages(paper: Paper, out: Path, scale: Scale) -> list[Stage]:
     """Return the commands of all variants, seed after seed; a command comes after those that it needs."""
@@ -137,12 +169,11 @@ def stages(paper: Paper, out: Path, scale: Scale) -> list[Stage]:
     for seed in range(scale.seeds):
         folder = out / f"seed-{seed}"
         trained = {folder / variant.name: variant.name for variant in paper.variants}
-        commands.append(_evaluation(paper, folder, BASE, paper.policy, seed, scale))
         for stage in paper.training(folder, seed, scale):
             commands.append(stage)
             if stage.out in trained:
-                name = trained[stage.out]
-                commands.append(_evaluation(paper, folder, name, f"hf:{stage.out}", seed, scale, stage.out))
+                commands.append(paper.evaluation(folder, trained[stage.out], seed, scale))
+        commands.append(paper.evaluation(folder, BASE, seed, scale))
     return commands
 
 
@@ -161,11 +192,3 @@ def outputs(paper: Paper, out: Path, scale: Scale, only: Collection[str]) -> set
 def evaluation_of(folder: Path, name: str) -> Path:
     """Return the evaluation of a variant within a seed's folder."""
     return folder / "eval" / name
-
-
-def _evaluation(paper: Paper, folder: Path, name: str, spec: str, seed: int, scale: Scale, *needs: Path) -> Stage:
-    test = ("--split", "test", "--limit", str(scale.test_questions), "--temperature", "0,1", "--seed", str(seed))
-    judged = [metric for metric in JUDGED if metric in paper.metrics]
-    judge = ("--judge", JUDGE, "--judged", ",".join(judged)) if judged else ()
-    policy = ("--dataset", "demo", "--policy", f"{name}={spec}")
-    return Stage.writing(evaluation_of(folder, name), "eval", *policy, *test, *judge, needs=needs)

@@ -18,7 +18,8 @@ from reasonrag.storage.runs import versions
 Evaluated = Mapping[str, Mapping[str, Seeds]]  # rows by decoding and variant
 
 # Beginning of an evaluation's file names at each temperature; the policy's own settings give the rest.
-SETTINGS = {"greedy": "t0_*", "sampled (T = 1)": "t1_*"}
+GREEDY = "greedy"
+SETTINGS = {GREEDY: "t0_*", "sampled (T = 1)": "t1_*"}
 _ADVICE = "run the same command again"
 _SMOOTHED = 5  # a batch has few questions, so a point of a rollout's curve is the mean of the last steps
 
@@ -35,7 +36,8 @@ def evaluated(paper: Paper, plan: Plan, scale: Scale) -> Evaluated:
         folders = {seed: evaluation_of(plan.out / f"seed-{seed}", name) for seed in range(scale.seeds)}
         folders = {seed: folder for seed, folder in folders.items() if folder in done}
         for setting, files in SETTINGS.items():
-            if folders:
+            is_asked = setting == GREEDY or paper.sampled is None or name in paper.sampled
+            if folders and is_asked:
                 rows[setting][name] = read_seeds(folders, name, files)
     return rows
 
@@ -68,12 +70,13 @@ def summarise(paper: Paper, plan: Plan, scale: Scale, rows: Evaluated) -> Result
         "seeds": max((len(numbers) for numbers in seeds.values()), default=0),
         "steps": paper.steps(scale),
         "missing": {name: numbers for name, numbers in missing.items() if numbers},
-        "shared_with_training": _shared_with_training(rows),
+        "shared_with_training": _shared_with_training(rows) if paper.in_demo_world else None,
         "settings": settings,
         "comparisons": list(comparisons(paper, settings)),
         "trees": _trees(plan),
         "training": {name: _cost(summaries) for name, summaries in trained.items()},
         "curves": curves,
+        **paper.facts(plan),
     }
 
 
@@ -102,6 +105,7 @@ def command(paper: Paper, scale: Scale) -> str:
         "max-steps": scale.max_steps,
     }
     flags = "".join(f" --{name} {value}" for name, value in options.items() if value is not None)
+    flags = paper.inputs + flags
     return f"reasonrag reproduce {paper.name}{flags}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from reasonrag.core.errors import RunError
 from reasonrag.storage.files import claim_folder, lock, require_json, write_json
@@ -38,9 +40,10 @@ class Stage:
 
 
 class Plan:
-    """A list of commands bound to a folder; `plan.json` there lists those that are done.
+    """A list of commands bound to a folder; `plan.json` there lists those that are done, and what each has cost.
 
-    A command is done if it ended with exit code 0: one that failed may have written a summary too.
+    A command is done if it ended with exit code 0: one that failed may have written a summary too. `cpu_s` has the CPU
+    seconds of a command by its line, attempts that were killed included; those of this version and later.
     """
 
     def __init__(self, out: Path, stages: Sequence[Stage]) -> None:
@@ -62,6 +65,7 @@ class Plan:
                 "folder for --out"
             )
         self._done = set(before["done"])
+        self.cpu_s: dict[str, float] = before["cpu_s"]
         self._write()
 
     def is_done(self, stage: Stage) -> bool:
@@ -90,30 +94,34 @@ class Plan:
         with lock(self.out / ".lock"), self._handle_signals():
             while self._start_ready() or self._running:
                 time.sleep(_POLL_S)
-                for child in [child for child in self._running if child.poll() is not None]:
-                    self._end(self._running.pop(child), child.returncode)
+                for child in list(self._running):
+                    before = _cpu_s_of_ended_children()
+                    if child.poll() is not None:
+                        self._end(self._running.pop(child), child.returncode, _cpu_s_of_ended_children() - before)
         return self._exit_code or (128 + self._signal if self._signal else 0)
 
     def done(self, stage: Stage) -> None:
         self._done.add(stage.line)
         self._write()
 
-    def _read(self) -> dict[str, list[str]]:
+    def _read(self) -> dict[str, Any]:
         if not self._file.exists():
-            return {"plan": [], "done": []}
+            return {"plan": [], "done": [], "cpu_s": {}}
         plan = require_json(self._file, "choose a new folder for --out")
         try:
             # `pairs --pair-reward` was called `--reward` when some folders were made.
-            return {
+            lines = {
                 name: [str(line).replace(" --reward judge ", " --pair-reward judge ") for line in plan[name]]
                 for name in ("plan", "done")
             }
-        except (KeyError, TypeError) as error:
+            return {**lines, "cpu_s": {str(line): float(cost) for line, cost in plan.get("cpu_s", {}).items()}}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self._file} cannot be read ({error}); choose a new folder for --out") from error
 
     def _write(self) -> None:
         lines = [stage.line for stage in self.stages]
-        write_json(self._file, {"plan": lines, "done": [line for line in lines if line in self._done]}, indent=1)
+        done = [line for line in lines if line in self._done]
+        write_json(self._file, {"plan": lines, "done": done, "cpu_s": self.cpu_s}, indent=1)
 
     def _start_ready(self) -> bool:
         """Start as many commands as may run; return whether any waits for one that runs."""
@@ -151,8 +159,10 @@ class Plan:
         if self._signal:  # it arrived while the child was being started, so the handler did not see the child
             child.terminate()
 
-    def _end(self, stage: Stage, code: int) -> None:
+    def _end(self, stage: Stage, code: int, cpu_s: float) -> None:
         code = 128 - code if code < 0 else code
+        self.cpu_s[stage.line] = round(self.cpu_s.get(stage.line, 0.0) + cpu_s, 3)
+        self._write()
         if not code:
             self.done(stage)
             return
@@ -183,3 +193,9 @@ class Plan:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _cpu_s_of_ended_children() -> float:
+    """Return the CPU seconds of all child processes that have ended and were waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from xml.etree import ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reasonrag.report.run_pages import depth_first, layout
+from reasonrag.report.run_pages import depth_first, layout, tree_picture
 from reasonrag.report.site import shortened
 from reasonrag.report.stats import margin_histogram, whole_number_histogram
 from reasonrag.report.trees import QuestionTree
+from tests.report.hostile import HOSTILE
 from tests.report.toys import rows_of
 
 PARENTS = st.integers(1, 40).flatmap(
@@ -60,3 +62,12 @@ def test_a_shortened_text_is_one_short_line(text, columns):
     line = shortened(text, columns)
     assert len(line) <= columns
     assert "\n" not in line
+
+
+def test_a_picture_of_a_tree_is_a_file_whose_text_acts_on_nothing():
+    rows = rows_of([-1, 0, 0, 1])
+    for row in rows:
+        row |= {"question": HOSTILE, "content": HOSTILE}
+    picture = ElementTree.fromstring(tree_picture(QuestionTree.of(rows)))
+    assert [element.tag.partition("}")[2] for element in picture].count("g") == 4
+    assert not list(picture.iter("{http://www.w3.org/2000/svg}script"))

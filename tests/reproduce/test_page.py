@@ -105,11 +105,12 @@ def test_the_page_is_the_golden_one(figures):
     assert "\n".join(page(PAPER, figures)) + "\n" == GOLDEN.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", sorted(PAPERS))
+@pytest.mark.parametrize("name", [name for name in PAPERS if (RESULTS / f"{PAPERS[name].page}.json").exists()])
 def test_a_published_page_follows_from_the_results_beside_it(name):
-    results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    assert list(comparisons(PAPERS[name], results["settings"])) == results["comparisons"]
-    assert "\n".join(page(PAPERS[name], results)) + "\n" == (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    paper = PAPERS[name]
+    results = json.loads((RESULTS / f"{paper.page}.json").read_text(encoding="utf-8"))
+    assert list(comparisons(paper, results["settings"])) == results["comparisons"]
+    assert "\n".join(page(paper, results)) + "\n" == (RESULTS / f"{paper.page}.md").read_text(encoding="utf-8")
 
 
 def test_signs_are_compared_row_by_row(figures):
