@@ -424,6 +424,8 @@ def save_policy(trainer: Any, out: Path) -> None:
     trainer.save_model(str(out))
     if trainer.accelerator.is_main_process:
         shutil.rmtree(out / "ref", ignore_errors=True)  # TRL's copy of the adapter that the run started from
+        if not (out / "generation_config.json").exists():  # peft saves none, and its model's knows no new end of a turn
+            trainer.accelerator.unwrap_model(trainer.model).generation_config.save_pretrained(out)
         for name in ("training_args.bin", "README.md"):  # a pickle, and peft's empty card
             (out / name).unlink(missing_ok=True)
 

@@ -63,7 +63,7 @@ SUBSTITUTES: tuple[tuple[str, str, str | None], ...] = (
     ("--encoder", r".+", "{encoder}"),
     ("--policy", r"(\w+=)?https?://[^#]+(#.+)?", r"\1{server}\2"),
     ("--policy", r"(\w+=)?hf:Qwen/.+", r"\1demo"),
-    ("--policy", r"hf:policies/cold/merged", "demo"),  # one step teaches nobody to write pairs
+    ("--policy", r"hf:policies/cold/merged", "extractive"),  # one step of training teaches nothing
     ("--model", r"Qwen/Qwen2.5-3B-Instruct", "{stream_policy}"),
     ("--judge", r"https?://.+", "demo-judge"),
     ("--judge-model", r".+", None),

@@ -142,6 +142,6 @@ def test_a_base_model_learns_whole_trajectories_and_keeps_its_template(run, tmp_
     for folder in (tmp_path / "sft", tmp_path / "sft" / "merged"):
         chat = ChatTemplate.load(str(folder))
         assert chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn) == "<end_of_turn>"
+        generation = json.loads((folder / "generation_config.json").read_text())
+        assert generation["eos_token_id"] == [chat.tokenizer.eos_token_id, chat.end_of_turn]
         assert (folder / "reasonrag.yaml").is_file()
-    generation = json.loads((tmp_path / "sft" / "merged" / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == [chat.tokenizer.eos_token_id, chat.end_of_turn]
