@@ -122,7 +122,7 @@ def measured_look_ups(path: Path) -> dict[str, float]:
             "a question that nobody has asked for yet": each(lambda n: journal.call(f"{n:032x}", f"new/{n}")),
             "a reply that is replayed": each(replay, 20) / CALLS,
         }
-        assert not llm.sent, "a reply of the run was not found"
+        assert not llm.answered, "a reply of the run was not found"
     return costs
 
 

@@ -198,7 +198,7 @@ def test_done_again_it_pays_for_nothing_and_draining_stops_it(tmp_path):
             settings = PlanSettings(candidates=3)
             service = JudgeService(planner, PromptSet.find())
             save_plans(out, asyncio.run(make_plans(QUESTIONS, engine_of(policy), service, settings=settings)).rows)
-            return policy.sent, planner.sent
+            return policy.answered, planner.answered
 
     def attempt(prompt, sampling):
         if "<tool_response>" in prompt.prefix:
