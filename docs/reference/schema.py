@@ -25,6 +25,7 @@ NESTED = {
     "passage": tables.passage,
     "step": tables.step,
     "step of a pair": tables.pair_step,
+    "span": tables.span,
 }
 
 # Keys of the JSON files; `*` stands for names that the data gives.
@@ -81,6 +82,7 @@ TRAINING_JSON = {
     "data.checksum": "checksum of all rows",
     "data.train.*": "number of pairs and questions for training",
     "data.held_out.*": "number of pairs and questions held out",
+    "data.token_ids.*": "steps, and shares of them: whose text was encoded, and would have been encoded differently",
     "data.contradictory.*": "pairs that stand beside their reverse, by text and by content; the first few by name",
     "data.lengths.tokens.*": "quantiles of prompt, chosen and rejected lengths",
     "data.lengths.pairs.*": "number of pairs by split",

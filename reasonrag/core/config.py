@@ -141,6 +141,14 @@ class ModelConfig(Section):
         None, "price of one million completion tokens of the policy", "--output-price", ge=0
     )
 
+    @property
+    def reads_ids(self) -> bool:
+        """Whether the model reads ids, so that an open turn keeps those that were sampled.
+
+        A server with the chat API reports ids and is sent text, which it encodes anew.
+        """
+        return self.api == "completions" or not self.vllm
+
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
         """Return the cost of some tokens in the currency of the prices; None if a price is unknown."""
         if self.input_price is None or self.output_price is None:

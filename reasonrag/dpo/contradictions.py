@@ -75,7 +75,8 @@ class Contradictions:
         """Add a checked row of any layout."""
         sides = row.sides
         if isinstance(sides, StepSides):
-            prompt: object = as_fields(sides.chosen[0].prompt)
+            asked = sides.chosen[0].prompt
+            prompt: object = [*map(as_fields, asked.messages), asked.prefix]
             chosen, rejected = ([step.text for step in side] for side in (sides.chosen, sides.rejected))
         elif isinstance(sides, ChatSides):
             prompt = sides.prompt

@@ -29,7 +29,7 @@ from reasonrag.core.types import (
     Span,
     Step,
 )
-from reasonrag.dpo.pairs import in_test_split, path_from_root
+from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root
 from reasonrag.dpo.preferences import Preferences
 from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText
 from reasonrag.formats import Format, open_format
@@ -42,7 +42,7 @@ from reasonrag.training.settings import SFTSettings
 FORCED = "forced answer"
 _NODE_COLUMNS = (
     *("dataset", "question_id", "question", "node_id", "parent_id", "depth", "action", "content", "stop_reason"),
-    *("prompt", "prefix", "stop", "text", "finish_reason", "passages", "f1"),
+    *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids", "passages", "f1"),
 )
 _ATTEMPT_COLUMNS = ("dataset", "question_id", "question", "stop_reason", "f1", "trajectory")
 _OPEN_TAG = re.compile(r"<\w+>$")
@@ -86,7 +86,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         if good:
             question = good[0].question
             held_out = in_test_split(question.dataset, question.id, settings.test_share)
-            splits["test" if held_out else "train"] += _rows(good, format)
+            splits["test" if held_out else "train"] += _rows(good, format, read_ids=config.policy.reads_ids)
     if not splits["train"]:
         raise DataError(
             f"{data}: none of {complete} complete trajectories of {seen} questions is good enough to learn from and "
@@ -157,12 +157,12 @@ def _best(attempts: Iterable[_Attempt], settings: SFTSettings) -> list[_Attempt]
     return sorted(distinct.values(), key=lambda attempt: (-attempt.f1, len(attempt.steps)))[: settings.per_question]
 
 
-def _rows(attempts: Sequence[_Attempt], format: Format) -> list[CheckedRow]:
+def _rows(attempts: Sequence[_Attempt], format: Format, *, read_ids: bool) -> list[CheckedRow]:
     """Return every step of some attempts at one question, once."""
     rows: dict[tuple[object, ...], CheckedRow] = {}
     for attempt in attempts:
         question = attempt.question
-        for depth, (kind, text) in enumerate(_steps(attempt, format)):
+        for depth, (kind, text) in enumerate(_steps(attempt, format, read_ids)):
             place = f"question {question.id}, {kind}"
             key = (text.prompt.messages, text.prompt.prefix, text.text)
             group = (question.dataset, question.id)
@@ -170,20 +170,29 @@ def _rows(attempts: Sequence[_Attempt], format: Format) -> list[CheckedRow]:
     return list(rows.values())
 
 
-def _steps(attempt: _Attempt, format: Format) -> Iterator[tuple[str, StepText]]:
+def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[str, StepText]]:
     """Yield kind and text of every step, then the answer again: as one that is demanded, or as a choice if it was."""
     steps: tuple[Step, ...] = ()
-    for row in attempt.steps:
+    for number, row in enumerate(attempt.steps, 1):
         forced = attempt.forced and row is attempt.steps[-1]
         # An evaluation keeps no stop strings.
         stop = row.get("stop") or format.prompt(attempt.question, steps, final=forced).stop
         messages = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
-        prompt = Prompt(messages, (Span(row["prefix"]),) if row["prefix"] else (), tuple(stop))
-        yield FORCED if forced else row["action"], StepText(prompt, row["text"], step_end({**row, "stop": stop}))
+        whole = [{"text": row["prefix"], "token_ids": None}] if row["prefix"] else []
+        turn = (open_turn(attempt.steps[:number]) if read_ids else None) or whole
+        prompt = Prompt(messages, tuple(Span(span["text"], _ids(span)) for span in turn), tuple(stop))
+        end = step_end({**row, "stop": stop})
+        yield FORCED if forced else row["action"], StepText(prompt, row["text"], end, _ids(row))
         passages = tuple(Passage(**passage) for passage in row["passages"] or ())
-        steps = (*steps, Step(prompt, Completion(row["text"]), _action(row), passages))
+        completion = Completion(row["text"], token_ids=_ids(row) if read_ids else None)
+        steps = (*steps, Step(prompt, completion, _action(row), passages))
     if (text := answer_asked(attempt.question, steps, format, final=not attempt.forced)) is not None:
         yield "answer" if attempt.forced else FORCED, text
+
+
+def _ids(row: Row) -> tuple[int, ...] | None:
+    ids = row.get("token_ids")  # an evaluation keeps none
+    return None if ids is None else tuple(ids)
 
 
 def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *, final: bool) -> StepText | None:
@@ -204,7 +213,8 @@ def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *,
         text = text.rpartition(opened[0])[2]
     read = format.parse(text, before, final=final)
     same = isinstance(read, Answer) and isinstance(last.action, Answer) and read.answer == last.action.answer
-    return StepText(prompt, text, "stop") if same and text.endswith(prompt.stop) else None
+    ids = last.completion.token_ids if text == last.completion.text else None
+    return StepText(prompt, text, "stop", ids) if same and text.endswith(prompt.stop) else None
 
 
 def _action(row: Row) -> Action:

@@ -21,7 +21,7 @@ from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.text import quoted
 from reasonrag.dpo.contradictions import Contradictions
 from reasonrag.dpo.preferences import BY_PROMPT, Preferences, as_fields, read_preferences
-from reasonrag.dpo.token_rows import CheckedRow, Pair, Segment, encode
+from reasonrag.dpo.token_rows import CheckedRow, Encoded, Pair, Segment, encode
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import PairSettings
 
@@ -98,6 +98,7 @@ class Examples:
     contradictory: dict[str, Any]  # pairs that contradict each other, see `Contradictions.summary`
     kinds: dict[str, dict[str, int]]  # chosen steps by split and kind of action, as far as kinds are known
     trajectories: Mapping[str, Any] | None  # counts of the trajectories that the steps are of
+    encoded: Encoded  # how many steps are scored with the ids that were sampled
 
     def facts(self) -> dict[str, Any]:
         """Return source, checksum, counts and lengths for `training.json`."""
@@ -110,6 +111,7 @@ class Examples:
             "kinds": self.kinds,
             "trajectories": self.trajectories,
             "contradictory": self.contradictory,
+            "token_ids": self.encoded.summary(),
             "lengths": self.report.summary(),
         }
 
@@ -151,12 +153,14 @@ def open_examples(
         contradictions.add_row(row)
     if log is not None and str(contradictions):
         log(f"warning: {contradictions}; all are trained on")
-    pairs, shifted = encode([*train, *test], chat, turn_end=settings.turn_end)
+    pairs, encoded = encode([*train, *test], chat, turn_end=settings.turn_end)
+    if log is not None and str(encoded):
+        log(str(encoded))
     kept, report = fit(
         {"train": pairs[: len(train)], "test": pairs[len(train) :]},
         settings,
         context=context,
-        shifted=shifted,
+        shifted=encoded.shifted,
         shared_prompts=shared_prompts,
         noun=preferences.noun,
         log=log,
@@ -172,6 +176,7 @@ def open_examples(
         contradictions.summary(),
         kinds,
         preferences.trajectories,
+        encoded,
     )
 
 

@@ -26,7 +26,7 @@ from reasonrag.storage.parquet import Row
 # Columns of `tables.tree_schema` that pairs are derived from.
 NODE_COLUMNS = (
     *("dataset", "question_id", "node_id", "parent_id", "depth", "action", "content", "prompt", "prefix", "stop"),
-    *("text", "finish_reason", "prompt_tokens", "visits", "valued", "value", "f1"),
+    *("text", "finish_reason", "token_ids", "prompt_tokens", "visits", "valued", "value", "f1"),
 )
 
 # A margin of exactly the threshold counts; this keeps 0.81 - 0.80 from falling short of 0.01 by rounding.
@@ -44,6 +44,7 @@ def derive_pairs(
     weighting: Weighting = "trajectories",
     min_rollouts: int = 0,
     min_confidence: float = 0.0,
+    read_ids: bool = True,
     repeated: Collection[tuple[str, str]] | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Row]:
@@ -67,6 +68,8 @@ def derive_pairs(
         min_rollouts: fewest complete trajectories behind each side; an answer's reward is known and needs none.
         min_confidence: smallest probability that the order is right (`spre.confidence`), in [0, 1]; it is unknown for
             "judge".
+        read_ids: whether the policy read ids, so that an open turn kept those that were sampled; a server that is sent
+            text encodes the turn anew.
         repeated: data set and id of the questions whose text another tree has too, so that only their pairs are
             remembered; by default the pairs of all trees are.
         left_out: counts what is left out, by cause: "few rollouts", "low confidence", "reversed".
@@ -79,7 +82,8 @@ def derive_pairs(
             if fingerprint := _new(seen, left_out, prompt, chosen.decision.content, rejected.decision.content):
                 pair_id = _digest(config_hash, fingerprint)[:16]
                 provenance = {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
-                yield _step_pair(prompt, chosen, rejected, reward) | provenance
+                turn = open_turn(path_from_root(tree, chosen.node)) if read_ids else None
+                yield _step_pair(prompt, chosen, rejected, reward) | provenance | {"turn": turn}
 
 
 def count_pairs(
@@ -103,6 +107,7 @@ def derive_trajectory_pairs(
     policy: str,
     config_hash: str,
     min_margin: float = 0.01,
+    read_ids: bool = True,
     repeated: Collection[tuple[str, str]] | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Row]:
@@ -119,6 +124,7 @@ def derive_trajectory_pairs(
         policy: name of the model that wrote the steps.
         config_hash: of the run that made the trees.
         min_margin: smallest difference of F1, in [0, 1].
+        read_ids: as in `derive_pairs`.
         repeated: as in `derive_pairs`.
         left_out: counts what is left out, by cause: "reversed".
     """
@@ -129,7 +135,7 @@ def derive_trajectory_pairs(
         for best, worst in zip(parseable, reversed(ranked), strict=False):
             if best[-1]["f1"] - worst[-1]["f1"] < max(min_margin - _ROUNDING, _ROUNDING):
                 break  # margins only shrink from here, and stopping keeps every trajectory in at most one pair
-            pair = _trajectory_pair(best, worst)
+            pair = _trajectory_pair(best, worst, read_ids=read_ids)
             if pair["rejected_steps"] and _new(seen, left_out, pair["chosen_steps"], pair["rejected_steps"]):
                 node_ids = [step["node_id"] for step in (*best, *worst)]
                 pair_id = _digest(config_hash, node_ids, best[0]["dataset"], best[0]["question_id"])[:16]
@@ -252,6 +258,8 @@ def _step_pair(prompt: list[Row], chosen: _Side, rejected: _Side, reward: PairRe
         "chosen_error": standard_error(chosen.decision) if known else None,
         "rejected_error": standard_error(rejected.decision) if known else None,
         "confidence": _confidence(chosen.decision, rejected.decision, reward),
+        "chosen_token_ids": first.get("token_ids"),
+        "rejected_token_ids": second.get("token_ids"),
     }
 
 
@@ -276,14 +284,40 @@ def path_from_root(tree: Sequence[Row], node: Row) -> list[Row]:
     return path[::-1]
 
 
-def _trajectory_pair(best: Sequence[Row], worst: Sequence[Row]) -> Row:
+def open_turn(path: Sequence[Row]) -> list[Row] | None:
+    """Return the open turn of the last step of a path from the root, as `tables.span`: what the policy wrote, with the
+    ids that it sampled, and what was inserted in between, each of which it read as ids of its own.
+
+    None if no turn was open, or no step in it has ids.
+    """
+    *before, node = path
+    if not (shown := node.get("prefix")):
+        return None
+    turn: list[Row] = []
+    end = 0  # of the spans so far, in the text of the turn
+    for step in before:
+        own = step.get("prefix") or ""
+        if len(own) < end or not shown.startswith(own + step["text"]):
+            continue  # the format does not show the step
+        turn += [_span(shown[end : len(own)]), _span(step["text"], step.get("token_ids"))]
+        end = len(own) + len(step["text"])
+    turn.append(_span(shown[end:]))
+    turn = [span for span in turn if span["text"] or span["token_ids"]]
+    return turn if any(span["token_ids"] for span in turn) else None
+
+
+def _span(text: str, token_ids: list[int] | None = None) -> Row:
+    return {"text": text, "token_ids": token_ids}
+
+
+def _trajectory_pair(best: Sequence[Row], worst: Sequence[Row], *, read_ids: bool) -> Row:
     shared = 0
     while best[shared]["text"] == worst[shared]["text"] and best[shared]["prompt"] == worst[shared]["prompt"]:
         shared += 1  # this ends: their answers have different F1, so some step differs
     chosen, rejected = best[-1], worst[-1]
     return {
-        "chosen_steps": _scorable_steps(best[shared:]),
-        "rejected_steps": _scorable_steps(worst[shared:]),
+        **_side_columns("chosen", best, shared, read_ids=read_ids),
+        **_side_columns("rejected", worst, shared, read_ids=read_ids),
         "question_id": chosen["question_id"],
         "dataset": chosen["dataset"],
         "depth": shared,
@@ -295,14 +329,22 @@ def _trajectory_pair(best: Sequence[Row], worst: Sequence[Row]) -> Row:
     }
 
 
-def _scorable_steps(path: Sequence[Row]) -> list[Row]:
-    """Return the steps of a path, without those that were cut off before anything was written."""
-    steps = []
-    for node in path:
+def _side_columns(side: str, path: Sequence[Row], shared: int, *, read_ids: bool) -> Row:
+    """Return the columns of a side: its steps from the number `shared` on, without those that were cut off before
+    anything was written.
+    """
+    steps, token_ids, turns = [], [], []
+    for number, node in enumerate(path[shared:], shared + 1):
         end = step_end(node)
         if node["text"] or end != "length":
             steps.append({name: node[name] for name in ("prompt", "prefix", "text")} | {"end": end})
-    return steps
+            token_ids.append(node.get("token_ids"))
+            turns.append(open_turn(path[:number]) if read_ids else None)
+    return {
+        f"{side}_steps": steps,
+        f"{side}_token_ids": token_ids if any(token_ids) else None,
+        f"{side}_turns": turns if any(turns) else None,
+    }
 
 
 def _digest(*parts: object) -> str:

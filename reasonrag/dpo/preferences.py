@@ -22,7 +22,7 @@ from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import POLICY_CARD
 from reasonrag.core.text import one_line, quoted, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.dpo.token_rows import ChatSides, CheckedRow, Messages, StepSides, StepText, TextSides
+from reasonrag.dpo.token_rows import ChatSides, CheckedRow, Ids, Messages, StepSides, StepText, TextSides
 from reasonrag.storage.records import RowProblems, read_rows, text_id
 from reasonrag.storage.runs import read_run
 
@@ -40,7 +40,8 @@ _PAIR_COLUMNS = ("prompt", "chosen", "rejected")
 _TRAJECTORY_COLUMNS = ("chosen_steps", "rejected_steps")
 _OPTIONAL_COLUMNS = (
     *("chosen_end", "rejected_end", "margin", "depth", "dataset", "question_id", "tools", "chat_template_kwargs"),
-    *("chosen_type", "rejected_type"),
+    *("chosen_type", "rejected_type", "chosen_token_ids", "rejected_token_ids"),
+    *("turn", "chosen_turns", "rejected_turns"),
     *("instruction", "input"),  # of the published RAG-ProGuide
 )
 _OUR_COLUMNS = {"question_id", "dataset", "depth", "margin"}
@@ -283,7 +284,7 @@ def _sides(raw: Mapping[str, Any]) -> StepSides | ChatSides | TextSides:
         if raw.get(name) is None:
             raise Unusable(f"{name} missing")
     if is_trajectory:
-        return StepSides(_steps(raw, "chosen_steps"), _steps(raw, "rejected_steps"))
+        return StepSides(_steps(raw, "chosen"), _steps(raw, "rejected"))
     values = {name: raw[name] for name in _PAIR_COLUMNS}
     ends = {name: raw.get(f"{name}_end") for name in ("chosen", "rejected")}
     if all(isinstance(value, str) for value in values.values()):
@@ -297,8 +298,8 @@ def _sides(raw: Mapping[str, Any]) -> StepSides | ChatSides | TextSides:
         raise Unusable("prompt, chosen and rejected are neither all texts nor all lists of messages")
     chats = {name: messages(name, value) for name, value in values.items()}
     if any(value is not None for value in ends.values()):
-        prompt = _open_turn(chats["prompt"])
-        return StepSides(*((_step(prompt, name, chats[name], end),) for name, end in ends.items()))
+        prompt = _open_turn(chats["prompt"], raw.get("turn"))
+        return StepSides(*((_step(raw, prompt, name, chats[name]),) for name in ends))
     for name in ("chosen", "rejected"):
         if not any(message["content"].strip() for message in chats[name]):
             raise Unusable(f"{name} is empty")
@@ -331,41 +332,72 @@ def messages(name: str, value: list[Any]) -> Messages:
     return value
 
 
-def _prompt(messages: Messages, prefix: str = "") -> Prompt:
+def _prompt(messages: Messages, prefix: str = "", turn: object = None) -> Prompt:
     chat = tuple(Message(message["role"], message["content"]) for message in messages)
-    return Prompt(chat, (Span(prefix),) if prefix else ())
+    spans = [{"text": prefix}] if turn is None and prefix else turn or []
+    if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
+        raise Unusable("an open turn is not a list of spans")
+    if "".join(str(span.get("text")) for span in spans) != prefix:
+        raise Unusable("the spans of an open turn differ from its text")
+    return Prompt(chat, tuple(_span(span["text"], span.get("token_ids")) for span in spans))
 
 
-def _open_turn(messages: Messages) -> Prompt:
+def _span(text: str, token_ids: object) -> Span:
+    ids = _ids("token_ids of an open turn", token_ids)
+    return Span(text, ids, by_policy=ids is not None)
+
+
+def _open_turn(messages: Messages, turn: object) -> Prompt:
     """A prompt whose last message is the assistant's leaves that turn open; TRL continues it too."""
     *before, last = messages
     if last["role"] != "assistant":
         return _prompt(messages)
     if not before:
         raise Unusable("prompt is an open turn and nothing else")
-    return _prompt(before, last["content"])
+    return _prompt(before, last["content"], turn)
 
 
-def _step(prompt: Prompt, name: str, messages: Messages, end: object) -> StepText:
+def _step(raw: Mapping[str, Any], prompt: Prompt, side: str, messages: Messages) -> StepText:
     if len(messages) != 1 or messages[0]["role"] != "assistant":
-        raise Unusable(f"{name} is not one message of the assistant, as its end says")
-    return StepText(prompt, messages[0]["content"], _end(f"{name}_end", end))
+        raise Unusable(f"{side} is not one message of the assistant, as its end says")
+    end, ids = _end(f"{side}_end", raw.get(f"{side}_end")), _ids(f"{side}_token_ids", raw.get(f"{side}_token_ids"))
+    return StepText(prompt, messages[0]["content"], end, ids)
 
 
-def _steps(raw: Mapping[str, Any], name: str) -> tuple[StepText, ...]:
-    value = raw[name]
+def _steps(raw: Mapping[str, Any], side: str) -> tuple[StepText, ...]:
+    name, value = f"{side}_steps", raw[f"{side}_steps"]
     if not isinstance(value, list) or not value:
         raise Unusable(f"{name} is empty, or not a list of steps")
+    token_ids, turns = (_of_each(raw, f"{side}_{column}", len(value)) for column in ("token_ids", "turns"))
     steps = []
-    for step in value:
+    for step, ids, turn in zip(value, token_ids, turns, strict=True):
         if not isinstance(step, dict) or not isinstance(step.get("text"), str):
             raise Unusable(f"{name} holds something else than steps with a prompt, a text and an end")
         prompt, prefix = step.get("prompt"), step.get("prefix") or ""
         if not isinstance(prompt, list) or not isinstance(prefix, str):
             raise Unusable(f"{name} has a step whose prompt is not a list of messages")
-        asked = _prompt(messages(f"a prompt of {name}", prompt), prefix)
-        steps.append(StepText(asked, step["text"], _end(f"an end of {name}", step.get("end"))))
+        asked = _prompt(messages(f"a prompt of {name}", prompt), prefix, turn)
+        end = _end(f"an end of {name}", step.get("end"))
+        steps.append(StepText(asked, step["text"], end, _ids(f"{side}_token_ids", ids)))
     return tuple(steps)
+
+
+def _of_each(raw: Mapping[str, Any], name: str, steps: int) -> list[Any]:
+    """Return an optional column's value for each step."""
+    value = raw.get(name)
+    if value is None:
+        return [None] * steps
+    if not isinstance(value, list) or len(value) != steps:
+        raise Unusable(f"{name} is not a list with one entry for each step")
+    return value
+
+
+def _ids(name: str, value: object) -> Ids | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(token) is int and 0 <= token < 2**31 for token in value):
+        raise Unusable(f"{name} is not a list of token ids")
+    return tuple(value)
 
 
 def _end(name: str, value: object) -> str:
@@ -387,5 +419,11 @@ def _template_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_fields(value: Any) -> Any:
-    """Return a value that JSON can hold: the fields of a slotted dataclass, the text of anything else."""
-    return [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else str(value)
+    """Return a value that JSON can hold: the fields of a slotted dataclass, the text of anything else.
+
+    Token ids that a step does not have are left out, so that rows without ids have the checksum that they always had.
+    """
+    if not is_dataclass(value):
+        return str(value)
+    values = [getattr(value, field.name) for field in fields(value)]
+    return values[:-1] if isinstance(value, StepText) and value.token_ids is None else values

@@ -1,13 +1,15 @@
-"""Preferences as text to preferences as token ids: exactly the step is scored, and nothing else.
+"""Preferences to token ids: exactly the ids that the policy sampled are scored, after exactly those that it read.
 
-A policy never wrote more than its step: a stop string ended most of them, and no end token was sampled there. Trainers
-that render the whole turn with the chat template score one all the same, in both completions of a pair.
+Text is encoded only where no ids are known, because encoding the text of sampled ids often returns others: a policy
+writes `.` and `</` as two tokens, its tokenizer `.</` as one. A policy never wrote more than its step: a stop string
+ended most of them, and no end token was sampled there. Trainers that render the whole turn with the chat template score
+one all the same, in both completions of a pair.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,6 +22,8 @@ from reasonrag.llm.chat_template import ChatTemplate
 TurnEnd = Literal["as_sampled", "always"]
 Ids = tuple[int, ...]
 Messages = list[dict[str, Any]]
+
+_Spelled = dict[tuple[str, Ids | None], Ids]
 
 _BATCH = 1000
 _PROBE = "reasonrag"
@@ -55,11 +59,16 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class StepText:
-    """A step as it was written. `end`: stop (at a stop string), turn (the policy ended its turn), length (cut off)."""
+    """A step as it was written. `end`: stop (at a stop string), turn (the policy ended its turn), length (cut off).
+
+    `token_ids` are those that the policy sampled, with an end token or what follows a stop string in its last token;
+    None if they are unknown.
+    """
 
     prompt: Prompt
     text: str
     end: str
+    token_ids: Ids | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,54 +115,112 @@ class CheckedRow:
     types: tuple[str, str] = ("", "")
 
 
-def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd) -> tuple[list[Pair], int]:
-    """Return token ids of every row, in order.
+@dataclass(slots=True)
+class Encoded:
+    """What was encoded, as counts. A step that stands in several pairs counts in each.
 
-    A step's prompt is tokenised as at inference (`ChatTemplate.token_ids`), its text by itself. One end-of-turn token
-    follows if the policy wrote one (`as_sampled`), or always. Rows whose ends are unknown are tokenised as TRL 1.16's
-    DPOTrainer does: the whole turn with the template's own end, or the text and the EOS token.
+    Attributes:
+        steps: with a known end, as the policy wrote them.
+        without_ids: of these, steps of which no ids are known, so their text was encoded.
+        of_another_tokenizer: of these, steps whose ids do not spell their text in this tokenizer, so it was encoded.
+        differing: of these, steps with sampled ids whose text would have been encoded to others.
+        shifted: rows of plain text in which the tokens of the prompt are not a prefix of those of prompt and
+            completion, so that TRL's rule moves the end of the prompt into what is scored.
+    """
 
-    Returns:
-        The pairs, and the number of plain rows in which the tokens of the prompt are not a prefix of those of prompt
-        and completion, so that TRL's rule moves the end of the prompt into what is scored.
+    steps: int = 0
+    without_ids: int = 0
+    of_another_tokenizer: int = 0
+    differing: int = 0
+    shifted: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        """Return the number of steps, and shares of it in [0, 1]; `shifted` is in the report of the lengths."""
+        steps = max(self.steps, 1)
+        return {
+            "steps": self.steps,
+            "without_ids": self.without_ids / steps,
+            "of_another_tokenizer": self.of_another_tokenizer / steps,
+            "encoded_differently": self.differing / steps,
+        }
+
+    def __str__(self) -> str:
+        """Say how many steps are scored with other ids than were sampled, as far as known; "" if there is none."""
+        problems = {
+            "have no sampled token ids": self.without_ids,
+            "were sampled with another tokenizer": self.of_another_tokenizer,
+        }
+        found = [f"{count} of {self.steps} steps {problem}" for problem, count in problems.items() if count]
+        return f"{', '.join(found)}: their text is encoded" if found else ""
+
+
+def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd) -> tuple[list[Pair], Encoded]:
+    """Return token ids of every row, in order, and counts.
+
+    A step is the ids that were sampled, and its prompt those that the policy read (`ChatTemplate.token_ids`). Ids that
+    do not spell the step's text are another tokenizer's: then, and without ids, its text is encoded by itself. One
+    end-of-turn token follows if the policy wrote one (`as_sampled`), or always. Rows whose ends are unknown are
+    tokenised as TRL 1.16's DPOTrainer does: the whole turn with the template's own end, or the text and the EOS token.
 
     Raises:
         DataError: the chat template refuses a row, or nothing of a completion is left to score.
         ConfigError: an end-of-turn token is needed and the tokenizer has none.
     """
-    shown: dict[Prompt, str] = {}
-    written: list[str] = []
-    whole_texts: dict[int, list[str]] = {}
-    needs_end = turn_end == "always"
-    for number, row in enumerate(rows):
-        if not isinstance(row.sides, StepSides):
-            whole_texts[number] = _whole_texts(chat, row.place, row.sides)
-            continue
-        for step in (*row.sides.chosen, *row.sides.rejected):
-            if step.prompt not in shown:
-                shown[step.prompt] = _rendered(row.place, partial(chat.text, step.prompt))
-            written.append(valid_unicode(step.text))
-            needs_end = needs_end or step.end == "turn"
+    shared: dict[int, int] = {}
+    tokenise = partial(_tokenise, chat.tokenizer, shared)
+    sides = [row.sides for row in rows]
+    places: dict[Prompt, str] = {}
+    steps: list[StepText] = []
+    for row in rows:
+        if isinstance(row.sides, StepSides):
+            for step in (*row.sides.chosen, *row.sides.rejected):
+                places.setdefault(step.prompt, row.place)
+                steps.append(step)
+    spans = [(span.text, span.token_ids) for prompt in places for span in prompt.turn]
+    spelled = _spelled(chat.tokenizer, [*((step.text, step.token_ids) for step in steps), *spans], shared)
+
+    pieces = {prompt: _pieces(chat, place, prompt, spelled) for prompt, place in places.items()}
+    whole_texts = {
+        number: _whole_texts(chat, row.place, row.sides)
+        for number, row in enumerate(rows)
+        if not isinstance(row.sides, StepSides)
+    }
 
     # Three ways to call the tokenizer. A template writes its special tokens into the text, and nothing else may: a step
     # was decoded without special tokens, so one that is spelled out in it was written in ordinary tokens.
-    shared: dict[int, int] = {}
-    tokenise = partial(_tokenise, chat.tokenizer, shared)
-    chats: list[str] = []
-    texts: list[str] = []
-    for number, whole in whole_texts.items():
-        (texts if isinstance(rows[number].sides, TextSides) else chats).extend(whole)
-    rendered_ids = tokenise([*shown.values(), *chats], add_special_tokens=False)
-    written_ids = tokenise(written, add_special_tokens=False, split_special_tokens=True)
-    text_ids = tokenise(texts)
-    end = (end_of_turn(chat),) if needs_end else ()
+    rendered = [piece for of_prompt in pieces.values() for piece in of_prompt if isinstance(piece, str)]
+    chats = [text for number, texts in whole_texts.items() if isinstance(sides[number], ChatSides) for text in texts]
+    rendered_ids = tokenise([*rendered, *chats], add_special_tokens=False)
+    written_ids = tokenise(
+        [valid_unicode(step.text) for step in steps], add_special_tokens=False, split_special_tokens=True
+    )
+    text_ids = tokenise(
+        [text for number, texts in whole_texts.items() if isinstance(sides[number], TextSides) for text in texts]
+    )
+    prompt_ids = {
+        prompt: tuple(id for piece in of_prompt for id in (rendered_ids[piece] if isinstance(piece, str) else piece))
+        for prompt, of_prompt in pieces.items()
+    }
+    counts = Encoded()
+    special = {id for id, token in chat.tokenizer.added_tokens_decoder.items() if token.special}
+    ends: list[int] = []  # the end of a turn, once it is needed
 
     def segment(step: StepText) -> Segment:
-        completion = written_ids[valid_unicode(step.text)]
-        ends_turn = turn_end == "always" or step.end == "turn"
-        return Segment(rendered_ids[shown[step.prompt]], completion + end if ends_turn else completion)
+        by_text = written_ids[valid_unicode(step.text)]
+        sampled = spelled.get((step.text, step.token_ids))
+        ids = by_text if sampled is None else sampled
+        if turn_end == "always" or step.end == "turn":
+            if not ends:
+                ends.append(end_of_turn(chat))
+            by_text = (*by_text, ends[0])
+            ids = ids if sampled and sampled[-1] in special else (*ids, ends[0])
+        counts.steps += 1
+        counts.without_ids += step.token_ids is None
+        counts.of_another_tokenizer += sampled is None and step.token_ids is not None
+        counts.differing += sampled is not None and ids != by_text
+        return Segment(prompt_ids[step.prompt], ids)
 
-    pairs, shifted = [], 0
+    pairs = []
     for number, row in enumerate(rows):
         if isinstance(row.sides, StepSides):
             chosen, rejected = tuple(map(segment, row.sides.chosen)), tuple(map(segment, row.sides.rejected))
@@ -165,13 +232,13 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
                 if not in_prompt == in_chosen == in_rejected:
                     break
                 border += 1
-            shifted += border < len(prompt)
+            counts.shifted += border < len(prompt)
             chosen = (Segment(prompt[:border], with_chosen[border:]),)
             rejected = (Segment(prompt[:border], with_rejected[border:]),)
         pair = Pair(chosen, rejected, row.margin, row.depth, row.group)
         _check_scored(row, pair)
         pairs.append(pair)
-    return pairs, shifted
+    return pairs, counts
 
 
 def end_of_turn(chat: ChatTemplate) -> int:
@@ -210,6 +277,33 @@ def _tokenise(tokenizer: Any, shared: dict[int, int], texts: Sequence[str], **op
         for text, ids in zip(batch, encoded, strict=True):
             ids_by_text[text] = tuple(shared.setdefault(token, token) for token in ids)
     return ids_by_text
+
+
+def _spelled(tokenizer: Any, written: Iterable[tuple[str, Ids | None]], shared: dict[int, int]) -> _Spelled:
+    """Return the sampled ids that spell their text in this tokenizer, by text and ids.
+
+    The last token may hold more than the text, which ends at a stop string; and some decoders drop a leading blank.
+    """
+    spelled: _Spelled = {}
+    vocabulary = len(tokenizer)
+    for text, ids in dict.fromkeys(written):
+        if ids is None or max(ids, default=0) >= vocabulary:
+            continue
+        decoded = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False).lstrip()
+        own = valid_unicode(text).lstrip()
+        if decoded.startswith(own) if own else not decoded:
+            spelled[text, ids] = tuple(shared.setdefault(token, token) for token in ids)
+    return spelled
+
+
+def _pieces(chat: ChatTemplate, place: str, prompt: Prompt, spelled: _Spelled) -> list[str | Ids]:
+    """Return the texts of a prompt that are encoded, each by itself, and the sampled ids between them."""
+    sampled = [spelled.get((span.text, span.token_ids)) for span in prompt.turn]
+    if not any(sampled):
+        return [_rendered(place, partial(chat.text, prompt))]
+    chat_text = _rendered(place, partial(chat.text, Prompt(prompt.messages)))
+    turn = [ids or valid_unicode(span.text) for ids, span in zip(sampled, prompt.turn, strict=True)]
+    return [chat_text, *turn]
 
 
 def _whole_texts(chat: ChatTemplate, place: str, sides: ChatSides | TextSides) -> list[str]:

@@ -127,6 +127,7 @@ def pairs_of(
             policy=policy,
             config_hash=config_hash,
             min_margin=config.pairs.min_margin,
+            read_ids=config.policy.reads_ids,
             repeated=repeated,
             left_out=left_out,
         )
@@ -134,6 +135,7 @@ def pairs_of(
         nodes,
         policy=policy,
         config_hash=config_hash,
+        read_ids=config.policy.reads_ids,
         repeated=repeated,
         left_out=left_out,
         **_comparison(config),

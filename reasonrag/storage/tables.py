@@ -63,6 +63,11 @@ message = Described(
     ("role", "string", "system | user | assistant"),
     ("content", "string", "the text"),
 )
+span = Described(
+    "One piece of an open turn, which the policy read as ids of its own.",
+    ("text", "string", "text that the policy wrote, or that was inserted"),
+    ("token_ids", ["int32"], "as sampled; null if inserted, or if the backend reports none: encoded by itself"),
+)
 passage = Described(
     "One passage that a search found.",
     ("id", "string", "its id in the corpus"),
@@ -154,9 +159,12 @@ pair_schema = Described(
     ("chosen_error", "float64", "standard error of the reward; 0 for an answer, null for a judge's value"),
     ("rejected_error", "float64", "as chosen_error"),
     ("confidence", "float64", "probability that the order is right, by a Bayesian bootstrap over trajectories"),
+    ("chosen_token_ids", ["int32"], "[T] as sampled; null if the backend reports none"),
+    ("rejected_token_ids", ["int32"], "as chosen_token_ids"),
+    ("turn", [span], "the open turn as the policy read it; null if it read text, or if no turn was open"),
     added=(
         *("chosen_pooled", "rejected_pooled", "chosen_rollouts", "rejected_rollouts"),
-        *("chosen_error", "rejected_error", "confidence"),
+        *("chosen_error", "rejected_error", "confidence", "chosen_token_ids", "rejected_token_ids", "turn"),
     ),
 )
 trajectory_pair_schema = Described(
@@ -174,6 +182,11 @@ trajectory_pair_schema = Described(
     ("rejected_node_id", "int32", "node_id of the answer in the trees"),
     ("policy", "string", "model that wrote both, with a checksum if it is a folder"),
     ("config_hash", "string", "hash of the run's configuration and inputs"),
+    ("chosen_token_ids", [["int32"]], "`token_ids` of each step: as sampled; null if the backend reports none"),
+    ("rejected_token_ids", [["int32"]], "as chosen_token_ids"),
+    ("chosen_turns", [[span]], "of each step, the open turn as the policy read it; null if it read text"),
+    ("rejected_turns", [[span]], "as chosen_turns"),
+    added=("chosen_token_ids", "rejected_token_ids", "chosen_turns", "rejected_turns"),
 )
 trajectory_schema = Described(
     "One row per attempt at a question, with its scores, prompts, texts and passages.",

@@ -425,6 +425,11 @@ def test_a_table_without_the_columns_is_refused(tmp_path, chat):
         ({"prompt": "a", "chosen": "b", "rejected": "c", "chosen_end": "stop"}, "go with lists of messages"),
         (step(rejected=says("")), None),  # the policy ended its turn at once: its end token is scored
         (step(chosen=says("")), "no token of its chosen side can be scored"),
+        (step(chosen_token_ids=[1, -1]), "chosen_token_ids is not a list of token ids"),
+        (
+            step(prompt=[*plain()["prompt"], *says("a")], turn=[{"text": "b"}]),
+            "the spans of an open turn differ from its text",
+        ),
         (step(margin="big"), "margin is not a finite number"),
         (step(margin=float("nan")), "margin is not a finite number"),
         (step(depth=-1), "depth is not a count of steps"),

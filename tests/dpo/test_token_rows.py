@@ -101,6 +101,30 @@ def test_a_trajectory_has_one_segment_a_step_each_in_its_own_prompt(chat):
     assert len(pair.rejected) == 1
 
 
+def test_sampled_ids_are_scored_if_they_spell_the_step_and_end_as_the_policy_ended_it(chat):
+    eos = chat.tokenizer.eos_token_id
+    letters = tuple(id for letter in QUERY for id in chat.encode(letter))  # not what encoding the text returns
+    overrun, others = (*letters[:-1], *chat.encode("> and")), (len(chat.tokenizer), eos)
+    cases = {  # end of a step and its ids, and what is scored
+        ("stop", letters): letters,
+        ("stop", overrun): overrun,
+        ("turn", letters): (*letters, eos),
+        ("turn", (*letters, eos)): (*letters, eos),
+        ("length", letters): letters,
+        ("stop", (*letters[1:], eos)): chat.encode(QUERY),
+        ("stop", others): chat.encode(QUERY),
+        ("stop", None): chat.encode(QUERY),
+    }
+    for (end, ids), expected in cases.items():
+        sides = StepSides((StepText(STATE, QUERY, end, ids),), (StepText(STATE, ANSWER, "stop"),))
+        ((pair,), counts) = encode([row(sides)], chat, turn_end="as_sampled")
+        assert pair.chosen[0].completion_ids == expected
+        text_is_encoded = expected == chat.encode(QUERY)
+        assert counts.differing == (not text_is_encoded)
+        assert counts.of_another_tokenizer == (text_is_encoded and ids is not None)
+        assert counts.without_ids == 1 + (ids is None)
+
+
 def test_equal_prompts_are_one_object_in_memory(chat):
     pairs, _ = encode([steps(QUERY, ANSWER), steps("x", "y")], chat, turn_end="as_sampled")
     assert pairs[0].chosen[0].prompt_ids is pairs[1].rejected[0].prompt_ids
@@ -175,7 +199,7 @@ def test_prompts_that_merge_with_their_completion_are_counted(number, shifted, c
     pairs, found = encode([row(TextSides(*TEXTS[number]))], chat, turn_end="as_sampled")
     prompt, chosen, _ = TEXTS[number]
     (segment,) = pairs[0].chosen
-    assert found == shifted
+    assert found.shifted == shifted
     whole = chat.tokenizer.decode(segment.prompt_ids + segment.completion_ids)
     assert whole == prompt + chosen.removesuffix("<|end|>") + "<|end|>"
 

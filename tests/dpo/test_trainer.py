@@ -8,6 +8,7 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.dpo.examples import Examples
+from reasonrag.dpo.token_rows import Encoded
 from reasonrag.dpo.train import LOSS_TYPES, pair_rows
 from reasonrag.dpo.trainer import StepCollator, StepDPOTrainer
 from reasonrag.llm.chat_template import ChatTemplate
@@ -38,7 +39,7 @@ def one_thread():
 
 
 def examples(pairs, test=()):
-    return Examples(list(pairs), list(test), "c", None, "toy", None, contradictory={})
+    return Examples(list(pairs), list(test), "c", None, "toy", None, {}, {}, None, Encoded())
 
 
 def rows_of(pairs, **settings):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SENTENCES = [
     "Who directed Jaws? Steven Spielberg directed Jaws in 1975.",
@@ -31,9 +35,7 @@ def save_tiny_model(
     context: int = 512,
     special_tokens: tuple[str, ...] = ("<|start|>", "<|end|>"),
 ) -> Path:
-    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -45,11 +47,25 @@ def save_tiny_model(
         show_progress=False,
     )
     bpe.train_from_iterator(SENTENCES, trainer)
+    named = {"eos_token": special_tokens[1]} | ({"bos_token": "<bos>"} if "<bos>" in special_tokens else {})
+    return save_random_model(folder, bpe, chat_template=chat_template, context=context, **named)
+
+
+def save_random_model(
+    folder: Path,
+    trained: Tokenizer,
+    *,
+    chat_template: str | None = TEMPLATE,
+    context: int = 512,
+    eos_token: str = "<|end|>",
+    **special: str,
+) -> Path:
+    """Save a model for a trained tokenizer that has these special tokens, and those of its chat template."""
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
     # Padding and end are the same token, as in many real models.
-    named = {"eos_token": special_tokens[1], "pad_token": special_tokens[1]}
-    if "<bos>" in special_tokens:
-        named["bos_token"] = "<bos>"
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **named)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=eos_token, pad_token=eos_token, **special)
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)

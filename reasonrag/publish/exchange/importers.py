@@ -283,6 +283,9 @@ def _value(name: str, type: pa.DataType, value: Any) -> Any:
         return id
     if isinstance(value, list) and kind.startswith("list"):
         return [_value(name, type.value_type, item) for item in value]
+    if isinstance(value, dict) and kind.startswith("struct"):
+        known = {field.name: (field.type, value.get(field.name)) for field in type}
+        return {key: None if part is None else _value(name, of, part) for key, (of, part) in known.items()}
     if kind == "string" and isinstance(value, str):
         return valid_unicode(value)
     if kind == "int32" and isinstance(value, int) and not isinstance(value, bool) and value in _INT32:
