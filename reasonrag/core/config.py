@@ -134,6 +134,12 @@ class ModelConfig(Section):
     dtype: str | None = setting(
         None, "dtype of the weights: float32, bfloat16 or float16 (default: the backend's choice)"
     )
+    threads: int | None = execution(
+        None,
+        "CPU threads of hf: models (default: 1 below 20 million parameters, else OMP_NUM_THREADS, else measured). "
+        "Another number changes the last digits of results",
+        ge=1,
+    )
     input_price: float | None = execution(
         None, "price of one million prompt tokens of the policy", "--input-price", ge=0
     )

@@ -1,4 +1,8 @@
-"""A transformers model in this process: one worker thread gathers the requests of many tasks into batches."""
+"""A transformers model in this process: one worker thread writes the requests of many tasks in batches.
+
+The worker knows no deadline. It waits for a request, or it computes; between two tokens it takes what has come. Time is
+the event loop's, which looks now and then whether the worker gets on.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ import asyncio
 import contextlib
 import queue
 import secrets
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -21,15 +28,21 @@ from reasonrag.llm.base import Sampling, public_name
 from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
 from reasonrag.llm.memory import require_memory
 from reasonrag.llm.prefix_cache import PrefixCache, reusable
-from reasonrag.llm.row_sampling import Row, end_token_ids, generate_rows, inner_model, room_for
+from reasonrag.llm.row_sampling import Row, RowBatch, end_token_ids, inner_model, room_for
 from reasonrag.llm.slots import Slots
+from reasonrag.llm.threads import choose_threads, is_small
 
 log = structlog.get_logger()
 
-# How long an incomplete batch waits for more requests: about the time until a finished question sends its next one.
+# How long an idle worker lets requests come before it begins, if they cannot join later.
 _WINDOW_S = 0.005
-# A model with fewer parameters gains nothing from a second thread on the CPU.
-_SMALL = 20_000_000
+# Looks are counted, not seconds: a process that was stopped, or a clock that jumped, has missed one look.
+_LOOK_S = 10.0
+_LOOKS_THAT_TELL = (3, 6, 12, 24, 48, 96, 192)
+_LOOKS_UNTIL_GIVEN_UP = 30
+_IDLE_CPU_S = 0.1  # of a thread that stands still, between two looks
+# Others join a running batch if they are so many that a call of `generate` for them pays: a quarter of those running.
+_JOIN_SHARE = 4
 
 
 @dataclass(slots=True)
@@ -37,12 +50,6 @@ class _Request:
     prompt: Prompt
     sampling: Sampling
     futures: list[Future[Completion]]
-
-
-@dataclass(slots=True)
-class _Waiting:
-    row: Row
-    future: Future[Completion]
 
 
 class TransformersLLM:
@@ -73,6 +80,7 @@ class TransformersLLM:
         trust_remote_code: bool = False,
         revision: str | None = None,
         chat_template: str | None = None,
+        threads: int | None = None,
     ) -> None:
         """Load the model, which takes seconds to minutes.
 
@@ -85,6 +93,7 @@ class TransformersLLM:
             trust_remote_code: whether to run code that comes with the model.
             revision: revision of a Hub model.
             chat_template: as `template` of `ChatTemplate.load`.
+            threads: CPU threads of torch, in the whole process; None lets `choose_threads` choose.
 
         Raises:
             ConfigError: the model cannot be loaded, or has no chat template.
@@ -92,7 +101,7 @@ class TransformersLLM:
         chat = ChatTemplate.load(
             path_or_name, revision=revision, trust_remote_code=trust_remote_code, template=chat_template
         )
-        model: Any = _load(path_or_name, device, dtype, revision, trust_remote_code)
+        model: Any = _load(path_or_name, device, dtype, revision, trust_remote_code, threads)
         self._start(model, chat, name=name or public_name(path_or_name), batch_size=batch_size)
 
     @classmethod
@@ -115,6 +124,9 @@ class TransformersLLM:
         try:
             yield
         finally:
+            if self._watch.failure is None:
+                with self._in_use:  # replies are there before the worker has let go of the model
+                    pass
             self.model = self._prefixes = None  # the trainer changes the weights
             inner.generation_config = model.generation_config = defaults
             model.train(training)
@@ -132,12 +144,15 @@ class TransformersLLM:
         self.slots = Slots(2 * batch_size)  # a batch that runs, and the requests of the next
         if model is not None:
             self._take(model)
+        # No `get` of it may have a timeout: in CPython 3.11, one that is over meanwhile becomes a wait for ever.
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[tuple[Row, Future[Completion]]] = []
         self._lock = threading.Lock()  # so that nothing is queued after the None that ends the worker
         self._closed = threading.Event()
+        self._in_use = threading.Lock()  # held while the worker computes
         self._worker = threading.Thread(target=self._work, name=f"llm-{self.name}", daemon=True)
         self._worker.start()
+        self._watch = _Watch(self.name, self._worker)
 
     def _take(self, model: Any) -> None:
         from transformers import GenerationConfig
@@ -153,15 +168,16 @@ class TransformersLLM:
 
         Raises:
             LLMError: with cause `refused` (the template rejects the chat), `context_overflow`, `out_of_memory`,
-                `engine` (any other failure of generation) or `closed`.
+                `engine` (any other failure of generation), `stalled` (the worker stands still) or `closed`.
         """
         futures: list[Future[Completion]] = [Future() for _ in range(sampling.n)]
         async with self.slots.request():
-            with self._lock:
-                if self._closed.is_set():
-                    raise self._closed_error()
-                self._queue.put(_Request(prompt, sampling, futures))
-            first, *others = await asyncio.gather(*map(asyncio.wrap_future, futures))
+            with self._watch.over(futures):
+                with self._lock:
+                    if self._closed.is_set():
+                        raise self._closed_error()
+                    self._queue.put(_Request(prompt, sampling, futures))
+                first, *others = await asyncio.gather(*map(asyncio.wrap_future, futures))
         return (first, *(replace(other, prompt_tokens=0) for other in others))
 
     async def aclose(self) -> None:
@@ -170,38 +186,41 @@ class TransformersLLM:
             if not self._closed.is_set():
                 self._closed.set()
                 self._queue.put(None)
-        await asyncio.to_thread(self._worker.join)
+        if self._watch.failure is None:
+            await asyncio.to_thread(self._worker.join)
         self.model = self._prefixes = None
 
     def _work(self) -> None:
-        while self._gather():
-            self._run(self._next_batch())
-        _fail([item.future for item in self._waiting], self._closed_error())
+        while not self._closed.is_set() and self._receive(wait=not self._waiting):
+            with self._in_use:
+                self._write()
+        self._receive(wait=False)
+        _fail([future for _, future in self._waiting], self._closed_error())
 
-    def _gather(self) -> bool:
-        """Take requests until a batch is full or the window is over; return False if closed."""
-        deadline = time.monotonic() + _WINDOW_S
-        while True:
-            if not self._waiting:
-                request = self._queue.get()
-                deadline = time.monotonic() + _WINDOW_S
-            else:
-                full = len(self._waiting) >= self._batch_size
-                try:
-                    request = self._queue.get(timeout=0.0 if full else max(deadline - time.monotonic(), 0.0))
-                except queue.Empty:
-                    return True
-            if request is None:
-                return False
-            self._accept(request)
+    def _receive(self, *, wait: bool) -> bool:
+        """Take the requests that have come, or wait for the first of them; return False if closed."""
+        try:
+            if wait:
+                if not self._accept(self._queue.get()):
+                    return False
+                if self._prefixes is None:
+                    time.sleep(_WINDOW_S)
+            while self._accept(self._queue.get_nowait()):
+                pass
+        except queue.Empty:
+            return True
+        return False
 
-    def _accept(self, request: _Request) -> None:
+    def _accept(self, request: _Request | None) -> bool:
+        if request is None:
+            return False
         try:
             rows = self._rows(request.prompt, request.sampling)
         except Exception as error:
             _fail(request.futures, error if isinstance(error, LLMError) else _failure(self.name, "refused", error))
-            return
-        self._waiting += [_Waiting(row, future) for row, future in zip(rows, request.futures, strict=True)]
+        else:
+            self._waiting += zip(rows, request.futures, strict=True)
+        return True
 
     def _rows(self, prompt: Prompt, sampling: Sampling) -> list[Row]:
         prompt_ids = self.chat.token_ids(prompt)
@@ -212,70 +231,145 @@ class TransformersLLM:
             for index in range(sampling.n)
         ]
 
-    def _next_batch(self) -> list[_Waiting]:
-        """Return the row that has waited longest, with the rows nearest in length: little padding, no starvation."""
-        if not self._waiting:
-            return []
-        length = len(self._waiting[0].row.prompt_ids)
-        by_length = sorted(range(len(self._waiting)), key=lambda i: abs(len(self._waiting[i].row.prompt_ids) - length))
-        taken = set(by_length[: self._batch_size])
-        batch, remaining = [], []
-        for index, item in enumerate(self._waiting):
-            if index not in taken:
-                remaining.append(item)
-            elif item.future.set_running_or_notify_cancel():
-                batch.append(item)
-        self._waiting = remaining
-        return batch
-
-    def _run(self, batch: list[_Waiting]) -> None:
+    def _write(self) -> None:
+        """Write what waits, and what comes meanwhile, until nothing is left or a batch has failed."""
         import torch
 
-        if not batch:
-            return
-        futures = [item.future for item in batch]
+        batch = RowBatch(
+            self.model, self.chat, end_ids=self._end_ids, prefixes=self._prefixes, pause=self._should_pause
+        )
+        begun: list[tuple[Row, Future[Completion]]] = []
         try:
-            rows = [item.row for item in batch]
-            completions = generate_rows(
-                self.model,
-                self.chat,
-                rows,
-                end_ids=self._end_ids,
-                interrupted=self._closed.is_set,
-                prefixes=self._prefixes,
-            )
+            while not self._closed.is_set():
+                begun = [item for item in begun if not item[1].done()]
+                if batch.takes() and (joining := self._next_rows(self._batch_size - len(batch))):
+                    begun += joining
+                    batch.join(joining)
+                if not batch:
+                    return
+                batch.write()
+                self._receive(wait=False)
         except torch.OutOfMemoryError as error:
             failure = _failure(self.name, "out_of_memory", error)
         except Exception as error:
-            _fail(futures, _failure(self.name, "engine", error))
+            _fail([future for _, future in begun], _failure(self.name, "engine", error))
             return
         else:
-            if self._closed.is_set():
-                _fail(futures, self._closed_error())
-                return
-            for future, completion in zip(futures, completions, strict=True):
-                future.set_result(completion)
+            _fail([future for _, future in begun], self._closed_error())
             return
-        self._run_in_halves(batch, failure)
+        del batch
+        self._make_smaller(begun, failure)
 
-    def _run_in_halves(self, batch: list[_Waiting], failure: LLMError) -> None:
-        """Retry a batch that was too large; not in its `except`, where the traceback keeps the tensors alive."""
+    def _next_rows(self, room: int) -> list[tuple[Row, Future[Completion]]]:
+        """Return the row that has waited longest, with the rows nearest in length: little padding, no starvation."""
+        self._waiting = [item for item in self._waiting if not item[1].done()]
+        if not self._waiting or room < 1:
+            return []
+        length = len(self._waiting[0][0].prompt_ids)
+        nearest = sorted(self._waiting, key=lambda item: abs(len(item[0].prompt_ids) - length))[:room]
+        taken = {id(item) for item in nearest}
+        self._waiting = [item for item in self._waiting if id(item) not in taken]
+        return nearest
+
+    def _should_pause(self, rows: int) -> bool:
+        """Return whether a batch should stop for others, as so many wait and fit that this pays."""
+        self._watch.tokens += 1
+        coming = min(len(self._waiting) + self._queue.qsize(), self._batch_size - rows)
+        return self._closed.is_set() or (self._prefixes is not None and coming > 0 and coming * _JOIN_SHARE >= rows)
+
+    def _make_smaller(self, begun: list[tuple[Row, Future[Completion]]], failure: LLMError) -> None:
+        """Begin again with smaller batches; not in an `except`, where the traceback keeps the tensors alive."""
         import torch
 
         if self._prefixes is not None:
             self._prefixes = PrefixCache()
         torch.cuda.empty_cache()
-        if len(batch) == 1:
-            _fail([batch[0].future], failure)
+        begun = [item for item in begun if not item[1].done()]
+        if len(begun) < 2:
+            _fail([future for _, future in begun], failure)
             return
-        half = len(batch) // 2
-        self._batch_size = min(self._batch_size, half)
+        self._batch_size = min(self._batch_size, len(begun) // 2)
         log.warning("out of memory; continuing with smaller batches", llm=self.name, batch_size=self._batch_size)
-        self._run(batch[:half])
-        self._run(batch[half:])
+        self._waiting = begun + self._waiting
 
     def _closed_error(self) -> LLMError:
         return LLMError(f"{self.name} is closed", cause="closed")
+
+
+class _Watch:
+    """Looks at a worker while requests are in the engine: says if no token comes, fails them if it stands still.
+
+    Attributes:
+        tokens: steps of the batches, counted by the worker.
+    """
+
+    def __init__(self, name: str, worker: threading.Thread) -> None:
+        self.tokens = 0
+        self._name, self._worker = name, worker
+        self._clock = time.pthread_getcpuclockid(worker.ident or 0) if hasattr(time, "pthread_getcpuclockid") else None
+        self._open: set[Future[Completion]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure: LLMError | None = None
+        self._failed_at = 0
+
+    @property
+    def failure(self) -> LLMError | None:
+        """Why nothing is answered, if the worker stood still and has not moved since."""
+        return self._failure if self._failed_at == self.tokens else None
+
+    @contextlib.contextmanager
+    def over(self, futures: list[Future[Completion]]) -> Iterator[None]:
+        """Watch in the block, and fail these if the worker stands still."""
+        if self.failure is not None:
+            raise self.failure
+        self._open.update(futures)
+        loop = asyncio.get_running_loop()
+        if self._timer is None or loop is not self._loop:
+            self._loop, self._seen, self._slow, self._still = loop, (self.tokens, self._cpu_s()), 0, 0
+            self._timer = loop.call_later(_LOOK_S, self._look)
+        try:
+            yield
+        finally:
+            self._open.difference_update(futures)
+            if not self._open and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _look(self) -> None:
+        (tokens, cpu_s), self._seen = self._seen, (self.tokens, self._cpu_s())
+        used_s = self._seen[1] - cpu_s
+        self._slow = self._slow + 1 if tokens == self.tokens else 0
+        self._still = self._still + 1 if self._slow and used_s < _IDLE_CPU_S else 0
+        alive = self._worker.is_alive()
+        if self._slow in _LOOKS_THAT_TELL:
+            log.warning(
+                f"no token for {self._slow * _LOOK_S:.0f} s",
+                llm=self._name,
+                waiting=len(self._open),
+                worker=self._doing(),
+                cpu_s_of_last_10_s=round(used_s, 1),
+            )
+        if self._still >= _LOOKS_UNTIL_GIVEN_UP or not alive:
+            found = f"no token and no CPU time for {self._still * _LOOK_S:.0f} s" if alive else "its thread has ended"
+            self._failure = LLMError(f"{self._name} stands still: {found}, {self._doing()}", cause="stalled")
+            self._failed_at = self.tokens
+            _fail(list(self._open), self._failure)
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _cpu_s(self) -> float:
+        """Return the CPU seconds of the worker; 0 where they cannot be known, or it has ended."""
+        try:
+            return 0.0 if self._clock is None else time.clock_gettime(self._clock)
+        except OSError:
+            return 0.0
+
+    def _doing(self) -> str:
+        """Return where the worker is: the innermost place in this package, and the innermost place of all."""
+        stack = traceback.extract_stack(sys._current_frames().get(self._worker.ident or 0))
+        ours = [frame for frame in stack if "reasonrag" in frame.filename]
+        places = dict.fromkeys(f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in (*ours[-1:], *stack[-1:]))
+        return "at " + ", ".join(places)
 
 
 def _fail(futures: Iterable[Future[Completion]], failure: LLMError) -> None:
@@ -288,7 +382,9 @@ def _failure(name: str, cause: str, error: Exception) -> LLMError:
     return LLMError(f"{name}: {type(error).__name__}", quoting=error, cause=cause)
 
 
-def _load(path_or_name: str, device: str | None, dtype: str | None, revision: str | None, trust: bool) -> Any:
+def _load(
+    path_or_name: str, device: str | None, dtype: str | None, revision: str | None, trust: bool, threads: int | None
+) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -304,6 +400,7 @@ def _load(path_or_name: str, device: str | None, dtype: str | None, revision: st
             remedy="take a smaller model, --set policy.dtype=bfloat16, or a server (--policy http://HOST:PORT/v1)",
             instead=("bfloat16", 1, "--set policy.dtype=bfloat16"),
         )
+    began = time.monotonic()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True
@@ -311,8 +408,14 @@ def _load(path_or_name: str, device: str | None, dtype: str | None, revision: st
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
         raise cannot_load(path_or_name, error) from error
-    # The matrices of a small model are too small to split, and on a busy machine each short operation waits for the
-    # slower of two threads. The setting applies to the whole process: a large model on the CPU needs another process.
-    if model.device.type == "cpu" and sum(weights.numel() for weights in model.parameters()) < _SMALL:
-        torch.set_num_threads(1)
+    torch.set_num_threads(choose_threads(model, threads))
+    if not is_small(model):
+        log.info(
+            f"{public_name(path_or_name)} is loaded",
+            parameters=f"{model.num_parameters() / 1e6:,.0f} M",
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            **({"threads": torch.get_num_threads()} if model.device.type == "cpu" else {}),
+            seconds=round(time.monotonic() - began, 1),
+        )
     return model

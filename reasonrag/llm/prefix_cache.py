@@ -23,6 +23,9 @@ Ids = tuple[int, ...]
 # A shorter beginning that prompts share is not worth a forward pass by itself.
 _WORTH_TOKENS = 32
 _MAX_BYTES = 2**29
+# A forward pass computes at most so many tokens, or one row, and pads a row by an eighth of the longest, or a few.
+_TOKENS_AT_ONCE = 4096
+_PADDING = 8
 
 
 class PrefixCache:
@@ -54,11 +57,18 @@ class PrefixCache:
         return cache
 
     def _alike(self, ready: Collection[Ids]) -> list[list[Ids]]:
-        """Group by the tokens to compute, up to a factor of two: rows of one forward pass compute equally many."""
-        groups: dict[int, list[Ids]] = {}
-        for ids in sorted(ready):
-            groups.setdefault((len(ids) - self._held(ids)).bit_length(), []).append(ids)
-        return list(groups.values())
+        """Group by the tokens to compute, so that hardly any are padding: a row of many fills a processor by itself."""
+        fresh = {ids: len(ids) - self._held(ids) for ids in sorted(ready)}
+        groups: list[list[Ids]] = []
+        most = 0  # of the group
+        for ids in sorted(fresh, key=lambda ids: fresh[ids], reverse=True):
+            is_like = fresh[ids] >= most - max(most // _PADDING, _WORTH_TOKENS)
+            if groups and is_like and most * (len(groups[-1]) + 1) <= _TOKENS_AT_ONCE:
+                groups[-1].append(ids)
+            else:
+                groups.append([ids])
+                most = fresh[ids]
+        return groups
 
     def _compute(self, model: Any, group: Sequence[Ids]) -> None:
         fresh = max(len(ids) - self._held(ids) for ids in group)
@@ -67,13 +77,12 @@ class PrefixCache:
         width = cache.get_seq_length() + fresh
         input_ids, mask = left_padded(group, width, model.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        model(
+        model.base_model(  # without the head: nobody asks for these logits
             input_ids=input_ids[:, -fresh:],
             attention_mask=mask,
             position_ids=positions[:, -fresh:],
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
         )
         for row, ids in enumerate(group):
             self._put(ids, [kv[row, :, width - len(ids) :].clone() for kv in _tensors(cache)])
@@ -132,8 +141,10 @@ def reusable(model: Any) -> bool:
 
     inner = inner_model(model)
     takes = inspect.signature(type(inner).forward).parameters
-    if getattr(inner, "_is_stateful", False) or not {"position_ids", "past_key_values", "logits_to_keep"} <= set(takes):
+    if getattr(inner, "_is_stateful", False) or not {"position_ids", "past_key_values"} <= set(takes):
         return False
+    if inner.base_model is inner:
+        return False  # nothing computes keys and values without the head
     layers = DynamicCache(config=inner.config).layers
     return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 

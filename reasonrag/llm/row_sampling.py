@@ -1,16 +1,19 @@
-"""Generate one batch with transformers' `generate`; each row has its own seed, temperature, length and stop strings.
+"""Write rows in batches with transformers' `generate`; each has its own seed, temperature, length and stop strings.
 
 Each row has its own random generator, so its draws do not depend on the rest of the batch. Its logits do slightly: in a
-batch of another shape, floats are summed in another order, about 1e-6 apart in float32 and 1e-2 in bfloat16. A near tie
-between two tokens can therefore have another winner in another batch; float32 makes that rare, not impossible.
-
-On one CPU core and with 150,000 tokens, sampling costs about 4 ms per row and token, with top_p < 1 about 17 ms.
+batch of another shape, floats are summed in another order, about 1e-6 apart in float32 and 1e-2 in bfloat16. A draw
+that falls on the border of two tokens, or a near tie of greedy decoding, can therefore have another winner in another
+batch; float32 makes that rare, not impossible.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import LLMError
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 # A token at the end may decode to nothing (special tokens are skipped), or begin before the stop string.
 _SPARE_TAIL_TOKENS = 16
+# Most nuclei are found among so many words, without sorting the others.
+_LIKELY_WORDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,50 +50,15 @@ def generate_rows(
     rows: Sequence[Row],
     *,
     end_ids: Collection[int],
-    interrupted: Callable[[], bool] = lambda: False,
     prefixes: PrefixCache | None = None,
 ) -> list[Completion]:
-    """Return `[len(rows)]` completions. This blocks, so call it from a worker thread.
-
-    Args:
-        model: a causal language model of transformers with a neutral `generation_config`.
-        chat: its tokenizer.
-        rows: the completions to generate, in one batch.
-        end_ids: tokens that end a turn.
-        interrupted: called after every token; true ends the batch early, with `FinishReason.OTHER`.
-        prefixes: what earlier prompts of the same weights share with these; None computes each prompt as a whole.
-    """
-    import torch
-    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-
-    sampler = _RowSampler(rows, chat, end_ids, model.device, interrupted)
-    # A recurrent state is nothing that rows can be taken from.
-    shrinks = not getattr(inner_model(model), "_is_stateful", False)
-    with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
-        cache = None if prefixes is None else prefixes.filled(model, [row.prompt_ids for row in rows])
-        # A call of `generate` computes all of its rows until it ends, so it ends as soon as half of them are done.
-        while batch := sampler.begin(shrinks=shrinks):
-            texts = [sampler.text_ids(index) for index in batch]
-            held = 0 if cache is None else cache.get_seq_length()
-            input_ids, attention_mask = left_padded(texts, max(held + 1, *map(len, texts)), model.device)
-            made = model.generate(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                # Without an end token here: `generate` would overwrite finished rows with padding.
-                generation_config=GenerationConfig(
-                    do_sample=False,
-                    max_new_tokens=sampler.longest_rest,
-                    pad_token_id=0,
-                    return_dict_in_generate=True,
-                ),
-                logits_processor=LogitsProcessorList([sampler.choose]),
-                stopping_criteria=StoppingCriteriaList([sampler.finished]),
-                **({} if cache is None else {"past_key_values": cache}),
-            )
-            if rest := sampler.unfinished:
-                cache = made.past_key_values
-                cache.reorder_cache(torch.tensor(rest, device=model.device))
-    return sampler.completions()
+    """Return `[len(rows)]` completions, written in one batch; the arguments are those of `RowBatch`."""
+    batch = RowBatch(model, chat, end_ids=end_ids, prefixes=prefixes)
+    futures: list[Future[Completion]] = [Future() for _ in rows]
+    batch.join(list(zip(rows, futures, strict=True)))
+    while len(batch):
+        batch.write()
+    return [future.result() for future in futures]
 
 
 def left_padded(prompts: Sequence[Sequence[int]], width: int, device: Any) -> tuple[Tensor, Tensor]:
@@ -101,6 +71,37 @@ def left_padded(prompts: Sequence[Sequence[int]], width: int, device: Any) -> tu
         input_ids[index, width - len(ids) :] = torch.tensor(ids)
         mask[index, width - len(ids) :] = 1
     return input_ids.to(device), mask.to(device)
+
+
+def stacked(caches: Sequence[tuple[Any, int]]) -> Any:
+    """Return a cache of transformers of the rows of several, each given with its number of rows, padded on the left.
+
+    A cache without a token has no tensors yet, so its rows are padding throughout.
+    """
+    import torch
+    from torch.nn.functional import pad
+    from transformers import DynamicCache
+
+    widest = max((cache for cache, _ in caches), key=lambda cache: int(cache.get_seq_length()))
+    width, made = widest.get_seq_length(), DynamicCache()
+
+    def joined(index: int, name: str) -> Tensor:
+        tensors = []
+        for cache, rows in caches:
+            some = getattr((cache if cache.layers else widest).layers[index], name)
+            tensor = some if cache.layers else some[:1, :, :0].expand(rows, -1, -1, -1)
+            tensors.append(pad(tensor, (0, 0, width - tensor.shape[2], 0)))
+        return torch.cat(tensors)
+
+    for index in range(len(widest.layers)):
+        made.update(joined(index, "keys"), joined(index, "values"), index)
+    return made
+
+
+def cut_left(cache: Any, width: int) -> None:
+    """Keep the last `width` columns of a cache."""
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[:, :, -width:], layer.values[:, :, -width:]
 
 
 def sampled_completion(
@@ -158,120 +159,200 @@ def room_for(name: str, prompt_ids: Sequence[int], context: int) -> int:
     return room
 
 
-class _RowSampler:
-    """Chooses each row's next token (`generate`'s logits processor) and ends each row (its stopping criterion)."""
+@dataclass(slots=True)
+class _Writing:
+    """A row, what is written of it so far, and who gets it in the end."""
+
+    row: Row
+    future: Future[Completion]
+    draws: Random
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ended: FinishReason | None = None
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        return (*self.row.prompt_ids, *self.token_ids)
+
+
+class RowBatch:
+    """Rows that a model writes together: each leaves as soon as it is done, and others may take its place.
+
+    A row whose future is cancelled leaves, too. All of this blocks, so it belongs on a worker thread.
+    """
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        model: Any,
         chat: ChatTemplate,
+        *,
         end_ids: Collection[int],
-        device: Any,
-        interrupted: Callable[[], bool],
+        prefixes: PrefixCache | None = None,
+        pause: Callable[[int], bool] = lambda rows: False,
     ) -> None:
+        """Begin an empty batch.
+
+        Args:
+            model: a causal language model of transformers with a neutral `generation_config`.
+            chat: its tokenizer.
+            end_ids: tokens that end a turn.
+            prefixes: what earlier prompts of the same weights share with these; None computes each prompt as a whole,
+                and then rows can join an empty batch only.
+            pause: called after every token with the rows that are left; if true, `write` returns.
+        """
+        self._model, self._chat, self._end_ids = model, chat, frozenset(end_ids)
+        self._prefixes, self._pause = prefixes, pause
+        # A recurrent state is nothing that rows can be taken from.
+        self._shrinks = not getattr(inner_model(model), "_is_stateful", False)
+        self._rows: list[_Writing] = []  # in the order of the cache
+        self._cache: Any = None
+
+    def __len__(self) -> int:
+        """Return how many rows are not done."""
+        return len(self._rows)
+
+    def takes(self) -> bool:
+        """Return whether rows can join now."""
+        return self._prefixes is not None or not self._rows
+
+    def join(self, rows: Sequence[tuple[Row, Future[Completion]]]) -> None:
+        """Add rows, whose prompts are computed here. Each future gets its row's completion."""
         import torch
 
-        self._rows, self._chat, self._end_ids, self._interrupted = rows, chat, frozenset(end_ids), interrupted
-        self._device = device
-        self._token_ids: list[list[int]] = [[] for _ in rows]
-        self._logprobs: list[list[float]] = [[] for _ in rows]
-        self._ended: list[FinishReason | None] = [None] * len(rows)
-        self._generators = [torch.Generator(device).manual_seed(row.seed) for row in rows]
-        self._tails = [tail_length(row.stop) for row in rows]
+        if self._prefixes is not None:
+            with torch.no_grad():
+                cache = self._prefixes.filled(self._model, [row.prompt_ids for row, _ in rows])
+            self._cache = stacked([(self._cache, len(self._rows)), (cache, len(rows))]) if self._rows else cache
+        self._rows += [_Writing(row, future, Random(row.seed)) for row, future in rows]
 
-    def begin(self, *, shrinks: bool) -> list[int]:
-        """Start a call of `generate` with the rows that are not done yet, `[B]`; return their places in the batch.
+    def write(self) -> None:
+        """Write tokens until at most half of the rows are left, or `pause` says so.
 
-        With `shrinks` the call ends when at most half of its rows are left, else when none is.
+        `generate` computes all rows of a call until it ends, so a call ends before many of them are done.
         """
         import torch
+        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-        self._batch = [index for index, ended in enumerate(self._ended) if ended is None]
-        self._left = len(self._batch) // 2 if shrinks else 0
-        rows = [self._rows[index] for index in self._batch]
+        self._left = len(self._rows) // 2 if self._shrinks else 0
+        self._begin()
+        texts = [writing.text_ids for writing in self._rows]
+        held = 0 if self._cache is None else self._cache.get_seq_length()
+        input_ids, attention_mask = left_padded(texts, max(held + 1, *map(len, texts)), self._model.device)
+        with torch.no_grad():  # not inference_mode: a model in training may keep a tensor that is made here
+            made = self._model.generate(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                # Without an end token here: `generate` would overwrite finished rows with padding.
+                generation_config=GenerationConfig(
+                    do_sample=False,
+                    max_new_tokens=max(writing.row.max_tokens - len(writing.token_ids) for writing in self._rows),
+                    pad_token_id=0,
+                    return_dict_in_generate=True,
+                ),
+                logits_processor=LogitsProcessorList([self._choose]),
+                stopping_criteria=StoppingCriteriaList([self._finish]),
+                **({} if self._cache is None else {"past_key_values": self._cache}),
+            )
+            self._shrink(made.past_key_values)
+
+    def _shrink(self, cache: Any) -> None:
+        """Keep what is left of the rows, and of their padding no more than they need."""
+        import torch
+
+        left = [place for place, writing in enumerate(self._rows) if writing.ended is None]
+        self._cache = cache if left else None
+        if left and len(left) < len(self._rows):
+            cache.reorder_cache(torch.tensor(left, device=self._model.device))
+        self._rows = [self._rows[place] for place in left]
+        if left and self._prefixes is not None:
+            cut_left(cache, max(len(writing.text_ids) for writing in self._rows) - 1)
+
+    def _begin(self) -> None:
+        """Put the parameters of the rows into tensors."""
+        import torch
+
+        rows = [writing.row for writing in self._rows]
+        of_rows = functools.partial(torch.tensor, dtype=torch.float32, device=self._model.device)
         temperatures = [row.temperature or 1.0 for row in rows]
-        self._temperature = torch.tensor(temperatures, dtype=torch.float32, device=self._device)[:, None]
-        # Rounding may carry the cumulated mass past 1; with infinity, rows without top_p keep every token.
-        masses = [row.top_p if row.top_p < 1 else float("inf") for row in rows]
-        self._top_p = torch.tensor(masses, dtype=torch.float32, device=self._device)[:, None]
-        self._cuts = any(row.top_p < 1 for row in rows)
-        return self._batch
+        self._temperature = of_rows(temperatures)[:, None] if set(temperatures) != {1.0} else None
+        greedy = [row.temperature == 0 for row in rows]
+        self._any_greedy, self._all_greedy = any(greedy), all(greedy)
+        self._greedy = torch.tensor(greedy, device=self._model.device)
+        self._cut = [place for place, row in enumerate(rows) if row.top_p < 1 and row.temperature > 0]
+        self._top_p = of_rows([rows[place].top_p for place in self._cut])[:, None]
 
-    def text_ids(self, index: int) -> tuple[int, ...]:
-        """Return prompt and tokens so far of a row."""
-        return (*self._rows[index].prompt_ids, *self._token_ids[index])
+    def _choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Turn `[B, V]` logits into `[B, V]` scores whose maximum is the sampled token (`generate`'s processor)."""
+        import torch
 
-    @property
-    def longest_rest(self) -> int:
-        """The most tokens that a row of the current call may still get."""
-        return max(self._rows[index].max_tokens - len(self._token_ids[index]) for index in self._batch)
+        logits = scores if self._temperature is None else scores / self._temperature
+        probabilities = torch.softmax(logits, dim=-1)
+        chosen = logits.argmax(dim=-1) if self._all_greedy else self._drawn(probabilities)
+        if self._any_greedy and not self._all_greedy:
+            chosen = torch.where(self._greedy, logits.argmax(dim=-1), chosen)
+        self._chosen_logprobs = probabilities.gather(1, chosen[:, None])[:, 0].log()
+        return scores.fill_(float("-inf")).scatter_(1, chosen[:, None], 0.0)
 
-    @property
-    def unfinished(self) -> list[int]:
-        """The rows of the current call that are not done, by their places in it."""
-        return [place for place, index in enumerate(self._batch) if self._ended[index] is None]
+    def _drawn(self, probabilities: Tensor) -> Tensor:
+        """Return the `[B]` tokens at which `[B, V]` probabilities, added up, exceed a draw of each row.
 
-    def choose(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Turn `[B, V]` logits into `[B, V]` scores whose maximum is the sampled token.
-
-        Gumbel-max: the argmax of logits plus Gumbel noise is a sample of their softmax.
+        One draw a row instead of one a word. The words keep their order, so rounding hardly moves what a draw hits.
         """
         import torch
 
-        logits = scores / self._temperature
-        logprobs = torch.log_softmax(logits, dim=-1)
-        allowed = self._within_top_p(logprobs) if self._cuts else logits
-        chosen = (allowed + self._noise(scores)).argmax(dim=-1, keepdim=True)
-        self._chosen_logprobs = logprobs.gather(1, chosen)[:, 0]
-        return torch.full_like(scores, float("-inf")).scatter_(1, chosen, 0.0)
+        if self._cut:
+            probabilities = probabilities.clone()
+            probabilities[self._cut] = _nucleus(probabilities[self._cut], self._top_p)
+        mass = probabilities.cumsum(dim=-1, dtype=torch.float64)
+        draws = torch.tensor([[writing.draws.random()] for writing in self._rows], dtype=mass.dtype).to(mass.device)
+        found = torch.searchsorted(mass, draws * mass[:, -1:], right=True)[:, 0]
+        return found.clamp_(max=probabilities.shape[1] - 1)
 
-    def finished(self, input_ids: Tensor, scores: Any) -> Tensor:
-        """Return `[B]` whether each row is done; all are if the call ends. A row keeps no token after its last one."""
+    def _finish(self, input_ids: Tensor, scores: Any) -> Tensor:
+        """Return `[B]` whether each row is done; all are if the call ends (`generate`'s criterion)."""
         import torch
 
-        stopped = self._interrupted()
-        drawn = zip(self._batch, input_ids[:, -1].tolist(), self._chosen_logprobs.tolist(), strict=True)
-        for index, token, logprob in drawn:
-            if self._ended[index] is None:
-                self._token_ids[index].append(token)
-                self._logprobs[index].append(logprob)
-                self._ended[index] = FinishReason.OTHER if stopped else self._end(index, token)
-        rest = self.unfinished
-        ended = torch.ones(len(self._batch), dtype=torch.bool, device=input_ids.device)
-        if len(rest) > self._left:
-            ended[rest] = False
+        drawn = zip(self._rows, input_ids[:, -1].tolist(), self._chosen_logprobs.tolist(), strict=True)
+        for writing, token, logprob in drawn:
+            if writing.ended is None:  # a row keeps no token after its last one
+                writing.token_ids.append(token)
+                writing.logprobs.append(logprob)
+                writing.ended = self._end(writing, token)
+                if writing.ended is not None:
+                    self._hand_out(writing, writing.ended)
+        left = [place for place, writing in enumerate(self._rows) if writing.ended is None]
+        ended = torch.ones(len(self._rows), dtype=torch.bool, device=input_ids.device)
+        if not self._pause(len(left)) and len(left) > self._left:
+            ended[left] = False
         return ended
 
-    def completions(self) -> list[Completion]:
-        completions = []
-        for row, ids, ended, logprobs in zip(self._rows, self._token_ids, self._ended, self._logprobs, strict=True):
-            reason = ended or FinishReason.OTHER
-            completions.append(sampled_completion(self._chat, row.prompt_ids, ids, logprobs, reason, row.stop))
-        return completions
-
-    def _end(self, index: int, token: int) -> FinishReason | None:
-        row, ids = self._rows[index], self._token_ids[index]
+    def _end(self, writing: _Writing, token: int) -> FinishReason | None:
+        row, ids = writing.row, writing.token_ids
         if token in self._end_ids:
             return FinishReason.STOP
-        if row.stop and cut_at_stop(self._chat.decode(ids[-self._tails[index] :]), row.stop) is not None:
+        if row.stop and cut_at_stop(self._chat.decode(ids[-tail_length(row.stop) :]), row.stop) is not None:
             return FinishReason.STOP
-        return FinishReason.LENGTH if len(ids) >= row.max_tokens else None
+        if len(ids) >= row.max_tokens:
+            return FinishReason.LENGTH
+        return FinishReason.OTHER if writing.future.cancelled() else None
 
-    def _within_top_p(self, logprobs: Tensor) -> Tensor:
-        """Keep the smallest set of most likely tokens whose mass reaches top_p; the others become minus infinity."""
-        ordered, order = logprobs.sort(dim=-1, descending=True)
-        mass = ordered.exp()
-        ordered = ordered.masked_fill(mass.cumsum(dim=-1) - mass >= self._top_p, float("-inf"))
-        return ordered.new_empty(ordered.shape).scatter_(1, order, ordered)
+    def _hand_out(self, writing: _Writing, reason: FinishReason) -> None:
+        row = writing.row
+        completion = sampled_completion(
+            self._chat, row.prompt_ids, writing.token_ids, writing.logprobs, reason, row.stop
+        )
+        with contextlib.suppress(InvalidStateError):  # cancelled, or failed by somebody else
+            writing.future.set_result(completion)
 
-    def _noise(self, like: Tensor) -> Tensor:
-        """Return `[B, V]` Gumbel noise from each row's generator; zero for greedy and finished rows."""
-        import torch
 
-        noise = torch.zeros_like(like)
-        for place, index in enumerate(self._batch):
-            if self._rows[index].temperature > 0 and self._ended[index] is None:
-                # Minus the logarithm of an exponential variable has a Gumbel distribution; zero would give infinity.
-                tiny = torch.finfo(noise.dtype).tiny
-                noise[place].exponential_(generator=self._generators[index]).clamp_min_(tiny).log_().neg_()
-        return noise
+def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
+    """Set all but the most likely words, whose mass reaches `[B, 1]` top_p, to zero; of equal words the first stay."""
+    most = probabilities.topk(min(_LIKELY_WORDS, probabilities.shape[1]), dim=-1).values
+    if bool((most.sum(dim=-1, keepdim=True) < top_p).any()):
+        most = probabilities.sort(dim=-1, descending=True).values
+    # Rounding may keep the whole mass below top_p: then every word stays.
+    last = (most.cumsum(dim=-1) < top_p).sum(dim=-1, keepdim=True).clamp(max=most.shape[1] - 1)
+    least = most.gather(1, last)
+    above, equal = probabilities > least, probabilities == least
+    kept = above | (equal & (equal.cumsum(dim=-1) <= last + 1 - above.sum(dim=-1, keepdim=True)))
+    return probabilities.masked_fill(~kept, 0.0)

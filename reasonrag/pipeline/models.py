@@ -163,6 +163,7 @@ def _transformers(path: str, config: ModelConfig) -> LLM:
         trust_remote_code=config.trust_remote_code,
         revision=config.revision,
         chat_template=config.chat_template,
+        threads=config.threads,
     )
     llm.slots.limit = config.concurrency or llm.slots.limit
     return llm

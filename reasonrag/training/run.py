@@ -26,6 +26,7 @@ from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.core.settings import nearest
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.memory import free_memory, gigabytes, loading
+from reasonrag.llm.threads import choose_threads, is_small
 from reasonrag.storage.files import RUNS, write_json
 from reasonrag.training import folder as folders
 from reasonrag.training.folder import CHECKPOINTS, SUMMARY, last_checkpoint
@@ -46,8 +47,6 @@ from reasonrag.training.settings import TrainSettings
 S = TypeVar("S", bound=TrainSettings)
 TokenRows = list[dict[str, Any]]
 
-# Models below this size gain nothing from a second CPU thread, and lose most of their speed to it on a busy machine.
-_SMALL_MODEL = 20_000_000
 _ROWS_SUFFIX = re.compile(r"\.(jsonl|json|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
 # TRL arguments that are fixed here, with the reason.
 _FIXED_ARGUMENTS = {
@@ -298,14 +297,13 @@ class TrainingRun(ABC, Generic[S]):
 
     @contextlib.contextmanager
     def _cpu_threads(self, model: Any) -> Iterator[None]:
-        """Use the threads of the settings; else one for a small model on a CPU, and what torch took for others."""
+        """Use the threads of the settings, or those that suit the model."""
         import torch
 
         before = torch.get_num_threads()
-        is_small = sum(parameter.numel() for parameter in model.parameters()) < _SMALL_MODEL
-        threads = self.settings.threads or (1 if self.arguments.use_cpu and is_small else before)
+        threads = choose_threads(model, self.settings.threads)
         torch.set_num_threads(threads)
-        if self.arguments.use_cpu and not is_small:
+        if self.arguments.use_cpu and not is_small(model):
             self.log(f"CPU threads: {threads} (the setting threads chooses another number)")
         try:
             yield

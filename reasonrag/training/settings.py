@@ -59,8 +59,8 @@ class TrainSettings(Section):
     device: Literal["auto", "cpu"] = execution("auto", "device of the training run; auto: the GPUs, if there are any")
     threads: int | None = execution(
         None,
-        "CPU threads (default: OMP_NUM_THREADS, else all cores; 1 for a model below 20 million parameters). Another "
-        "number changes the last digits of results",
+        "CPU threads (default: 1 below 20 million parameters, else OMP_NUM_THREADS, else measured). Another number "
+        "changes the last digits of results",
         ge=1,
     )
     report_to: tuple[str, ...] = execution(

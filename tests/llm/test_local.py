@@ -1,18 +1,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import selectors
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import structlog
 import torch
 
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
+from reasonrag.llm.row_sampling import _nucleus
 from tests.llm.tiny import save_tiny_model
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
@@ -122,6 +129,15 @@ def test_top_p_keeps_the_smallest_nucleus(tiny_llm):
     ordered = forward(tiny_llm, drawn[0])[0].exp().sort(descending=True)
     size = int((ordered.values.cumsum(0) < 0.3).sum()) + 1
     assert {completion.token_ids[0] for completion in drawn} == set(ordered.indices[:size].tolist())
+
+
+def test_a_nucleus_of_many_words_is_found_and_of_equally_likely_ones_the_first():
+    probabilities = torch.softmax(torch.linspace(0, 1, 5000).flip(0), 0)[None]
+    kept = _nucleus(probabilities, torch.tensor([[0.9]]))[0]
+    count = int((probabilities.cumsum(1) < 0.9).sum()) + 1
+    assert torch.equal(kept[:count], probabilities[0, :count]) and not kept[count:].any()
+    even = torch.full((1, 8), 0.125)
+    assert _nucleus(even, torch.tensor([[0.4]]))[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_rows_of_one_batch_keep_their_own_settings(tiny_llm):
@@ -289,6 +305,145 @@ def test_closing_ends_what_is_running_and_fails_what_waits(tiny_model):
     assert isinstance(results[-1], LLMError)
     assert threading.active_count() < threads + 1
     assert llm.model is None
+
+
+def test_a_request_joins_a_batch_that_runs(tiny_llm):
+    ended: list[str] = []
+
+    async def complete(name: str, prompt: Prompt, sampling: Sampling) -> Completion:
+        (completion,) = await tiny_llm.complete(prompt, sampling)
+        ended.append(name)
+        return completion
+
+    async def run():
+        long = asyncio.create_task(complete("long", OTHERS[3], Sampling(max_tokens=150, seed=2)))
+        await asyncio.sleep(0.05)
+        return await asyncio.gather(long, complete("short", PROMPT, SAMPLING), complete("short", OTHERS[6], SAMPLING))
+
+    together = asyncio.run(run())
+    assert ended == ["short", "short", "long"]
+    for completion, (prompt, sampling) in zip(
+        together,
+        [(OTHERS[3], Sampling(max_tokens=150, seed=2)), (PROMPT, SAMPLING), (OTHERS[6], SAMPLING)],
+        strict=True,
+    ):
+        (alone,) = ask(tiny_llm, prompt, sampling)
+        assert completion.token_ids == alone.token_ids
+        assert_logprobs_are_real(tiny_llm, completion)
+
+
+class FastSelector(selectors.SelectSelector):
+    def select(self, timeout: float | None = None):
+        return super().select(timeout and timeout / FastLoop.times)
+
+
+class FastLoop(asyncio.SelectorEventLoop):
+    """Its clock runs a thousand times as fast as others."""
+
+    times = 1000
+
+    def __init__(self) -> None:
+        super().__init__(FastSelector())
+
+    def time(self) -> float:
+        return super().time() * self.times
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """Its clock jumps by an hour now and then, as that of a machine that slept."""
+
+    readings = 0
+
+    def time(self) -> float:
+        self.readings += 1
+        return super().time() + self.readings // 50 * 3600.0
+
+
+def test_a_worker_that_stands_still_is_named_and_fails_its_requests_and_goes_on_if_it_can(tiny_model):
+    llm = TransformersLLM(str(tiny_model), batch_size=4, device="cpu")
+    ask(llm)
+    goes_on = threading.Event()
+    hook = llm.model.register_forward_pre_hook(lambda module, args: goes_on.wait() and None)
+
+    async def run():
+        calls = (llm.complete(PROMPT, Sampling(max_tokens=24, seed=seed)) for seed in range(6))
+        stalled = await asyncio.gather(*calls, return_exceptions=True)
+        return [*stalled, *await asyncio.gather(llm.complete(PROMPT, SAMPLING), return_exceptions=True)]
+
+    with structlog.testing.capture_logs() as logs, asyncio.Runner(loop_factory=FastLoop) as runner:
+        failures = runner.run(run())
+    assert [failure.cause for failure in failures] == ["stalled"] * 7
+    assert logs[0]["event"] == "no token for 30 s" and logs[0]["waiting"] == 6
+    assert "no CPU time for 300 s, at row_sampling.py" in str(failures[0])
+    hook.remove()
+    goes_on.set()
+    while llm._watch.failure is not None:
+        time.sleep(0.001)
+    assert len(ask(llm)[0].token_ids) == 24
+    asyncio.run(llm.aclose())
+
+
+def test_a_clock_that_jumps_neither_hangs_nor_fails_a_request(tiny_llm):
+    async def run():
+        calls = (tiny_llm.complete(PROMPT, Sampling(max_tokens=3, seed=seed)) for seed in range(60))
+        return await asyncio.gather(*calls)
+
+    with structlog.testing.capture_logs() as logs, asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        assert len(runner.run(run())) == 60
+        assert runner.get_loop().readings > 100
+    assert not logs
+
+
+JUMPING_CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec *now) {
+    static long long jumped;
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(id, now);
+    if (id == CLOCK_MONOTONIC) {
+        long long ns = now->tv_nsec + __sync_add_and_fetch(&jumped, 1000000);
+        now->tv_sec += ns / 1000000000;
+        now->tv_nsec = ns % 1000000000;
+    }
+    return result;
+}
+"""
+UNDER_IT = """
+import asyncio, queue, sys, threading
+from reasonrag.core.types import Message, Prompt
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.local import TransformersLLM
+
+waits = queue.SimpleQueue()
+waits.put(None)
+waits.get()  # leaves its lock free
+waiter = threading.Thread(target=lambda: waits.get(timeout=0.0005), daemon=True)
+waiter.start()
+llm = TransformersLLM(sys.argv[1], batch_size=4, device="cpu")
+
+async def calls():
+    prompt = Prompt((Message("user", "Who directed Jaws?"),))
+    for turn in range(20):
+        await asyncio.gather(*(llm.complete(prompt, Sampling(max_tokens=2)) for _ in range(turn % 5 + 1)))
+
+asyncio.run(calls())
+print("waits for ever" if waiter.is_alive() else "over")
+"""
+
+
+@pytest.mark.slow
+def test_the_wait_that_a_jump_of_the_clock_makes_endless_is_not_in_the_engine(tiny_model, tmp_path):
+    (tmp_path / "jump.c").write_text(JUMPING_CLOCK)
+    library = tmp_path / "jump.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "jump.c", "-ldl"], check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", UNDER_IT, tiny_model], env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    if sys.version_info < (3, 13):  # which computes the time left in another way
+        assert ran.stdout.strip() == "waits for ever"
 
 
 def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):

@@ -126,7 +126,7 @@ def test_a_small_model_on_the_cpu_runs_on_one_thread_whoever_asks_for_it(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_larger_model_keeps_its_threads(tmp_path, two_threads):
+def test_a_larger_model_takes_the_threads_of_the_environment_or_those_asked_for(tmp_path, two_threads, monkeypatch):
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -134,8 +134,11 @@ def test_a_larger_model_keeps_its_threads(tmp_path, two_threads):
     size = LlamaConfig.from_pretrained(folder).to_dict() | {"hidden_size": 512, "intermediate_size": 13_000}
     LlamaForCausalLM(LlamaConfig.from_dict(size)).save_pretrained(folder)
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() > 20_000_000
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # read when torch was loaded
     name_of(folder)
     assert torch.get_num_threads() == 2
+    open_llm(ModelConfig(spec=f"hf:{folder}", device="cpu", threads=1), "policy")
+    assert torch.get_num_threads() == 1
 
 
 def test_the_demo_judge_is_named_by_world_and_error_rate():
