@@ -110,7 +110,7 @@ class FirstSteps:
             found += f"; {self.cut} were cut off: let it write more ({self.longer}, in a new folder)"
         return (
             f"{found}; if it does not know the format: take an instruct model, give a trained one the --format and "
-            "--prompts of its training, or train this one on demonstrations first (reasonrag sft train)"
+            "--prompts of its training, or train this one on demonstrations first (sft train --examples trajectories)"
         )
 
 

@@ -8,7 +8,6 @@ one all the same, in both completions of a pair.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,6 @@ Messages = list[dict[str, Any]]
 _Spelled = dict[tuple[str, Ids | None], Ids]
 
 _BATCH = 1000
-_PROBE = "reasonrag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,17 +201,14 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
     }
     counts = Encoded()
     special = {id for id, token in chat.tokenizer.added_tokens_decoder.items() if token.special}
-    ends: list[int] = []  # the end of a turn, once it is needed
 
     def segment(step: StepText) -> Segment:
         by_text = written_ids[valid_unicode(step.text)]
         sampled = spelled.get((step.text, step.token_ids))
         ids = by_text if sampled is None else sampled
         if turn_end == "always" or step.end == "turn":
-            if not ends:
-                ends.append(end_of_turn(chat))
-            by_text = (*by_text, ends[0])
-            ids = ids if sampled and sampled[-1] in special else (*ids, ends[0])
+            by_text = (*by_text, chat.end_of_turn)
+            ids = ids if sampled and sampled[-1] in special else (*ids, chat.end_of_turn)
         counts.steps += 1
         counts.without_ids += step.token_ids is None
         counts.of_another_tokenizer += sampled is None and step.token_ids is not None
@@ -239,28 +234,6 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
         _check_scored(row, pair)
         pairs.append(pair)
     return pairs, counts
-
-
-def end_of_turn(chat: ChatTemplate) -> int:
-    """Return the token with which the policy ends its turn: the first special one that the template writes behind it.
-
-    In some models that is not the EOS token (`<end_of_turn>` and `<eos>`); it is EOS if the template writes none.
-
-    Raises:
-        ConfigError: there is neither.
-    """
-    tokenizer = chat.tokenizer
-    added = tokenizer.added_tokens_decoder
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
-    behind = ""
-    with contextlib.suppress(DataError):  # a template may refuse a chat without, say, a system prompt
-        _, _, behind = _template_text(tokenizer, messages, {}, "").partition(_PROBE)
-    for token in tokenizer(behind, add_special_tokens=False)["input_ids"]:
-        if token in added and added[token].special:
-            return int(token)
-    if tokenizer.eos_token_id is None:
-        raise ConfigError("the model's tokenizer has no EOS token, and its chat template writes no end of a turn")
-    return int(tokenizer.eos_token_id)
 
 
 def _tokenise(tokenizer: Any, shared: dict[int, int], texts: Sequence[str], **options: bool) -> dict[str, Ids]:

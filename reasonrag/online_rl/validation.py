@@ -173,7 +173,7 @@ class Watch:
         return (
             f"the rewards of every group are equal ({values}; {in_form:.0%} in form){lasting}: there is nothing to "
             "learn from these rollouts. Take questions that the policy solves at times, a larger --group-size or "
-            "another reward, or train it on demonstrations first (reasonrag sft train)"
+            "another reward, or train it on demonstrations first (sft train --examples trajectories)"
         )
 
     def save(self, folder: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.errors import DataError
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.dpo.token_rows import ChatSides, CheckedRow, StepSides, StepText, TextSides, encode, end_of_turn
+from reasonrag.dpo.token_rows import ChatSides, CheckedRow, StepSides, StepText, TextSides, encode
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from tests.llm.tiny import save_tiny_model
@@ -155,25 +155,6 @@ def test_half_characters_are_replaced_and_do_not_stop_the_reading(chat):
     half = "\ud800"
     assert only([steps(f"a{half}", "b")], chat).chosen == only([steps("a?", "b")], chat).chosen
     assert only([row(TextSides(half, half, "b"))], chat).chosen == only([row(TextSides("?", "?", "b"))], chat).chosen
-
-
-def test_the_end_of_a_turn_is_the_templates_not_the_tokenizers(tmp_path):
-    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
-    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }} <|start|>\n{% endfor %}"
-    start = chat.tokenizer.convert_tokens_to_ids("<|start|>")
-    assert (end_of_turn(chat), chat.tokenizer.eos_token_id) == (start, start + 1)
-
-
-@pytest.mark.parametrize(
-    "template", ["{% for m in messages %}{{ m.content }}\n{% endfor %}", "{{ raise_exception('a system prompt') }}"]
-)
-def test_the_end_of_a_turn_is_eos_where_the_template_shows_none(template, tmp_path):
-    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
-    chat.tokenizer.chat_template = template
-    assert end_of_turn(chat) == chat.tokenizer.eos_token_id
-    chat.tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match="no EOS token"):
-        end_of_turn(chat)
 
 
 def test_a_chat_that_the_template_refuses_is_named(tmp_path):

@@ -7,7 +7,7 @@ from reasonrag.core.settings import CHAT_TEMPLATES
 from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.row_sampling import end_token_ids
-from tests.llm.tiny import save_base_model
+from tests.llm.tiny import save_base_model, save_tiny_model
 
 PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who?")), turn=(Span("<query>"),))
 
@@ -108,3 +108,22 @@ def test_generation_stops_at_the_templates_end_of_a_turn(base):
     chat, model = ChatTemplate.load(str(base), template="gemma"), AutoModelForCausalLM.from_pretrained(base)
     ends = {chat.tokenizer.convert_tokens_to_ids(token) for token in ("<eos>", "<end_of_turn>")}
     assert end_token_ids(model, chat) == ends
+
+
+def test_the_end_of_a_turn_is_the_templates_not_the_tokenizers(tmp_path):
+    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
+    chat.tokenizer.chat_template = "{% for m in messages %}{{ m.content }} <|start|>\n{% endfor %}"
+    start = chat.tokenizer.convert_tokens_to_ids("<|start|>")
+    assert (chat.end_of_turn, chat.tokenizer.eos_token_id) == (start, start + 1)
+
+
+@pytest.mark.parametrize(
+    "template", ["{% for m in messages %}{{ m.content }}\n{% endfor %}", "{{ raise_exception('a system prompt') }}"]
+)
+def test_the_end_of_a_turn_is_eos_where_the_template_shows_none(template, tmp_path):
+    chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
+    chat.tokenizer.chat_template = template
+    assert chat.end_of_turn == chat.tokenizer.eos_token_id
+    chat.tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="no EOS token"):
+        _ = ChatTemplate(chat.tokenizer).end_of_turn
