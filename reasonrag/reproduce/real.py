@@ -149,6 +149,9 @@ class RealModel(Paper):
             "splits": read_json(plan.out / "data" / "splits.json") or {},
             "costs": [cost for stage in plan.stages if stage.out in done for cost in _costs(stage, plan)],
         }
+        if folder / "sft" in done:
+            data = require_json(folder / "sft" / "training.json")["data"]
+            found["demonstrations"] = {**data["trajectories"], "steps": data["kinds"]["train"]}
         if folder / "trees" in done:
             found |= {"pairs": _pair_facts(folder / "trees"), "siblings": _sibling_facts(folder / "trees")}
         return found
@@ -356,6 +359,12 @@ def _data_section(results: Mapping[str, Any]) -> Iterator[str]:
         yield "share a supporting passage with a question that something was trained on. `found`: a passage that was"
         yield "returned holds a golden answer, beyond the first 300 characters too; `noted`: a note of the policy holds"
         yield "one; both without questions that yes or no answers."
+    if demonstrated := results.get("demonstrations"):
+        steps = ", ".join(f"{count:,} {kind}" for kind, count in demonstrated["steps"].items())
+        yield ""
+        yield f"The reader's trees have an answer of F1 .8 or more for {demonstrated['questions']} of"
+        yield f"{demonstrated['of_questions']} questions. {demonstrated['trajectories']} trajectories are learned, of"
+        yield f"{demonstrated['mean_steps']:.1f} steps on average: {steps}."
 
 
 def _pairs_section(pairs: Mapping[str, Any], siblings: Mapping[str, Any]) -> Iterator[str]:
@@ -365,7 +374,8 @@ def _pairs_section(pairs: Mapping[str, Any], siblings: Mapping[str, Any]) -> Ite
     yield f"{pairs['questions']} questions, {steps:,} sampled steps, {pairs['answers']:,} answers of mean F1"
     unread = pairs["steps"].get("malformed", 0)
     yield f"{pairs['mean_f1'] or 0:.3f}. Steps that could not be read: {unread} ({malformed})."
-    yield f"{pairs['total']} pairs, of {pairs['with_pairs']} questions:"
+    a_question = pairs["total"] / pairs["questions"]
+    yield f"{pairs['total']} pairs, {a_question:.1f} a question, of {pairs['with_pairs']} questions:"
     kinds = ("query", "evidence", "answer", "malformed")
     by_type = pairs["by_type"]
     rows = [[chosen, *(by_type.get(chosen, {}).get(kind, 0) for kind in kinds)] for chosen in kinds[:-1]]
