@@ -105,6 +105,7 @@ def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
     from reasonrag.pipeline.build import build_trees
     from reasonrag.pipeline.parts import open_parts
     from reasonrag.storage.runs import RunFolder
+    from reasonrag.storage.shards import WHOLE
 
     parts = open_parts(config)
     if out is None:
@@ -113,7 +114,10 @@ def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
     summary = build_trees(
         config, out, parts=parts, shard=shard, show=lambda build: stop.show(build.progress, build.drain)
     )
-    return _print(summary, config, out if "shards" in summary else shard.folder(out), stop)
+    code = _print(summary, config, out if "shards" in summary else shard.folder(out), stop)
+    if shard != WHOLE and "shards" not in summary:
+        print(f"shard {shard} is built; {out} is put together when all are")
+    return code
 
 
 def _print(summary: Mapping[str, Any], config: Config, out: Path, stop: Stop) -> int:

@@ -89,7 +89,7 @@ class Progress:
     def add_up(self, processes: Iterable[Mapping[str, Any]]) -> None:
         """Take the sums over other processes, each of which gives its `counts`, in place of the counts so far."""
         self.done = self.failed = self.done_before = 0
-        self.written.clear()
+        self.written = Counter(dict.fromkeys(self.written, 0))
         self._closed = Usage()
         for counts in processes:
             self.done += counts["done"]
@@ -128,6 +128,6 @@ class Progress:
                 where = "" if model.kind == "policy" else f" at the {model.kind}"
                 parts.append(f"{model.slots.in_flight}/{model.slots.limit} in flight{where}")
                 shown.append(model.slots)
-        if cost is not None:
+        if cost:
             parts.append(f"cost {cost:.2f}")
         return ", ".join(parts)

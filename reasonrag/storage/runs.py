@@ -70,6 +70,9 @@ class RunFolder:
         Raises:
             RunError: another process uses the folder, or it holds other files or another run.
         """
+        if shard != WHOLE:  # before there is a folder of the shard
+            with cls.open(path, config, content, varying=varying, waiting=lambda: None) as run:
+                run.check_shards(shard.of)
         described = _described(config, content, varying)
         for folder in dict.fromkeys((path, shard.folder(path))):
             claim_folder(folder, "run", already_ours=_usable(folder))
@@ -121,11 +124,13 @@ class RunFolder:
         self.bind_shards(1)
 
     def bind_shards(self, shards: int) -> None:
-        """Mark the folder as used by this run, in this number of shards.
+        """Mark the folder as used by this run, in this number of shards; raise as `check_shards`."""
+        self.check_shards(shards)
+        self.journal.put_meta("shards", shards)
+        self.journal.put_meta("bound", True)
 
-        Raises:
-            RunError: it is used by one in another number of shards.
-        """
+    def check_shards(self, shards: int) -> None:
+        """Raise RunError if the folder is used by a run in another number of shards."""
         before = self.journal.meta("shards") or (1 if self.journal.meta("bound") else shards)
         if before != shards:
             held, asked = ("in one piece" if n == 1 else f"in {n} shards" for n in (before, shards))
@@ -133,8 +138,6 @@ class RunFolder:
                 f"{self.path} holds a run that is built {held}, not {asked}; go on with that, or choose a new folder "
                 "for --out"
             )
-        self.journal.put_meta("shards", shards)
-        self.journal.put_meta("bound", True)
 
     def note_shard(self, shard: Shard, note: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Keep a note about a shard of this run; return the notes about all of them, {} where there is none."""
@@ -177,8 +180,11 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
     """
     summary = read_json(path / "run.json")
     if summary is None:
+        shards = list(path.glob("shards/*-of-*"))
+        finished = sum((shard / "run.json").exists() for shard in shards)
+        of = f" ({finished} of {shards[0].name.partition('-of-')[2]} shards have)" if shards else ""
         raise RunError(
-            f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished"
+            f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished{of}"
         )
     file = path / "config.yaml"
     before = {} if "lag" in (read_yaml(file).get("search") or {}) else {"search.lag": _BEFORE.search.lag}

@@ -90,6 +90,7 @@ def test_shards_of_other_runs_are_refused(tmp_path):
     build(tmp_path / "run", Shard(0, 3))
     with pytest.raises(RunError, match="built in 3 shards, not in 4 shards"):
         build(tmp_path / "run", Shard(0, 4))
+    assert not (tmp_path / "run/shards/0-of-4").exists()
     with pytest.raises(RunError, match="built in 3 shards, not in one piece"):
         build(tmp_path / "run")
     with pytest.raises(RunError, match=r"search\.iterations: 6 there, 7 now"):
