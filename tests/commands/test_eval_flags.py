@@ -9,9 +9,9 @@ from reasonrag.commands.options import sources
 from reasonrag.core.errors import ConfigError
 
 
-def configs(*policies, formats=(), assignments=()):
+def configs(*policies, formats=(), chat_templates=(), assignments=()):
     asked = sources({"file": None, "assignments": assignments, "questions__dataset": "demo"})
-    return evaluate.policy_configs(policies, asked, formats)
+    return evaluate.policy_configs(policies, asked, formats, chat_templates)
 
 
 def formats(found):
@@ -28,6 +28,13 @@ def test_a_format_is_given_to_all_policies_or_to_one_by_name():
     assert formats(configs(*policies, formats=("hiprag",))) == {"a": "hiprag", "b": "hiprag"}
     assert formats(configs(*policies, formats=("b=search_r1",))) == {"a": "reasonrag", "b": "search_r1"}
     assert formats(configs(*policies, formats=("a=search_r1", "hiprag"))) == {"a": "search_r1", "b": "hiprag"}
+
+
+def test_a_chat_template_is_given_to_the_base_model_alone():
+    found = configs("base=hf:base", "sft=hf:sft", chat_templates=("base=gemma",))
+    assert {name: config.policy.chat_template for name, config in found.items()} == {"base": "gemma", "sft": None}
+    with pytest.raises(ConfigError, match=r"--chat-template is given for dpo, but the policies are base"):
+        configs("base=hf:base", chat_templates=("dpo=gemma",))
 
 
 def test_a_format_of_a_policy_that_is_not_there_is_refused():

@@ -8,6 +8,7 @@ import pytest
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import demo_folder
+from reasonrag.llm.chat_template import template_identity
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.models import check_llm, open_llm
 from tests.llm.tiny import save_tiny_model
@@ -26,6 +27,21 @@ def test_a_model_of_ones_own_is_named_by_module_and_factory():
 def test_a_factory_that_is_not_there_is_refused(path):
     with pytest.raises(ConfigError, match="cannot be imported"):
         open_llm(ModelConfig(spec=f"python:{path}"), "policy")
+
+
+@pytest.mark.parametrize("spec", ["http://127.0.0.1:9/v1", "extractive", "demo"])
+def test_a_chat_template_is_refused_where_it_would_change_nothing(spec):
+    with pytest.raises(ConfigError, match=r"a chat template is for hf: and vllm: models.*policy.api=completions"):
+        check_llm(ModelConfig(spec=spec, model="m", chat_template="gemma"), "policy")
+
+
+def test_another_text_of_a_chat_template_is_another_policy(tmp_path):
+    assert template_identity(None) == ""
+    file, names = tmp_path / "own.jinja", set()
+    for text in ("{{ messages }}", "{{ messages }}!"):
+        file.write_text(text)
+        names.add(template_identity(str(file)))
+    assert len(names) == 2 and all(name.startswith("+own@") for name in names)
 
 
 @pytest.mark.slow
