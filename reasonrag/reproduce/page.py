@@ -85,7 +85,8 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
     yield f"{', '.join(f'{name} {version}' for name, version in results['versions'].items())}."
     yield ""
     each = f", {by_seed} with each seed" if 0 < by_seed < questions else ""
-    yield f"{questions} held-out questions of {'an invented world' if paper.in_demo_world else 'real data sets'}{each}."
+    where = "an invented world" if paper.in_demo_world else "HotpotQA, 2WikiMultiHopQA and MuSiQue"
+    yield f"{questions} held-out questions of {where}{each}."
     if shared := results.get("shared_with_training"):
         named, answers = shared["questions"] or "None", shared["answers"]
         yield f"{named} of them name an entity that a training question names; {answers} have one as an answer."

@@ -420,7 +420,7 @@ REAL = RealModel(
         "rewards/accuracies": "DPO: pairs in order",
         "rewards/margins": "DPO: margin of rewards",
         "rollout/reward": "GRPO: reward of rollouts",
-        "rollout/format_rate": "GRPO: rollouts in form",
+        "rollout/flat_groups": "GRPO: groups of equal rewards",
         "entropy": "entropy, nats a token",
     },
     sampled=("sft",),

@@ -5,6 +5,7 @@ import pytest
 from reasonrag.core.errors import RunError
 from reasonrag.reproduce.measures import described, difference, mean_hops, read_seeds, sign, verdict
 from reasonrag.storage.parquet import write_parquet
+from reasonrag.storage.tables import step as step_schema
 from reasonrag.storage.tables import trajectory_schema
 
 
@@ -118,6 +119,27 @@ def test_needless_and_early_searches_are_told_from_those_needed(tmp_path):
         **{"more": (2, 0), "less": (0, 1), "by heart": (0, 0), "no hops": (None, None)},
     }
     assert mean_hops({0: rows}) == {"known": 1.0, "one_hop": 2.0}
+
+
+def step(action, content, *passages):
+    found = [{"id": "p", "contents": contents, "score": 1.0} for contents in passages]
+    return {**dict.fromkeys(step_schema().names), "action": action, "content": content, "prompt": [], "passages": found}
+
+
+def test_what_was_found_noted_and_could_be_read_comes_from_the_steps(tmp_path):
+    searched = [step("query", "who", "Title\nIt was x, they say."), step("evidence", "nobody"), step("answer", "x")]
+    noted = [step("malformed", "no_tag"), step("query", "who", "Title\nxx"), step("evidence", "The x.")]
+    rows = written(
+        tmp_path,
+        attempt("searched") | {"steps": 3, "trajectory": searched},
+        attempt("noted") | {"steps": 3, "trajectory": noted},
+        attempt("yes or no") | {"golden_answers": ["Yes"], "steps": 3, "trajectory": searched},
+    )
+    assert {q: (r["steps_parsed"], r.get("found"), r.get("noted")) for q, r in rows.items()} == {
+        **{"searched": (3, 1, 0), "noted": (2, 0, 1), "yes or no": (3, None, None)},
+    }
+    found = described({0: rows}, ["parsed", "found", "noted"])["all"]
+    assert (found["parsed"]["mean"], found["found"]["n"], found["noted"]["mean"]) == (pytest.approx(8 / 9), 2, 0.5)
 
 
 def test_an_evaluation_that_is_missing_is_named(tmp_path):

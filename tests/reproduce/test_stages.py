@@ -36,7 +36,9 @@ def test_a_command_that_fails_gives_the_exit_code_and_is_tried_again(tmp_path):
     said = []
     assert Plan(tmp_path / "out", plan).run(said.append) == 2
     assert not (tmp_path / "w").exists()
+    cost = Plan(tmp_path / "out", plan).cpu_s[broken.line]
     assert Plan(tmp_path / "out", plan).run(said.append) == 2
+    assert Plan(tmp_path / "out", plan).cpu_s[broken.line] > cost > 0, "what failed has cost something, each time"
     once = [
         f"[1/2] $ {broken.line}",
         f"[1/2] ended with exit code 2: {broken.line}",
