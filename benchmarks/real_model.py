@@ -62,7 +62,7 @@ class Written:
 
 
 def requests(calls: int) -> Asked:
-    """Return the first requests of two trees that grow side by side."""
+    """Return requests from the middle of two trees that grow side by side."""
     written = Written()
     config = load_config(overrides={"search.iterations": 8})
     format = ReasonRAGFormat(PromptSet.find("brief"), max_passage_chars=300)
@@ -73,7 +73,8 @@ def requests(calls: int) -> Asked:
         await asyncio.gather(*(search.run(question) for question in stub.questions(2)))
 
     asyncio.run(trees())
-    return written.asked[:calls]
+    middle = len(written.asked) // 3
+    return written.asked[middle : middle + calls]
 
 
 class Model:

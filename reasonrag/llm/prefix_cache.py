@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.text import common_length
-from reasonrag.llm.row_sampling import inner_model, left_padded
+from reasonrag.llm.row_sampling import filled_cache, inner_model, left_padded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,11 +89,9 @@ class PrefixCache:
 
     def _joined(self, prompts: Sequence[Ids], lengths: Sequence[int]) -> Any:
         """Return a cache of the first `lengths[i]` tokens of each prompt, which are held, padded on the left."""
-        from transformers import DynamicCache
-
-        cache, width = DynamicCache(), max(lengths)
+        width = max(lengths)
         if not width:
-            return cache
+            return filled_cache([])
         held = [self._entries[self._nearest(ids)] for ids in prompts]
         columns = []
         for parts in zip(*held, strict=True):
@@ -102,9 +100,7 @@ class PrefixCache:
             for row, (part, length) in enumerate(zip(parts, lengths, strict=True)):
                 joined[row, :, width - length :] = part[:, :length]
             columns.append(joined)
-        for layer, (keys, values) in enumerate(zip(columns[::2], columns[1::2], strict=True)):
-            cache.update(keys, values, layer)
-        return cache
+        return filled_cache(list(zip(columns[::2], columns[1::2], strict=True)))
 
     def _held(self, ids: Ids) -> int:
         """Return how many of the first tokens are held."""

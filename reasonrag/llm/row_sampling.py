@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _SPARE_TAIL_TOKENS = 16
 # Most nuclei are found among so many words, without sorting the others.
 _LIKELY_WORDS = 1024
+_BLOCK = 512
+# A cache has room for so many more tokens before it is copied.
+_ROOM_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +77,15 @@ def left_padded(prompts: Sequence[Sequence[int]], width: int, device: Any) -> tu
 
 
 def stacked(caches: Sequence[tuple[Any, int]]) -> Any:
-    """Return a cache of transformers of the rows of several, each given with its number of rows, padded on the left.
+    """Return one cache of the rows of several caches, each given with its number of rows, padded on the left.
 
     A cache without a token has no tensors yet, so its rows are padding throughout.
     """
     import torch
     from torch.nn.functional import pad
-    from transformers import DynamicCache
 
     widest = max((cache for cache, _ in caches), key=lambda cache: int(cache.get_seq_length()))
-    width, made = widest.get_seq_length(), DynamicCache()
+    width = widest.get_seq_length()
 
     def joined(index: int, name: str) -> Tensor:
         tensors = []
@@ -93,9 +95,48 @@ def stacked(caches: Sequence[tuple[Any, int]]) -> Any:
             tensors.append(pad(tensor, (0, 0, width - tensor.shape[2], 0)))
         return torch.cat(tensors)
 
-    for index in range(len(widest.layers)):
-        made.update(joined(index, "keys"), joined(index, "values"), index)
-    return made
+    return filled_cache([(joined(index, "keys"), joined(index, "values")) for index in range(len(widest.layers))])
+
+
+def filled_cache(layers: Sequence[tuple[Tensor, Tensor]]) -> Any:
+    """Return transformers' cache of keys and values by layer, `[B, H, P, D]`, which has room for tokens to come."""
+    from transformers import Cache
+
+    cache = Cache(layer_class_to_replicate=_roomy_layer())
+    for index, (keys, values) in enumerate(layers):
+        cache.update(keys, values, index)
+    return cache
+
+
+@functools.cache
+def _roomy_layer() -> Any:
+    from transformers.cache_utils import DynamicLayer
+
+    class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+        """Writes a token into room that it keeps; its base class copies all keys and values for each token."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rooms: dict[str, Tensor] = {}
+
+        def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            if not self.is_initialized:
+                self.lazy_initialization(keys, values)
+                self.keys, self.values = keys, values
+            else:
+                self.keys, self.values = self.with_more("keys", keys), self.with_more("values", values)
+            return self.keys, self.values
+
+        def with_more(self, name: str, more: Tensor) -> Tensor:
+            held, room = getattr(self, name), self.rooms.get(name)
+            (rows, heads, count, size), total = held.shape, held.shape[2] + more.shape[2]
+            if room is None or room.data_ptr() != held.data_ptr() or room.shape[0] != rows or room.shape[2] < total:
+                room = self.rooms[name] = held.new_empty(rows, heads, total + _ROOM_TOKENS, size)
+                room[:, :, :count] = held
+            room[:, :, count:total] = more
+            return room[:, :, :total]
+
+    return RoomyLayer
 
 
 def cut_left(cache: Any, width: int) -> None:
@@ -299,14 +340,19 @@ class RowBatch:
         One draw a row instead of one a word. The words keep their order, so rounding hardly moves what a draw hits.
         """
         import torch
+        from torch.nn.functional import pad
 
         if self._cut:
             probabilities = probabilities.clone()
             probabilities[self._cut] = _nucleus(probabilities[self._cut], self._top_p)
-        mass = probabilities.cumsum(dim=-1, dtype=torch.float64)
-        draws = torch.tensor([[writing.draws.random()] for writing in self._rows], dtype=mass.dtype).to(mass.device)
-        found = torch.searchsorted(mass, draws * mass[:, -1:], right=True)[:, 0]
-        return found.clamp_(max=probabilities.shape[1] - 1)
+        # First the block of words, then the word: adding up all words one by one would take a tenth of a large model.
+        blocks = pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+        masses = blocks.sum(dim=-1).double()
+        draws = torch.tensor([[writing.draws.random()] for writing in self._rows], dtype=masses.dtype)
+        wanted = draws.to(masses.device) * masses.sum(dim=-1, keepdim=True)
+        block, wanted = _reached(masses, wanted)
+        word, _ = _reached(blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double(), wanted)
+        return (block * _BLOCK + word)[:, 0]
 
     def _finish(self, input_ids: Tensor, scores: Any) -> Tensor:
         """Return `[B]` whether each row is done; all are if the call ends (`generate`'s criterion)."""
@@ -343,6 +389,19 @@ class RowBatch:
         )
         with contextlib.suppress(InvalidStateError):  # cancelled, or failed by somebody else
             writing.future.set_result(completion)
+
+
+def _reached(masses: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the `[B, 1]` places at which `[B, N]` masses, added up, exceed `[B, 1]` wanted ones, and what they lack.
+
+    A place has a mass above zero, even if rounding makes all of them together too little.
+    """
+    import torch
+
+    sums = masses.cumsum(dim=-1)
+    last = (sums < sums[:, -1:]).sum(dim=-1, keepdim=True)
+    place = torch.minimum(torch.searchsorted(sums, wanted, right=True), last)
+    return place, wanted - (sums - masses).gather(1, place)
 
 
 def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
