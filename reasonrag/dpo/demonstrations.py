@@ -63,7 +63,8 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     """Read the best trajectories of each question: highest F1 first, then fewest steps; equal ones count once.
 
     A step is one row, once per question, after the prompt that the policy saw. The answer is also one after the prompt
-    of the last step, which demands it; or, if it was demanded, after the prompt that leaves the choice.
+    of the last step, which demands it; or, if it was demanded, after the prompt that leaves the choice. A step that
+    completes a turn of its format ends with the end-of-turn token, unless its sampled ids are known.
 
     Args:
         data: folder of a run of build-tree, of an evaluation of one policy, or of one policy in an evaluation.
@@ -182,12 +183,19 @@ def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[
         turn = (open_turn(attempt.steps[:number]) if read_ids else None) or whole
         prompt = Prompt(messages, tuple(Span(span["text"], _ids(span)) for span in turn), tuple(stop))
         end = step_end({**row, "stop": stop})
+        if end == "stop" and _ids(row) is None and _ends_turn(row["action"], format):
+            end = "turn"
         yield FORCED if forced else row["action"], StepText(prompt, row["text"], end, _ids(row))
         passages = tuple(Passage(**passage) for passage in row["passages"] or ())
         completion = Completion(row["text"], token_ids=_ids(row) if read_ids else None)
         steps = (*steps, Step(prompt, completion, _action(row), passages))
     if (text := answer_asked(attempt.question, steps, format, final=not attempt.forced)) is not None:
         yield "answer" if attempt.forced else FORCED, text
+
+
+def _ends_turn(action: str, format: Format) -> bool:
+    """Return whether the policy's turn is over after a step; a search in a growing turn is followed by its passages."""
+    return action == "answer" or not format.append_only
 
 
 def _ids(row: Row) -> tuple[int, ...] | None:
@@ -214,7 +222,9 @@ def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *,
     read = format.parse(text, before, final=final)
     same = isinstance(read, Answer) and isinstance(last.action, Answer) and read.answer == last.action.answer
     ids = last.completion.token_ids if text == last.completion.text else None
-    return StepText(prompt, text, "stop", ids) if same and text.endswith(prompt.stop) else None
+    return (
+        StepText(prompt, text, "turn" if ids is None else "stop", ids) if same and text.endswith(prompt.stop) else None
+    )
 
 
 def _action(row: Row) -> Action:

@@ -80,7 +80,9 @@ class PairSettings(TrainSettings):
         0.01, "maximum share of a split that may be dropped as too long", "--max-dropped", ge=0, le=1
     )
     turn_end: Literal["as_sampled", "always"] = setting(
-        "as_sampled", "score the end-of-turn token if the policy itself wrote it, or after every step"
+        "as_sampled",
+        "score the end-of-turn token if the policy itself wrote it, or after every step. A "
+        "demonstration without token ids has it where its format ends a turn",
     )
     num_train_epochs: float = setting(1.0, "passes over the training data", "--epochs", gt=0)
     max_steps: int = setting(-1, "optimizer steps; -1 trains for num_train_epochs")

@@ -89,6 +89,7 @@ def test_the_forced_answer_is_asked_as_the_engine_asks_at_the_last_step(format):
 
     free, _ = attempt(9, script)
     step = answer_asked(QUESTION, free.steps, own, final=True)
+    assert step.end == "turn"
     forced, prompt = attempt(len(script), (*script[:-1], step.text))
     assert (step.prompt.messages, step.prompt.prefix, step.prompt.stop) == (prompt.messages, prompt.prefix, prompt.stop)
     assert forced.steps[-1].action == Answer("Spielberg", forced=True)
@@ -111,7 +112,7 @@ def test_attempts_of_an_evaluation_are_demonstrations_too(tmp_path):
     whole, of_policy = demonstrations(tmp_path, min_reward=0.1), demonstrations(tmp_path / "extractive", min_reward=0.1)
     assert whole == of_policy
     assert {row.types[0] for row in whole.train} == {"query", "evidence", "answer", FORCED}
-    assert all(row.sides.chosen[0].end == "stop" for row in whole.train)
+    assert all(row.sides.chosen[0].end == "turn" for row in whole.train)  # a chat for each step
 
 
 def test_what_cannot_be_learned_from_is_refused(run, tmp_path):
