@@ -65,5 +65,7 @@ def _paper(paper: Paper) -> dict[str, Any]:
         "builds_trees": paper.builds_trees,
         "in_demo_world": paper.in_demo_world,
         "seeds": paper.scale.seeds,
+        "questions": paper.scale.questions,
         "test_questions": paper.scale.test_questions,
+        "iterations": paper.scale.iterations,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import click
 
-from reasonrag.commands.options import PATH, F, out, settings, table, together
+from reasonrag.commands.options import PATH, F, flag_help, out, settings, table, together
 
 
 @click.group()
@@ -25,6 +26,12 @@ def reproduce() -> None:
 
 def _count(flag: str, default: int, help: str) -> Callable[[F], F]:
     return click.option(flag, type=click.IntRange(1), default=default, show_default=True, help=help)
+
+
+def _with_default(flag: str, key: str, default: int, more: str) -> Callable[[F], F]:
+    """Add the flag of a setting whose default is another one here; `more` says what it means here."""
+    meaning = re.split(r" \(|\. |\.$", flag_help("Config", key))[0]
+    return click.option(flag, type=int, default=default, help=f"{meaning} (default: {default}). {more}")
 
 
 _RESUMES = """
@@ -45,8 +52,17 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
       reasonrag reproduce {name} --out runs/quick --seeds 1 --only {variants[0]} \\
           --limit 20 --test-limit 20 --max-steps 2
     """
-    inputs = []
+    short = f"Repeat {paper['title']}."
+    inputs: list[Callable[[Any], Any]] = []
+    limit, of_each = settings("Config", "questions.limit", show_keys=False), ""
+    iterations = settings("Config", "search.iterations", show_keys=False)
     if not paper["in_demo_world"]:
+        short = "Train a real language model on real questions, and evaluate it."
+        of_each = " Of each data set."
+        demonstrated = "Of each data set, to search trees of the policy; six times as many give demonstrations."
+        limit = _with_default("--limit", "questions.limit", paper["questions"], demonstrated)
+        twice = "Twice as many per tree of a demonstration."
+        iterations = _with_default("--iterations", "search.iterations", paper["iterations"], twice)
         text = f"""Train a real model on real questions: {", ".join(variants)}, evaluated beside the model itself.
 
     \b
@@ -57,10 +73,10 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
           --test-limit 1
 
     The folder of --data has questions/NAME.jsonl and corpus/NAME.jsonl.gz of hotpotqa, 2wikimultihopqa and musique,
-    with FlashRAG's fields. Limits are per data set.
+    with FlashRAG's fields.
     """
         inputs = [
-            click.option("--model", type=PATH, required=True, help="Folder of the model to start from."),
+            click.option("--model", required=True, help=f"{flag_help('SFTSettings', 'model')} Here a folder."),
             settings("SFTSettings", "chat_template", show_keys=False),
             click.option("--data", type=PATH, required=True, help="Folder of the questions and their passages."),
         ]
@@ -69,8 +85,8 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
         out("The folder of all stages; the same command resumes them."),
         click.option("--results", type=PATH, help="Folder of the results page (default: OUT/results)."),
         _count("--seeds", paper["seeds"], "How many random seeds; everything is trained and evaluated once for each."),
-        settings("Config", "questions.limit", show_keys=False),
-        _count("--test-limit", paper["test_questions"], "How many test questions."),
+        limit,
+        _count("--test-limit", paper["test_questions"], f"How many test questions.{of_each}"),
         settings("RLSettings", "max_steps", show_keys=False),
         click.option(
             "--only",
@@ -81,12 +97,12 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
         _count("--jobs", 1, "Commands at a time, one thread each."),
     ]
     if paper["builds_trees"]:
-        options.append(settings("Config", "search.iterations", show_keys=False))
+        options.append(iterations)
 
     def run(**given: Any) -> None:
         sys.exit(_reproduce(name, **given))
 
-    reproduce.command(name, help=text + _RESUMES, short_help=f"Repeat {paper['title']}.")(together(*options)(run))
+    reproduce.command(name, help=text + _RESUMES, short_help=short)(together(*options)(run))
 
 
 def _reproduce(
@@ -101,7 +117,7 @@ def _reproduce(
     only: tuple[str, ...],
     jobs: int,
     iterations: int | None = None,
-    model: Path | None = None,
+    model: str | None = None,
     data: Path | None = None,
     chat_template: str | None = None,
 ) -> int:
@@ -120,13 +136,12 @@ def _reproduce(
     log_plainly()
     console = error_console()
     paper = PAPERS[name]
-    default = paper.scale
-    scale = Scale(seeds, limit or default.questions, test_limit, max_steps, iterations or default.iterations)
+    scale = Scale(seeds, limit, test_limit, max_steps, iterations)
     if isinstance(paper, RealModel):
         paper = replace(paper, chat_template=chat_template)
     plan = Plan(out, stages(paper, out, scale))
     if model is not None and data is not None:
-        prepare(model, data, out)
+        prepare(Path(model), data, out)
     code = plan.run(console.print, only=outputs(paper, out, scale, only or paper.names), jobs=jobs)
     if code >= 128:
         console.print("stopped; all finished work is kept, and the same command resumes")
