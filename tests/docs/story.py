@@ -52,6 +52,7 @@ READ_ONLY = {
     "accelerate launch": "needs several GPUs",
     "srun": "needs Slurm",
     "reasonrag build-tree --ray": "needs a Ray cluster; tests/e2e/test_cluster.py has one",
+    "reasonrag reproduce real": "eleven commands; tests/e2e/test_reproduce_real.py runs it",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
 }
