@@ -172,7 +172,7 @@ class Evaluation:
 
     def _policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
         config = self.points[name][0][1]
-        llm = open_llm(config.policy, "policy")
+        llm = open_llm(config.policy, "policy", beside=self._judge)
         content = {
             "questions": self._fingerprint,
             "corpus": self.retriever.fingerprint,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from reasonrag.core.http import Away
-from reasonrag.llm.slots import AllSlots, Slots
+from reasonrag.llm.slots import AllSlots, SlotCounts, Slots
 
 log = structlog.get_logger()
 
@@ -49,7 +49,7 @@ class Addresses:
             name: of the model, for messages.
         """
         self.all = [Address(url.rstrip("/"), Slots(concurrency)) for url in urls]
-        self.slots = self.all[0].slots if len(self.all) == 1 else AllSlots([address.slots for address in self.all])
+        self.slots = _together(self.all)
         self._patience_s = patience_s
         self._name = name
         self._homes: OrderedDict[str, Address] = OrderedDict()
@@ -78,34 +78,42 @@ class Addresses:
         """
         silent_s = self._silent_s()
         if silent_s is None:
-            if not address.announced:
-                address.announced = True
-                log.warning("a server does not answer; the others take its requests", llm=self._name, url=address.url)
-            address.slots.turn_away(failure)
-            return True
-        if silent_s >= _SILENT_S and not address.announced:
-            address.announced = True
-            log.warning(
-                f"the server has not answered for {silent_s:.0f} s; waiting up to {self._patience_s:g} s",
-                llm=self._name,
-                url=address.url,
-            )
-        if silent_s < self._patience_s:
+            self._announce(address, "a server does not answer; the others take its requests")
+        elif silent_s >= _SILENT_S:
+            waiting = f"the server has not answered for {silent_s:.0f} s; waiting up to {self._patience_s:g} s"
+            self._announce(address, waiting)
+        if silent_s is not None and silent_s < self._patience_s:
             return True
         address.slots.turn_away(failure)
-        return False
+        return silent_s is None
 
     def answered(self, address: Address) -> None:
         """Note that an address answers."""
         if address.announced:
-            address.announced = False
-            log.warning("the server answers again", llm=self._name, url=address.url)
+            self._announce(address, "the server answers again", away=False)
+
+    def share(self, other: Addresses) -> None:
+        """Count requests together with those of another model at the addresses that both have: it is one engine."""
+        theirs = {address.url: address for address in other.all}
+        self.all = [theirs.get(address.url, address) for address in self.all]
+        self.slots = other.slots if self.all == other.all else _together(self.all)
+
+    def _announce(self, address: Address, message: str, *, away: bool = True) -> None:
+        """Say once that a server is away, or back."""
+        if address.announced != away:
+            address.announced = away
+            log.warning(message, llm=self._name, url=address.url)
 
     def _silent_s(self) -> float | None:
         """Return how long none of the servers has answered; None while one does."""
         since = [address.slots.away_since for address in self.all]
-        last = max(time for time in since if time is not None) if None not in since else None
-        return None if last is None else asyncio.get_running_loop().time() - last
+        if None in since:
+            return None
+        return asyncio.get_running_loop().time() - max(time for time in since if time is not None)
+
+
+def _together(addresses: Sequence[Address]) -> SlotCounts:
+    return addresses[0].slots if len(addresses) == 1 else AllSlots([address.slots for address in addresses])
 
 
 def _load(address: Address) -> float:

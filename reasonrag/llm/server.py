@@ -195,6 +195,12 @@ class ServerLLM:
         listing = ", ".join(readable(name.encode(), self._key, limit=80) for name in names[:10]) or "none"
         return ConfigError(f"{url} does not serve {self._wire.model!r}; it lists: {listing}")
 
+    def share_slots(self, other: object) -> None:
+        """Count requests together with those of another model, at servers that both are on."""
+        if isinstance(other, ServerLLM):
+            self._addresses.share(other._addresses)
+            self.slots = self._addresses.slots
+
     async def aclose(self) -> None:
         if self._open is not None:
             session, self._open = self._open, None

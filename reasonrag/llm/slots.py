@@ -7,8 +7,8 @@ import heapq
 import math
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
 
 from reasonrag.core.http import Away, backoff
 from reasonrag.llm.base import caller
@@ -78,9 +78,10 @@ class Slots:
 
     def request(self, again: Request | None = None) -> Request:
         """Return a context manager that holds a slot while its block runs: `again`, if that one has failed."""
-        request = again or Request()
-        request.slots = self
-        return request
+        if again is None:
+            return Request(self)
+        again.slots = self
+        return again
 
     def drain(self, error: Exception) -> None:
         """Let the requests that hold a slot end; raise `error` in the others, and in later ones."""
@@ -174,6 +175,7 @@ class Slots:
                 turn.set_result(self._take(now))
 
 
+@dataclass(eq=False, slots=True)
 class Request:
     """One request. It holds a slot in `async with request:`, and waits for one before.
 
@@ -187,15 +189,13 @@ class Request:
         refused: whether the engine had no room for it at first.
     """
 
-    __slots__ = ("failures", "lost", "probes", "refused", "slots", "started", "tokens")
-
     slots: Slots
-
-    def __init__(self) -> None:
-        self.tokens = 1
-        self.failures = self.lost = 0
-        self.probes = self.refused = False
-        self.started = 0.0
+    tokens: int = 1
+    probes: bool = False
+    failures: int = 0
+    lost: int = 0
+    started: float = 0.0
+    refused: bool = False
 
     async def __aenter__(self) -> Request:
         await self.slots.enter(self)
@@ -315,20 +315,6 @@ class _Finder:
         self._before = None
 
 
-class SlotCounts(Protocol):
-    """The slots of one engine or of several."""
-
-    @property
-    def limit(self) -> int: ...
-    @property
-    def in_flight(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def free(self) -> int: ...
-    def drain(self, error: Exception) -> None: ...
-
-
 class AllSlots:
     """The slots of several engines, seen as one."""
 
@@ -354,3 +340,6 @@ class AllSlots:
     def drain(self, error: Exception) -> None:
         for slots in self._engines:
             slots.drain(error)
+
+
+SlotCounts = Slots | AllSlots

@@ -36,8 +36,11 @@ CHOICES: dict[Role, str] = {
 }
 
 
-def open_llm(config: ModelConfig, role: Role) -> LLM:
+def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> LLM:
     """Open the model that the configuration names; without a name, the paper's if this machine has a GPU.
+
+    At a server that the model `beside` is on too, both share the requests in flight, unless this one has a number of
+    its own.
 
     Raises:
         ConfigError: no model is named and there is no GPU, the address is unknown, or it cannot work here.
@@ -47,7 +50,10 @@ def open_llm(config: ModelConfig, role: Role) -> LLM:
         log.info(f"no --{role} is given: taking the paper's", model=spec)
     if scheme in ("hf", "vllm") and (size := loading(_expanded(rest), config.revision)):
         log.info("loading the model", model=spec, size=size)
-    return BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
+    llm = BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
+    if config.concurrency is None and scheme.startswith("http"):
+        llm.share_slots(beside)  # type: ignore[attr-defined]
+    return llm
 
 
 def check_llm(config: ModelConfig, role: Role) -> None:

@@ -90,12 +90,12 @@ def open_parts(
 def _open_judge_model(config: Config, policy: LLM) -> LLM:
     """Open the judge of Eq. 6: `--judge`, or `--judge-model` on the policy's server, or the policy itself."""
     if config.judge.spec is not None:
-        return open_llm(config.judge, "judge")
+        return open_llm(config.judge, "judge", beside=policy)
     if config.judge.model in (None, config.policy.model) and not is_reader(config.policy):
         return policy  # the same object, so that a model in this process is loaded once
-    sampling = ("model", "temperature", "top_p", "max_tokens")
-    named = {name: getattr(config.judge, name) for name in sampling}
-    return open_llm(config.policy.model_copy(update=named), "judge")
+    own = ("model", "temperature", "top_p", "max_tokens", "concurrency")
+    named = {name: getattr(config.judge, name) for name in own}
+    return open_llm(config.policy.model_copy(update=named), "judge", beside=policy)
 
 
 def open_questions(config: Config) -> list[Question]:

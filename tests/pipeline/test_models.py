@@ -23,6 +23,17 @@ def test_a_model_of_ones_own_is_named_by_module_and_factory():
     assert open_llm(ModelConfig(spec=spec), "policy").name == f"scripted by {spec}"
 
 
+def test_a_judge_at_a_server_of_the_policy_shares_its_requests_in_flight():
+    first, second = "http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"
+    policy = open_llm(ModelConfig(spec=f"{first},{second}", model="m"), "policy")
+    assert open_llm(ModelConfig(spec=f"{first},{second}", model="j"), "judge", beside=policy).slots is policy.slots
+    judge = open_llm(ModelConfig(spec=second, model="j"), "judge", beside=policy)
+    before, judge.slots.limit = policy.slots.limit, judge.slots.limit + 3
+    assert policy.slots.limit == before + 3
+    own = open_llm(ModelConfig(spec=second, model="j", concurrency=4), "judge", beside=policy)
+    assert (own.slots.limit, policy.slots.limit) == (4, before + 3)
+
+
 @pytest.mark.parametrize("path", ["no.such.module:x", "json:nothing", "json", ""])
 def test_a_factory_that_is_not_there_is_refused(path):
     with pytest.raises(ConfigError, match="cannot be imported"):
