@@ -105,15 +105,9 @@ class ChatTemplate:
                 f"chat template {template} cannot show a chat with a system message", quoting=error
             ) from error
         end = one_line(self._behind_a_turn())
-        ids = self.encode(end)
         added = self.tokenizer.added_tokens_decoder
-        if end and not any(token in added and added[token].special for token in ids):
-            fitting = _fitting(str(self.tokenizer.get_vocab().keys()))
-            advice = f"--chat-template {fitting[0]} fits it" if fitting else "write a FILE that ends turns with its EOS"
-            raise ConfigError(
-                f"chat template {template} ends a turn with {excerpt(end, 40)!r}, which is no special token of the "
-                f"model's vocabulary; {advice}"
-            )
+        if end and not any(token in added and added[token].special for token in self.encode(end)):
+            raise _no_end(template, end, str(self.tokenizer.get_vocab().keys()))
 
     def text(self, prompt: Prompt) -> str:
         """Return the chat as the model reads it, ending with the open turn so far."""
@@ -159,14 +153,17 @@ def check_chat_template(path_or_name: str, template: str | None = None) -> None:
     check_folder(path_or_name)
     if template is not None:
         _read_template(template)
-        return
     folder = Path(path_or_name)
     files = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
-    if not all(file.is_file() for file in files) or (folder / "chat_template.jinja").is_file():
+    if not all(file.is_file() for file in files):
         return
-    words = files[1].read_text(encoding="utf-8", errors="replace")
-    if '"chat_template"' not in words and '"auto_map"' not in words and not (folder / "chat_template.json").is_file():
-        raise _no_template(path_or_name, words + files[0].read_text(encoding="utf-8", errors="replace"))
+    vocabulary, configured = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+    if template is None:
+        own = any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+        if not own and '"chat_template"' not in configured and '"auto_map"' not in configured:
+            raise _no_template(path_or_name, vocabulary)
+    elif (end := CHAT_TEMPLATES.get(template)) and end not in vocabulary:
+        raise _no_end(template, end, vocabulary)
 
 
 def template_identity(template: str | None) -> str:
@@ -204,6 +201,15 @@ def _no_template(model: str, vocabulary: str) -> ConfigError:
         f"{model} has no chat template, as base models have none, so a chat cannot be shown to it; add {flag}, "
         f"{known}, or use an instruction-tuned model",
         add=flag,
+    )
+
+
+def _no_end(template: str, end: str, vocabulary: str) -> ConfigError:
+    fitting = _fitting(vocabulary)
+    advice = f"--chat-template {fitting[0]} fits it" if fitting else "write a FILE that ends turns with its EOS"
+    return ConfigError(
+        f"chat template {template} ends a turn with {excerpt(end, 40)!r}, which is no special token of the model's "
+        f"vocabulary; {advice}"
     )
 
 
