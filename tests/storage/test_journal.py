@@ -296,3 +296,32 @@ def test_a_slot_is_free_again_once_the_reply_is_on_disk(journal):
 
     asyncio.run(work())
     assert len(llm.prompts) == 20 and max(unstored) == 2
+
+
+def test_a_reply_that_two_tasks_store_at_a_time_is_counted_once(journal):
+    async def write():
+        keys = [f"{number:032x}" for number in (*range(20), *range(10))]
+        await asyncio.gather(*(journal.put_call(key, "judge", key, completion_tokens=1) for key in keys))
+
+    asyncio.run(write())
+    assert journal.usage() == {"judge": Usage(20, 0, 20, 0)} and journal.call(f"{3:032x}") == f"{3:032x}"
+
+
+def test_a_damaged_reply_is_replaced_and_not_counted_again(journal):
+    assert ask(journal, ScriptedLLM(["a"]), seed=1)[0].text == "a"
+    with contextlib.closing(sqlite3.connect(journal.path)) as other:
+        other.execute("UPDATE calls SET reply = 'b'")
+        other.commit()
+    assert ask(journal, ScriptedLLM(["a"]), seed=1) == ask(journal, ScriptedLLM([]), seed=1)
+    assert journal.usage()["policy"].calls == 1
+
+
+def test_calls_of_a_journal_that_counted_them_in_a_trigger_are_counted_once(tmp_path):
+    with contextlib.closing(Journal(tmp_path / "journal.sqlite")) as journal:
+        ask(journal, ScriptedLLM(["a"]), seed=1)
+        journal._reader.execute(
+            "CREATE TRIGGER count_call AFTER INSERT ON calls BEGIN UPDATE usage SET calls = calls + 1; END"
+        )
+    with contextlib.closing(Journal(tmp_path / "journal.sqlite")) as journal:
+        ask(journal, ScriptedLLM(["b"]), seed=2)
+        assert journal.usage()["policy"].calls == 2
