@@ -22,6 +22,7 @@ from urllib.request import urlopen
 
 from benchmarks.stub import parts, questions, server
 from benchmarks.table import Table, options
+from reasonrag.core import event_loop
 from reasonrag.core.config import load_config
 from reasonrag.formats import open_format
 from reasonrag.pipeline.build import Build
@@ -122,7 +123,7 @@ def ours(url: str, count: int, concurrency: int | None) -> tuple[float, float, f
     with tempfile.TemporaryDirectory() as folder, RunFolder.open(Path(folder) / "run", config, {}) as run:
         build = Build(config, made, run)
         started, before = time.perf_counter(), time.process_time()
-        asyncio.run(build.run())
+        event_loop.run(build.run())
         wall, cpu = time.perf_counter() - started, time.process_time() - before
         return 60 * count / wall, 60 * count / cpu, build.progress.usage.calls / count
 

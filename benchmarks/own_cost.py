@@ -10,7 +10,6 @@ that writes the journal is measured by its own clock.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import tempfile
 import time
@@ -21,6 +20,7 @@ from types import FrameType
 
 from benchmarks.stub import StubPolicy, parts, questions, server
 from benchmarks.table import Table, options
+from reasonrag.core import event_loop
 from reasonrag.core.config import load_config
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.pipeline.build import Build
@@ -60,7 +60,7 @@ def build(kind: str, count: int, url: str, shares: Shares | None = None) -> tupl
         if shares is not None:
             shares.start()
         before = time.process_time()
-        asyncio.run(built.run())
+        event_loop.run(built.run())
         spent = time.process_time() - before
         if shares is not None:
             shares.stop()

@@ -185,9 +185,8 @@ def recall(
       reasonrag index recall indexes/mine --dataset dev.jsonl --k 5,10
       reasonrag index recall http://127.0.0.1:8000 --dataset dev.jsonl
     """
-    import asyncio
-
     from reasonrag.commands.console import log_plainly
+    from reasonrag.core import event_loop
     from reasonrag.core.config import load_config
     from reasonrag.core.errors import ConfigError
     from reasonrag.evaluation.bootstrap import intervals
@@ -215,7 +214,7 @@ def recall(
         finally:
             await retriever.aclose()
 
-    recalls = asyncio.run(measure())
+    recalls = event_loop.run(measure())
     columns = {}
     for name in ("any_gold", "all_gold"):
         for k in cutoffs:

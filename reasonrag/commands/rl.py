@@ -128,9 +128,8 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     A journal beside the file keeps every reply under the content of its request before it is used. So the same command
     resumes after a kill, and other candidates or questions pay only for what is new.
     """
-    import asyncio
-
     from reasonrag.commands.console import Stop, error_console, log_plainly, rows_table, table_console
+    from reasonrag.core import event_loop
     from reasonrag.core.errors import Interrupted, RunError
     from reasonrag.formats import PromptSet
     from reasonrag.llm.journaled import JournaledLLM
@@ -180,7 +179,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
 
     with lock(out.with_name(f".{out.name}.lock")), contextlib.closing(Journal(journal_path)) as journal:
         try:
-            made = asyncio.run(make(journal, parts))
+            made = event_loop.run(make(journal, parts))
             save_plans(out, made.rows)
         except Interrupted:
             return stop.print_resume_hint()

@@ -133,18 +133,18 @@ def _print(summary: Mapping[str, Any], config: Config, out: Path, stop: Stop) ->
 
 def _preview(config: Config, out: Path | None, stop: Stop) -> None:
     """Build the first question's tree and print it. In a run's folder its calls are kept and not paid again."""
-    import asyncio
     import tempfile
 
     from rich.console import Console
 
+    from reasonrag.core import event_loop
     from reasonrag.pipeline.build import Build
     from reasonrag.pipeline.parts import open_parts
     from reasonrag.storage.runs import RunFolder
 
     parts = open_parts(config)
     with tempfile.TemporaryDirectory() as nowhere, RunFolder.open(out or Path(nowhere), config, parts.content) as run:
-        asyncio.run(_print_first_tree(Build(config, parts, run), Console(markup=False), stop))
+        event_loop.run(_print_first_tree(Build(config, parts, run), Console(markup=False), stop))
 
 
 async def _print_first_tree(build: Build, console: Console, stop: Stop) -> None:

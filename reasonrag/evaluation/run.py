@@ -24,6 +24,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core import event_loop
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError, Interrupted, RunError
 from reasonrag.core.text import Rules
@@ -160,7 +161,7 @@ class Evaluation:
         claim_folder(self.out, "evaluation", already_ours=(self.out / ".lock").exists())
         # One loop for all policies: they share a retriever, whose connections belong to the loop.
         locked = lock(self.out / ".lock") if self.shard == WHOLE else contextlib.nullcontext()
-        with locked, asyncio.Runner() as runner:
+        with locked, event_loop.runner() as runner:
             try:
                 if self.judging is not None:
                     self._judge = open_llm(self.judging.model, "judge")
@@ -331,7 +332,7 @@ def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriev
                 raise ConfigError(f"policies {first_name} and {name} are given different questions; give them the same")
         if _search_settings(config) != _search_settings(first):
             other = open_retriever(config, questions)
-            asyncio.run(other.aclose())
+            event_loop.run(other.aclose())
             if other.fingerprint != retriever.fingerprint:
                 raise ConfigError(f"policies {first_name} and {name} search different corpora; give them the same")
     return questions, retriever

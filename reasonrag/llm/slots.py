@@ -17,7 +17,7 @@ START, LARGEST = 64, 1024
 """Requests in flight while nothing is known of an engine, and the most that are tried without being told."""
 
 _FIRST_PROBE_S, _LONGEST_PROBE_S = 0.1, 2.0
-_EARLY_S = 1e-6  # a timer may fire this much before its time
+_EARLY_S = 1e-3  # a timer may fire this much before its time: uvloop counts whole milliseconds
 
 _DOUBLING_PAYS = 0.5  # more throughput per more requests, both as logarithms: 1 at an idle engine, 0 at a full one
 _MORE_PAYS = 0.1
@@ -101,8 +101,9 @@ class Slots:
         if self._drained_by is not None:
             raise self._drained_by
         loop = asyncio.get_running_loop()
-        if self._has_room(loop.time()):
-            request.probes = self._take(loop.time())
+        request.started = loop.time()
+        if self._has_room(request.started):
+            request.probes = self._take(request.started)
         else:
             turn = loop.create_future()
             self._arrivals += 1
@@ -118,7 +119,7 @@ class Slots:
                     request.probes = turn.result()
                     self.leave(request, error)
                 raise
-        request.started = loop.time()
+            request.started = loop.time()
 
     def leave(self, request: Request, error: BaseException | None) -> None:
         """Give the slot of a request back that was answered, or that ended with `error`."""
@@ -136,7 +137,8 @@ class Slots:
             self._finder.measure(now, self.in_flight)
         elif error is None and not request.refused:
             self._finder.replied(now, self.in_flight, request.tokens)
-        self._admit()
+        if self._queue:
+            self._admit()
 
     def refuse(self, request: Request) -> None:
         """Note that the engine has no room for a request that is in flight: it gets fewer from now on."""

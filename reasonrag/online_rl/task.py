@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core import event_loop
 from reasonrag.core.config import Config, JudgeConfig
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.plugins import import_plugin
@@ -243,7 +243,7 @@ def open_task_reward(
             parts = replace(parts, judge=judge)
         return open_reward(settings.reward, parts), parts.judge, closing
     except BaseException:
-        asyncio.run(_close_all(closing))
+        event_loop.run(_close_all(closing))
         raise
 
 

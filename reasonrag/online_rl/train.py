@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reasonrag.core import event_loop
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.llm.base import LLM
 from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
@@ -47,7 +48,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
     def __init__(self, settings: RLSettings, out: Path | None, *, log: Callable[[str], None] = print) -> None:
         super().__init__(settings, out, log=log)
         self.task = open_task(settings)
-        self.runner: asyncio.Runner | BackgroundRunner = asyncio.Runner()
+        self.runner: asyncio.Runner | BackgroundRunner = event_loop.runner()
         self.closing: list[Any] = []
         self.syncs: list[VLLMServerSync] = []
         self.watch: Watch | None = None

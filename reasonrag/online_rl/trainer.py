@@ -30,6 +30,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
+from reasonrag.core import event_loop
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line
 from reasonrag.llm.continuous import BorrowingLLM
@@ -71,7 +72,7 @@ class BackgroundRunner:
     """What `asyncio.Runner` is, with the loop in a thread, so that work can be started and waited for later."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+        self._runner = event_loop.runner()
         self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
         self._thread.start()

@@ -6,7 +6,6 @@ backend fails is set aside with its cause and retried by the next run; every cal
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,11 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from reasonrag.core import event_loop
 from reasonrag.core.config import Config
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.settings import read_yaml
 from reasonrag.core.text import common_length, duration, exact_match, pace, token_f1
-from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search
+from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search, Step
 from reasonrag.formats import Format, open_format
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, Node, Tree, TreeSearch
@@ -94,7 +94,7 @@ def build_folder(
 ) -> dict[str, Any]:
     """Build what `build_trees` builds in a folder that is open: `parts.questions` are those of its shard."""
     build = Build(run.config, parts, run)
-    asyncio.run(build.run(show))
+    event_loop.run(build.run(show))
     if run.journal.ended_by is not None:
         raise run.journal.ended_by
     summary = build.export()
@@ -230,7 +230,7 @@ def _node_row(question: Question, node: Node, reward: float | None, format: Form
         "origin": node.origin.value,
         "stage": format.stage(trajectory.steps).value,
         "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
-        **_step_columns(node),
+        **_step_columns(node.step),
         "visits": node.visits,
         "valued": node.valued,
         "value": node.value,
@@ -240,25 +240,25 @@ def _node_row(question: Question, node: Node, reward: float | None, format: Form
     }
 
 
-def _step_columns(node: Node) -> Row:
+def _step_columns(step: Step | None) -> Row:
     """Return the columns that describe the step that led to a node."""
-    if node.step is None:
+    if step is None:
         return {"action": "", "content": "", "prompt": [], "prefix": "", "stop": [], "text": "", "passages": []}
-    completion = node.step.completion
-    action, content = label(node.step.action)
+    completion, prompt = step.completion, step.prompt
+    action, content = label(step.action)
     return {
         "action": action,
         "content": content,
-        "prompt": [{"role": message.role, "content": message.content} for message in node.step.prompt.messages],
-        "prefix": node.step.prompt.prefix,
-        "stop": list(node.step.prompt.stop),
+        "prompt": [{"role": message.role, "content": message.content} for message in prompt.messages],
+        "prefix": prompt.prefix,
+        "stop": list(prompt.stop),
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
         "token_ids": completion.token_ids and list(completion.token_ids),
         "logprobs": completion.logprobs and list(completion.logprobs),
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": completion.completion_tokens,
-        "passages": [{"id": p.id, "contents": p.contents, "score": p.score} for p in node.step.passages],
+        "passages": [{"id": p.id, "contents": p.contents, "score": p.score} for p in step.passages],
     }
 
 
@@ -382,7 +382,7 @@ def estimate(config: Config, out: Path | None = None) -> str:
         per_question = min(per_question, search.max_calls + last)
     sample = [format.prompt(question, ()) for question in questions[:100]]
     prompt_chars = sum(len(m.content) for p in sample for m in p.messages) / len(sample)
-    passage_chars = asyncio.run(_passage_chars(config, questions[:20]))
+    passage_chars = event_loop.run(_passage_chars(config, questions[:20]))
     # About 4 characters a token; every second step shows passages; thoughts grow by about 60 tokens a step.
     prompt_tokens = (prompt_chars + passage_chars / 2) / 4 + 60 * steps / 2
     calls = len(questions) * per_question

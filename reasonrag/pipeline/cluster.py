@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core import event_loop
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError, Interrupted, ReasonRAGError, RunError
 from reasonrag.core.types import Question
@@ -86,7 +87,7 @@ def build_on_ray(
                 "URL"
             )
     parts = open_parts(config)
-    asyncio.run(_check(parts))  # before a folder is made and Ray is asked
+    event_loop.run(_check(parts))  # before a folder is made and Ray is asked
     out = out.absolute()
     with RunFolder.open(out, config, parts.content, waiting=lambda: None) as run:
         number = shards or run.journal.meta("shards") or max(math.isqrt(len(parts.questions)), 2)
@@ -96,7 +97,7 @@ def build_on_ray(
     work = {shard: questions[shard.number] for shard in left}
     ray = _connect(address)
     try:
-        asyncio.run(_build(ray, config, out, parts, work, show))
+        event_loop.run(_build(ray, config, out, parts, work, show))
     finally:
         ray.shutdown()
     with RunFolder.open(out, config, parts.content, waiting=lambda: None) as run:

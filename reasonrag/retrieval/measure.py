@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import resource
 import time
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reasonrag.core import event_loop
 from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Question
@@ -51,7 +51,7 @@ def examine(
         queries.append(query)
     store.close()
     progress.start("self-queries", total=len(queries), unit="queries")
-    report |= asyncio.run(_search_for(retriever, ids, queries))
+    report |= event_loop.run(_search_for(retriever, ids, queries))
     if config.kind != "bm25" and {"vectors", "embeddings"} <= set(index.parts()):
         from reasonrag.retrieval.dense import DenseRetriever
 
@@ -59,7 +59,7 @@ def examine(
         try:
             report["recall_at_10"] = dense.recall_at_10(queries)
         finally:
-            asyncio.run(dense.aclose())
+            event_loop.run(dense.aclose())
     progress.advance(len(queries))
     resident_after = resident()
     if resident_before is None or resident_after is None:

@@ -1,0 +1,24 @@
+"""Run coroutines on the event loop of uvloop, which takes half of the CPU time of asyncio's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def runner() -> asyncio.Runner:
+    """Return a runner on uvloop's loop; on asyncio's where there is none (Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine, as `asyncio.run` does."""
+    with runner() as running:
+        return running.run(main)
