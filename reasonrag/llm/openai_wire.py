@@ -43,6 +43,8 @@ _FINISH = {
 # From prompt to the input of the completions endpoint: a text, or token ids, which vLLM takes as they are.
 Encode = Callable[[Prompt], str | Sequence[int]]
 
+Encoded = str | list[int] | None
+
 # math.isfinite and float() raise OverflowError for larger integers; a comparison does not.
 _LARGEST = sys.float_info.max
 
@@ -66,11 +68,12 @@ class Wire:
         return "/chat/completions" if self.encode is None else "/completions"
 
     def body(
-        self, prompt: Prompt, sampling: Sampling, dropped: Collection[str] = (), *, priority: int = 0
+        self, prompt: Prompt, encoded: Encoded, sampling: Sampling, dropped: Collection[str] = (), *, priority: int = 0
     ) -> dict[str, Any]:
         """Return the body of a request, without the parameters in `dropped`.
 
-        `priority` orders the queue of vLLM with `--scheduling-policy priority`, the lowest first.
+        `encoded` is what the method of that name returns. `priority` orders the queue of vLLM with
+        `--scheduling-policy priority`, the lowest first.
         """
         body: dict[str, Any] = {
             "model": self.model,
@@ -94,16 +97,20 @@ class Wire:
                 body["priority"] = priority
         if "max_tokens" in dropped:  # OpenAI's reasoning models accept this name only
             body["max_completion_tokens"] = sampling.max_tokens
-        return {key: value for key, value in body.items() if key not in dropped} | self._prompt(prompt)
+        return {key: value for key, value in body.items() if key not in dropped} | self._prompt(prompt, encoded)
 
-    def _prompt(self, prompt: Prompt) -> dict[str, Any]:
-        if self.encode is not None:
-            encoded = self.encode(prompt)
-            if not isinstance(encoded, str):
-                return {"prompt": list(encoded)}
+    def encoded(self, prompt: Prompt) -> Encoded:
+        """Return what `encode` makes of a prompt, as the completions endpoint takes it; None for the chat endpoint."""
+        if self.encode is None:
+            return None
+        encoded = self.encode(prompt)
+        return valid_unicode(encoded) if isinstance(encoded, str) else list(encoded)
+
+    def _prompt(self, prompt: Prompt, encoded: Encoded) -> dict[str, Any]:
+        if encoded is not None:
             # A rendered chat begins with its start token; vLLM would add a second one.
-            extra = {"add_special_tokens": False} if self.vllm else {}
-            return {"prompt": valid_unicode(encoded), **extra}
+            extra = {"add_special_tokens": False} if self.vllm and isinstance(encoded, str) else {}
+            return {"prompt": encoded, **extra}
         messages = [{"role": m.role, "content": valid_unicode(m.content)} for m in prompt.messages]
         if not prompt.prefix:
             return {"messages": messages}
@@ -134,11 +141,12 @@ class Wire:
             completion = self._completion(choice, prompt, shared_ids, exact)
             if isinstance(sent, list):
                 read = completion.prompt_token_ids
-                if read is not None and read != tuple(sent):  # the server has answered a different prompt
+                if read is not None and list(read) != sent:  # the server has answered a different prompt
                     raise BadReply(
                         f"the server read {len(read)} token ids that differ from the {len(sent)} of the request"
                     )
-                completion = replace(completion, prompt_token_ids=tuple(sent))
+                if read is None:
+                    completion = replace(completion, prompt_token_ids=tuple(sent))
             completions.append(completion)
         return _with_usage(completions, reply.get("usage"))
 
@@ -197,9 +205,9 @@ def _count(value: object) -> int | None:
 
 
 def _ids(value: object) -> tuple[int, ...] | None:
-    if isinstance(value, list) and all(_count(item) is not None for item in value):
-        return tuple(value)
-    return None
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        return None
+    return tuple(value) if not value or (min(value) >= 0 and max(value) < 2**31) else None
 
 
 def _logprobs(value: object) -> tuple[float, ...] | None:
@@ -231,8 +239,11 @@ def _with_usage(completions: list[Completion], usage: object) -> list[Completion
         elif written_tokens is not None:
             share, rest = divmod(written_tokens, len(completions))
             own_tokens = share + (index < rest)
-        shown, cached = (None if count is None else 0 if index else count for count in (prompt_tokens, cached_tokens))
-        counted.append(replace(completion, prompt_tokens=shown, completion_tokens=own_tokens, cached_tokens=cached))
+        if index:  # they are counted on the first completion
+            prompt_tokens, cached_tokens = prompt_tokens and 0, cached_tokens and 0
+        counted.append(
+            replace(completion, prompt_tokens=prompt_tokens, completion_tokens=own_tokens, cached_tokens=cached_tokens)
+        )
     return counted
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal
 
@@ -16,7 +17,7 @@ from reasonrag.core.http import Away, Retries, Unavailable, bearer_header, check
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.addresses import Address, Addresses
 from reasonrag.llm.base import Sampling, caller, overflows_context, public_name
-from reasonrag.llm.openai_wire import BadReply, Encode, Wire, readable, rejected_parameter
+from reasonrag.llm.openai_wire import BadReply, Encode, Encoded, Wire, readable, rejected_parameter
 from reasonrag.llm.slots import Request
 
 log = structlog.get_logger()
@@ -111,6 +112,9 @@ class ServerLLM:
         self._addresses = Addresses(urls, concurrency, patience_s=patience_s, name=self.name)
         self.slots = self._addresses.slots
         self._backoff_s = backoff_s
+        # A long prompt takes a millisecond to encode, mostly without the interpreter's lock; a tokenizer that is asked
+        # from two threads at a time may fail.
+        self._encoder = ThreadPoolExecutor(1, "encode") if encode else None
         self._open: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
@@ -122,17 +126,18 @@ class ServerLLM:
         Raises:
             LLMError: with cause `refused`, `context_overflow`, `unreachable`, `timeout` or `bad_reply`.
         """
+        encoded = await self._encoded(prompt)
         completions: list[Completion] = []
         if sampling.n > 1 and "n" not in self.dropped:
-            completions = await self._request(prompt, sampling)
+            completions = await self._request(prompt, encoded, sampling)
             if len(completions) < sampling.n:
                 self._drop("n")
         missing = range(len(completions), sampling.n)
         if len(missing) == 1:
-            return (*completions, *await self._request(prompt, sampling.single(missing[0])))
+            return (*completions, *await self._request(prompt, encoded, sampling.single(missing[0])))
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._request(prompt, sampling.single(index))) for index in missing]
+                tasks = [group.create_task(self._request(prompt, encoded, sampling.single(i))) for i in missing]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         return (*completions, *(task.result()[0] for task in tasks))
@@ -153,7 +158,8 @@ class ServerLLM:
         problem = await self._listing_problem(address.url)
         if problem is None:
             return
-        hello = Prompt((Message("user", "Hello"),)), Sampling(temperature=0, max_tokens=1)
+        prompt = Prompt((Message("user", "Hello"),))
+        hello = prompt, await self._encoded(prompt), Sampling(temperature=0, max_tokens=1)
         for last in (False, True):  # a server that fails to list its models may close the connection, too
             try:
                 async with address.slots.request() as request:
@@ -212,11 +218,18 @@ class ServerLLM:
                 # No second queue behind the slots: the time of a request starts when it gets its slot.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
-                headers=self._headers,
+                headers=self._headers | {"Content-Type": "application/json"},
+                cookie_jar=aiohttp.DummyCookieJar(),  # else each request looks for cookies
             )
         return self._open
 
-    async def _request(self, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+    async def _encoded(self, prompt: Prompt) -> Encoded:
+        """Return what the completions endpoint takes; None for the chat endpoint."""
+        if self._encoder is None:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, self._wire.encoded, prompt)
+
+    async def _request(self, prompt: Prompt, encoded: Encoded, sampling: Sampling) -> list[Completion]:
         """Send one request until it is answered, refused or out of time."""
         request = None
         while True:
@@ -224,7 +237,7 @@ class ServerLLM:
             request = address.slots.request(request)
             try:
                 async with request:
-                    replies = await self._retried(address.url, request, prompt, sampling)
+                    replies = await self._retried(address.url, request, prompt, encoded, sampling)
             except Away as failure:
                 if not self._addresses.lost(address, failure) or request.lost > self._max_retries:
                     raise LLMError(f"{self.name}: {failure}", cause="unreachable") from failure
@@ -232,11 +245,13 @@ class ServerLLM:
                 self._addresses.answered(address)
                 return replies
 
-    async def _retried(self, url: str, request: Request, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+    async def _retried(
+        self, url: str, request: Request, prompt: Prompt, encoded: Encoded, sampling: Sampling
+    ) -> list[Completion]:
         retries = Retries(deadline_s=self._timeout_s, max_retries=self._max_retries, first_wait_s=self._backoff_s)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await retries.run_async(partial(self._send, url, request, prompt, sampling))
+                return await retries.run_async(partial(self._send, url, request, prompt, encoded, sampling))
         except Unavailable as failure:
             message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
             raise LLMError(message, cause=failure.cause) from failure
@@ -248,11 +263,15 @@ class ServerLLM:
                 raise Away(message) from error
             raise LLMError(f"{self.name}: {message}", cause="timeout") from error
 
-    async def _send(self, url: str, request: Request, prompt: Prompt, sampling: Sampling) -> list[Completion]:
+    async def _send(
+        self, url: str, request: Request, prompt: Prompt, encoded: Encoded, sampling: Sampling
+    ) -> list[Completion]:
         """Send the request once, and again at once for each parameter that the server turns out not to know."""
-        body = self._wire.body(prompt, sampling, self.dropped, priority=caller.get().priority)
+        body = self._wire.body(prompt, encoded, sampling, self.dropped, priority=caller.get().priority)
         try:
-            async with self._session().post(url + self._wire.route, json=body, allow_redirects=False) as response:
+            async with self._session().post(
+                url + self._wire.route, data=json.dumps(body).encode(), allow_redirects=False
+            ) as response:
                 status, headers, raw = response.status, response.headers, await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise Away(f"{type(error).__name__}: {self._shown(str(error).encode())}") from error
@@ -275,7 +294,8 @@ class ServerLLM:
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")
         if status in (400, 422) and (parameter := rejected_parameter(raw, body)):
             self._drop(parameter)
-            return await self._send(url, request, prompt, sampling)  # ends: a dropped parameter is not sent again
+            # This ends: a dropped parameter is not sent again.
+            return await self._send(url, request, prompt, encoded, sampling)
         if 300 <= status < 400:
             message = f"HTTP {status}: redirects are not followed; set base_url to the final address"
         raise LLMError(f"{self.name}: {message}", cause="refused")
