@@ -13,7 +13,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 import structlog
@@ -171,7 +170,7 @@ class Engine:
             self.first_steps.add(step)
         if isinstance(action, Search):
             (passages,) = await self.retriever.search([action.query], self.top_k)
-            step = replace(step, passages=passages)
+            step = Step(prompt, completion, action, passages)
         if isinstance(action, Answer):
             return trajectory.extend(step, StopReason.FORCED_ANSWER if action.forced else StopReason.ANSWERED)
         ended = final or (isinstance(action, Malformed) and action.ends)
@@ -188,7 +187,9 @@ class Engine:
     async def _ask(self, prompt: Prompt, seed: int) -> Completion:
         if self.first_steps is not None:
             self.first_steps.check()
-        (completion,) = await self.llm.complete(prompt, replace(self.sampling, n=1, seed=seed))
+        shared = self.sampling
+        sampling = Sampling(1, shared.temperature, shared.top_p, shared.max_tokens, seed)
+        (completion,) = await self.llm.complete(prompt, sampling)
         return completion
 
     async def run(self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int]) -> list[Trajectory]:

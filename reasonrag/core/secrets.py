@@ -93,8 +93,8 @@ def _warn(what: str, kind: str) -> None:
 
 def _matches(text: str) -> Iterator[Secret]:
     folded = text.lower()
-    for signs, shapes in _SHAPES_BY_SIGNS.items():
-        if signs and not _holds(folded, signs):
+    for signs, marks, shapes in _SHAPES_BY_SIGNS:
+        if (signs and not _holds(folded, signs)) or not _holds(folded, marks):
             continue
         for shape in shapes:
             if _holds(folded, shape.marks):
@@ -263,9 +263,10 @@ _SHAPES = (
     ),
 )
 # Most texts lack most of the signs, and searching for one character is far cheaper than for a word.
-_SHAPES_BY_SIGNS = {
-    signs: [shape for shape in _SHAPES if shape.signs == signs] for signs in dict.fromkeys(s.signs for s in _SHAPES)
-}
+_SHAPES_BY_SIGNS = []
+for _signs in dict.fromkeys(shape.signs for shape in _SHAPES):
+    _shapes = [shape for shape in _SHAPES if shape.signs == _signs]
+    _SHAPES_BY_SIGNS.append((_signs, [mark for shape in _shapes for mark in shape.marks], _shapes))
 
 
 # --- The environment ---

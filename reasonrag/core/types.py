@@ -5,7 +5,7 @@ They are immutable, so the branches of a tree can share a prefix of steps safely
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -189,4 +189,4 @@ class Trajectory:
 
     def extend(self, step: Step, stop_reason: StopReason | None = None) -> Trajectory:
         """Return a new trajectory with one more step."""
-        return replace(self, steps=(*self.steps, step), stop_reason=stop_reason)
+        return Trajectory(self.question, (*self.steps, step), stop_reason)

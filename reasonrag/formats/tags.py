@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 # Replaces an observation wherever a trajectory is parsed. No policy can write it: see `without_seals`.
 SEALED = "\ue000"
@@ -108,7 +109,12 @@ def elements(text: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], st
 
 def _marks(text: str, names: Sequence[str]) -> Iterator[re.Match[str]]:
     """Find every opening and closing tag; group 1 is the slash, group 2 the name."""
-    return re.finditer(rf"<(/?)({'|'.join(map(re.escape, names))})>", text)
+    return _pattern(tuple(names)).finditer(text)
+
+
+@cache
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<(/?)({'|'.join(map(re.escape, names))})>")
 
 
 def last_tag(text: str, names: Sequence[str]) -> tuple[str, str] | None:

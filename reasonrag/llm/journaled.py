@@ -92,11 +92,11 @@ class JournaledLLM:
         """Store a reply and count it; return it as the journal will."""
         self.answered += 1
         completions = tuple(_as_stored(completion) for completion in reply)
-        prompt_tokens = _total(c.prompt_tokens for c in completions)
-        completion_tokens = _total(c.completion_tokens for c in completions)
+        prompt_tokens = _total([c.prompt_tokens for c in completions])
+        completion_tokens = _total([c.completion_tokens for c in completions])
         self.prompt_tokens += prompt_tokens or 0
         self.completion_tokens += completion_tokens or 0
-        cached_tokens = _total(c.cached_tokens for c in reply)
+        cached_tokens = _total([c.cached_tokens for c in reply])
         if cached_tokens is not None:
             self.cached_tokens += cached_tokens
             self.cached_of += prompt_tokens or 0
@@ -142,6 +142,9 @@ def _as_stored(completion: Completion) -> Completion:
     they do for a backend that reports no ids.
     """
     text, ids, logprobs = redact_data(completion.text, "a reply"), completion.token_ids, completion.logprobs
+    dropped = completion.prompt_token_ids or completion.cached_tokens is not None
+    if text is completion.text and logprobs is None and not dropped:
+        return completion
     if text is not completion.text:
         ids = logprobs = None
     if logprobs is not None:
@@ -188,7 +191,9 @@ def _numbers(stored: str | list[Any] | None, code: str) -> tuple[Any, ...] | Non
     return tuple(array(code, binascii.a2b_base64(stored) if isinstance(stored, str) else stored))
 
 
-def _total(counts: Iterable[int | None]) -> int | None:
+def _total(counts: list[int | None]) -> int | None:
     """Return the sum of the known counts, or None if none is known."""
+    if len(counts) == 1:
+        return counts[0]
     known = [count for count in counts if count is not None]
     return sum(known) if known else None

@@ -253,7 +253,8 @@ class _Search:
 
         None if there is none in view: the tree is finished, its calls are spent, or what is in flight has to end first.
         """
-        if self._spent() or not (self.settings.rejudge_terminal or any(map(self._expandable, self.tree.nodes))):
+        newest_first = reversed(self.tree.nodes)  # the newest most likely has room
+        if self._spent() or not (self.settings.rejudge_terminal or any(map(self._expandable, newest_first))):
             return None
         node = self.tree.root
         while not node.terminal and not self._expandable(node):

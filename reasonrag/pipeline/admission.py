@@ -62,11 +62,11 @@ async def work_through(
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Look for cyclic garbage after 10,000 new objects instead of 700: steps and trees are none, and walking through
-    them would be a sixth of our CPU.
+    """Look for cyclic garbage after 100,000 new objects instead of 700: steps and trees are none, and walking through
+    them would be a sixth of our CPU, or a twentieth after 10,000.
     """
     young, *older = gc.get_threshold()
-    gc.set_threshold(max(young, 10_000) if young else 0, *older)
+    gc.set_threshold(max(young, 100_000) if young else 0, *older)
     try:
         yield
     finally:
