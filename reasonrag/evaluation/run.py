@@ -223,7 +223,8 @@ class Evaluation:
         store = JournalStore(folder.journal, self.retriever.fingerprint)
         retriever = BatchedRetriever(self.retriever, store=store)
         async with show(self) if show else contextlib.nullcontext():
-            await check(Parts(self.questions, self.retriever, self._formats[name], llm, self._judge, {}))
+            parts = Parts(self.questions, self.retriever, self._formats[name], llm, self._judge, {})
+            await check(parts, begun=folder.begun)
             if self.shard == WHOLE:
                 folder.bind_shards(folder.journal.meta("shards") or 1)
             else:

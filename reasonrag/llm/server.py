@@ -143,7 +143,7 @@ class ServerLLM:
         return (*completions, *(task.result()[0] for task in tasks))
 
     async def check(self) -> None:
-        """Raise if the server does not answer or does not serve the model.
+        """Raise if the server does not answer or does not serve the model; of several servers one has to answer.
 
         Some servers do not list the models that they serve (`transformers serve` with a local folder). If the model is
         not listed, one token is requested from it.
@@ -152,7 +152,14 @@ class ServerLLM:
             ConfigError: the server lists other models and does not serve this one, or `base_url` is wrong.
             LLMError: the server cannot be reached, or refuses the key.
         """
-        await asyncio.gather(*(self._check(address) for address in self._addresses.all))
+        checks = await asyncio.gather(*map(self._check, self._addresses.all), return_exceptions=True)
+        problems = [problem for problem in checks if problem is not None]
+        silent = [problem for problem in problems if isinstance(problem, LLMError) and problem.cause == "unreachable"]
+        for problem in problems:
+            if problem not in silent or len(silent) == len(checks):
+                raise problem
+        for problem in silent:
+            log.warning(f"the others take the requests of one: {problem}")
 
     async def _check(self, address: Address) -> None:
         problem = await self._listing_problem(address.url)
@@ -187,7 +194,8 @@ class ServerLLM:
         if status in (404, 405, 501):
             return None
         if status != 200:
-            refused = LLMError(f"{url}/models: HTTP {status}: {self._shown(raw)}", cause="refused")
+            cause = "unreachable" if status in _AWAY else "refused"
+            refused = LLMError(f"{url}/models: HTTP {status}: {self._shown(raw)}", cause=cause)
             if status in (401, 403):
                 raise refused
             return refused

@@ -127,7 +127,7 @@ class Build:
     async def run(self, show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None) -> None:
         """Check the parts, build the trees while `show` shows them, and close the parts."""
         try:
-            await check(self.parts)
+            await check(self.parts, begun=self.run_folder.begun)
             async with show(self) if show else contextlib.nullcontext():
                 await self.trees()
         finally:

@@ -87,9 +87,9 @@ def build_on_ray(
                 "URL"
             )
     parts = open_parts(config)
-    event_loop.run(_check(parts))  # before a folder is made and Ray is asked
     out = out.absolute()
     with RunFolder.open(out, config, parts.content, waiting=lambda: None) as run:
+        event_loop.run(_check(parts, run.begun))  # before Ray is asked
         number = shards or run.journal.meta("shards") or max(math.isqrt(len(parts.questions)), 2)
         run.bind_shards(number)
         left = unfinished(run)
@@ -104,9 +104,9 @@ def build_on_ray(
         return join(run) or {}
 
 
-async def _check(parts: Parts) -> None:
+async def _check(parts: Parts, begun: bool) -> None:
     try:
-        await check(parts)
+        await check(parts, begun=begun)
     finally:
         await parts.aclose()
 

@@ -220,11 +220,23 @@ class Checkable(Protocol):
         ...
 
 
-async def check(parts: Parts) -> None:
+async def check(parts: Parts, *, begun: bool = False) -> None:
     """Check that all servers answer, before any call is paid for.
+
+    A run that had `begun` has found them before: one that does not answer now is waited for, as if it had gone away
+    later.
 
     Raises:
         LLMError, RetrievalError, ConfigError: a part will not work; one clear line.
     """
+
+    async def check_one(part: Checkable) -> None:
+        try:
+            await part.check()
+        except BackendError as error:
+            if not (begun and error.cause == "unreachable"):
+                raise
+            log.warning(f"the run goes on, as it had begun: {error}")
+
     opened: tuple[object, ...] = (parts.policy, parts.judge, parts.retriever)
-    await asyncio.gather(*(part.check() for part in opened if isinstance(part, Checkable)))
+    await asyncio.gather(*(check_one(part) for part in opened if isinstance(part, Checkable)))

@@ -44,6 +44,7 @@ class RunFolder:
     config_hash: str
     shard: Shard = WHOLE
     varying: Collection[str] = ()
+    begun: bool = False  # whether the run, in this shard or another one, has begun before
 
     @classmethod
     @contextlib.contextmanager
@@ -70,9 +71,11 @@ class RunFolder:
         Raises:
             RunError: another process uses the folder, or it holds other files or another run.
         """
+        begun = False
         if shard != WHOLE:  # before there is a folder of the shard
             with cls.open(path, config, content, varying=varying, waiting=lambda: None) as run:
                 run.check_shards(shard.of)
+                begun = run.begun
         described = _described(config, content, varying)
         for folder in dict.fromkeys((path, shard.folder(path))):
             claim_folder(folder, "run", already_ours=_usable(folder))
@@ -88,7 +91,8 @@ class RunFolder:
             journal.put_meta("identity", described)
             write_text(path / "config.yaml", dump(config))
             digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-            yield cls(path, journal, config, content, digest[:16], shard, varying)
+            begun = begun or bool(journal.meta("bound"))
+            yield cls(path, journal, config, content, digest[:16], shard, varying, begun)
 
     @staticmethod
     def unnamed(name: str, config: Config, content: Mapping[str, str]) -> Path:

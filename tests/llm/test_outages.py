@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from structlog.testing import capture_logs
 
 from reasonrag.core.errors import Interrupted, LLMError
 from reasonrag.core.types import Message, Prompt
@@ -107,12 +108,16 @@ def test_of_three_servers_one_dies_and_comes_back():
         asyncio.run(main([stack.enter_context(ServerProcess()) for _ in range(3)]))
 
 
-def test_the_check_names_the_address_that_fails():
+def test_the_check_names_addresses_that_do_not_answer_and_raises_if_none_does():
     async def main(servers: list[ServerProcess]) -> None:
         llm = ServerLLM([server.base_url for server in servers], "m")
         await llm.check()
         servers[1].kill()
-        with pytest.raises(LLMError, match=str(servers[1].port)):
+        with capture_logs() as told:
+            await llm.check()
+        assert str(servers[1].port) in told[0]["event"] and len(told) == 1
+        servers[0].kill()
+        with pytest.raises(LLMError, match=str(servers[0].port)):
             await llm.check()
         await llm.aclose()
 

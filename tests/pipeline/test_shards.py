@@ -23,9 +23,9 @@ QUESTIONS = [
 ]
 
 
-def build(out, shard=WHOLE, policy=random_policy, **overrides):
+def build(out, shard=WHOLE, policy=random_policy, model=ScriptedLLM, **overrides):
     config = load_config(overrides={"search.iterations": 6, "run.max_failed": 1.0, **overrides})
-    parts = Parts(list(QUESTIONS), ToyRetriever(), ReasonRAGFormat(), ScriptedLLM(policy), None, {"policy": "scripted"})
+    parts = Parts(list(QUESTIONS), ToyRetriever(), ReasonRAGFormat(), model(policy), None, {"policy": "scripted"})
     return build_trees(config, out, parts=parts, shard=shard)
 
 
@@ -98,6 +98,18 @@ def test_shards_of_other_runs_are_refused(tmp_path):
     build(tmp_path / "whole")
     with pytest.raises(RunError, match="built in one piece, not in 3 shards"):
         build(tmp_path / "whole", Shard(0, 3))
+
+
+class Restarting(ScriptedLLM):
+    async def check(self):
+        raise LLMError("no server answers", cause="unreachable")
+
+
+def test_a_server_that_does_not_answer_stops_the_first_shard_and_no_other(tmp_path):
+    with pytest.raises(LLMError, match="no server answers"):
+        build(tmp_path / "run", Shard(0, 3), model=Restarting)
+    build(tmp_path / "run", Shard(0, 3))
+    assert "shards" in [build(tmp_path / "run", Shard(number, 3), model=Restarting) for number in (1, 2)][-1]
 
 
 @pytest.mark.parametrize("text", ["3/3", "1", "-1/3", "a/b", "0/0", "1/"])
