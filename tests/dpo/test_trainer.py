@@ -152,12 +152,13 @@ def test_only_positions_that_predict_tokens_of_a_step_get_a_gradient(made, sft_w
     )
     loss_of(trainer, rows).backward()
     hook.remove()
-    (state,) = states
-    mask = StepCollator(0)(rows)["completion_mask"]
-    reached = state.grad.abs().sum(dim=-1) > 0
-    assert mask[:, 1:].sum() > 0
-    assert (reached[:, :-1] == mask[:, 1:].bool()).all()
-    assert not reached[:, -1].any()
+    reached = [row for state in states for row in (state.grad.abs().sum(dim=-1) > 0).tolist()]
+    scored = StepCollator(0)(rows)["completion_mask"][:, 1:].bool().tolist()
+
+    def places(rows):  # rows may be read in another order, and up to the last scored token only
+        return sorted([place for place, there in enumerate(row) if there] for row in rows)
+
+    assert places(reached) == places(scored) and all(map(any, scored))
 
 
 @pytest.mark.slow
