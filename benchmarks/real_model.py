@@ -16,12 +16,13 @@ import gc
 import math
 import random
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import stub
+from benchmarks import stub, vllm_replay
 from benchmarks.process import memory_bytes
 from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
@@ -31,6 +32,7 @@ from reasonrag.formats.base import PromptSet
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import TransformersLLM
+from reasonrag.llm.server import ServerLLM
 from reasonrag.mcts import TreeSearch
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator
@@ -40,6 +42,7 @@ _TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
     "<start_of_turn>model\n"
 )
+_AT_ONCE = 32
 Asked = list[tuple[Prompt, Sampling]]
 
 
@@ -118,12 +121,16 @@ class Model:
             return made
 
         with engine.lent(self.model):
-            made = [completion for (completion,) in asyncio.run(all_at_once())]
-        return sum(c.prompt_tokens or 0 for c in made), sum(c.completion_tokens or 0 for c in made)
+            return counted(asyncio.run(all_at_once()))
 
 
 def measure(
-    table: Table, name: str, run: Callable[[Asked, int], tuple[int, int]], asked: Asked, batch: int
+    table: Table,
+    name: str,
+    run: Callable[[Asked, int], tuple[int, int]],
+    asked: Asked,
+    batch: int,
+    clock: Callable[[], float] = time.process_time,
 ) -> tuple[float, float]:
     """Add the figures of a way; return CPU seconds a prompt token, and a written one."""
     name = f"{name}, batch {batch}"
@@ -132,16 +139,17 @@ def measure(
     before = _reset_peak()
     seconds, tokens = [], []
     for requested in ([(prompt, replace(sampling, max_tokens=1)) for prompt, sampling in asked], asked):
-        began = time.process_time()
+        began = clock()
         tokens.append(run(requested, batch))
-        seconds.append(time.process_time() - began)
+        seconds.append(clock() - began)
     peak = memory_bytes("VmHWM") - before
     (read, ones), (_, written) = tokens
     reading, writing = seconds[0] / read, (seconds[1] - seconds[0]) / (written - ones)
     table.row(f"{name}: a call", seconds[1] / len(asked), "CPU s")
     table.row("  1,000 prompt tokens", 1000 * reading, "CPU s")
     table.row("  a written token", writing, "CPU s")
-    table.row("  memory on top of the weights, at its peak", peak / 1e6, "MB")
+    if clock is time.process_time:
+        table.row("  memory on top of the weights, at its peak", peak / 1e6, "MB")
     return reading, writing
 
 
@@ -150,11 +158,42 @@ def _reset_peak() -> float:
     return memory_bytes("VmRSS")
 
 
+def on_vllm(table: Table, python: str, folder: str, dtype: str, chat: ChatTemplate, asked: Asked) -> None:
+    """Add the figures of vLLM's CPU build, asked over HTTP for all requests at once."""
+    port = 18_327
+    with tempfile.TemporaryDirectory() as linked:
+        for file in Path(folder).iterdir():
+            Path(linked, file.name).symlink_to(file.resolve())
+        with vllm_replay.server(python, linked, port, _AT_ONCE, dtype) as pid:
+
+            def run(asked: Asked, batch: int) -> tuple[int, int]:
+                vllm_replay.reset(port)
+
+                async def all_at_once() -> list[tuple[Completion, ...]]:
+                    shape = {"api": "completions", "encode": chat.token_ids, "vllm": True}
+                    engine = ServerLLM(f"http://127.0.0.1:{port}/v1", "tiny", concurrency=batch, **shape)
+                    made = await asyncio.gather(*(engine.complete(*request) for request in asked))
+                    await engine.aclose()
+                    return made
+
+                return counted(asyncio.run(all_at_once()))
+
+            run(asked[:2], _AT_ONCE)
+            measure(table, "vLLM", run, asked, _AT_ONCE, lambda: vllm_replay.cpu_s(pid))
+
+
+def counted(made: Iterable[tuple[Completion, ...]]) -> tuple[int, int]:
+    """Return the prompt tokens and the written tokens of calls."""
+    completions = [completion for (completion,) in made]
+    return sum(c.prompt_tokens or 0 for c in completions), sum(c.completion_tokens or 0 for c in completions)
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--model", required=True, help="a folder of transformers")
     parser.add_argument("--calls", type=int, default=24, help="requests of a batched way; a fourth of them one by one")
     parser.add_argument("--dtype", help="default: that of the files")
+    parser.add_argument("--vllm", help="the interpreter of an environment with vLLM's CPU build")
     given = parser.parse_args()
     table = Table(__doc__)
     model, asked = Model(given.model, given.dtype), requests(given.calls)
@@ -165,7 +204,9 @@ def main() -> None:
         ours = measure(table, "this engine", model.ours, some, batch)
         table.row("  ratio of prompt tokens", ours[0] / theirs[0], "of generate's", limit="<= 1")
         table.row("  ratio of written tokens", ours[1] / theirs[1], "of generate's", limit="<= 1")
-    measure(table, "this engine", model.ours, asked, 32)
+    measure(table, "this engine", model.ours, asked, _AT_ONCE)
+    if given.vllm:
+        on_vllm(table, given.vllm, given.model, str(model.model.dtype).removeprefix("torch."), model.chat, asked)
     written = sum(sampling.max_tokens for _, sampling in asked)
     table.note(f"{len(asked)} requests, {written / len(asked):.0f} written tokens a call; {model.model.dtype}")
     table.show(given.json)

@@ -38,17 +38,17 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 _FLAGS = (
-    *("--host", "127.0.0.1", "--max-model-len", "8192", "--enforce-eager", "--dtype", "float32", "--block-size", "32"),
+    *("--host", "127.0.0.1", "--max-model-len", "8192", "--enforce-eager", "--block-size", "32"),
     # The CPU build dies of a request with a seed whose prompt is prefilled in pieces.
     *("--max-num-batched-tokens", "32768", "--scheduling-policy", "priority", "--enable-prompt-tokens-details"),
 )
 
 
 @contextlib.contextmanager
-def server(python: str, model: str, port: int, max_num_seqs: int) -> Iterator[int]:
+def server(python: str, model: str, port: int, max_num_seqs: int, dtype: str = "float32") -> Iterator[int]:
     """Start vLLM; yield its process's id once it answers."""
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny"]
-    command += [*_FLAGS, "--port", str(port), "--max-num-seqs", str(max_num_seqs)]
+    command += [*_FLAGS, "--port", str(port), "--max-num-seqs", str(max_num_seqs), "--dtype", dtype]
     log = Path(model) / "server.log"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | _ENVIRONMENT
     with log.open("w") as output:

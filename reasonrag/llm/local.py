@@ -56,9 +56,8 @@ class TransformersLLM:
     """A causal language model of transformers, which never blocks the event loop.
 
     What prompts share is computed once (`prefix_cache`), and what earlier ones computed is kept, up to half a gigabyte.
-    Samples depend on the seed and not on the rest of the batch (`row_sampling` says how exactly); CPU and GPU draw
-    different numbers from the same seed. Logprobs are at the sampling temperature before top_p, and at temperature 1
-    for greedy rows.
+    Samples depend on the seed and not on the rest of the batch, up to rounding (`row_sampling`). Logprobs are at the
+    sampling temperature before top_p, and at temperature 1 for greedy rows.
 
     Attributes:
         slots: the requests in this engine: those of a batch that runs, and of the next.

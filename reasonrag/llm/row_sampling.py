@@ -302,7 +302,7 @@ class RowBatch:
 
         left = [place for place, writing in enumerate(self._rows) if writing.ended is None]
         self._cache = cache if left else None
-        if left and len(left) < len(self._rows):
+        if self._shrinks and left and len(left) < len(self._rows):
             cache.reorder_cache(torch.tensor(left, device=self._model.device))
         self._rows = [self._rows[place] for place in left]
         if left and self._prefixes is not None:
@@ -335,24 +335,13 @@ class RowBatch:
         return scores.fill_(float("-inf")).scatter_(1, chosen[:, None], 0.0)
 
     def _drawn(self, probabilities: Tensor) -> Tensor:
-        """Return the `[B]` tokens at which `[B, V]` probabilities, added up, exceed a draw of each row.
-
-        One draw a row instead of one a word. The words keep their order, so rounding hardly moves what a draw hits.
-        """
         import torch
-        from torch.nn.functional import pad
 
         if self._cut:
             probabilities = probabilities.clone()
             probabilities[self._cut] = _nucleus(probabilities[self._cut], self._top_p)
-        # First the block of words, then the word: adding up all words one by one would take a tenth of a large model.
-        blocks = pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
-        masses = blocks.sum(dim=-1).double()
-        draws = torch.tensor([[writing.draws.random()] for writing in self._rows], dtype=masses.dtype)
-        wanted = draws.to(masses.device) * masses.sum(dim=-1, keepdim=True)
-        block, wanted = _reached(masses, wanted)
-        word, _ = _reached(blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double(), wanted)
-        return (block * _BLOCK + word)[:, 0]
+        draws = [[writing.draws.random()] for writing in self._rows]
+        return words_at(probabilities, torch.tensor(draws, dtype=torch.float64))
 
     def _finish(self, input_ids: Tensor, scores: Any) -> Tensor:
         """Return `[B]` whether each row is done; all are if the call ends (`generate`'s criterion)."""
@@ -391,6 +380,21 @@ class RowBatch:
             writing.future.set_result(completion)
 
 
+def words_at(probabilities: Tensor, draws: Tensor) -> Tensor:
+    """Return the `[B]` words at which `[B, V]` probabilities, added up, exceed `[B, 1]` draws in [0, 1).
+
+    One draw a row instead of one a word. The words keep their order, so rounding hardly moves what a draw hits.
+    """
+    from torch.nn.functional import pad
+
+    # First the block of words, then the word: adding up all words one by one would take a tenth of a large model.
+    blocks = pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    masses = blocks.sum(dim=-1).double()
+    block, rest = _reached(masses, draws.to(masses.device) * masses.sum(dim=-1, keepdim=True))
+    word, _ = _reached(blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double(), rest)
+    return (block * _BLOCK + word)[:, 0]
+
+
 def _reached(masses: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """Return the `[B, 1]` places at which `[B, N]` masses, added up, exceed `[B, 1]` wanted ones, and what they lack.
 
@@ -401,7 +405,7 @@ def _reached(masses: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     sums = masses.cumsum(dim=-1)
     last = (sums < sums[:, -1:]).sum(dim=-1, keepdim=True)
     place = torch.minimum(torch.searchsorted(sums, wanted, right=True), last)
-    return place, wanted - (sums - masses).gather(1, place)
+    return place, (wanted - (sums - masses).gather(1, place)).clamp(min=0)
 
 
 def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
-from reasonrag.llm.row_sampling import _nucleus
+from reasonrag.llm.row_sampling import _nucleus, words_at
 from tests.llm.tiny import save_tiny_model
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
@@ -138,6 +138,17 @@ def test_a_nucleus_of_many_words_is_found_and_of_equally_likely_ones_the_first()
     assert torch.equal(kept[:count], probabilities[0, :count]) and not kept[count:].any()
     even = torch.full((1, 8), 0.125)
     assert _nucleus(even, torch.tensor([[0.4]]))[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_draw_hits_the_word_at_which_the_probabilities_exceed_it():
+    torch.manual_seed(0)
+    probabilities = torch.softmax(3 * torch.randn(300, 5000), -1)
+    draws = torch.rand(300, 1, dtype=torch.float64)
+    sums = probabilities.double().cumsum(1)
+    expected = torch.searchsorted(sums, draws * sums[:, -1:], right=True)[:, 0]
+    assert (words_at(probabilities, draws) == expected).float().mean() > 0.99  # others lie on a border, by rounding
+    edges = torch.zeros(2, 5000).index_fill_(1, torch.tensor([700, 4321]), 0.5)
+    assert words_at(edges, torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64)).tolist() == [700, 4321]
 
 
 def test_rows_of_one_batch_keep_their_own_settings(tiny_llm):
