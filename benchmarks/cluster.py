@@ -89,9 +89,11 @@ class Run:
 
 
 def workers(run: Path) -> list[int]:
-    """Return the processes that build shards of a run now: each names itself in the lock that it holds."""
-    found = [re.match(r"pid (\d+) ", lock.read_text()) for lock in run.glob("shards/*/.lock")]
-    return [int(pid[1]) for pid in found if pid]
+    """Return the tasks of Ray that build shards of a run now: each names itself in the lock that it holds."""
+    named = [re.match(r"pid (\d+) ", lock.read_text()) for lock in run.glob("shards/*/.lock")]
+    commands = {int(pid[1]): Path(f"/proc/{pid[1]}/cmdline") for pid in named if pid}
+    # A process that was killed is still named in its lock.
+    return [pid for pid, command in commands.items() if command.exists() and b"ray::" in command.read_bytes()]
 
 
 def ended(child: subprocess.Popen[str]) -> None:

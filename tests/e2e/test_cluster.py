@@ -85,6 +85,7 @@ def test_whatever_dies_the_rows_are_the_same(world: World, reference: Reference,
         driver.communicate(timeout=60)
         driver = product.start("build-tree", *args)
         reach(0.45)
+        product.wait_until(lambda: bool(workers(out)))
         os.kill(workers(out)[0], signal.SIGKILL)
         reach(0.6)
         nodes.remove()
