@@ -62,6 +62,29 @@ def test_a_model_that_never_writes_a_step_that_can_be_read(tiny: Path, tmp_path:
     assert "steps that cannot be read" in done.stdout
 
 
+def test_evaluating_and_training_it_online_say_the_same(tiny: Path, tmp_path: Path) -> None:
+    asked = ("--prompts", "brief", "--top-k", "1")
+    policy = ("--policy", f"base=hf:{tiny}", "--max-tokens", "12")
+    line = last_line(2, "eval", "--dataset", "demo", "--limit", "12", *policy, *asked, "--out", tmp_path / "eval")
+    assert ": 0 of the first 12 steps can be read (" in line and "--max-tokens 48" in line
+    small = ("--group-size", "8", "--questions-per-step", "2", "--batch-size", "4", "--max-steps", "1")
+    more = (
+        "--set",
+        "rollout.max_tokens=12",
+        "--set",
+        "device=cpu",
+        "--set",
+        "validation.steps=0",
+        "--reward",
+        "outcome",
+    )
+    line = last_line(
+        *(2, "rl", "train", "--dataset", "demo", "--model", tiny, *asked, *small, *more, "--out", tmp_path / "rl")
+    )
+    assert ": 0 of the first 12 steps can be read (" in line and "--set rollout.max_tokens=48" in line
+    assert not (tmp_path / "rl/training.json").exists()
+
+
 def test_a_prompt_that_is_longer_than_the_context(tiny: Path, tmp_path: Path) -> None:
     args = (*DEMO, "--policy", f"hf:{tiny}", "--prompts", "default", "--out", tmp_path / "run")
     line = last_line(1, *args)
@@ -76,3 +99,14 @@ def test_too_little_memory_for_the_weights(huge: Path, tmp_path: Path) -> None:
     full = ("sft", "train", "--data", pairs, "--model", huge, "--method", "full", "--set", "device=cpu")
     line = last_line(2, *full, "--out", tmp_path / "sft")
     assert "training it takes at least 17,592 GB of memory" in line and "take --method lora" in line
+
+
+def test_too_little_memory_for_a_step(tiny: Path, tmp_path: Path) -> None:
+    small = ("--data", write_pairs(tmp_path / "pairs", 4, 0), "--model", tiny, "--set", "max_steps=1")
+    # What is too much for any machine; the data has four rows.
+    done = product.run(
+        *("sft", "train", *small, "--set", "device=cpu", "--batch-size", "10000000", "--out", tmp_path / "sft")
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("warning: a step of ")]
+    assert "GB of memory beside the weights, and" in line and "take a smaller --batch-size" in line
