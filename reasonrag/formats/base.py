@@ -203,7 +203,7 @@ class InstructedFormat:
         return quoted if len(quoted) <= self.max_passage_chars else quoted[: self.max_passage_chars] + " [cut]"
 
 
-@lru_cache(maxsize=512)  # all steps that follow a search show its passages
+@lru_cache(maxsize=4_096)  # all steps that follow a search show its passages, and verdicts are asked on all steps
 def quotable(text: str) -> str:
     """Return text from outside in one line, with nothing that parses as a tag."""
     return one_line(inert(text))

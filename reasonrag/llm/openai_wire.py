@@ -232,18 +232,17 @@ def _with_usage(completions: list[Completion], usage: object) -> list[Completion
     written_tokens = _count(totals.get("completion_tokens"))
     have_ids = all(completion.token_ids is not None for completion in completions)
     counted = []
-    for index, completion in enumerate(completions):
+    for index, c in enumerate(completions):
         own_tokens = None
-        if have_ids and completion.token_ids is not None:
-            own_tokens = len(completion.token_ids)
+        if have_ids and c.token_ids is not None:
+            own_tokens = len(c.token_ids)
         elif written_tokens is not None:
             share, rest = divmod(written_tokens, len(completions))
             own_tokens = share + (index < rest)
         if index:  # they are counted on the first completion
             prompt_tokens, cached_tokens = prompt_tokens and 0, cached_tokens and 0
-        counted.append(
-            replace(completion, prompt_tokens=prompt_tokens, completion_tokens=own_tokens, cached_tokens=cached_tokens)
-        )
+        counts = (prompt_tokens, own_tokens, cached_tokens)
+        counted.append(Completion(c.text, c.finish_reason, c.token_ids, c.logprobs, c.prompt_token_ids, *counts))
     return counted
 
 

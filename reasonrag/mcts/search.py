@@ -127,12 +127,13 @@ def select_child(parent: Node, children: Sequence[Node], *, selection: str, c_uc
     attracts the search nor repels it.
     """
     score = SELECTIONS[selection]
-    unknown = parent.value if parent.value is not None else 0.0
-    total = sum(child.visits for child in children)
-    return max(
-        children,
-        key=lambda c: score(c.value if c.value is not None else unknown, c.visits, total, parent.visits, c_uct),
-    )
+    unknown = parent.value or 0.0
+    total = sum([child.visits for child in children])
+    scores = []
+    for child in children:
+        value = child.value_sum / child.valued if child.valued else unknown
+        scores.append(score(value, child.visits, total, parent.visits, c_uct))
+    return children[scores.index(max(scores))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from reasonrag.core.errors import JudgeError, LLMError
-from reasonrag.core.text import inert, one_line
 from reasonrag.core.types import Message, Prompt, Trajectory
-from reasonrag.formats.base import PromptSet, fingerprint
+from reasonrag.formats.base import PromptSet, fingerprint, quotable
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rollout import derive_seed
 
@@ -168,7 +167,9 @@ class JudgeService:
             # A greedy judge would repeat its second reply.
             sampled = contract.sampled or attempt >= 2
             temperature = max(self.sampling.temperature, 1.0) if sampled else self.sampling.temperature
-            sampling = replace(self.sampling, n=1, seed=derive_seed(seed, attempt), temperature=temperature)
+            sampling = Sampling(
+                1, temperature, self.sampling.top_p, self.sampling.max_tokens, derive_seed(seed, attempt)
+            )
             (reply,) = await self.llm.complete(asked, sampling)
             if (verdict := contract.read(reply.text)) is not None:
                 return verdict
@@ -205,9 +206,9 @@ def quoted(fields: Fields) -> str:
     lines: list[str] = []
     for label, value in fields.items():
         if isinstance(value, str):
-            lines.append(f"{label}: {one_line(inert(value))}")
+            lines.append(f"{label}: {quotable(value)}")
         else:
-            numbered = [f"{i}. {one_line(inert(text))}" for i, text in enumerate(value, 1)]
+            numbered = [f"{i}. {quotable(text)}" for i, text in enumerate(value, 1)]
             lines += [f"{label}:", *(numbered or ["None."])]
     return "\n".join(lines)
 
