@@ -136,6 +136,15 @@ class _Connection(asyncio.Protocol):
         text = reply(request.get("stop") or (), request.get("seed") or 0)
         usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": REPLY_TOKENS}
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        if "prompt" in request:  # as vLLM answers
+            ids = {"prompt_token_ids": request["prompt"], "token_ids": list(range(1_000, 1_000 + REPLY_TOKENS))}
+            choice = {
+                "index": 0,
+                "finish_reason": "stop",
+                "text": text,
+                "logprobs": {"token_logprobs": _LOGPROBS},
+                **ids,
+            }
         self._send({"object": "chat.completion", "model": "stub", "choices": [choice], "usage": usage})
 
     def _send(self, reply: object) -> None:
