@@ -130,7 +130,13 @@ class ChatTemplate:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text without special tokens around it."""
-        return tuple(self.tokenizer(valid_unicode(text), add_special_tokens=False)["input_ids"])
+        text = valid_unicode(text)
+        fast = self.tokenizer.backend_tokenizer if getattr(self.tokenizer, "is_fast", False) else None
+        if fast is None or fast.truncation or fast.padding:  # a trainer may have left them
+            return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        # Where in the text each token stands takes a third of the time, and nobody asks.
+        (encoding,) = fast.encode_batch_fast([text], add_special_tokens=False)
+        return tuple(encoding.ids)
 
     def _chat(self, prompt: Prompt) -> str:
         messages = [{"role": m.role, "content": valid_unicode(m.content)} for m in prompt.messages]
