@@ -396,7 +396,7 @@ def _load(
             dtype,
             revision=revision,
             doing="loading it",
-            remedy="take a smaller model, --set policy.dtype=bfloat16, or a server (--policy http://HOST:PORT/v1)",
+            remedy="a smaller model, or a server (--policy http://HOST:PORT/v1)",
             instead=("bfloat16", 1, "--set policy.dtype=bfloat16"),
         )
     began = time.monotonic()

@@ -91,7 +91,7 @@ def require_memory(
 ) -> None:
     """Raise if the weights alone do not fit into memory, `copies` times: with gradients and what an optimizer keeps.
 
-    `instead` are another dtype and number of copies, and the flags that choose them: named as what to try if they fit.
+    `instead` are another dtype and number of copies, and the flags that choose them: named first if they fit.
 
     Raises:
         ConfigError: what is needed, what is free, and the `remedy`.
@@ -100,11 +100,12 @@ def require_memory(
     if weights is None or free is None or copies * weights.bytes_as(dtype) <= free:
         return
     other_dtype, fewer, flags = instead
+    fits = fewer * weights.bytes_as(other_dtype) <= free
     raise ConfigError(
         f"{path_or_name}: {doing} takes at least {gigabytes(copies * weights.bytes_as(dtype))} of memory "
         f"({weights.parameters / 1e9:,.2f} billion parameters, {dtype or 'as in the files'}), and "
-        f"{gigabytes(free)} are free; {remedy}",
-        add=flags if fewer * weights.bytes_as(other_dtype) <= free else "",
+        f"{gigabytes(free)} are free; {f'take {flags}, ' if fits else 'take '}{remedy}",
+        add=flags if fits else "",
     )
 
 

@@ -159,11 +159,17 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         trainer.add_callback(
             WatchCallback(
                 trainer,
-                begin=partial(self._open_plans, trainer, judge),
+                begin=partial(self._begin, trainer, judge),
                 save_best=partial(_save_best, trainer, self.out, self.task.card),
             )
         )
         return trainer
+
+    def _begin(self, trainer: Any, judge: JudgeService | None, step: int) -> None:
+        self._open_plans(trainer, judge, step)
+        rollout, held_out = self.settings.rollout, len(self.task.held_out)
+        looks = f"{held_out} held-out questions are tried first, then " if held_out and not step else ""
+        self.log(f"{looks}each step makes {rollout.questions_per_step} x {rollout.group_size} rollouts")
 
     def _open_plans(self, trainer: Any, judge: JudgeService | None, step: int) -> None:
         """Load the reference plans that are not given as a file; before the first step, make them with the policy.

@@ -163,7 +163,7 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
             copies=copies,
             revision=options["revision"],
             doing="training it",
-            remedy="take --method lora, a smaller model, or a machine with more memory",
+            remedy="a smaller model, or a machine with more memory",
             instead=(dtype, 1, "--method lora"),
         )
     model = _load_base(source.base, options)

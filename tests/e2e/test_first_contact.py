@@ -78,11 +78,14 @@ def test_evaluating_and_training_it_online_say_the_same(tiny: Path, tmp_path: Pa
         "--reward",
         "outcome",
     )
-    line = last_line(
-        *(2, "rl", "train", "--dataset", "demo", "--model", tiny, *asked, *small, *more, "--out", tmp_path / "rl")
-    )
+    train = ("rl", "train", "--dataset", "demo", "--model", tiny, *asked, *small, *more, "--out", tmp_path / "rl")
+    line = last_line(2, *train)
     assert ": 0 of the first 12 steps can be read (" in line and "--set rollout.max_tokens=48" in line
     assert not (tmp_path / "rl/training.json").exists()
+    done = product.run(*train, "--max-unreadable", "1")
+    assert done.returncode == 0, done.stderr
+    assert "0 of the first 12 steps can be read" in done.stderr
+    assert "the rewards of every group are equal (all 0; 0% in form): there is nothing to learn" in done.stderr
 
 
 def test_a_prompt_that_is_longer_than_the_context(tiny: Path, tmp_path: Path) -> None:
@@ -98,7 +101,8 @@ def test_too_little_memory_for_the_weights(huge: Path, tmp_path: Path) -> None:
     pairs = write_pairs(tmp_path / "pairs")
     full = ("sft", "train", "--data", pairs, "--model", huge, "--method", "full", "--set", "device=cpu")
     line = last_line(2, *full, "--out", tmp_path / "sft")
-    assert "training it takes at least 17,592 GB of memory" in line and "take --method lora" in line
+    assert "training it takes at least 17,592 GB of memory" in line
+    assert line.endswith("GB are free; take a smaller model, or a machine with more memory")
 
 
 def test_too_little_memory_for_a_step(tiny: Path, tmp_path: Path) -> None:
