@@ -132,7 +132,8 @@ class ChatTemplate:
         """Return the ids of a text without special tokens around it."""
         text = valid_unicode(text)
         fast = self.tokenizer.backend_tokenizer if getattr(self.tokenizer, "is_fast", False) else None
-        if fast is None or fast.truncation or fast.padding:  # a trainer may have left them
+        # A call of the tokenizer sets what the one before it has left.
+        if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
             return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         # Where in the text each token stands takes a third of the time, and nobody asks.
         (encoding,) = fast.encode_batch_fast([text], add_special_tokens=False)
