@@ -77,12 +77,13 @@ class PrefixCache:
         width = cache.get_seq_length() + fresh
         input_ids, mask = left_padded(group, width, model.device)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        model.base_model(  # without the head: nobody asks for these logits
+        model(  # not its backbone alone: a trainer may have wrapped `forward` for its mixed precision
             input_ids=input_ids[:, -fresh:],
             attention_mask=mask,
             position_ids=positions[:, -fresh:],
             past_key_values=cache,
             use_cache=True,
+            logits_to_keep=1,
         )
         for row, ids in enumerate(group):
             self._put(ids, [kv[row, :, width - len(ids) :].clone() for kv in _tensors(cache)])
@@ -137,10 +138,8 @@ def reusable(model: Any) -> bool:
 
     inner = inner_model(model)
     takes = inspect.signature(type(inner).forward).parameters
-    if getattr(inner, "_is_stateful", False) or not {"position_ids", "past_key_values"} <= set(takes):
+    if getattr(inner, "_is_stateful", False) or not {"position_ids", "past_key_values", "logits_to_keep"} <= set(takes):
         return False
-    if inner.base_model is inner:
-        return False  # nothing computes keys and values without the head
     layers = DynamicCache(config=inner.config).layers
     return bool(layers) and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
