@@ -38,13 +38,18 @@ def open_format(config: Config) -> Format:
         passage_order=config.retrieval.passage_order,
         max_passage_chars=config.retrieval.max_passage_chars,
     )
-    if carried_fingerprint(config.policy.spec) not in (None, format.fingerprint):
+    check_prompts(config.policy.spec, format)
+    return format
+
+
+def check_prompts(policy: str | None, format: Format) -> None:
+    """Warn if the folder of a policy says that it was trained in another format, or with other prompts."""
+    if carried_fingerprint(policy) not in (None, format.fingerprint):
         log.warning(
             "the policy was trained with other prompts, or with passages shown in another way; train it again, or give "
             "its prompts with --prompts",
-            policy=config.policy.spec,
+            policy=policy,
         )
-    return format
 
 
 __all__ = [
@@ -56,5 +61,6 @@ __all__ = [
     "ReasonRAGFormat",
     "Stage",
     "StreamFormat",
+    "check_prompts",
     "open_format",
 ]

@@ -274,6 +274,11 @@ class RLSettings(TrainSettings):
         )
 
 
+def policy_spec(model: str) -> str:
+    """Return the model to train as `--policy` names it."""
+    return model if model.partition(":")[0] == "demo" else f"hf:{model}"
+
+
 def load_rl_settings(
     presets: Mapping[str, Tree],
     *,
@@ -288,7 +293,7 @@ def load_rl_settings(
     """
     explicit = gather(presets, preset=preset, file=file, overrides=overrides)
     model = str(explicit.get("model") or "")
-    carried = carried_settings(model if model.partition(":")[0] == "demo" else f"hf:{model}") if model else {}
+    carried = carried_settings(policy_spec(model))
     tokens = carried.pop("policy", {}).get("max_tokens")
     tree: Tree = {**carried, **({"rollout": {"max_tokens": tokens}} if tokens else {})}
     merge(tree, explicit)
