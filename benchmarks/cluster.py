@@ -120,7 +120,7 @@ class Nodes:
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes = [self._cluster.add_node(num_cpus=1) for _ in range(2)]
         self.address = self._cluster.address
-        self.shutdown = self._cluster.shutdown
+        self.close = self._cluster.shutdown
 
     def remove(self) -> None:
         """End one node without a warning; a new one takes its place."""
@@ -162,7 +162,7 @@ def deaths(table: Table, questions: int) -> None:
     dies("a worker killed", 1, lambda on_ray, _: os.kill(workers(on_ray.out)[0], signal.SIGKILL), 0.3)
     dies("a node removed", PER_NODE, lambda *_: nodes.remove(), 0.5)
     dies("the driver killed and started again", 2 * PER_NODE, kill_driver, 0.4)
-    nodes.shutdown()
+    nodes.close()
 
 
 def journal(wal: bool) -> tuple[float, float]:
