@@ -1,6 +1,6 @@
 """Whether the ids that DPO, SFT and GRPO score are those that a policy sampled, after those that it read.
 
-    python -m benchmarks token_ids [--model FOLDER ...] [--tokenizer tokenizer.json ...] [--questions 8]
+    python -m benchmarks token_ids [--model FOLDER --chat-template gemma] [--tokenizer tokenizer.json] [--questions 8]
 
 A policy builds trees (`build-tree`), pairs of steps and of trajectories are derived from their tables, written and read
 again, and turned into the rows of each trainer; for GRPO the same policy makes attempts on the engine of `rl train`.
@@ -26,8 +26,9 @@ from reasonrag.dpo.demonstrations import FORCED, read_demonstrations
 from reasonrag.dpo.examples import Examples, open_examples
 from reasonrag.dpo.preferences import Preferences
 from reasonrag.dpo.train import pair_rows, step_rows
-from reasonrag.formats import PromptSet, ReasonRAGFormat, SearchR1Format
+from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.formats.base import Format, Stage
+from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.transcript import Transcript, transcripts
@@ -37,8 +38,10 @@ from reasonrag.pipeline.parts import Parts
 from reasonrag.rollout import Engine
 from reasonrag.storage.runs import RunFolder
 from reasonrag.training.settings import DPOSettings, SFTSettings
-from tests.llm.tiny import TEMPLATE, save_random_model
+from tests.llm.tiny import save_random_model
 from tests.toys import ToyRetriever
+
+_GROUP = 4  # attempts of GRPO at a question
 
 Ids = tuple[int, ...]
 Scored = set[tuple[Ids, Ids]]  # what was read, and what is scored after it
@@ -50,7 +53,8 @@ class _AnythingGoes:
     stops: tuple[str, ...] = ("</query>", "</evidence>", "</search>", "</answer>", "e>", ".\n")
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
-        return replace(super().prompt(question, steps, final=final), stop=self.stops)  # type: ignore[misc]
+        prompt: Prompt = super().prompt(question, steps, final=final)  # type: ignore[misc]
+        return replace(prompt, stop=self.stops)
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         if self.stage(steps) is Stage.GROUNDING and not final:  # type: ignore[attr-defined]
@@ -61,19 +65,19 @@ class _AnythingGoes:
         return Search(f"Jaws {letters}")
 
 
-class AnyReasonRAG(_AnythingGoes, ReasonRAGFormat):  # type: ignore[misc]
+class AnyReasonRAG(_AnythingGoes, ReasonRAGFormat):
     """Each step in a prompt of its own."""
 
 
-class AnySearchR1(_AnythingGoes, SearchR1Format):  # type: ignore[misc]
+class AnySearchR1(_AnythingGoes, SearchR1Format):
     """Steps of one growing turn."""
 
 
 class Recorded(TransformersLLM):
     """A policy that keeps what its model read and sampled."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(str(folder), device="cpu")
+    def __init__(self, folder: Path, chat_template: str | None = None) -> None:
+        super().__init__(str(folder), device="cpu", chat_template=chat_template)
         self.seen: Scored = set()
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
@@ -112,7 +116,8 @@ def score(policy: Recorded, format: Format, run: Path, *, questions: int, sampli
     whole = config.model_copy(update={"pairs": config.pairs.model_copy(update={"level": "trajectory"})})
     export_pairs(run, whole, policy=policy.name, config_hash="", out=run / "whole")
     engine = Engine(policy, ToyRetriever(), format, max_steps=steps, top_k=1, sampling=sampling)
-    attempts = asyncio.run(engine.run([Trajectory(question) for question in asked], seeds=list(range(questions))))
+    begun = [Trajectory(question) for question in asked for _ in range(_GROUP)]
+    attempts = asyncio.run(engine.run(begun, seeds=list(range(len(begun)))))
     of_steps, of_trajectories = (_examples(folder, policy) for folder in (run, run / "whole"))
     demonstrations = open_examples(SFTSettings(data=str(run)), policy.chat, context=None, read=_demonstrations)
     rows = [row for attempt in attempts for row in transcripts(attempt, policy.chat)]
@@ -168,21 +173,11 @@ def _scored_in_rollout(row: Transcript) -> Iterator[tuple[Ids, Ids]]:
         yield row.prompt_ids + row.completion_ids[:start], row.completion_ids[start:end]
 
 
-def _with_template(model: str, folder: Path) -> Path:
-    """Return a folder with links to a model's files, and a chat template if it has none."""
-    folder.mkdir()
-    for file in Path(model).expanduser().resolve().iterdir():
-        (folder / file.name).symlink_to(file)
-    if not (folder / "chat_template.jinja").exists():
-        (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
-
 def _policies(models: Sequence[str], tokenizers: Sequence[str], folder: Path) -> Iterator[tuple[str, Path]]:
     from tokenizers import Tokenizer
 
-    for number, model in enumerate(models):
-        yield Path(model).name, _with_template(model, folder / f"model-{number}")
+    for model in models:
+        yield Path(model).name, Path(model).expanduser()
     for number, path in enumerate(tokenizers):
         tokenizer: Any = Tokenizer.from_file(path)
         tokenizer.add_special_tokens(["<|start|>", "<|end|>"])
@@ -194,6 +189,7 @@ def _policies(models: Sequence[str], tokenizers: Sequence[str], folder: Path) ->
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--model", action="append", default=[], help="folder of a model")
+    parser.add_argument("--chat-template", help="of a base model: gemma, chatml, llama3, or a file")
     parser.add_argument("--tokenizer", action="append", default=[], help="a tokenizer.json, for a random model")
     parser.add_argument("--questions", type=int, default=8, help="questions in each of two formats")
     parser.add_argument("--max-tokens", type=int, default=24, help="tokens of a step")
@@ -204,12 +200,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for name, folder in _policies(given.model, tokenizers, Path(temporary)):
             for shape in (AnyReasonRAG, AnySearchR1):
-                policy = Recorded(folder)
-                format: Any = shape(PromptSet.find("brief"))
-                found = score(policy, format, folder / shape.__name__, questions=given.questions, sampling=sampling)
+                policy = Recorded(folder, given.chat_template)
+                format = shape(PromptSet.find("brief"))
+                found = score(
+                    policy, format, Path(temporary, name, shape.__name__), questions=given.questions, sampling=sampling
+                )
                 asyncio.run(policy.aclose())
                 title = f"{name}, {format.name}"
                 table.row(f"{title}: steps sampled", len(found.sampled))
+                ended = sum(
+                    policy.chat.tokenizer.decode(ids[-1:], skip_special_tokens=True) == "" for _, ids in found.sampled
+                )
+                table.row(f"{title}: steps sampled that ended their turn", ended)
                 encoded = found.examples.encoded
                 share = encoded.differing / max(encoded.steps, 1)
                 table.row(f"{title}: steps of pairs whose text is encoded to other ids", share)
