@@ -40,6 +40,10 @@ def test_a_preview_prints_one_tree_and_its_calls_are_not_paid_again(world: World
         assert done.returncode == 0, done.stderr
         assert questions()[0]["question"] in done.stdout
         assert "SPRE=" in done.stdout
+        assert re.search(r"8/8 iterations, 0 failed, \d+ calls \(\S+/s\), \d+ tokens \(\S+/s\)", done.stderr)
         assert not (tmp_path / "run/pairs").exists()
+        done = product.run("build-tree", *args, "--max-tokens", "40", "--dry-run")
+        assert "and 40 written ones a call" in done.stdout
+        assert re.search(rf"time: at most .* at \S+/s, as in {tmp_path}/run$", done.stdout.strip())
         product.build(*args)
         assert server.paid_twice == 0
