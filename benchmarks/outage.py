@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from benchmarks.stub import parts, questions, server
 from benchmarks.table import Table, options
 from reasonrag.commands.console import log_plainly
+from reasonrag.core import event_loop
 from reasonrag.core.config import load_config
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.pipeline.build import Build
@@ -68,7 +69,7 @@ def main() -> None:
     log_plainly()  # on stderr
     table = Table(__doc__)
     for name, servers, away_s in ((f"away for {given.away:g} s", 1, given.away), ("one of three killed", 3, None)):
-        built, going_on_s, seconds = asyncio.run(build(given.questions, servers, away_s))
+        built, going_on_s, seconds = event_loop.run(build(given.questions, servers, away_s))
         progress = built.progress
         table.row(f"{name}: questions set aside", float(progress.failed), f"of {given.questions}", limit="== 0")
         table.row(f"{name}: questions finished", float(progress.done), limit=f"== {given.questions}")
