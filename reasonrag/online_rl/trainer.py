@@ -42,6 +42,7 @@ from reasonrag.online_rl.rollout_log import batch_metrics, write_rollouts
 from reasonrag.online_rl.rows import REWARD, Credit, Row, columns, training_rows
 from reasonrag.online_rl.validation import Watch, mean_metrics
 from reasonrag.training.callbacks import GuardedTrainer
+from reasonrag.training.throughput import ENOUGH_TOKENS
 
 # TRL would print a whole trajectory for each missing reward; the collector counts them.
 logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
@@ -51,7 +52,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 # A forward pass of more tokens is no faster by the token, and pads more.
-_ENOUGH_TOKENS = {"cpu": 1024, "gpu": 16_384}
+_ENOUGH_TOKENS = {"cpu": ENOUGH_TOKENS, "gpu": 16_384}
 
 
 @dataclass(frozen=True, slots=True)
