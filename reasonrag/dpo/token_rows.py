@@ -156,7 +156,7 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
     """Return token ids of every row, in order, and counts.
 
     A step is the ids that were sampled, and its prompt those that the policy read (`ChatTemplate.token_ids`). Ids that
-    do not spell the step's text are another tokenizer's: then, and without ids, its text is encoded by itself. One
+    do not spell the step's text are another tokenizer's: then, and without ids, its text is encoded by itself, and one
     end-of-turn token follows if the policy wrote one (`as_sampled`), or always. Rows whose ends are unknown are
     tokenised as TRL 1.16's DPOTrainer does: the whole turn with the template's own end, or the text and the EOS token.
 
@@ -205,10 +205,11 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
     def segment(step: StepText) -> Segment:
         by_text = written_ids[valid_unicode(step.text)]
         sampled = spelled.get((step.text, step.token_ids))
-        ids = by_text if sampled is None else sampled
         if turn_end == "always" or step.end == "turn":
             by_text = (*by_text, chat.end_of_turn)
-            ids = ids if sampled and sampled[-1] in special else (*ids, chat.end_of_turn)
+        ids = sampled or by_text
+        if turn_end == "always" and sampled and sampled[-1] not in special:
+            ids = (*sampled, chat.end_of_turn)
         counts.steps += 1
         counts.without_ids += step.token_ids is None
         counts.of_another_tokenizer += sampled is None and step.token_ids is not None

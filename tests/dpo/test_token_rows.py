@@ -108,7 +108,7 @@ def test_sampled_ids_are_scored_if_they_spell_the_step_and_end_as_the_policy_end
     cases = {  # end of a step and its ids, and what is scored
         ("stop", letters): letters,
         ("stop", overrun): overrun,
-        ("turn", letters): (*letters, eos),
+        ("turn", letters): letters,
         ("turn", (*letters, eos)): (*letters, eos),
         ("length", letters): letters,
         ("stop", (*letters[1:], eos)): chat.encode(QUERY),
