@@ -1,6 +1,6 @@
 """Questions a minute beside ReasonRAG's published tree builder, on one loopback server that answers after 50 ms.
 
-    python -m benchmarks.official [--questions 128] [--latency 0.05] [--concurrency N]
+    python -m benchmarks.official [--questions 512] [--latency 0.05] [--concurrency N]
 
 The published builder is rebuilt as a model of its calls: 64 iterations a question, one after another, each with a
 generation if the selected node can grow and always a call of the judge, on the new node or again on the same terminal
@@ -135,7 +135,7 @@ def most_in_flight(url: str) -> int:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--questions", type=int, default=128)
+    parser.add_argument("--questions", type=int, default=512)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds until a reply")
     parser.add_argument("--concurrency", type=int, help="requests in flight (default: found out)")
     given = parser.parse_args()

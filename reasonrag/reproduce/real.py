@@ -230,7 +230,7 @@ def prepare(model: Path, data: Path, out: Path) -> None:
 def split_of(dataset: str, question_id: str) -> str:
     """Return the split of a question, which depends on its data set and id alone.
 
-    >>> split_of("musique", "2hop__1_2"), split_of("musique", "2hop__3_4")
+    >>> split_of("musique", "2hop__1_2"), split_of("musique", "2hop__2_2")
     ('demonstrations', 'search')
     """
     digest = hashlib.sha256(f"{dataset}/{question_id}".encode()).digest()

@@ -44,6 +44,9 @@ FLAT = {
     "chosen_error": "float64",
     "rejected_error": "float64",
     "confidence": "float64",
+    "chosen_token_ids": ["int32"],
+    "rejected_token_ids": ["int32"],
+    "turn": [{"text": "string", "token_ids": ["int32"]}],
 }
 LOAD = """
 import json, os, sys

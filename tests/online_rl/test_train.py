@@ -284,9 +284,10 @@ def test_a_judge_that_is_gone_ends_the_training_with_code_2_and_it_goes_on_when_
 
 
 def test_two_processes_with_different_numbers_of_steps_train_as_one_does(tmp_path):
-    done = child(settings(**STEPS), tmp_path / "two", processes=2)
+    wanted = settings(**STEPS, seed=4)  # with 0, both questions have as many steps
+    done = child(wanted, tmp_path / "two", processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
-    trained(settings(**STEPS), tmp_path / "one")
+    trained(wanted, tmp_path / "one")
     shares = [rollouts(tmp_path / "two", 1, process) for process in range(2)]
     assert len({sum(len(row["row_advantages"]) for row in rows) for rows in shares}) == 2
     assert farthest(weights(tmp_path / "two"), weights(tmp_path / "one")) < 2e-4

@@ -44,10 +44,11 @@ LEGIBLE = (
     "[red]markup[/red][link=http://evil.exampl",
 )
 STYLING = re.compile(r"\x1b\[[0-9;]*m")
+PANEL = re.compile(r"\x1b\[\?25[lh]|\r?\x1b\[(?:2K|1A)")  # how a panel is drawn over itself; no attack has these
 
 
 def on_a_terminal(*args, columns=4000):
-    """Run `reasonrag` on a terminal of that width; its exit code, and what it wrote without styling."""
+    """Run `reasonrag` on a terminal of that width; its exit code, and what it wrote without styling and panels."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     raw = termios.tcgetattr(theirs)
@@ -70,7 +71,7 @@ def on_a_terminal(*args, columns=4000):
     os.close(ours)
     text = written.decode("utf-8")
     assert COLOUR not in text
-    return child.wait(), STYLING.sub("", text), len(STYLING.findall(text))
+    return child.wait(), STYLING.sub("", PANEL.sub("", text)), len(STYLING.findall(text))
 
 
 def change_summary(run, **changes):
