@@ -77,7 +77,9 @@ def test_outputs_and_gradients_are_those_of_all_positions(case, shared):
 
     from reasonrag.training.throughput import score_labels_only
 
-    whole, cut = toy(**case), toy(**case)
+    # In double precision no rounding hides a wrong term; a mixture's experts do not compute in it.
+    precision = torch.float32 if case["name"] == "mixture" else torch.float64
+    whole, cut = toy(**case).to(precision), toy(**case).to(precision)
     score_labels_only(cut)
     start = 1 if shared else 7  # the row's first own token, or a later one
     whole_outputs, whole_gradients = scores(whole, slice(start, 11), shared=shared)
@@ -87,7 +89,7 @@ def test_outputs_and_gradients_are_those_of_all_positions(case, shared):
         torch.testing.assert_close(cut_outputs[name], whole_outputs[name], rtol=1e-5, atol=1e-6)
     assert whole_gradients.keys() == cut_gradients.keys()
     for name in whole_gradients:
-        torch.testing.assert_close(cut_gradients[name], whole_gradients[name], rtol=1e-4, atol=5e-6)
+        torch.testing.assert_close(cut_gradients[name], whole_gradients[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("adapter", [False, True])
