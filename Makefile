@@ -11,7 +11,7 @@ TESTS ?=
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo online test quick slow gpu smoke coverage docs bench bench-gpu house lint type fmt check wheel clean
+.PHONY: help setup demo online test quick slow gpu smoke coverage docs bench bench-gpu peers house lint type fmt check wheel clean
 
 help:  ## print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -79,6 +79,9 @@ bench-gpu: setup  ## what needs an NVIDIA GPU, within 9 minutes
 # What bm25s is measured with. It stays out of .venv, where each import of bm25s would import it too, in 0.3 s.
 build/benchmarks/numba:
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --target $@ numba llvmlite
+
+peers: setup  ## run other people's tools on what we write: `make peers CHECKS="verl trl"`; docs/results/peers.md
+	$(BIN)/python -m tools.peers $(CHECKS)
 
 house: setup  ## measure the structure of the package
 	$(BIN)/python -m tools.house

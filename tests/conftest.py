@@ -7,6 +7,8 @@ import pytest
 
 from reasonrag.core.plots import BarChart, Panel
 
+collect_ignore = ["peers"]  # of other tools, each in an environment of its own: `make peers`
+
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:

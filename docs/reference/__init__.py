@@ -16,6 +16,7 @@ from docs.reference.options import options_json
 from docs.reference.performance import performance_page
 from docs.reference.schema import schema_page
 from docs.reference.settings import settings_page
+from tools.peers import peers_page
 
 ROOT = Path(__file__).parents[2]
 # By path in the repository. Commands read the options, so these are written first.
@@ -25,6 +26,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": cli_page,
     "docs/settings.md": settings_page,
     "docs/results/performance.md": performance_page,
+    "docs/results/peers.md": peers_page,
     "README.md": partial(claims.page, "README.md"),
     "docs/index.md": partial(claims.page, "docs/index.md"),
 }
