@@ -3,6 +3,7 @@
     python -m benchmarks              # the quick ones: `make bench`
     python -m benchmarks NAME ...     # others
     python -m benchmarks NAME --opt   # one, with options of its own
+    python -m benchmarks NAME.OTHER --opt   # the same, kept beside the figures of NAME
 
 One that fails is reported and the others go on; the exit code is then 1. A figure that misses its limit is no failure.
 """
@@ -30,7 +31,7 @@ def run(name: str, arguments: list[str], timeout_s: float | None) -> dict[str, A
 
     None if it could not run: what it needs is not here, or its options are wrong, as it said on stderr.
     """
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *arguments]
+    command = [sys.executable, "-m", f"benchmarks.{_module(name)}", "--json", *arguments]
     # Started in a session of its own, so that the servers it started end with it.
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -54,13 +55,17 @@ def run(name: str, arguments: list[str], timeout_s: float | None) -> dict[str, A
     return result | ({"options": " ".join(shown)} if shown else {})
 
 
+def _module(name: str) -> str:
+    return name.partition(".")[0]
+
+
 def main() -> None:
     names = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     if len(names) == len(sys.argv) - 1:
         arguments, timeout_s = [], None if names else TIMEOUT_S
     else:  # options belong to the one benchmark that is named first
         names, arguments, timeout_s = names[:1], sys.argv[2:], None
-    if names and not (ROOT / "benchmarks" / f"{names[0]}.py").exists():
+    if names and not (ROOT / "benchmarks" / f"{_module(names[0])}.py").exists():
         sys.exit(__doc__)
     FIGURES.mkdir(parents=True, exist_ok=True)
     started, failures = time.monotonic(), []
