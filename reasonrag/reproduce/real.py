@@ -72,10 +72,8 @@ class RealModel(Paper):
             "`demonstrations` are trees of the extractive reader, which is no language model; `sft` is trained on\n"
             "their best trajectories, every prompt included. `trees` are those of `sft` on other questions;\n"
             "`sft-chosen` and `dpo` are trained from `sft` on their pairs, and `grpo` from `dpo`. All train adapters\n"
-            "(LoRA, rank 16). Rates and steps were set before anything was measured but for one: with 1e-3 for\n"
-            "`sft` the tag that closes a query became less likely on held-out demonstrations between steps 20 and 50\n"
-            "(mean log-probability -2.1, then -6.5, of 14 queries), and 2 of 24 test questions were answered in form;\n"
-            "so it is 3e-4."
+            "(LoRA, rank 16). Rates and steps were set before anything was measured but for the rate of `sft`: with\n"
+            "1e-3 the tag that closes a query became less likely as training went on ([log](../log.md)), so it is 3e-4."
         )
 
     def steps(self, scale: Scale) -> None:
