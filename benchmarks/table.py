@@ -18,6 +18,7 @@ import operator
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,13 +26,16 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 ROOT = Path(__file__).parents[1]
 HEAD = ("what", "figure", "limit", "met")
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
 
 
 def options(about: str | None) -> argparse.ArgumentParser:
-    """Return a parser that knows `--json`."""
+    """Return a parser that knows `--json`, and send what the library logs to stderr."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=sys.stderr))
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser
