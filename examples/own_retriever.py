@@ -1,6 +1,8 @@
 """An own retriever: the BM25 of an Elasticsearch index, through its official client (`pip install elasticsearch`).
 
-    reasonrag build-tree --set retrieval.kind=python:examples.own_retriever:open_retriever --dataset questions.jsonl ...
+    reasonrag build-tree --retriever python:examples.own_retriever:open_retriever --dataset questions.jsonl ...
+
+It shows what a retriever has to do; `--retriever elasticsearch` does the same without it (docs/your-search.md).
 
 The server and the index are named by ELASTICSEARCH_URL and ELASTICSEARCH_INDEX; documents have `title` and `text`.
 """

@@ -69,7 +69,7 @@ def _swept(flag: str, parameter: str, convert: type[float], key: str, example: s
 @_swept("--max-turns", "max_turns", int, "format.max_steps", _FIGURE_6)
 @_swept("--top-k", "top_ks", int, "retrieval.top_k", "1,3,5 as in the paper's Figure 7")
 @RULES
-@settings("Config", "questions", "retrieval.corpus", "retrieval.index", "retrieval.url")
+@settings("Config", "questions", "retrieval.kind", "retrieval.corpus", "retrieval.index", "retrieval.url")
 @settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
 @configuration("Config")
 @out("The folder of the report; the same command resumes it.")

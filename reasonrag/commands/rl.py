@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from reasonrag.online_rl.settings import PlanSettings, RLSettings
     from reasonrag.pipeline.progress import Progress
 
-_RETRIEVAL = ("retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
+_RETRIEVAL = ("retrieval.kind", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
 _ROLLOUT = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size", "sampling.dynamic")
 
 
@@ -136,7 +136,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.online_rl.reference_plans import NO_CORRECT, NO_SEARCH, make_plans, save_plans
     from reasonrag.pipeline.parts import Parts, check, judge_service, open_engine, open_parts
     from reasonrag.pipeline.progress import Progress
-    from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
+    from reasonrag.retrieval.batched import BatchedRetriever
     from reasonrag.storage.files import lock
     from reasonrag.storage.journal import Journal
 
@@ -159,7 +159,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         judge = JournaledLLM(judge_model, journal, kind="judge")
         progress.open(policy, config.prices["policy"])
         progress.open(judge, config.judge)
-        retriever = BatchedRetriever(parts.retriever, store=JournalStore(journal, parts.retriever.fingerprint))
+        retriever = BatchedRetriever.of_run(parts.retriever, journal)
         engine = open_engine(config, policy, retriever, parts.format)
         try:
             await check(parts)

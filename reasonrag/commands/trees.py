@@ -23,7 +23,9 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
 
 
 @click.command("build-tree")
-@settings("Config", "questions", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
+@settings(
+    "Config", "questions", "retrieval.kind", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k"
+)
 @settings("Config", "policy.spec", "policy.model", "policy.chat_template", "policy.temperature", "policy.max_tokens")
 @settings("Config", "judge.spec", "judge.model")
 @settings("Config", "format.prompts", "format.max_steps", "seed", "search", "value", *_PAIRS)

@@ -42,13 +42,61 @@ class QuestionsConfig(Section):
     world_seed: int = execution(0, "seed of the demo world", "--world-seed")
 
 
+class BackendConfig(Section):
+    """How the search engine of `retrieval.kind` is asked. Without a value, that kind's own counts."""
+
+    collection: str | None = setting(None, "index, collection or table that is searched")
+    path: str | None = execution(None, "SQLite file, or folder of an embedded Qdrant")
+    id: str | None = setting(None, "field of a passage's id")
+    title: str | None = setting(None, "field of its title; dots reach into fields of fields")
+    text: str | None = setting(None, "field of its text")
+    score: str | None = setting(None, "field of its score")
+    vector: str | None = setting(None, "column of the vectors, or their name where a collection has several")
+    sql: str | None = setting(None, "SQL statement that returns id, title, text and score, best first")
+    request: dict[str, Any] = setting(
+        {}, 'JSON that an API or a tool is sent; "{query}", "{vector}" and "{top_k}" stand for the values'
+    )
+    method: Literal["POST", "GET"] = setting("POST", "method of HTTP; GET sends the request as parameters of the URL")
+    results: str | None = setting(None, "where the list of documents is in a reply, such as hits.hits")
+    document: str | None = setting(None, "where title and text are in one of them, such as _source")
+    tool: str | None = setting(None, "search tool of an MCP server")
+    command: tuple[str, ...] = execution((), "command that starts an MCP server; without one, it is at retrieval.url")
+    environment: tuple[str, ...] = execution((), "environment variables that this command gets, by name")
+    key_env: str | None = execution(None, "environment variable with the API key; never the key itself")
+    key_header: str | None = execution(None, 'header that carries it, such as "Authorization: Bearer {key}"')
+    price: float | None = execution(None, "price of one thousand searches", ge=0)
+
+
+class SimulatorConfig(Section):
+    """The model that plays the search engine of retriever `simulated` (ZeroSearch, arXiv:2505.04588)."""
+
+    spec: str | None = execution(None, "model that writes the passages: as for --judge")
+    model: str | None = setting(None, "model name that its server expects")
+    api_key_env: str = execution("OPENAI_API_KEY", "environment variable with its server's API key")
+    temperature: float = setting(0.7, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
+    max_tokens: int = setting(768, "maximum tokens of the passages of one search", ge=1)
+    noise: float = setting(0.0, "share of the searches that find passages without help", ge=0, le=1)
+    last_noise: float | None = setting(
+        None, "the same share after noise_steps; it rises slowly at first (default: noise)", ge=0, le=1
+    )
+    noise_steps: int = setting(0, "training steps from noise to last_noise", ge=0)
+    input_price: float | None = execution(None, "price of one million prompt tokens", ge=0)
+    output_price: float | None = execution(None, "price of one million completion tokens", ge=0)
+
+    @property
+    def llm(self) -> ModelConfig:
+        """Return the settings as those of any model."""
+        return ModelConfig(**self.model_dump(exclude={"noise", "last_noise", "noise_steps"}))
+
+
 class RetrievalConfig(Section):
     """Where to search. The fingerprint of the retriever, reranking included, is part of the identity of a run."""
 
     kind: str | None = execution(
         None,
-        "how to search an index: bm25, dense or hybrid (default: the best that it has). Without "
-        "an index also remote, or python:PACKAGE.MODULE:NAME",
+        "how to search an index: bm25, dense or hybrid (default: the best that it has). Without an index also remote, "
+        "elasticsearch, opensearch, qdrant, pgvector, sqlite, mcp, serper, tavily, api, simulated, or "
+        "python:PACKAGE.MODULE:NAME",
         "--retriever",
     )
     corpus: str | None = execution(
@@ -57,8 +105,8 @@ class RetrievalConfig(Section):
     index: str | None = execution(None, "folder of an index that `index build` made", "--index")
     encoder: str | None = execution(
         None,
-        "sentence-transformers model that encodes passages and queries: a Hub id or a folder. "
-        "Needed only if the model has moved since the index was built",
+        "sentence-transformers model that encodes passages and queries: a Hub id or a folder. Needed by qdrant and "
+        "pgvector, and if the model has moved since the index was built",
         "--encoder",
     )
     reranker: str | None = execution(
@@ -67,8 +115,12 @@ class RetrievalConfig(Section):
     rerank_depth: int = execution(20, "passages per query that the reranker reads", "--rerank-depth", ge=1)
     gpu: bool = execution(False, "search the vectors of an index on all GPUs", "--gpu")
     device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")
-    url: tuple[str, ...] = execution((), "URL of a retrieval server that speaks POST /retrieve", "--retriever-url")
+    url: tuple[str, ...] = execution(
+        (), "URL of a retrieval server that speaks POST /retrieve, or of that of --retriever", "--retriever-url"
+    )
     identity: str = setting("remote", "what the retrieval servers hold, for example corpus and index by name")
+    backend: BackendConfig = BackendConfig()
+    simulator: SimulatorConfig = SimulatorConfig()
     top_k: int = setting(3, "passages per search", "--top-k", ge=1, le=100)
     passage_order: Literal["best_first", "best_last"] = setting("best_first", "order of the passages in a prompt")
     max_passage_chars: int = setting(4000, "maximum characters of a passage in a prompt; the rest is cut off", ge=100)
@@ -86,6 +138,13 @@ class RetrievalConfig(Section):
         if self.reranker and not self.index:
             raise ValueError("a reranker reorders what an index finds; give one as --index")
         return self
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether searches ask something outside of this process, which holds passages of its own."""
+        if self.kind is None:
+            return bool(self.url)
+        return self.kind not in ("bm25", "dense", "hybrid") and not self.kind.startswith("python:")
 
 
 class ModelConfig(Section):
@@ -312,7 +371,8 @@ class Config(Section):
     def prices(self) -> dict[str, ModelConfig]:
         """Return the model whose prices count for each kind of call; without a judge, the policy judges."""
         own = self.judge.spec or self.judge.model or self.judge.input_price is not None
-        return {"policy": self.policy, "judge": self.judge if own else self.policy}
+        models = {"policy": self.policy, "judge": self.judge if own else self.policy}
+        return models | {"simulator": self.retrieval.simulator.llm}
 
 
 # The tiny policy was trained on brief prompts with one passage per query, and is useless with others.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 import yaml
 
 from reasonrag.core.settings import (
@@ -54,6 +55,10 @@ class PolicyCard:
         if fingerprint:
             carried[PROMPTS_FINGERPRINT] = fingerprint
         head = "# How this policy was trained to be asked: the defaults wherever it is used.\n"
+        if config["retrieval"]["kind"] == "simulated":
+            said = "searches were simulated: a model invented the passages"
+            structlog.get_logger().warning(said)
+            head += f"# Beware: {said}.\n"
         return cls(head + yaml.safe_dump(carried), own)
 
     @classmethod

@@ -52,7 +52,7 @@ from reasonrag.pipeline.parts import (
 )
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
+from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
 from reasonrag.storage.files import claim_folder, lock
 from reasonrag.storage.parquet import Row, ShardWriter
@@ -220,8 +220,7 @@ class Evaluation:
             self.progress.open(journaled, model)
             judge = judge_service(journaled, model, PromptSet.find(config.format.prompts))
             examiner = Examiner(judge, policy, self.judging.metrics)
-        store = JournalStore(folder.journal, self.retriever.fingerprint)
-        retriever = BatchedRetriever(self.retriever, store=store)
+        retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
             parts = Parts(self.questions, self.retriever, self._formats[name], llm, self._judge, {})
             await check(parts, begun=folder.begun)

@@ -173,6 +173,8 @@ class Collector:
                 sampling found no group to learn from.
         """
         started = time.monotonic()
+        if hasattr(self.engine.retriever, "at_step"):
+            self.engine.retriever.at_step(step)
         batch = Batch(await self._groups(self.plan.questions_of(number), self.plan.slots, step, number))
         if self.sampling.dynamic:
             await self._replace_flat_groups(batch, number, step)

@@ -223,8 +223,8 @@ def open_task_reward(
 ) -> tuple[Reward, JudgeService | None, list[Any]]:
     """Open the reward with its judge, encoder and plans; also return the judge and what has to be closed at the end.
 
-    The `policy` answers HiPRAG's queries without a search. The `journal` keeps the judge's calls, so that a verdict is
-    never paid for twice.
+    The `policy` answers HiPRAG's queries without a search. The `journal` keeps the calls of the judge, and those that
+    searches pay for, so that none is paid for twice.
 
     Raises:
         InputError: a part cannot be opened; parts opened before it are closed.
@@ -235,9 +235,13 @@ def open_task_reward(
     if uses.encoder:
         parts = replace(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
     try:
-        if uses.judge:
+        keep_in = getattr(task.retriever, "keep_in", None)
+        if uses.judge or keep_in:
             calls = Journal(journal)
             closing.append(calls)
+        if keep_in:
+            keep_in(calls)
+        if uses.judge:
             llm = JournaledLLM(open_llm(settings.judge, "judge"), calls, kind="judge")
             closing.insert(0, llm)
             judge = judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts))
@@ -307,9 +311,8 @@ def _held_out_retriever(settings: RLSettings, config: Config, held_out: list[Que
     """
     retrieval, data = config.retrieval, settings.validation.data or settings.data
     has_corpus = retrieval.corpus is not None or retrieval.index is not None
-    is_remote = retrieval.kind == "remote" or (retrieval.kind is None and bool(retrieval.url))
     is_demo = retrieval.kind in (None, "bm25") and data == settings.data == "demo"
-    if not held_out or has_corpus or is_remote or is_demo:
+    if not held_out or has_corpus or retrieval.is_remote or is_demo:
         return None
     source = config.questions.model_copy(update={"dataset": data})
     try:

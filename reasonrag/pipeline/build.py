@@ -38,7 +38,7 @@ from reasonrag.pipeline.parts import (
 )
 from reasonrag.pipeline.progress import Progress
 from reasonrag.pipeline.shards import finish
-from reasonrag.retrieval.batched import BatchedRetriever, JournalStore
+from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
 from reasonrag.storage.files import RUNS, read_json
@@ -112,7 +112,7 @@ class Build:
         self.policy = JournaledLLM(parts.policy, run.journal, kind="policy", concurrency=config.policy.concurrency)
         self.progress.open(self.policy, config.prices["policy"])
         self.engines = [self.policy.slots]
-        retriever = BatchedRetriever(parts.retriever, store=JournalStore(run.journal, parts.retriever.fingerprint))
+        retriever = BatchedRetriever.of_run(parts.retriever, run.journal)
         engine = open_engine(config, self.policy, retriever, parts.format)
         evaluator: Evaluator
         if parts.judge is None:
@@ -361,6 +361,8 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
                 "cached_of": of,
                 "cost": prices[kind].cost(used.prompt_tokens, used.completion_tokens),
             }
+        elif kind == "paid_search" and (price := config.retrieval.backend.price) is not None:
+            calls[kind]["cost"] = used.calls * price / 1000
     return calls
 
 
@@ -427,7 +429,7 @@ def _measured_pace(config: Config, out: Path | None) -> tuple[Path, int, float] 
 
 async def _passage_chars(config: Config, questions: list[Question]) -> float:
     """Return the mean characters of one search's passages. A server is not asked: its passages count as 100 words."""
-    if config.retrieval.url:
+    if config.retrieval.is_remote:
         return 600.0 * config.retrieval.top_k
     retriever = open_retriever(config, questions)
     try:

@@ -19,7 +19,9 @@ from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import check_llm, is_reader, open_llm
 from reasonrag.pipeline.progress import Progress
+from reasonrag.retrieval.backends.frameworks import as_retriever
 from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.open import open_backend, open_index
 from reasonrag.rewards.judge import JudgeService, ProcessJudge
 from reasonrag.rollout import Engine, FirstSteps
 from reasonrag.storage.questions import (
@@ -71,7 +73,7 @@ def open_parts(
     if policy is None:
         check_llm(config.policy, "policy")  # before anything is downloaded
     questions = questions if questions is not None else open_questions(config)
-    retriever = retriever or open_retriever(config, questions)
+    retriever = as_retriever(retriever, config.retrieval) if retriever else open_retriever(config, questions)
     format = format or open_format(config)
     policy = policy or open_llm(config.policy, "policy")
     content = {
@@ -128,14 +130,16 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
     """
     settings = config.retrieval
     if settings.kind is not None and settings.kind.startswith("python:"):
-        retriever: Retriever = import_plugin(settings.kind.removeprefix("python:"))(config, questions)
-        return retriever
-    if settings.kind not in (None, "bm25", "remote", "dense", "hybrid"):
-        known = "bm25, remote, dense, hybrid"
-        raise ConfigError(f"retriever {settings.kind!r} is unknown; known: {known}, python:PACKAGE.MODULE:NAME")
-    if settings.index is not None:
-        from reasonrag.retrieval.open import open_index
+        found = import_plugin(settings.kind.removeprefix("python:"))
+        # A LangChain or LlamaIndex retriever may stand in a module as it is, without a function that returns it.
+        return as_retriever(found(config, questions) if callable(found) else found, settings)
+    if settings.kind == "simulated":
+        from reasonrag.pipeline.simulated import open_simulated
 
+        return open_simulated(config)
+    if settings.kind not in (None, "bm25", "remote", "dense", "hybrid"):
+        return open_backend(settings)
+    if settings.index is not None:
         return open_index(settings)
     if settings.kind in ("dense", "hybrid"):
         raise ConfigError(

@@ -86,7 +86,7 @@ def _sources(staged: StagedRun) -> list[Source]:
     """Return the questions' data sets, and the corpus if it is a separate one: its passages are in the data, too."""
     sources = [source_of(name) for name in staged.sources]
     retrieval = staged.config.retrieval
-    if retrieval.corpus or retrieval.index or retrieval.url or (retrieval.kind or "").startswith("python:"):
+    if retrieval.corpus or retrieval.index or retrieval.is_remote or (retrieval.kind or "").startswith("python:"):
         checksum = mapping(staged.summary, "content").get("corpus")
         sources.append(Source("the corpus that was searched", note=f"checksum {checksum}"))
     return sources

@@ -21,7 +21,7 @@ Ranking = tuple[Passage, ...]
 
 # Failures that one query can cause for its whole batch: refused as malformed, forbidden (a firewall reads the text) or
 # too large, or a reply that cannot be parsed or matched. A server that is down, busy or moved is not among them.
-_CAUSED_BY_A_QUERY = frozenset({"http_400", "http_403", "http_413", "http_422", "misaligned", "unreadable"})
+_CAUSED_BY_A_QUERY = frozenset({"http_400", "http_403", "http_413", "http_422", "misaligned", "refused", "unreadable"})
 # One bad query among 256 fails 9 calls before one succeeds. This many without a success are the server's fault.
 _MOST_FAILURES_IN_A_ROW = 24
 _LATEST = 1_024  # rankings in memory beside the journal, a few kilobytes each
@@ -58,6 +58,9 @@ class MemoryStore:
             self._rankings[query, top_k] = ranking
         while self._limit is not None and len(self._rankings) > self._limit:
             self._rankings.popitem(last=False)
+
+    def clear(self) -> None:
+        self._rankings.clear()
 
 
 class JournalStore:
@@ -141,6 +144,18 @@ class BatchedRetriever:
         """
         found = [self._find(query, top_k) for query in queries]
         return [await item if isinstance(item, asyncio.Future) else item for item in found]
+
+    @classmethod
+    def of_run(cls, inner: Retriever, journal: Journal) -> BatchedRetriever:
+        """Wrap a retriever for a run, whose journal keeps the rankings, and the calls that some retrievers pay for."""
+        if hasattr(inner, "keep_in"):
+            inner.keep_in(journal)
+        return cls(inner, store=JournalStore(journal, inner.fingerprint))
+
+    def at_step(self, step: int) -> None:
+        """Tell a retriever that changes during training after which step searches come; forget what it found before."""
+        if hasattr(self._inner, "at_step") and self._inner.at_step(step) and isinstance(self._store, MemoryStore):
+            self._store.clear()
 
     async def aclose(self) -> None:
         """Cancel lookups in flight and close the inner retriever."""

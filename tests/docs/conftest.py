@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,9 @@ def _write_files(home: Path) -> None:
     for name, rows in (("questions", sea), ("part-1", sea[:2]), ("part-2", sea[2:]), ("dev", gold)):
         write_jsonl(home / f"{name}.jsonl", rows)
     (home / "corpus.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(p) + "\n" for p in corpus).encode()))
+    with sqlite3.connect(home / "passages.db") as database:
+        database.execute("CREATE VIRTUAL TABLE passages USING fts5(title, text)")
+        database.executemany("INSERT INTO passages VALUES (?, ?)", [p["contents"].split("\n", 1) for p in corpus])
     (home / "texts").mkdir()
     for page in corpus[:3]:
         (home / "texts" / f"{page['id']}.txt").write_text(page["contents"], encoding="utf-8")

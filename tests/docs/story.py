@@ -54,6 +54,8 @@ READ_ONLY = {
     "reasonrag build-tree --ray": "needs a Ray cluster; tests/e2e/test_cluster.py has one",
     "reasonrag reproduce real": "eleven commands; tests/e2e/test_reproduce_real.py runs it",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
+    "reasonrag build-tree --dataset hotpotqa --limit 200 --policy extractive --retriever serper": "costs money; "
+    "tests/retrieval/test_backends.py asks a server like it",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
 }
 

@@ -32,6 +32,7 @@ GIVEN = {
     "docs/schema.md": ("runs/demo/trees",),
     "docs/training.md": ("runs/hotpotqa",),
     "docs/engines.md": ("policies/dpo",),
+    "docs/your-search.md": ("questions.jsonl", "passages.db"),
 }
 
 

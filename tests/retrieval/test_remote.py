@@ -14,7 +14,7 @@ from aiohttp import web
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Passage
-from reasonrag.retrieval import remote
+from reasonrag.retrieval.backends import base
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.storage.questions import passage_id
 
@@ -408,6 +408,6 @@ def test_a_reply_that_unpacks_to_more_than_rankings_can_be_is_given_up(
         return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
 
     server.script = [bomb]
-    monkeypatch.setattr(remote, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(base, "_MOST_BYTES", 1 << 20)
     with pytest.raises(RetrievalError, match="sends more than 1 MiB in one reply"):
         search(server.url, ["q"])

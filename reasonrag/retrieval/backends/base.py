@@ -1,0 +1,378 @@
+"""What all search engines outside of this process share: parts, retries, HTTP, and passages from their documents."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from reasonrag.core.config import BackendConfig, RetrievalConfig
+from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError
+from reasonrag.core.http import Retries, Unavailable, is_transient, parse_retry_after
+from reasonrag.core.plugins import import_plugin
+from reasonrag.core.secrets import excerpt
+from reasonrag.core.settings import identity
+from reasonrag.core.text import valid_unicode
+from reasonrag.core.types import Passage
+from reasonrag.retrieval.corpus import passage_contents
+from reasonrag.retrieval.encoders import TextEncoder, open_text_encoder
+from reasonrag.retrieval.index.settings import EncoderConfig
+from reasonrag.storage.files import short_hash
+from reasonrag.storage.questions import passage_id
+from reasonrag.storage.records import text_id
+
+if TYPE_CHECKING:
+    import aiohttp
+    from yarl import URL
+
+T = TypeVar("T")
+
+Ranking = tuple[Passage, ...]
+Find = Callable[[list[str], int], Awaitable[list[Ranking]]]
+
+CHECK_TIMEOUT_S = 10.0
+_BUGS = (TypeError, AttributeError, NameError, ImportError, NotImplementedError, AssertionError)
+_MOST_BYTES = 256 << 20  # of a reply, decompressed
+_MOST_READ_OF_ERRORS = 1 << 16  # far more than is shown, so that no secret is cut before it is recognized
+
+
+class Backend(ABC):
+    """A search engine that is asked in parts, several at a time, each with retries: it may restart meanwhile.
+
+    It belongs to the event loop of its first search until `aclose`.
+    """
+
+    checked: tuple[str, ...] = ("check",)  # the queries that `check` asks
+
+    def __init__(
+        self,
+        name: str,
+        fingerprint: str,
+        *,
+        timeout_s: float,
+        max_retries: int = 5,
+        deadline_s: float = 300.0,
+        concurrency: int = 16,
+        max_queries: int = 1,
+    ) -> None:
+        """Store the limits, which `RemoteRetriever` describes; nothing is sent before the first search."""
+        self.name = name
+        self.fingerprint = fingerprint
+        self._timeout_s = timeout_s
+        self._max_retries = max_retries
+        self._deadline_s = deadline_s
+        # A limit of a connection pool would count the wait for a connection as part of the request's time.
+        self._slots = asyncio.Semaphore(concurrency)
+        self._max_queries = max_queries
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
+        """Return `[len(queries)]` rankings in the engine's order. Empty queries are not sent and find nothing.
+
+        `Passage.score` is 0 if the engine does not say it.
+
+        Raises:
+            RetrievalError: no answer in time, the request was refused, or the reply cannot be matched to the queries.
+        """
+        sent_queries = [valid_unicode(query) for query in queries if query.strip()]
+        requests = []
+        for start in range(0, len(sent_queries), self._max_queries):
+            part = sent_queries[start : start + self._max_queries]
+            requests.append(asyncio.ensure_future(self._ask(part, top_k)))
+        try:
+            replies = await asyncio.gather(*requests)
+        finally:
+            for request in requests:
+                request.cancel()
+        rankings = (ranking for reply in replies for ranking in reply)
+        return [next(rankings)[:top_k] if query.strip() else () for query in queries]
+
+    async def check(self) -> None:
+        """Raise if the engine does not answer a query.
+
+        Raises:
+            RetrievalError: it does not.
+        """
+        try:
+            await self._attempt(list(self.checked), 1, min(self._timeout_s, CHECK_TIMEOUT_S))
+        except Unavailable as failure:
+            raise RetrievalError(f"{self.name} does not answer: {failure}", cause="connection") from failure
+
+    @abstractmethod
+    async def aclose(self) -> None: ...
+
+    @abstractmethod
+    async def _attempt(self, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
+        """Return the rankings of one request.
+
+        Raises:
+            Unavailable: another attempt may succeed.
+            RetrievalError: no other attempt can.
+        """
+
+    def _retries(self) -> Retries:
+        return Retries(deadline_s=self._deadline_s, max_retries=self._max_retries)
+
+    async def _ask(self, queries: list[str], top_k: int) -> list[Ranking]:
+        """Send a request, with waits between attempts, until one succeeds or none is left."""
+        retries = self._retries()
+
+        async def attempt() -> list[Ranking]:
+            async with self._slots:
+                return await self._attempt(queries, top_k, min(self._timeout_s, retries.left_s))
+
+        try:
+            return await retries.run_async(attempt)
+        except Unavailable as failure:
+            raise RetrievalError(
+                f"{self.name} gave no answer in {retries.failures} attempts; last: {failure}", cause=failure.cause
+            ) from failure
+
+
+class LibraryBackend(Backend):
+    """A search engine that is asked through somebody else's library, with errors of its own."""
+
+    def __init__(
+        self,
+        config: RetrievalConfig,
+        find: Find,
+        *,
+        known: Any = None,
+        name: str = "",
+        close: Callable[[], Awaitable[object]] | None = None,
+        absent: tuple[type[Exception], ...] = (ConnectionError,),
+        refusals: tuple[type[Exception], ...] = (),
+        **limits: int,
+    ) -> None:
+        """Take the coroutine functions that search and close.
+
+        `known` is what decides a ranking beside the settings. Of the errors, those in `absent` say that the engine is
+        not there, and is waited for; those in `refusals`, that no other attempt can succeed.
+        """
+        name = name or str(config.kind)
+        super().__init__(name, known_as(config, known), timeout_s=config.timeout_s, **limits)
+        self._find, self._close, self._absent, self._refusals = find, close, absent, refusals
+
+    async def aclose(self) -> None:
+        if self._close:
+            await self._close()
+
+    async def _attempt(self, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._find(queries, top_k)
+        except TimeoutError:
+            raise Unavailable(f"no reply in {timeout_s:.1f} s", cause="timeout") from None
+        except (Unavailable, ReasonRAGError, *_BUGS):
+            raise
+        except Exception as raised:
+            error = first_of(raised)
+            said = f"{type(error).__name__} ({excerpt(str(error))})"
+            absent = isinstance(error, self._absent)
+            if not absent and isinstance(error, self._refusals):
+                raise RetrievalError(f"{self.name} refuses: {said}", cause="refused") from raised
+            raise Unavailable(said, cause="connection" if absent else "backend", counts=not absent) from raised
+
+
+class HttpBackend(Backend):
+    """A search engine that answers over HTTP."""
+
+    _headers: Mapping[str, str] = {}
+    _session: aiohttp.ClientSession | None = None
+
+    async def aclose(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _send(self, url: URL, timeout_s: float, *, method: str = "POST", **sent: Any) -> bytes:
+        """Send one request; return the body of its reply.
+
+        Raises:
+            Unavailable: the server is not there, is busy, or fails.
+            RetrievalError: it refuses the request.
+        """
+        import aiohttp
+
+        server = f"{url.host}:{url.port}"  # for messages, because a URL may contain a password
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
+        try:
+            timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, 10.0))
+            # A redirect is refused below, because it would send queries to a host that was not configured.
+            request = self._session.request(method, url, timeout=timeout, allow_redirects=False, **sent)
+            async with request as response:
+                body = await _read(response, server)
+        except aiohttp.ConnectionTimeoutError:
+            raise Unavailable(f"{server} cannot be reached", cause="connection", counts=False) from None
+        except TimeoutError:
+            raise Unavailable(f"{server} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
+        except aiohttp.ClientError as error:
+            what = f"the connection to {server} failed ({type(error).__name__})"
+            counts = not isinstance(error, aiohttp.ClientConnectorError)
+            raise Unavailable(what, cause="connection", counts=counts) from None
+        if is_transient(response.status):
+            wait_s = parse_retry_after(response.headers.get("Retry-After"))
+            what = f"{server} answers HTTP {response.status}"
+            raise Unavailable(what, cause=f"http_{response.status}", retry_after_s=wait_s, counts=wait_s is None)
+        if response.status != 200:
+            raise RetrievalError(
+                f"{server} refuses: HTTP {response.status}",
+                quoting=body[:_MOST_READ_OF_ERRORS].decode(errors="replace"),
+                cause=f"http_{response.status}",
+            )
+        return body
+
+
+class QueryVectors:
+    """The vectors of queries, by the model that made those of the passages (`retrieval.encoder`)."""
+
+    def __init__(self, config: RetrievalConfig) -> None:
+        """Open the encoder; `python:PACKAGE.MODULE:FACTORY` calls a function that returns a `TextEncoder`."""
+        name = needed(config.encoder, config, "retrieval.encoder, the model that made the vectors")
+        if name.startswith("python:"):
+            self._encoder: TextEncoder = import_plugin(name.removeprefix("python:"))()
+        else:
+            self._encoder = open_text_encoder(EncoderConfig(name=name, device=config.device))
+        self.identity = dict(self._encoder.identity)
+        self._turn = asyncio.Lock()
+
+    async def of(self, queries: Sequence[str]) -> list[list[float]]:
+        """Return `[len(queries), dims]`."""
+        async with self._turn:
+            vectors = await asyncio.to_thread(self._encoder.encode_queries, queries)
+        found: list[list[float]] = vectors.tolist()
+        return found
+
+
+async def _read(response: aiohttp.ClientResponse, server: str) -> bytes:
+    """Read the body; raise if it is larger than rankings can be."""
+    body = bytearray()
+    async for chunk in response.content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            what = f"{server} sends more than {_MOST_BYTES >> 20} MiB in one reply, more than rankings can be"
+            raise RetrievalError(what, cause="reply_too_large")
+    return bytes(body)
+
+
+def known_as(config: RetrievalConfig, *more: Any) -> str:
+    """Return the fingerprint of what searches as configured: what was said of it, as nobody can look inside."""
+    return short_hash([config.kind, config.identity, identity(config.backend), *more])
+
+
+def needed(value: T | None, config: RetrievalConfig, setting: str) -> T:
+    """Return a setting that a kind of retriever cannot do without.
+
+    Raises:
+        ConfigError: it is not given.
+    """
+    if not value:
+        raise ConfigError(f"retriever {config.kind} needs {setting}; docs/your-search.md has an example")
+    return value
+
+
+def library(name: str, config: RetrievalConfig, package: str) -> Any:
+    """Import a library that only one kind of retriever needs.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"retriever {config.kind} needs the package {package}; pip install {package!r}") from error
+
+
+def first_of(error: Exception) -> Exception:
+    """Return an error, or the first of a group."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def key_header(names: BackendConfig) -> dict[str, str]:
+    """Return the header with the API key in the variable `names.key_env`; none if no variable is named.
+
+    Raises:
+        ConfigError: the variable is not set, or the key cannot be sent.
+    """
+    key = os.environ.get(names.key_env, "") if names.key_env else ""
+    if not key and names.key_env:
+        raise ConfigError(f"the search engine needs an API key; put it into the environment variable {names.key_env}")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the key in {names.key_env} holds characters that no HTTP header may hold")
+    name, _, value = (names.key_header or "Authorization: Bearer {key}").partition(": ")
+    return {name: value.replace("{key}", key)} if key else {}
+
+
+def reach(value: Any, path: str | None) -> Any:
+    """Return what lies at a dotted path in JSON, or None.
+
+    >>> reach({"hits": [{"title": "Jaws"}]}, "hits.0.title"), reach({}, "hits.0")
+    ('Jaws', None)
+    """
+    for name in filter(None, (path or "").split(".")):
+        if isinstance(value, list):
+            value = value[int(name)] if name.isdecimal() and int(name) < len(value) else None
+        else:
+            value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def fill(template: Any, values: Mapping[str, Any]) -> Any:
+    """Return JSON with values in place of their names in braces; a text that is only a name becomes the value itself.
+
+    >>> fill({"q": "{query}", "site": ["{query} site:org"], "n": "{top_k}"}, {"query": "Jaws", "top_k": 3})
+    {'q': 'Jaws', 'site': ['Jaws site:org'], 'n': 3}
+    """
+    if isinstance(template, Mapping):
+        return {name: fill(inner, values) for name, inner in template.items()}
+    if isinstance(template, list | tuple):
+        return [fill(inner, values) for inner in template]
+    if not isinstance(template, str):
+        return template
+    names = "|".join(values)
+    if whole := re.fullmatch(rf"\{{({names})\}}", template):
+        return values[whole[1]]
+    return re.sub(rf"\{{({names})\}}", lambda found: str(values[found[1]]), template)
+
+
+def documents(reply: Any, names: BackendConfig) -> list[tuple[Any, Any, Any]]:
+    """Return the id, fields and score of each document in a JSON reply.
+
+    Raises:
+        RetrievalError: there is no list where it should be.
+    """
+    found = reach(reply, names.results)
+    if not isinstance(found, list):
+        what = f"the reply has no list at {names.results!r}; name it as retrieval.backend.results. It holds"
+        held = sorted(reply) if isinstance(reply, Mapping) else reply
+        raise RetrievalError(what, quoting=held, cause="unreadable")
+    rows = [{"text": item} if isinstance(item, str) else item for item in found]
+    return [(reach(row, names.id or "id"), reach(row, names.document), reach(row, names.score)) for row in rows]
+
+
+def ranking(rows: Iterable[tuple[Any, Any, Any]], names: BackendConfig) -> Ranking:
+    """Return the passages of (id, fields, score) triples, best first. Documents without text are left out.
+
+    Raises:
+        RetrievalError: none of them has text: the names of the fields are wrong.
+    """
+    passages, held = [], None
+    for id_, fields, score in rows:
+        held = sorted(fields) if isinstance(fields, Mapping) else type(fields).__name__
+        whole = None if names.text else reach(fields, "contents")
+        texts = {"title": reach(fields, names.title or "title"), "text": reach(fields, names.text or "text")}
+        contents = passage_contents({"contents": whole, **texts})
+        if contents is not None:
+            score = float(score) if isinstance(score, int | float) and math.isfinite(score) else 0.0
+            passages.append(Passage(text_id(id_) or passage_id(contents), contents, score))
+    if held is not None and not passages:
+        what = f"the documents found have no text in {names.text or 'text'!r}; give retrieval.backend.text. They hold"
+        raise RetrievalError(what, quoting=held, cause="unreadable")
+    return tuple(passages)
