@@ -29,6 +29,7 @@ from reasonrag.dpo.train import pair_rows, step_rows
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.formats.base import Format, Stage
 from reasonrag.formats.search_r1 import SearchR1Format
+from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.transcript import Transcript, transcripts
@@ -71,6 +72,10 @@ class AnyReasonRAG(_AnythingGoes, ReasonRAGFormat):
 
 class AnySearchR1(_AnythingGoes, SearchR1Format):
     """Steps of one growing turn."""
+
+
+class AnyToolCalls(_AnythingGoes, ToolCallsFormat):
+    """Messages of one chat, whose calls the chat template writes anew."""
 
 
 class Recorded(TransformersLLM):

@@ -163,6 +163,8 @@ class Engine:
         known = self._known_reply(trajectory, prompt)
         completion = known or await self._ask(prompt, seed)
         action = self.format.parse(completion.text, trajectory.steps, final=final)
+        if isinstance(action, Answer) and not prompt.stop and completion.finish_reason is not FinishReason.STOP:
+            action = Malformed("cut_off")  # without stop strings, a message is whole if the policy ended it
         if final and isinstance(action, Search):  # of a plug-in format: no step would be left to read its passages
             action = Malformed("unexpected_search", ends=True)
         step = Step(prompt, completion, action)

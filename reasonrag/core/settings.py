@@ -38,6 +38,8 @@ DEMO_FORMATS = ("search_r1", "hiprag", "search_p1", "when_to_search")
 
 # The shipped chat templates, with the token that ends a turn in each.
 CHAT_TEMPLATES = {"gemma": "<end_of_turn>", "chatml": "<|im_end|>", "llama3": "<|eot_id|>"}
+WITH_TOOLS = "-tools"  # the same with functions that the model may call
+CHAT_TEMPLATES |= {f"{name}{WITH_TOOLS}": end for name, end in CHAT_TEMPLATES.items()}
 CHAT_TEMPLATE = (
     "chat template of a model that has none, as base models have none, or instead of its own: "
     f"{', '.join(CHAT_TEMPLATES)}, or a Jinja file"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "tools", "user", "assistant", "call", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,12 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat: who speaks, and what."""
+    """One turn of a chat: who speaks, and what.
+
+    Functions, calls and results are messages too, each a text, as in ShareGPT's layout: `tools` lists the functions
+    that may be called, `call` is `{"name": ..., "arguments": {...}}`, both in JSON, and `tool` is the call's result. A
+    call belongs to the words of the `assistant` before it.
+    """
 
     role: Role
     content: str

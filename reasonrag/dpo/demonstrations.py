@@ -223,7 +223,9 @@ def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *,
     same = isinstance(read, Answer) and isinstance(last.action, Answer) and read.answer == last.action.answer
     ids = last.completion.token_ids if text == last.completion.text else None
     return (
-        StepText(prompt, text, "turn" if ids is None else "stop", ids) if same and text.endswith(prompt.stop) else None
+        StepText(prompt, text, "turn" if ids is None else "stop", ids)
+        if same and text.endswith(prompt.stop or "")
+        else None
     )
 
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin
-from reasonrag.core.settings import carried_fingerprint
+from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerprint
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
 from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.formats.search_p1 import SearchP1Format
 from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.formats.stream import StreamFormat
+from reasonrag.formats.tool_calls import ToolCallsFormat, parser_of
 from reasonrag.formats.when_to_search import WhenToSearchFormat
+from reasonrag.llm.chat_template import ChatTemplate
 
 log = structlog.get_logger()
 
 # Each is called with a `PromptSet` and how passages are shown: `passage_order`, `max_passage_chars`.
 FORMATS: dict[str, Callable[..., Format]] = {
     format.name: format
-    for format in (ReasonRAGFormat, SearchR1Format, HiPRAGFormat, SearchP1Format, WhenToSearchFormat)
+    for format in (ReasonRAGFormat, SearchR1Format, HiPRAGFormat, SearchP1Format, WhenToSearchFormat, ToolCallsFormat)
 }
 
 
@@ -33,13 +36,43 @@ def open_format(config: Config) -> Format:
     if name not in FORMATS and not name.startswith("python:"):
         raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
     make = FORMATS[name] if name in FORMATS else import_plugin(name.removeprefix("python:"))
+    options: dict[str, Any] = {"parser": _tool_parser(config)} if make is ToolCallsFormat else {}
     format: Format = make(
         PromptSet.find(config.format.prompts),
         passage_order=config.retrieval.passage_order,
         max_passage_chars=config.retrieval.max_passage_chars,
+        **options,
     )
     check_prompts(config.policy.spec, format)
     return format
+
+
+def _tool_parser(config: Config) -> str:
+    """Return the parser of the policy's calls: the named one, or that of the chat template that is applied here.
+
+    Raises:
+        ConfigError: the template shows no calls that a parser knows.
+    """
+    policy = config.policy
+    scheme, _, rest = (policy.spec or "").partition(":")
+    rendered = rest if scheme in ("hf", "vllm") else policy.api == "completions" and (policy.tokenizer or policy.model)
+    if config.format.tool_parser or not rendered:
+        return config.format.tool_parser or "hermes"
+    trust, template = policy.trust_remote_code, policy.chat_template
+    try:
+        chat = ChatTemplate.load(rendered, revision=policy.revision, trust_remote_code=trust, template=template)
+    except ConfigError:  # whoever opens the policy says it
+        return "hermes"
+    if parser := parser_of(str(chat.tokenizer.chat_template)):
+        return parser
+    end = chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)
+    fitting = (name for name in CHAT_TEMPLATES if name.endswith(WITH_TOOLS) and CHAT_TEMPLATES[name] == end)
+    flag = f"--chat-template {next(fitting, 'FILE')}"
+    raise ConfigError(
+        f"the chat template of {policy.spec} shows no function calls that are known here; add {flag}, or say how it "
+        "writes them with --set format.tool_parser=...",
+        add=flag,
+    )
 
 
 def check_prompts(policy: str | None, format: Format) -> None:

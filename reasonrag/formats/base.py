@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import inert, one_line
-from reasonrag.core.types import Action, Passage, Prompt, Question, Step, Trajectory
+from reasonrag.core.types import Action, Answer, Passage, Prompt, Question, Step, Trajectory
 
 PassageOrder = Literal["best_first", "best_last"]
 
@@ -189,6 +189,9 @@ class InstructedFormat:
     def fingerprint(self) -> str:
         return fingerprint(*self.texts.values(), self.passage_order, str(self.max_passage_chars))
 
+    def stage(self, steps: Sequence[Step]) -> Stage:
+        return Stage.TERMINAL if any(isinstance(step.action, Answer) for step in steps) else Stage.REASONING
+
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
         """Return True for the last action: it has to be the answer."""
         return len(steps) >= max_steps - 1
@@ -197,6 +200,12 @@ class InstructedFormat:
         """Return `[number] title` and text of each passage in the order shown, inert and cut to size."""
         shown = passages if self.passage_order == "best_first" else tuple(reversed(passages))
         return [(f"[{n}] {self._quote(p.title)}", self._quote(p.text)) for n, p in enumerate(shown, 1)]
+
+    def documents(self, passages: Sequence[Passage]) -> str:
+        """Return the passages as the policy reads them."""
+        if not passages:
+            return "None found."
+        return "\n".join(f"{title}\n{text}" for title, text in self.quoted_passages(passages))
 
     def _quote(self, text: str) -> str:
         quoted = quotable(text)

@@ -18,7 +18,6 @@ from reasonrag.core.types import (
     Answer,
     Malformed,
     Message,
-    Passage,
     Prompt,
     Question,
     Search,
@@ -26,7 +25,7 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage
+from reasonrag.formats.base import Block, InstructedFormat, Reading
 from reasonrag.formats.tags import SEALED, elements, seal, tags, without_seals
 
 # Placeholder texts of the instructions. A policy that repeats one has neither asked nor answered.
@@ -54,9 +53,6 @@ class StreamFormat(InstructedFormat):
     concludes: ClassVar[str] = "think"  # the tag around the conclusion from the passages
     # The order of the tags: thought T, search S, observation I, conclusion R (T if that is a thought), answer A.
     grammar: ClassVar[re.Pattern[str]] = re.compile("T(SIT)*A")
-
-    def stage(self, steps: Sequence[Step]) -> Stage:
-        return Stage.TERMINAL if any(isinstance(step.action, Answer) for step in steps) else Stage.REASONING
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return instruction, question and the turn so far; with `final` the answer's tag is opened for the policy."""
@@ -122,12 +118,6 @@ class StreamFormat(InstructedFormat):
         answers = [body for _, body in tags(sealed, ("answer",)) if body not in ECHOES]
         answer = answers[-1].replace(SEALED, "") if answers else ""
         return self._read(sealed, observations, answer or None)
-
-    def documents(self, passages: Sequence[Passage]) -> str:
-        """Return the passages as the policy reads them."""
-        if not passages:
-            return "None found."
-        return "\n".join(f"{title}\n{text}" for title, text in self.quoted_passages(passages))
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from reasonrag.core.secrets import excerpt
 from reasonrag.core.settings import CHAT_TEMPLATES
 from reasonrag.core.text import one_line, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span
+from reasonrag.llm.openai_wire import chat_with_tools
 
 _SHIPPED = Path(__file__).parent / "templates"
 _PROBE = "reasonrag"
@@ -140,8 +141,12 @@ class ChatTemplate:
         return tuple(encoding.ids)
 
     def _chat(self, prompt: Prompt) -> str:
-        messages = [{"role": m.role, "content": valid_unicode(m.content)} for m in prompt.messages]
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        chat = chat_with_tools(prompt.messages)
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat["messages"], tools=chat.get("tools"), tokenize=False, add_generation_prompt=True
+            )
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids without special tokens, with its blanks unchanged."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.text import valid_unicode
-from reasonrag.core.types import Completion, FinishReason, Prompt
+from reasonrag.core.types import Completion, FinishReason, Message, Prompt
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 
 # For parameters that a request omits, vLLM takes the defaults in the model's generation_config.json (top_k 20,
@@ -37,6 +37,7 @@ _FINISH = {
     "stop_sequence": FinishReason.STOP,
     "length": FinishReason.LENGTH,
     "max_tokens": FinishReason.LENGTH,
+    "tool_calls": FinishReason.STOP,
 }
 
 
@@ -111,11 +112,11 @@ class Wire:
             # A rendered chat begins with its start token; vLLM would add a second one.
             extra = {"add_special_tokens": False} if self.vllm and isinstance(encoded, str) else {}
             return {"prompt": encoded, **extra}
-        messages = [{"role": m.role, "content": valid_unicode(m.content)} for m in prompt.messages]
+        chat = chat_with_tools(prompt.messages, as_sent=True)
         if not prompt.prefix:
-            return {"messages": messages}
-        messages.append({"role": "assistant", "content": valid_unicode(prompt.prefix)})
-        return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+            return chat
+        chat["messages"].append({"role": "assistant", "content": valid_unicode(prompt.prefix)})
+        return chat | {"continue_final_message": True, "add_generation_prompt": False}
 
     def completions(self, raw: bytes, prompt: Prompt, sampling: Sampling, sent: object = None) -> list[Completion]:
         """Parse at most `n` completions from a reply; fewer if the server ignores `n`.
@@ -187,7 +188,11 @@ class Wire:
             if not isinstance(message, dict):
                 raise BadReply("a choice of the reply has no message")
             # A reasoning parser may put everything into a separate field, including the answer tag.
-            text = message.get("content") or message.get("reasoning_content") or message.get("reasoning") or ""
+            text, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+            if calls := _written_calls(message.get("tool_calls")):
+                thought = f"<think>\n{thought}\n</think>\n\n" if thought else ""
+                text = f"{thought}{text or ''}\n{calls}".lstrip("\n")
+            text = text or thought or ""
         if not isinstance(text, str):
             raise BadReply(f"a choice of the reply has {type(text).__name__} where its text should be")
         return valid_unicode(text)
@@ -197,6 +202,57 @@ class Wire:
         if "stop_reason" in choice:  # vLLM reports the stop string; None or a number is an end token
             return text + choice["stop_reason"] if choice["stop_reason"] in prompt.stop else text
         return restore_stop(prompt.prefix + text, prompt.stop)[len(prompt.prefix) :]
+
+
+def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> dict[str, Any]:
+    """Return `messages` and, if functions may be called, `tools`, as a chat template takes them.
+
+    With `as_sent` they are as a server takes them: the arguments of a call are a text.
+
+    >>> said = [Message("user", "Who?"), Message("call", '{"name": "search", "arguments": {"query": "a"}}')]
+    >>> called = chat_with_tools([*said, Message("tool", "Nobody.")])["messages"]
+    >>> [message["role"] for message in called], called[1]["tool_calls"][0]["function"]["arguments"]
+    (['user', 'assistant', 'tool'], {'query': 'a'})
+    """
+    chat: list[dict[str, Any]] = []
+    tools: dict[str, Any] = {}
+    waiting: list[dict[str, Any]] = []  # calls without a result
+    for number, message in enumerate(messages):
+        content = valid_unicode(message.content)
+        if message.role == "tools":
+            tools = {"tools": json.loads(content)}
+        elif message.role == "call":
+            function = json.loads(content)
+            if as_sent:
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+            if not chat or chat[-1]["role"] != "assistant":
+                chat.append({"role": "assistant", "content": ""})
+            # Mistral's template asks for ids of nine characters.
+            waiting.append({"id": f"call{number:05}", "type": "function", "function": function})
+            chat[-1].setdefault("tool_calls", []).append(waiting[-1])
+        elif message.role == "tool":
+            call = waiting.pop(0)
+            answered = {"tool_call_id": call["id"], "name": call["function"]["name"]}
+            chat.append({"role": "tool", **answered, "content": content})
+        else:
+            chat.append({"role": message.role, "content": content})
+    return {"messages": chat, **tools}
+
+
+def _written_calls(calls: Any) -> str:
+    """Return the calls that a server found in a reply as Hermes and Qwen write them, arguments as they are.
+
+    >>> _written_calls([{"function": {"name": "search", "arguments": '{"query": "a"}'}}])
+    '<tool_call>\\n{"name": "search", "arguments": {"query": "a"}}\\n</tool_call>'
+    """
+    texts = []
+    try:
+        for function in (call["function"] for call in calls or ()):
+            given = function["arguments"].replace("</", r"<\/")  # the same in JSON, and no end of the call
+            texts.append(f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {given}}}\n</tool_call>')
+    except (LookupError, TypeError, AttributeError) as error:
+        raise BadReply("a choice of the reply has calls that are not as OpenAI writes them") from error
+    return "\n".join(texts)
 
 
 def _count(value: object) -> int | None:

@@ -265,7 +265,13 @@ class RLSettings(TrainSettings):
             ),
             retrieval=self.retrieval,
             policy=ModelConfig(
-                temperature=self.rollout.temperature, top_p=self.rollout.top_p, max_tokens=self.rollout.max_tokens
+                spec=self.model and policy_spec(self.model),
+                revision=self.revision,
+                trust_remote_code=self.trust_remote_code,
+                chat_template=self.chat_template,
+                temperature=self.rollout.temperature,
+                top_p=self.rollout.top_p,
+                max_tokens=self.rollout.max_tokens,
             ),
             judge=self.judge,
             value=ValueConfig(kind="judge"),  # a `Config` accepts a judge only there; no tree is built

@@ -15,14 +15,14 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
-from reasonrag.formats import Format, PromptSet, check_prompts, open_format
+from reasonrag.formats import Format, PromptSet, open_format
 from reasonrag.formats.base import fingerprint
 from reasonrag.llm.base import LLM, public_name
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.model_folder import model_identity
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.reference_plans import Plans, load_plans
-from reasonrag.online_rl.settings import RLSettings, policy_spec
+from reasonrag.online_rl.settings import RLSettings
 from reasonrag.pipeline.models import check_llm, open_llm
 from reasonrag.pipeline.parts import judge_service, open_questions, open_retriever
 from reasonrag.retrieval.base import Retriever
@@ -101,7 +101,6 @@ def open_task(settings: RLSettings) -> Task:
     if settings.data is None:
         raise ConfigError("nothing to train on: add --dataset with a name (hotpotqa, ..., demo) or a file of questions")
     format = open_format(config)
-    check_prompts(policy_spec(settings.model or ""), format)
     if settings.credit == "step" and format.append_only:
         raise ConfigError(
             f"credit step values each step, but in format {format.name!r} a trajectory is one training row with one "

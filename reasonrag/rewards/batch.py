@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import structlog
@@ -50,7 +51,12 @@ def trajectory_text(trajectory: Trajectory) -> str:
     last = trajectory.steps[-1]
     if last.prompt.prefix or len(trajectory.steps) == 1:
         return last.prompt.prefix + last.completion.text
-    return "\n".join(step.completion.text for step in trajectory.steps)
+    texts = []
+    for step, following in zip_longest(trajectory.steps, trajectory.steps[1:]):
+        texts.append(step.completion.text)
+        if isinstance(step.action, Search) and following and following.prompt.messages[-1].role == "tool":
+            texts.append(f"<tool_response>\n{following.prompt.messages[-1].content}\n</tool_response>")
+    return "\n".join(texts)
 
 
 def finite(score: Score) -> Score:

@@ -60,7 +60,7 @@ def _arrow_type(kind: Any) -> pa.DataType:
 
 message = Described(
     "One message of a chat, in the layout of TRL and of chat templates.",
-    ("role", "string", "system | user | assistant"),
+    ("role", "string", "system | tools | user | assistant | call | tool"),
     ("content", "string", "the text"),
 )
 span = Described(

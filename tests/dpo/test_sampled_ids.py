@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from importlib.resources import files
 
 import pytest
 
-from benchmarks.token_ids import AnyReasonRAG, AnySearchR1, Recorded, score
+from benchmarks.token_ids import AnyReasonRAG, AnySearchR1, AnyToolCalls, Recorded, score
 from reasonrag.llm.base import Sampling
 from reasonrag.publish.exchange.importers import from_trl
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema
 from tests.llm.tiny import SENTENCES, save_random_model
 
+# It shows calls and their results, too.
+TEMPLATE = (files("reasonrag") / "llm/templates/chatml-tools.jinja").read_text(encoding="utf-8")
 STOPS = ("wn", "e", "er")  # some tokens hold more than the stop string that they complete
 
 
@@ -25,6 +28,10 @@ class ShortReasonRAG(AnyReasonRAG):
 
 
 class ShortSearchR1(AnySearchR1):
+    stops = STOPS
+
+
+class ShortToolCalls(AnyToolCalls):
     stops = STOPS
 
 
@@ -59,10 +66,11 @@ def train_tokenizer(kind):
         ("WordPiece", ShortSearchR1),
         ("Unigram", ShortSearchR1),
         ("Unigram", ShortReasonRAG),
+        ("byte-level BPE", ShortToolCalls),
     ],
 )
 def test_the_ids_that_are_scored_are_those_that_were_read_and_sampled(kind, format, tmp_path):
-    folder = save_random_model(tmp_path / "model", train_tokenizer(kind), context=2048)
+    folder = save_random_model(tmp_path / "model", train_tokenizer(kind), chat_template=TEMPLATE, context=2048)
     settings = folder / "generation_config.json"  # many tokens end a turn, so that some steps end theirs
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token_id": [1, *range(40, 70)]}))
     policy, shape = Recorded(folder), format()

@@ -52,6 +52,12 @@ _ABOUT = {
         "think (reflect or search information reflect (think? search information reflect)*) answer",
         "`max_steps` - 1 searches, 5 turns in the paper",
     ),
+    "tool_calls": (
+        "Native tool calls",
+        "as Qwen, Llama and Gemma write them",
+        "call* answer, one message each; words before a call are free",
+        "`max_steps` - 1 calls",
+    ),
 }
 
 _INTRODUCTION = """\
@@ -68,10 +74,10 @@ example of each, as the engine runs it. `parse` reads trajectories from any sour
 prompt a policy in a format, give `--format NAME`, or `--set format.name=NAME` if the command lacks that flag; a trained
 policy's folder names its format.
 
-ReasonRAG starts a new chat for every step; the other four write one growing turn, so that a trajectory is one
-training row and the sampled token ids are never encoded again. With the `default` prompts, ReasonRAG's chats share one
-system prompt, and those of a trajectory begin alike up to the newest thought: an engine with a prefix cache computes
-little twice.
+ReasonRAG starts a new chat for every step; four others write one growing turn, so that a trajectory is one training row
+and the sampled token ids are never encoded again. With the `default` prompts, ReasonRAG's chats share one system
+prompt, and those of a trajectory begin alike up to the newest thought: an engine with a prefix cache computes little
+twice. `tool_calls` adds messages to one chat, which the policy's own chat template writes.
 
 """
 
@@ -84,7 +90,7 @@ In every format:
 - An answer or query that only repeats the instruction ("and", "the answer") does not count.
 - Queries, blocks and the answer are also read from trajectories that are not well-formed, as far as possible.
 
-In the four that are one turn:
+In the four that are one growing turn:
 
 - At the end of the budget the engine opens the answer's tag for the policy (*inserted at the end*). The answer counts
   like any other, and the trajectory is well-formed if the rest is. See the Search-P1 example.
@@ -105,6 +111,62 @@ In the four that are one turn:
 HiPRAG's reasons name the check of Alg. 2 or 3 that fails: `think_count`, `think_order`, `text_before_think`,
 `no_answer`, `answer_count`, `empty_answer`, `text_after_answer`, `text_between_steps`, `unclosed_step`, `no_step`; for
 a step `TAG_count`, `step_order`, `text_in_step`.
+"""
+
+_HERMES = '<tool_call>{"name": "search", "arguments": {"query": "..."}}</tool_call>'
+_TOOL_CALLS = f"""\
+
+The policy calls the function `search(query)` as its family of models does. Its own chat template shows it the function,
+its calls and their results (`tools=`, `tool_calls`, the role `tool`), so it is trained as a host of agents asks it.
+
+```bash
+reasonrag build-tree --dataset hotpotqa --limit 100 --format tool_calls --policy hf:google/gemma-3-4b-it \\
+    --chat-template gemma-tools --out runs/tools
+```
+
+| `format.tool_parser` | models | a call |
+|---|---|---|
+| `hermes` | Hermes, Qwen 2.5 and 3; with XML inside also Qwen 3 Coder and 3.5 | `{_HERMES}` |
+| `llama3` | Llama 3.1 and later | `{{"name": "search", "parameters": {{"query": "..."}}}}` |
+| `gemma` | Gemma 2 and 3 | Python behind ```` ```tool_code ````, a list `[search(query="...")]`, or Llama's JSON |
+| `gemma4` | Gemma 4, FunctionGemma | `call:search{{query:...}}` between their special tokens |
+
+The parser follows from the chat template, or from `--set format.tool_parser=NAME`. A template that shows no calls is
+refused: Gemma's before 4, and most of base models. `--chat-template chatml-tools`, `llama3-tools` or `gemma-tools`
+brings one that does; a vLLM server takes the same file (in `reasonrag/llm/templates/`) as its `--chat-template`.
+
+There are three ways to ask:
+
+- **In this process** (`hf:`, `vllm:`): the template writes the prompt, our parser reads what was sampled. Trees, DPO,
+  SFT and GRPO train on exactly the sampled ids, one row a message, after exactly the ids that were read.
+- **A server's chat API** (`--policy http://HOST:PORT/v1`): the function goes into the field `tools`, and the server
+  parses (`vllm serve --enable-auto-tool-choice --tool-call-parser hermes`). What comes back as `message.tool_calls` is
+  kept as `hermes` writes it, whatever the model: its ids, if there are any, then spell another text, and training
+  encodes that one. A call that the server left in the text is read by `format.tool_parser`.
+- **A server that is sent the rendered prompt** (`--set policy.api=completions`): as in this process, and exact with
+  `policy.vllm=true`.
+
+**The answer** is the whole text of the first message without a call, behind its thinking (`</think>`). No tag is asked
+for: the prompt demands the answer and nothing else. Where it is forced, no function is offered, and the system prompt
+says that no search is possible.
+
+Words before a call, thinking included, are the policy's thought: it reads them again if its template shows them
+(Llama's does not; Gemma 4's would end the turn behind them, so they are left out). A message that cannot be used is a
+malformed step: never a score, never a chosen side, and not shown to the policy, which is asked again.
+
+| reason | what is wrong |
+|---|---|
+| `unreadable_call` | no JSON, JSON without a name and arguments, no Python call with plain arguments, never closed |
+| `unknown_function`, `bad_arguments`, `empty_query` | not `search`, not exactly one text `query`, or an empty one |
+| `several_calls` | more than one call in a message: a step is one search, and the prompt asks for one at a time |
+| `text_after_call` | words behind a call, such as a result that the policy made up |
+| `unexpected_call` | a call where no function was offered |
+| `unclosed_think`, `cut_off`, `empty_answer` | thinking never ended, the token limit came first, or nothing was said |
+
+In online training these rewards read no more than queries, searches and the answer, and mean what their papers say:
+`outcome`, `spre`, `when-to-search` (its r_f is 1 without a malformed step). `search-p1` too, but for the policy's own
+plan, which nothing asks for: `--set reward.search_p1.self_track=false` leaves that track out. `hiprag` knows what a
+search concluded where the next message says something besides its call; silent searches count as unknown.
 """
 
 
@@ -152,7 +214,7 @@ def turn(format: Format, trajectory: Trajectory) -> Turn:
 
 def page() -> str:
     """The whole page."""
-    return _INTRODUCTION + _table() + _RULES + "".join(_section(name) for name in FORMATS)
+    return _INTRODUCTION + _table() + _RULES + "".join(_section(name) for name in FORMATS) + _TOOL_CALLS
 
 
 def _table() -> str:
@@ -167,6 +229,8 @@ def _table() -> str:
             put_in = (_code(*format.stops), _code(format.opening), behind, _code(format.cue))
         else:
             put_in = (_code("</query>", "</evidence>", "</answer>"), "", "a chat that shows the passages", "")
+        if name == "tool_calls":
+            put_in = ("the end of the turn", "", "a message of the role `tool`", "")
         rows.append(" | ".join([f"| `{name}`", f"{title}, {paper}", form, *put_in, f"{budget} |"]))
     return "\n".join(rows) + "\n"
 

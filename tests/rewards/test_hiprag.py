@@ -182,6 +182,10 @@ READABLE = {
         f"Based on the query, the relevant evidence is <evidence>{FACT}</evidence>",
         "So the answer is <answer>x</answer>",
     ),
+    "tool_calls": (
+        '<tool_call>{"name": "search", "arguments": {"query": "Jaws"}}</tool_call>',
+        f"<think>{FACT}</think>x",
+    ),
 }
 
 

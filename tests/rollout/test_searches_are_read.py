@@ -29,6 +29,7 @@ class StubbornFormat(StreamFormat):
 
 KINDS = {**FORMATS, "ask": AskFormat, "stubborn": StubbornFormat}
 ATTEMPTS = 60
+CALL = '<tool_call>{"name": "search", "arguments": {"query": "%s"}}</tool_call>'
 _NO_SEARCH = ("</answer>", "</evidence>", "</conclusion>")
 
 
@@ -55,7 +56,7 @@ def _policy(prompt, sampling):
     tag = next(
         tag for tag in ("<query>", "<ask>", "<tool_call>", "<search>") if tag in str(prompt) or tag == "<search>"
     )
-    search = f"so {tag}{word}{tag.replace('<', '</')}"
+    search = f"so {tag}{word}{tag.replace('<', '</')}" if prompt.stop else CALL % word
     conclusion = (
         f"{word}</conclusion>" if prompt.prefix.endswith("<conclusion>") else f"<conclusion>{word}</conclusion>"
     )
@@ -121,6 +122,8 @@ def test_how_many_searches_a_step_limit_allows(kind):
     """What the help of `eval --max-turns` says of Figure 6 (arXiv:2505.14069)."""
 
     def searching(prompt, sampling):
+        if not prompt.stop:  # a message: a call where there is something to call
+            return CALL % "x" if "tools" in [message.role for message in prompt.messages] else "x"
         opening = prompt.stop[0].replace("/", "")
         if prompt.prefix.endswith("<conclusion>"):
             return "x</conclusion>"
