@@ -1,21 +1,24 @@
 """The pages of a big run: how long they take to write, to open and to search, next to what they are bound to.
 
-    python -m benchmarks.report [--questions 1000] [--nodes 30] [--rounds 7]
+    python -m benchmarks.report [--questions 2200] [--nodes 30] [--rounds 5] [--trees 400,2000]
     python -m benchmarks.report --screenshots docs/images RUN
 
 The run is generated: every node has a prompt of 2 to 4 kB and every search 3 to 5 passages. Each round loads the first
 page anew and waits until its list holds every question, then searches, sorts and turns a page; then it loads the page
-of another question and opens a node of its tree. Times are seconds of Debian's Chromium without a screen, from the
-request to what is seen. The second form takes the pictures that the documentation shows, of a run that is there.
+of another question and opens a node of its tree; then the list of all pairs, filters it and opens a pair. Single trees
+of a search's shape (3 children at most, 8 steps) are opened and shown whole. Times are seconds of Debian's Chromium
+without a screen, from the request to what is seen. The second form takes the pictures that the documentation shows, of
+a run that is there.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +29,7 @@ from reasonrag.report.trees import trees
 from tests.browser import Browser, chromium
 from tests.report.hostile import Row, rows, write_run
 
-BOUNDS = {"list filled": 2.0, "node opened": 1.0}  # seconds; the others have none
+BOUNDS = {"list filled": 2.0, "node opened": 1.0, "pairs listed": 2.0, "tree opened": 2.0}  # seconds
 WORDS = (
     "the captain of a ship was born in town river launched year harbour market light house sea iron ore timber salt "
     "film director studio company founder mayor capital country language genre spouse employs signed plays"
@@ -40,8 +43,13 @@ act();
 requestAnimationFrame(() => setTimeout(() => done((performance.now() - started) / 1000)));
 """
 OVERVIEW = """
-const [run, data] = ["run", "data"].map((id) => document.getElementById(id).getBoundingClientRect());
+const [run, data] = ["results", "data"].map((id) => document.getElementById(id).getBoundingClientRect());
 return Math.ceil(data.bottom - run.top);
+"""
+EVERYTHING = """
+const shown = document.getElementById("shown");
+shown.value = "all";
+shown.dispatchEvent(new Event("change"));
 """
 LOADED = """
 const [page] = performance.getEntriesByType("navigation");
@@ -57,8 +65,34 @@ ACTS = {
 }
 
 
-def generate(folder: Path, questions: int, nodes: int) -> None:
-    """A run of that size; the same texts each time."""
+def search_tree(nodes: int, draw: random.Random, **texts: str) -> list[Row]:
+    """Rows of a tree with at most 3 children a node and 8 steps, equal siblings among them, and its SPRE."""
+    made = rows(nodes, **texts)
+    children: list[list[int]] = [[] for _ in made]
+    for row in made[1:]:
+        node = row["node_id"]
+        room = [at for at in range(node) if len(children[at]) < 3 and made[at]["depth"] < 8]
+        row["parent_id"] = parent = room[-1] if draw.random() < 0.6 else draw.choice(room)
+        row["depth"] = made[parent]["depth"] + 1
+        children[parent].append(node)
+    for row in reversed(made):
+        below = [made[child]["spre"] for child in children[row["node_id"]] if made[child]["spre"] is not None]
+        row["visits"] = row["valued"] = 1 + sum(made[child]["visits"] for child in children[row["node_id"]])
+        answers = bool(row["node_id"]) and not below and not children[row["node_id"]]
+        f1 = draw.choice([0.0, 0.0, 0.4, 0.67, 1.0]) if answers and draw.random() < 0.9 else None
+        row["f1"], row["em"] = f1, None if f1 is None else float(f1 == 1)
+        row["spre"] = sum(below) / len(below) if below else None if f1 is None else f1 * 0.9 ** row["depth"]
+        if row["node_id"]:
+            action = "malformed" if row["spre"] is None else "query" if row["depth"] % 2 else "evidence"
+            row["action"] = action if f1 is None else "answer"
+            row["stage"] = "reasoning" if f1 is None else "terminal"
+            row["stop_reason"] = None if f1 is None else "answered"
+            row["content"] = " ".join(draw.choices(WORDS.split()[:3], k=1) + draw.choices(WORDS.split()[-2:], k=2) * 4)
+    return made
+
+
+def generate(folder: Path, questions: int, nodes: int, trees: Sequence[int] = ()) -> None:
+    """A run of that size, or of single `trees` of so many nodes; the same texts each time."""
     draw, words = random.Random(0), WORDS.split()
 
     def text(low: int, high: int) -> str:
@@ -74,11 +108,9 @@ def generate(folder: Path, questions: int, nodes: int) -> None:
         ]
         return row | {"prompt": asked, "passages": found, "text": text(20, 60) if asked else ""}
 
-    made = [
-        [filled(row) for row in rows(nodes, question_id=f"q{place}", dataset="generated", text=text(6, 12))]
-        for place in range(questions)
-    ]
-    write_run(folder, made, text="generated")
+    made = [rows(nodes, question_id=f"q{n}", dataset="generated", text=text(6, 12)) for n in range(questions)]
+    made += [search_tree(size, draw, question_id=f"of {size}", text=text(6, 12)) for size in trees]
+    write_run(folder, [[filled(row) for row in tree] for tree in made], text="generated")
 
 
 def written(run: Path) -> tuple[float, float]:
@@ -118,7 +150,32 @@ def question_page(browser: Browser, page: Path) -> dict[str, float]:
     return {"first paint": painted, "document ready": parsed, "node opened": opened}
 
 
-def measure(table: Table, questions: int, nodes: int, rounds: int) -> None:
+def pair_page(browser: Browser, page: Path, pairs: int) -> dict[str, float]:
+    """Open the list of all pairs and use it."""
+    started = time.perf_counter()
+    browser.open(page)
+    status = browser.find_element("id", "status")
+    seconds = {"pairs listed": until(lambda: status.text == f"{pairs} of {pairs} pairs", started)}
+    choice = "const f = document.getElementById('filter'); f.value = 'few'; f.dispatchEvent(new Event('change'))"
+    seconds["filter"] = browser.execute_async_script(DRAWN, choice)
+    seconds["search"] = browser.execute_async_script(DRAWN, ACTS["search"])
+    browser.execute_script(ACTS["search undone"] + ";" + choice.replace("few", ""))
+    started = time.perf_counter()
+    browser.find_element("css selector", "#list tbody button").click()
+    seconds["both texts"] = until(lambda: len(browser.find_elements("css selector", ".opened article")) == 2, started)
+    return seconds
+
+
+def tree_page(browser: Browser, page: Path) -> dict[str, float]:
+    """Open a large tree and show all of it."""
+    started = time.perf_counter()
+    browser.open(page)
+    opened = until(lambda: bool(browser.find_elements("css selector", ".node.best")), started)
+    whole = browser.execute_async_script(DRAWN, EVERYTHING)
+    return {"tree opened": opened, "everything shown": whole}
+
+
+def measure(table: Table, questions: int, nodes: int, rounds: int, trees: Sequence[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         apart(generate, run, questions, nodes)
@@ -129,13 +186,22 @@ def measure(table: Table, questions: int, nodes: int, rounds: int) -> None:
         table.row("write the report, peak memory", peak, "MiB")
         table.row("the report on disk", sum(sizes) / (1 << 20), "MiB")
         table.row("its largest file", max(sizes) / 1000, "kB")
-        found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in ("first page", "question")}
+        pairs = json.loads((run / "run.json").read_text())["pairs"]["total"]
+        large = Path(folder) / "large"
+        apart(generate, large, 0, 0, trees)
+        apart(written, large, start="spawn")
+        found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         with chromium() as browser:
             for number in range(rounds):
                 page = report / "questions" / f"{number * (questions - 1) // max(rounds - 1, 1):05d}.html"
                 for name, times in (
                     ("first page", first_page(browser, report / "index.html", questions)),
                     ("question", question_page(browser, page)),
+                    (f"{pairs:,} pairs", pair_page(browser, report / "pairs.html", pairs)),
+                    *(
+                        (f"tree of {size:,}", tree_page(browser, large / "report" / "questions" / f"{place:05d}.html"))
+                        for place, size in enumerate(trees)
+                    ),
                 ):
                     for what, value in times.items():
                         found[name][what].append(value)
@@ -147,27 +213,27 @@ def measure(table: Table, questions: int, nodes: int, rounds: int) -> None:
 
 
 def screenshots(run: Path, folder: Path) -> None:
-    """What the first page says of a run, and its smallest tree with 20 nodes and a search on the best path."""
+    """What the first page says of a run, and its largest tree with a search on the best path."""
     report = write_report(run).parent
-    searched = ((place, tree) for place, tree in enumerate(trees(run)) if len(tree.best_path) > 2)
-    sizes = {place: len(tree.nodes) for place, tree in searched if len(tree.nodes) >= 20}
+    sizes = {place: len(tree.nodes) for place, tree in enumerate(trees(run)) if len(tree.best_path) > 3}
     folder.mkdir(parents=True, exist_ok=True)
     with chromium(width=1400) as browser:
         browser.open(report / "index.html")
         browser.view(width=1400, height=browser.execute_script(OVERVIEW))
-        browser.execute_script("document.getElementById('run').scrollIntoView()")
+        browser.execute_script("document.getElementById('results').scrollIntoView()")
         browser.save_screenshot(str(folder / "overview.png"))
         browser.view(width=1400)
-        browser.open(report / "questions" / f"{min(sizes, key=lambda place: sizes[place]):05d}.html")
+        browser.open(report / "questions" / f"{max(sizes, key=lambda place: sizes[place]):05d}.html")
         browser.find_elements("css selector", ".node.best")[1].click()  # the first step
         browser.save_screenshot(str(folder / "tree.png"))
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--questions", type=int, default=2200, help="which have about 14 pairs each")
     parser.add_argument("--nodes", type=int, default=30, help="of each question's tree")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trees", default="400,2000", help="nodes of single trees")
     parser.add_argument("--screenshots", nargs=2, type=Path, metavar=("FOLDER", "RUN"))
     given = parser.parse_args()
     if given.screenshots:
@@ -175,7 +241,7 @@ def main() -> None:
         screenshots(run, folder)
         return
     table = Table(__doc__)
-    measure(table, given.questions, given.nodes, given.rounds)
+    measure(table, given.questions, given.nodes, given.rounds, [int(size) for size in given.trees.split(",")])
     table.show(given.json)
 
 

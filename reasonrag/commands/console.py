@@ -157,18 +157,15 @@ class Progress(Protocol):
     """Work that knows how far it is: questions of a run, rows of an index."""
 
     @property
-    def total(self) -> float | None: ...
-    @property
-    def done(self) -> float: ...
-    @property
-    def failed(self) -> float: ...
+    def share(self) -> float | None: ...
     @property
     def eta_s(self) -> float | None: ...
+    def failures(self) -> list[str]: ...
     def line(self) -> str: ...
 
 
 class Display:
-    """Shows progress: a live bar with a line below it on a terminal, a plain line every ten seconds elsewhere."""
+    """Shows progress and the causes of failures: a live bar on a terminal, plain lines every ten seconds elsewhere."""
 
     def __init__(self, console: Console, progress: Progress | None = None) -> None:
         self.console = console
@@ -187,10 +184,11 @@ class Display:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.progress is not None:
-            total, done = self.progress.total, self.progress.done + self.progress.failed
+            share = self.progress.share
             grid = Table.grid()
-            grid.add_row(ProgressBar(total=None if total is None else max(total, 1), completed=done, width=60))
-            grid.add_row(Text(printable(self._line(self.progress))))
+            grid.add_row(ProgressBar(total=None if share is None else 1, completed=share or 0, width=60))
+            for line in (self._line(self.progress), *self.progress.failures()):
+                grid.add_row(Text(printable(line)))
             yield grid
 
     def print_if_due(self) -> None:
@@ -207,7 +205,7 @@ class Display:
     def print_line(self) -> None:
         self._printed_at = time.monotonic()
         if self.progress is not None:
-            self.print(self._line(self.progress))
+            self.print("\n  ".join([self._line(self.progress), *self.progress.failures()]))
 
     def print(self, text: str) -> None:
         """Print a text that may come from anywhere."""
@@ -248,8 +246,6 @@ class StageLines(Display):
 class _Stage:
     """One stage of an index build, with its rate and the time left."""
 
-    failed = 0.0
-
     def __init__(self, what: str, total: float | None, unit: str, done: float) -> None:
         self.what, self.total, self.unit = what, total, unit
         self.done = self._done_before = done
@@ -258,6 +254,10 @@ class _Stage:
     def advance(self, amount: float) -> None:
         self.done += amount
         self._advanced_at = time.monotonic()
+
+    @property
+    def share(self) -> float | None:
+        return None if self.total is None else self.done / max(self.total, 1)
 
     @property
     def _seconds(self) -> float:
@@ -273,6 +273,9 @@ class _Stage:
         if self.total is None or self.done >= self.total or self._rate == 0:
             return None
         return (self.total - self.done) / self._rate
+
+    def failures(self) -> list[str]:
+        return []
 
     def line(self) -> str:
         of_total = "" if self.total is None else f" of {self.total:,.0f} ({self.done / max(self.total, 1):.0%})"

@@ -15,6 +15,7 @@ RUN = click.argument("run", type=PATH)
 
 @click.command()
 @click.argument("folder", type=PATH)
+@click.argument("other", type=PATH, required=False)
 @out("A folder (default: FOLDER/report).", required=False)
 @click.option(
     "--question",
@@ -23,12 +24,14 @@ RUN = click.argument("run", type=PATH)
     help="Id of a question (repeatable; one of a run of more than 500 gets a page beside the sample).",
 )
 @click.option("--open", "in_browser", is_flag=True, help="Open the first page in a browser.")
-def report(folder: Path, out: Path | None, questions: tuple[str, ...], in_browser: bool) -> None:
+def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[str, ...], in_browser: bool) -> None:
     """Write HTML pages about a run, a training run or an evaluation. They open from disk.
 
     \b
     A run: its settings and numbers, every question and its tree (of a run of more than 500 questions, a sample):
       reasonrag report runs/hotpot --open
+    A run next to another one: figures, settings that differ, and each question's mean F1 in both:
+      reasonrag report runs/hotpot runs/hotpot-alpha1 --out compared
     A training run: its curves and, of `rl train`, every rollout with its reward and the reason for it:
       reasonrag report policies/rl
     An evaluation: the policies compared, and the questions on which they differ:
@@ -39,7 +42,7 @@ def report(folder: Path, out: Path | None, questions: tuple[str, ...], in_browse
     from reasonrag.core.text import printable
     from reasonrag.report import write_report
 
-    page = write_report(folder, out, questions=questions)
+    page = write_report(folder, out, questions=questions, other=other)
     print(printable(f"report: {page}"))
     if in_browser:
         webbrowser.open(page.resolve().as_uri())
@@ -49,16 +52,19 @@ def report(folder: Path, out: Path | None, questions: tuple[str, ...], in_browse
 @RUN
 @click.option("--question", required=True, help="Id of a question.")
 @click.option("--in-dataset", help="Data set of the question, if two data sets have a question with this id.")
-def show(run: Path, question: str, in_dataset: str | None) -> None:
+@click.option("--depth", type=click.IntRange(min=1), help="Steps from the question that are shown (default: all).")
+@click.option("--best", is_flag=True, help="Show the best path and its siblings only.")
+def show(run: Path, question: str, in_dataset: str | None, depth: int | None, best: bool) -> None:
     """Print the tree of one question: visits, values, SPRE, the best path.
 
     \b
-      reasonrag show runs/hotpot --question 5a8b57f25542995d1e6f1371
+      reasonrag show runs/hotpot --question 5a8b57f25542995d1e6f1371 --best
     """
     from reasonrag.commands.console import table_console
-    from reasonrag.report import terminal
+    from reasonrag.report.terminal import drawing
+    from reasonrag.report.trees import tree_of
 
-    terminal.show(run, question, table_console(), in_dataset)
+    table_console().print(drawing(tree_of(run, question, in_dataset), depth=depth, best=best))
 
 
 @click.command()

@@ -12,6 +12,7 @@ import math
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -25,6 +26,9 @@ T = TypeVar("T")
 
 TOKEN_ENV = "REASONRAG_TOKEN"
 """Environment variable with the token of a retrieval server, for the server and for its clients."""
+
+RETRIES: Counter[str] = Counter()
+"""Retries of this process by cause, for its progress line."""
 
 _LONGEST_WAIT_S = 30.0
 _PERMANENT_5XX = frozenset({501, 505})  # the server will never support the request
@@ -128,6 +132,7 @@ class Retries:
             wait_s = (error.retry_after_s or 0.0) + backoff(self.failures, self.first_wait_s, _LONGEST_WAIT_S)
         if self._counted > self.max_retries or wait_s >= self.left_s:
             return False
+        RETRIES[error.cause] += 1
         return wait_s
 
 

@@ -26,6 +26,7 @@ class Contradictions:
         same_text: pairs (prompt, A, B) for which the data set also has (prompt, B, A).
         same_content: the same, with A and B compared by the text inside their last tag, normalised.
         named: the names of the first few, each with the pair that it reverses.
+        pairs: the names of all of them.
 
     >>> found = Contradictions()
     >>> found.add("1", "Who?", [("", "<answer>Jo</answer>")], [("", "<answer>Al</answer>")])
@@ -38,6 +39,7 @@ class Contradictions:
         """Take the questions whose pairs those of another question may contradict, if `begin` tells them apart."""
         self.total = self.same_text = self.same_content = 0
         self.named: list[tuple[str, str]] = []
+        self.pairs: set[str] = set()
         self._repeated = repeated
         self._question: tuple[str, str] | None = None
         self._lasting: defaultdict[bytes, list[str]] = defaultdict(list)
@@ -66,6 +68,7 @@ class Contradictions:
         reverse = self._names.get(_key(state, rejected, chosen))
         if not reverse:
             return 0
+        self.pairs |= {name, *reverse}
         named = (reverse[0], name)
         if len(self.named) < _NAMED and named not in self.named:
             self.named.append(named)

@@ -147,6 +147,7 @@ class Build:
         finished_questions = journal.finished()
         unfinished = [q for q in self.parts.questions if (q.dataset, q.id) not in finished_questions]
         self.progress.done = self.progress.done_before = len(self.parts.questions) - len(unfinished)
+        self.progress.planned = len(unfinished) * self.config.search.iterations
         self.run_folder.bind()
         try:
             await work_through(self._waiting(unfinished), self._work, self.engines)
@@ -163,8 +164,15 @@ class Build:
 
     async def _work(self, question: Question) -> None:
         journal, value = self.run_folder.journal, self.config.value
+        left = self.config.search.iterations
+
+        def count() -> None:
+            nonlocal left
+            left -= 1
+            self.progress.iterations += 1
+
         try:
-            tree = await self.search.run(question)
+            tree = await self.search.run(question, completed=count)
             rows = tree_rows(tree, self.parts.format, alpha=value.alpha, weighting=value.weighting)
             await journal.put_tree(question.dataset, question.id, pack(rows, tree_schema()))
         except Interrupted:
@@ -175,6 +183,8 @@ class Build:
             cause = set_aside(question, error, self.progress)
             await journal.put_failure(question.dataset, question.id, cause, str(error))
             return
+        finally:
+            self.progress.planned -= left  # a tree may end before its iterations do
         self.progress.done += 1
         self.progress.written["nodes"] += len(rows)
         self.progress.written["pairs"] += count_pairs_of(rows, self.config)

@@ -158,6 +158,8 @@ async def _build(
     before = Progress(0)
     before.done = before.done_before = progress.total - sum(map(len, shards.values()))
     counts = {WHOLE: before.counts()}  # by shard; WHOLE is those that have finished before
+    for shard, questions in shards.items():
+        counts[shard] = Progress(0, planned=len(questions) * config.search.iterations).counts()
     stopped, failure = False, ""
 
     def drain() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from reasonrag.core.config import ModelConfig
-from reasonrag.core.text import duration, pace
+from reasonrag.core.http import RETRIES
+from reasonrag.core.text import duration, one_line, pace
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.slots import SlotCounts
+
+_RECENT_S = 60.0  # the pace of the calls is that of the last minute
+_SUMMED = ("done", "failed", "done_before", "planned", "iterations")  # over processes
 
 
 class Usage(NamedTuple):
@@ -46,6 +50,8 @@ class Progress:
         label: what is being worked on right now, such as a policy and its setting; "" shows nothing.
         done_before: units that an earlier process finished; they are part of `done` and say nothing about the pace.
         written: rows written so far by kind ("nodes", "pairs"), in the order shown.
+        planned: iterations of the questions that this process works on, if it knows; those that have ended count with
+            the iterations that they took. They say how far the work is while no question has ended.
     """
 
     total: int
@@ -55,8 +61,13 @@ class Progress:
     failed: int = 0
     done_before: int = 0
     written: Counter[str] = field(default_factory=Counter)
+    planned: int = 0
+    iterations: int = 0
     causes: Counter[str] = field(default_factory=Counter)  # of what failed
     started: float = field(default_factory=time.monotonic)
+    _retried_before: int = field(default_factory=RETRIES.total)
+    _calls: deque[tuple[float, int]] = field(default_factory=deque)  # seconds and calls, over the last minute
+    _marks: list[tuple[float, float]] = field(default_factory=list)  # seconds and work; each at least twice as late
     _models: list[tuple[JournaledLLM, ModelConfig]] = field(default_factory=list)
     _closed: Usage = field(default_factory=Usage)
 
@@ -83,19 +94,20 @@ class Progress:
 
     def counts(self) -> dict[str, Any]:
         """Return all counts as JSON values, for `add_up` in another process."""
-        counts = {"done": self.done, "failed": self.failed, "done_before": self.done_before}
-        return counts | {"written": dict(self.written), "usage": self.usage}
+        counts = {name: getattr(self, name) for name in _SUMMED}
+        return counts | {"written": dict(self.written), "causes": dict(self.causes), "usage": self.usage}
 
     def add_up(self, processes: Iterable[Mapping[str, Any]]) -> None:
         """Take the sums over other processes, each of which gives its `counts`, in place of the counts so far."""
-        self.done = self.failed = self.done_before = 0
-        self.written = Counter(dict.fromkeys(self.written, 0))
+        for name in _SUMMED:
+            setattr(self, name, 0)
+        self.written, self.causes = Counter(dict.fromkeys(self.written, 0)), Counter()
         self._closed = Usage()
         for counts in processes:
-            self.done += counts["done"]
-            self.failed += counts["failed"]
-            self.done_before += counts["done_before"]
+            for name in _SUMMED:
+                setattr(self, name, getattr(self, name) + counts[name])
             self.written.update(counts["written"])
+            self.causes.update(counts["causes"])
             self._closed = self._closed.plus(Usage(*counts["usage"]))
 
     @property
@@ -105,21 +117,55 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the pace so far; None before the first unit is done."""
-        paced = self.done + self.failed - self.done_before
-        return self.seconds / paced * (self.total - self.done - self.failed) if paced else None
+        """Seconds left at the pace of about the second half of the time so far; None before anything is done.
+
+        The first iterations of a tree cost the most calls, and what a journal replays costs none.
+        """
+        seconds, (done, left) = self.seconds, self._work
+        recent = (mark for mark in reversed(self._marks) if mark[0] <= seconds / 2 and mark[1] < done)
+        since, before = next(recent, (0.0, 0.0))
+        return (seconds - since) / (done - before) * left if done > before else None
+
+    @property
+    def share(self) -> float:
+        """How much of its work this process has done, in [0, 1]."""
+        done, left = self._work
+        return done / max(done + left, 1)
+
+    @property
+    def _work(self) -> tuple[int, int]:
+        """What this process has done and what is left: iterations where they are planned, else units."""
+        if self.planned:
+            return self.iterations, self.planned - self.iterations
+        ended = self.done + self.failed
+        return ended - self.done_before, self.total - ended
+
+    def failures(self) -> list[str]:
+        """Return a line for each cause of failure, the most frequent first."""
+        return [f"{count} failed: {one_line(cause)}" for cause, count in self.causes.most_common()]
 
     def line(self) -> str:
         """Return counts, rate, tokens, requests in flight and cost in one line, without the time left."""
         calls, tokens, cost, cached, cached_of = self.usage
+        seconds = self.seconds
+        self._calls.append((seconds, calls))
+        while self._calls[0][0] < seconds - _RECENT_S and len(self._calls) > 2:
+            self._calls.popleft()
+        if not self._marks or seconds >= 2 * self._marks[-1][0]:
+            self._marks.append((seconds, self._work[0]))
+        since, before = self._calls[0] if len(self._calls) > 1 and seconds > _RECENT_S else (0.0, 0)
         parts = [self.label] if self.label else []
         parts += [f"{self.done}/{self.total} {self.unit}", f"{self.failed} failed"]
+        if self.planned:
+            parts.append(f"{self.iterations}/{self.planned} iterations")
         parts += [f"{count} {kind}" for kind, count in self.written.items()]
         if not calls and any(model.slots.in_flight for model, _ in self._models):
-            parts.append(f"no reply yet in {duration(self.seconds)}")
+            parts.append(f"no reply yet in {duration(seconds)}")
         else:
-            parts += [f"{calls} calls ({pace(calls, self.seconds, 'call')})"]
-            parts += [f"{tokens} tokens ({pace(tokens, self.seconds)})"]
+            parts += [f"{calls} calls ({pace(calls - before, seconds - since, 'call')})"]
+            parts += [f"{tokens} tokens ({pace(tokens, seconds)})"]
+        if retries := RETRIES.total() - self._retried_before:
+            parts.append(f"{retries} retries")
         if cached_of:
             parts.append(f"{cached / cached_of:.0%} of the prompts cached")
         shown: list[SlotCounts] = []

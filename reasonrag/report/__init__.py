@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from reasonrag.core.errors import RunError
@@ -18,7 +19,9 @@ _WRITERS: dict[str, Callable[..., Path]] = {
 }
 
 
-def write_report(path: Path, out: Path | None = None, *, questions: Collection[str] = ()) -> Path:
+def write_report(
+    path: Path, out: Path | None = None, *, questions: Collection[str] = (), other: Path | None = None
+) -> Path:
     """Write the pages of a finished folder; return the path of the first page.
 
     Args:
@@ -26,6 +29,7 @@ def write_report(path: Path, out: Path | None = None, *, questions: Collection[s
         out: folder for the pages (default: PATH/report). An earlier report there is replaced.
         questions: ids of questions of a run that get a page in any case. A run of more than 500 questions has pages of
             at most 500, evenly spaced; its metrics are of all.
+        other: folder of a finished run to compare a run with.
 
     Raises:
         RunError: `path` holds nothing finished, `out` holds other files, or the pages cannot be written.
@@ -37,11 +41,15 @@ def write_report(path: Path, out: Path | None = None, *, questions: Collection[s
             f"{path} has no {' or '.join(_WRITERS)}: it is not the folder of a run, a training run or an evaluation, "
             "or its command has not finished; run the same command again to resume it"
         )
-    if questions and write is not write_run_pages:
+    if write is write_run_pages:
+        write = partial(write_run_pages, questions=questions, other=other)
+    elif questions:
         raise RunError(f"{path} is not the folder of a run; its report has all of its questions, so omit --question")
+    elif other:
+        raise RunError(f"{path} is not the folder of a run; only two runs can be compared in a report")
     out = out or path / "report"
     try:
-        return write(path, out, questions=questions) if questions else write(path, out)
+        return write(path, out)
     except OSError as error:
         raise RunError(
             f"the report cannot be written into {out} ({error.strerror or error}); make room or choose another folder "

@@ -105,8 +105,10 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
     two = len(attempts) > 1
     with open_site(out, folder="questions", scripts=("choice.js", "comparison.js")) as site:
         site.write_pages("comparison.html.j2", _pages(attempts))
-        return site.write_index(
+        return site.write(
+            "index.html",
             "evaluation.html.j2",
+            scripts=site.rows.close(),
             **overview,
             labels=[attempt.label for attempt in attempts],
             columns=_QUESTION + (_TWO if two else _ONE),

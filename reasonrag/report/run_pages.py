@@ -1,111 +1,95 @@
-"""Write the pages of a run: its settings, its metrics, and every question with its tree."""
+"""Write the pages of a run: its figures, every question with its tree, and the list of its pairs."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from reasonrag.core.settings import dump
+from reasonrag.core.config import Config
+from reasonrag.core.settings import dump, identity
+from reasonrag.evaluation.bootstrap import Difference, intervals
 from reasonrag.pipeline.pair_tables import repeated_questions
-from reasonrag.report.site import ListRow, Page, TextPool, open_site, render, shortened
+from reasonrag.report.site import DataFiles, ListRow, Page, Site, TextPool, list_row, number, open_site, shortened
 from reasonrag.report.stats import RunCounts, margin_histogram, whole_number_histogram
 from reasonrag.report.trees import QuestionTree, read_trees, tree_of
-from reasonrag.storage.parquet import Row
+from reasonrag.spre.decisions import content_of
 from reasonrag.storage.runs import read_run
 
 _MOST_PAGES = 500  # of a run of more questions, pages are written of a sample
-_BOX_WIDTH, _BOX_HEIGHT = 272, 62
-_COLUMN_WIDTH, _ROW_HEIGHT = 304, 74  # from box to box, in SVG units
-_MARGIN = 12
-_QUOTE_COLUMNS = 60  # the style sheet cuts the quoted line at the box, wherever a font needs it
-_PICTURE_QUOTE_COLUMNS = 40  # nothing cuts it in a picture
+_MOST_PAIRS = 100_000  # in the list of pairs, all of which a browser holds; beyond, it is of a sample of the questions
+_PAIRS_PER_FILE = 2_500
+_TEXTS_PER_FILE = 20  # questions; pairs.js knows it, too
+_PAIR_TEXT_COLUMNS = 120
 _STEP_TYPES = ("query", "evidence", "answer", "malformed")  # a malformed step is never chosen
+_SCRIPTS = ("tree.js", "pairs.js", "d3-hierarchy.min.js", "d3-hierarchy.LICENSE")
+_FACTS = (
+    *("node_id", "parent_id", "depth", "origin", "stage", "action", "content", "text", "prefix", "stop_reason"),
+    *("finish_reason", "visits", "valued", "value", "spre", "f1", "em", "prompt_tokens", "completion_tokens"),
+)
+_PAIR_FACTS = (
+    *("chosen_node_id", "rejected_node_id", "depth", "margin", "chosen_reward", "rejected_reward"),
+    *("chosen_rollouts", "rejected_rollouts", "confidence", "split"),
+)
+# What two runs are compared by: the name, and where `RunCounts.metrics` has it.
+_COMPARED = {
+    "questions finished": ("questions", "finished"),
+    "nodes": ("nodes", "total"),
+    "complete trajectories": ("answers", "total"),
+    "mean F1 of their answers": ("answers", "mean_f1"),
+    "mean exact match": ("answers", "mean_em"),
+    "iterations of a question, mean": ("iterations", "mean"),
+    "preference pairs": ("pairs", "total"),
+    "margin, median": ("pairs", "margin", "median"),
+    "pairs that contradict each other": ("pairs", "contradictory", "same_content"),
+    "policy calls": ("calls", "policy", "calls"),
+    "prompt tokens": ("calls", "policy", "prompt_tokens"),
+    "completion tokens": ("calls", "policy", "completion_tokens"),
+    "cost": ("calls", "policy", "cost"),
+    "seconds": ("seconds",),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The cell of a node: `column` is its depth; two nodes of one column are at least 1 apart in `row`."""
-
-    column: int
-    row: float
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A node as drawn.
-
-    Attributes:
-        edge: SVG path from its parent's box; "" at the root.
-        state: why it is faded: "malformed", "no answer" (no trajectory below it has a final answer, so it has no
-            reward), or "" if it is not faded.
-        label: what a screen reader says.
-    """
-
-    id: int
-    parent: int | None
-    level: int
-    x: float
-    y: float
-    edge: str
-    title: str
-    metrics: str
-    quote: str
-    state: str
-    best: bool
-    label: str
-
-    @property
-    def classes(self) -> str:
-        """Classes for the style sheet: "best", "dead", both, or none."""
-        return " ".join([*(["best"] if self.best else []), *(["dead"] if self.state else [])])
-
-    @property
-    def mark(self) -> str:
-        """The meaning of `classes` in words, so that it does not depend on colours and lines alone."""
-        return ", ".join([*(["best path"] if self.best else []), *([self.state] if self.state else [])])
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """Boxes in depth-first order, their common size, and the size of the whole, in SVG units."""
-
-    boxes: list[Box]
-    width: float
-    height: float
-    box_width: int = _BOX_WIDTH
-    box_height: int = _BOX_HEIGHT
-
-
-def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = ()) -> Path:
-    """Write the pages of a finished run into `out`, see `write_report`."""
+def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = (), other: Path | None = None) -> Path:
+    """Write the pages of a finished run into `out`, next to the figures of an `other` one, see `write_report`."""
     config, summary = read_run(run)
     counts = RunCounts(repeated_questions(run))
     for question_id in questions:
         tree_of(run, question_id)  # raises if it is unknown, with the nearest ids
-    finished = (summary.get("questions") or {}).get("finished") or 1
-    step = math.ceil(finished / _MOST_PAGES)
+    compared = Compared(other) if other else None
+    step = math.ceil(((summary.get("questions") or {}).get("finished") or 1) / _MOST_PAGES)
+    pair_step = math.ceil(((summary.get("pairs") or {}).get("total") or 1) / _MOST_PAIRS)
+    with open_site(out, folder="questions", scripts=_SCRIPTS) as site:
+        pairs = PairList(out)
 
-    def pages() -> Iterator[Page]:
-        for number, tree in enumerate(read_trees(run, summary)):
-            counts.add(tree)
-            if number % step == 0 or tree.root["question_id"] in questions:
-                yield _page(tree)
+        def pages() -> Iterator[Page]:
+            written = 0
+            for place, tree in enumerate(read_trees(run, summary)):
+                counts.add(tree)
+                has_page = place % step == 0 or tree.root["question_id"] in questions
+                if place % pair_step == 0:
+                    pairs.add(tree, f"questions/{written:05d}.html" if has_page else "")
+                there, marks = compared.add(tree) if compared else ([], [])
+                if has_page:
+                    written += 1
+                    yield _page(tree, there, marks)
 
-    with open_site(out, folder="questions", scripts=("tree.js",)) as site:
         site.write_pages("question.html.j2", pages())
         metrics = counts.metrics(summary)
         by_type = metrics["pairs"]["by_type"]
-        return site.write_index(
+        pairs.write(site, counts.contradictions.pairs, by_type, pair_step)
+        return site.write(
+            "index.html",
             "index.html.j2",
+            scripts=site.rows.close(),
             config=config,
             settings=dump(config),
             step=step,
             summary=summary,
             metrics=metrics,
+            compared=compared and compared.figures(config, metrics),
             types=_STEP_TYPES,
             pairs_by_chosen={kind: sum(by_type.get(kind, {}).values()) for kind in _STEP_TYPES[:-1]},
             histograms={
@@ -116,153 +100,138 @@ def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = ()) ->
         )
 
 
-def tree_picture(tree: QuestionTree) -> str:
-    """Return the drawing of a tree as an SVG file, which needs no page around it."""
-    return render("tree.svg.j2", drawing=_draw(tree, _PICTURE_QUOTE_COLUMNS))
+class Compared:
+    """Another run, to which one is compared: as a whole, and by the questions that both have."""
+
+    def __init__(self, run: Path) -> None:
+        """Read the run; raises what `write_report` raises."""
+        self.name = run.name
+        self.config, summary = read_run(run)
+        counts = RunCounts(repeated_questions(run))
+        self.f1: dict[tuple[str, str], float | None] = {}
+        for tree in read_trees(run, summary):
+            counts.add(tree)
+            self.f1[tree.question] = mean_f1(tree)
+        self.metrics = counts.metrics(summary)
+        self.both: list[tuple[float, float]] = []  # mean F1 of a question here and there
+
+    def add(self, tree: QuestionTree) -> tuple[list[float | None], list[str]]:
+        """Count a question of this run; return the other's mean F1, the difference, and the marks of its row."""
+        here, there = mean_f1(tree), self.f1.get(tree.question)
+        if here is None or there is None:
+            return [there, None], []
+        self.both.append((here, there))
+        return [there, here - there], ["higher"] * (here > there) + ["lower"] * (here < there)
+
+    def figures(self, config: Config, metrics: Any) -> dict[str, Any]:
+        """Return both runs' figures and the settings in which they differ, for the first page."""
+        rows = [(name, _at(metrics, path), _at(self.metrics, path)) for name, path in _COMPARED.items()]
+        here, there = identity(config), identity(self.config)
+        names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        sides = list(zip(*self.both, strict=True)) or [(), ()]
+        return {
+            "name": self.name,
+            "rows": rows,
+            "settings": [(name, str(here.get(name)), str(there.get(name))) for name in names],
+            "f1": intervals({"f1": Difference(*sides)}, seed=0)["f1"] if self.both else None,
+        }
 
 
-def _page(tree: QuestionTree) -> Page:
-    best_f1 = max((row["f1"] for row in tree.nodes if row["f1"] is not None), default=None)
-    depth = max(row["depth"] for row in tree.nodes)
-    columns = [tree.root[name] for name in ("dataset", "question_id", "question", "golden_answers")]
-    cells = [*columns, len(tree.nodes), depth, len(tree.pairs), best_f1]
-    return Page(tree.root, {"drawing": _draw(tree), "details": _details(tree)}, [ListRow(cells)])
+def _at(metrics: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        metrics = (metrics or {}).get(name)
+    return metrics
 
 
-def _draw(tree: QuestionTree, quote_columns: int = _QUOTE_COLUMNS) -> Drawing:
-    """Place all nodes of a tree; steps run from left to right."""
-    positions = layout(tree.children)
-    best = set(tree.best_path)
-    boxes = [_box(tree.nodes[node], positions, quote_columns, node in best) for node in depth_first(tree.children)]
-    return Drawing(
-        boxes,
-        width=2 * _MARGIN + max(position.column for position in positions) * _COLUMN_WIDTH + _BOX_WIDTH,
-        height=2 * _MARGIN + max(position.row for position in positions) * _ROW_HEIGHT + _BOX_HEIGHT,
-    )
+class PairList:
+    """The page of a run's pairs: a list without their texts, which `pairs.js` loads when a pair is opened."""
+
+    def __init__(self, out: Path) -> None:
+        self._rows = DataFiles(out, "pairs", per_file=_PAIRS_PER_FILE)
+        self._texts = DataFiles(out, "texts", per_file=_TEXTS_PER_FILE, function="registerTexts")
+        self._numbers: dict[str, int] = {}  # of rows, by the pair's id
+
+    def add(self, tree: QuestionTree, page: str) -> None:
+        """Add the pairs of a question; `page` is "" if it has none."""
+        root, texts = tree.root, {}
+        for place, pair in enumerate(tree.pairs):
+            sides = [tree.path(pair[f"{side}_node_id"]) for side in ("chosen", "rejected")]
+            for node in {node for path in sides for node in path[1:]}:
+                row = tree.nodes[node]
+                texts[node] = [row["parent_id"], row["action"], row["content"], row["text"]]
+            said = [shortened(tree.nodes[path[-1]]["content"], _PAIR_TEXT_COLUMNS) for path in sides]
+            kind = f"{pair['chosen_type']} > {pair['rejected_type']}" if "chosen_type" in pair else "trajectory"
+            numbers = [pair[name] for name in ("depth", "chosen_reward", "rejected_reward", "margin")]
+            cells = [root["question"], f"{root['dataset']} {root['question_id']}", kind, *said, *numbers]
+            few = pair.get("chosen_rollouts") == 1 or pair.get("rejected_rollouts") == 1
+            marks = [kind, pair["split"], *(["few"] if few else [])]
+            self._numbers[pair["pair_id"]] = self._rows.total
+            listed = ListRow([*cells, pair.get("confidence")], marks, f"#pair-{place}" if page else "")
+            opened = [self._texts.total, *(path[-1] for path in sides), pair["depth"]]
+            self._rows.add([*list_row(self._rows.total, listed, page), opened])
+        if texts:
+            self._texts.add(texts)
+
+    def write(
+        self, site: Site, contradictory: Collection[str], by_type: Mapping[str, Mapping[str, int]], step: int
+    ) -> None:
+        """Write the page, whose filters name the types of pairs and the pairs that contradict another one."""
+        kinds = [f"{chosen} > {rejected}" for chosen, found in by_type.items() for rejected in found]
+        self._texts.close()
+        site.write(
+            "pairs.html",
+            "pairs.html.j2",
+            scripts=self._rows.close(),
+            total=self._rows.total,
+            step=step,
+            kinds=kinds,
+            contradictory=sorted(self._numbers[pair] for pair in contradictory if pair in self._numbers),
+        )
 
 
-def layout(children: Sequence[Sequence[int]]) -> list[Position]:
-    """Give the leaves, depth first, the rows 0, 1, 2, ... and centre each parent between its outer children.
-
-    The subtrees of siblings fill row intervals that do not meet, and a parent stays within its subtree's interval, so
-    nothing overlaps.
-
-    Args:
-        children: `[N]` the children of each node, all with higher numbers than their parent; node 0 is the root.
-
-    >>> [(position.column, position.row) for position in layout([[1, 2], [3, 4], [], [], []])]
-    [(0, 1.25), (1, 0.5), (1, 2.0), (2, 0.0), (2, 1.0)]
-    """
-    columns = [0] * len(children)
-    for node, below in enumerate(children):
-        for child in below:
-            columns[child] = columns[node] + 1
-    rows = [0.0] * len(children)
-    leaves = [node for node in depth_first(children) if not children[node]]
-    for row, leaf in enumerate(leaves):
-        rows[leaf] = float(row)
-    for node in reversed(range(len(children))):
-        if children[node]:
-            rows[node] = (rows[children[node][0]] + rows[children[node][-1]]) / 2
-    return [Position(column, row) for column, row in zip(columns, rows, strict=True)]
+def mean_f1(tree: QuestionTree) -> float | None:
+    """Return the mean F1 of a tree's complete trajectories; None if there is none."""
+    scores = [row["f1"] for row in tree.nodes if row["f1"] is not None]
+    return fmean(scores) if scores else None
 
 
-def depth_first(children: Sequence[Sequence[int]]) -> list[int]:
-    """Return the nodes in reading order, from the root. Without recursion: trees may be of any depth."""
-    order: list[int] = []
-    waiting = [0] if children else []
-    while waiting:
-        node = waiting.pop()
-        order.append(node)
-        waiting.extend(reversed(children[node]))
-    return order
-
-
-def _box(row: Row, positions: Sequence[Position], quote_columns: int, best: bool) -> Box:
-    node = row["node_id"]
-    parent = None if row["parent_id"] < 0 else row["parent_id"]
-    x, y = _corner(positions[node])
-    state = "malformed" if row["action"] == "malformed" else "no answer" if row["spre"] is None else ""
-    title = f"{node} {row['action'] or 'question'}"
-    stage_or_f1 = row["stage"] if row["f1"] is None else f"F1 {_value(row['f1'])}"
-    metrics = f"{stage_or_f1} · N {row['visits']} · Q {_value(row['value'])} · SPRE {_value(row['spre'])}"
-    quote = row["question"] if parent is None else row["content"]
-    return Box(
-        id=node,
-        parent=parent,
-        level=positions[node].column + 1,
-        x=x,
-        y=y,
-        edge="" if parent is None else _edge(_corner(positions[parent]), (x, y)),
-        title=title,
-        metrics=metrics,
-        quote=shortened(quote, quote_columns),
-        state=state,
-        best=best,
-        label=f"Node {title}, {metrics}: {shortened(quote, 3 * _QUOTE_COLUMNS)}",
-    )
-
-
-def _corner(position: Position) -> tuple[float, float]:
-    return _MARGIN + position.column * _COLUMN_WIDTH, _MARGIN + position.row * _ROW_HEIGHT
-
-
-def _edge(parent: tuple[float, float], child: tuple[float, float]) -> str:
-    """A curve from the middle of the parent's right side to the middle of the child's left side."""
-    start, end = parent[0] + _BOX_WIDTH, child[0]
-    middle = (start + end) / 2
-    parent_y, child_y = parent[1] + _BOX_HEIGHT / 2, child[1] + _BOX_HEIGHT / 2
-    return f"M{start:g} {parent_y:g}C{middle:g} {parent_y:g} {middle:g} {child_y:g} {end:g} {child_y:g}"
-
-
-def _value(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+def _page(tree: QuestionTree, there: Sequence[float | None], marks: Sequence[str]) -> Page:
+    nodes, searches = tree.nodes, tree.searches()
+    answers = [row for row in nodes if row["f1"] is not None]
+    failures = sum(row["action"] == "malformed" or row["stop_reason"] == "no_answer" for row in nodes)
+    tokens = sum((row["prompt_tokens"] or 0) + (row["completion_tokens"] or 0) for row in nodes)
+    cells = [tree.root["question"], f"{tree.root['dataset']} {tree.root['question_id']}", tree.root["golden_answers"]]
+    cells += [len(nodes), max(row["depth"] for row in nodes), len(tree.pairs), failures, tokens or None]
+    cells.append(fmean([searches[row["node_id"]] for row in answers]) if answers else None)
+    cells += [mean_f1(tree), max((row["f1"] for row in answers), default=None), *there]
+    marks = [*marks, *(["no pairs"] if not tree.pairs else []), *(["failures"] if failures else [])]
+    if not any(row["em"] for row in answers):
+        marks.append("never right")
+    return Page(tree.root, {"nodes": len(nodes), "details": _details(tree)}, [ListRow(cells, marks)])
 
 
 def _details(tree: QuestionTree) -> dict[str, Any]:
-    """Return what the panel shows of each node, as JSON. Prompts and passages are indices into shared lists."""
+    """Return what the page shows of a tree, as JSON. Prompts and passages are indices into shared lists."""
     messages, passages = TextPool(), TextPool()
-    pairs = _pairs_by_node(tree)
     nodes = []
-    for row in tree.nodes:
-        searched = [[passages.passage(passage), _value(passage["score"])] for passage in row["passages"]]
-        node = {"id": row["node_id"], "facts": _facts(row), "prompt": messages.messages(row["prompt"])}
-        node |= {"prefix": row["prefix"], "text": row["text"], "passages": searched, "pairs": pairs[row["node_id"]]}
+    for row, drawn in zip(tree.nodes, merged(tree), strict=True):
+        node = {name: row[name] for name in _FACTS} | {"drawn": drawn, "prompt": messages.messages(row["prompt"])}
+        node["passages"] = [[passages.passage(passage), number(passage["score"])] for passage in row["passages"]]
         nodes.append(node)
-    return {"nodes": nodes, "messages": messages.items, "passages": passages.items}
+    pairs = [{name: pair.get(name) for name in _PAIR_FACTS} for pair in tree.pairs]
+    whole = any("chosen_type" not in pair for pair in tree.pairs)
+    shown = {"nodes": nodes, "best": tree.best_path, "pairs": pairs, "whole": whole}
+    return shown | {"messages": messages.items, "passages": passages.items}
 
 
-def _facts(row: Row) -> list[tuple[str, str]]:
-    facts = {
-        "step": row["action"] or "the question",
-        "next stage": row["stage"],
-        "ended": row["stop_reason"],
-        "origin": row["origin"],
-        "visits N": row["visits"],
-        "visits with a value": row["valued"],
-        "value Q": _value(row["value"]),
-        "SPRE": _value(row["spre"]),
-        "F1 of the answer": None if row["f1"] is None else _value(row["f1"]),
-        "exact match": None if row["em"] is None else _value(row["em"]),
-        "prompt tokens": row["prompt_tokens"],
-        "completion tokens": row["completion_tokens"],
-        "finish reason": row["finish_reason"],
-    }
-    return [(name, str(value)) for name, value in facts.items() if value is not None]
+def merged(tree: QuestionTree) -> list[int]:
+    """Return the node that each one is drawn with: the oldest of the siblings that say the same.
 
-
-def _pairs_by_node(tree: QuestionTree) -> dict[int, list[Row]]:
-    """Every pair twice: at its chosen and at its rejected node."""
-    pairs_by_node: dict[int, list[Row]] = defaultdict(list)
-    for pair in tree.pairs:
-        for side, other in (("chosen", "rejected"), ("rejected", "chosen")):
-            entry = {"preferred": side == "chosen", "other": pair[f"{other}_node_id"]}
-            pairs_by_node[pair[f"{side}_node_id"]].append(entry | {"reason": _why(pair, side, other)})
-    return pairs_by_node
-
-
-def _why(pair: Row, side: str, other: str) -> str:
-    """Say why one node was preferred: the compared rewards, which may differ from the tree's SPRE (`pairs --alpha`)."""
-    rewards = f"reward {_value(pair[f'{side}_reward'])} against {_value(pair[f'{other}_reward'])}"
-    whole = "" if "chosen_type" in pair else f", as whole trajectories that share {pair['depth']} steps"
-    return f"{rewards}, margin {_value(pair['margin'])} ({pair['split']}){whole}"
+    Children of siblings that are drawn together are siblings, too.
+    """
+    first: dict[Any, int] = {}
+    drawn: list[int] = []
+    for row in tree.nodes:
+        above = drawn[row["parent_id"]] if drawn else -1
+        drawn.append(first.setdefault((above, *content_of(row)), row["node_id"]))
+    return drawn

@@ -2,6 +2,7 @@
 
 OUT/
 ├── index.html              settings, metrics, the list of pages
+├── pairs.html              of a run: the list of its pairs
 ├── questions/00000.html    one question, in the folder's order; `groups/` for a training run
 ├── data/rows-000.js        rows of the list: a page opened from disk may not fetch JSON, but may load a script
 └── report.css, *.js
@@ -58,15 +59,50 @@ class Page(NamedTuple):
     rows: Sequence[ListRow]
 
 
+class DataFiles:
+    """Items of a page in files, each a script that calls a function with a list of them.
+
+    Attributes:
+        names: of the files so far, from the first page.
+        total: items so far.
+    """
+
+    def __init__(self, out: Path, name: str, *, per_file: int, function: str = "registerRows") -> None:
+        self.names: list[str] = []
+        self.total = 0
+        self._out, self._name, self._per_file, self._function = out, name, per_file, function
+        self._items: list[Any] = []
+
+    def add(self, item: Any) -> None:
+        """Add an item; it is written when its file is full, or by `close`."""
+        self._items.append(item)
+        self.total += 1
+        if len(self._items) == self._per_file:
+            self.close()
+
+    def close(self) -> list[str]:
+        """Write the items that are left; return the names of all files."""
+        if self._items:
+            self.names.append(f"data/{self._name}-{len(self.names):03d}.js")
+            values = json.dumps(visible(self._items), ensure_ascii=False).replace("<", "\\u003c")
+            (self._out / self.names[-1]).write_text(f"{self._function}({values});\n", encoding="utf-8")
+            self._items = []
+        return self.names
+
+
 class Site:
-    """The pages of one report while they are written, see `open_site`."""
+    """The pages of one report while they are written, see `open_site`.
+
+    Attributes:
+        rows: of the list on the first page.
+    """
 
     def __init__(self, out: Path, folder: str, assets: Sequence[str]) -> None:
         self.out = out
         self.folder = folder
-        self._scripts: list[str] = []
-        self._rows: list[Sequence[Any]] = []
-        (out / "index.html").unlink(missing_ok=True)
+        self.rows = DataFiles(out, "rows", per_file=_ROWS_PER_FILE)
+        for name in ("index.html", "pairs.html"):
+            (out / name).unlink(missing_ok=True)
         for name in assets:
             (out / name).write_bytes((Path(__file__).parent / "templates" / name).read_bytes())
         old_pages = [page for name in _FOLDERS for page in (out / name).glob("[0-9]*.html")]
@@ -96,27 +132,13 @@ class Site:
             )
             (self.out / name).write_text(text, encoding="utf-8")
             for row in page.rows:
-                row_number = len(self._scripts) * _ROWS_PER_FILE + len(self._rows)
-                # Long texts are shortened, because all rows are in the browser's memory at once.
-                self._rows.append([row_number, *map(_shortened_cell, row.cells), name + row.anchor, row.marks])
-                if len(self._rows) == _ROWS_PER_FILE:
-                    self._write_rows()
+                self.rows.add(list_row(self.rows.total, row, name))
             page, number = following, number + 1
 
-    def write_index(self, template: str, **values: Any) -> Path:
-        """Write the remaining rows of the list and the first page; return its path."""
-        if self._rows:
-            self._write_rows()
-        index = self.out / "index.html"
-        write_text(index, render(template, root="", scripts=self._scripts, **values))
-        return index
-
-    def _write_rows(self) -> None:
-        name = f"data/rows-{len(self._scripts):03d}.js"
-        values = json.dumps(visible(self._rows), ensure_ascii=False).replace("<", "\\u003c")
-        (self.out / name).write_text(f"registerRows({values});\n", encoding="utf-8")
-        self._scripts.append(name)
-        self._rows = []
+    def write(self, name: str, template: str, **values: Any) -> Path:
+        """Write a page beside the folder of the others; return its path."""
+        write_text(self.out / name, render(template, root="", **values))
+        return self.out / name
 
 
 @contextlib.contextmanager
@@ -138,6 +160,11 @@ def open_site(out: Path, *, folder: str, scripts: Sequence[str]) -> Iterator[Sit
     claim_folder(out, "report", already_ours=holds, ignore=assets)
     with lock(out / ".lock"):
         yield Site(out, folder, assets)
+
+
+def list_row(number: int, row: ListRow, page: str) -> list[Any]:
+    """Return a row of a list as `list.js` reads it. Long texts are shortened: all rows are in the browser at once."""
+    return [number, *map(_shortened_cell, row.cells), page + row.anchor, row.marks]
 
 
 def _shortened_cell(value: Any) -> Any:

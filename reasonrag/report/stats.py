@@ -74,18 +74,14 @@ class RunCounts:
         """Count one more tree, its nodes and its pairs."""
         self.trees_by_dataset[tree.root["dataset"]] += 1
         self.values["iterations"].append(tree.root["visits"])
-        searches = [0] * len(tree.nodes)  # on the path to each node
-        for row in tree.nodes:  # parents come before their children
-            node, parent = row["node_id"], row["parent_id"]
-            if parent >= 0:
-                searches[node] = searches[parent] + (row["action"] == "query")
+        for row, searches in zip(tree.nodes, tree.searches(), strict=True):
             self._add_node(row)
             if row["f1"] is not None:
                 self.values["steps"].append(row["depth"])
-                self.values["rounds"].append(searches[node] + 1)
+                self.values["rounds"].append(searches + 1)
         if tree.pairs:
             self.questions_with_pairs[tree.root["dataset"]] += 1
-        self.contradictions.begin(tree.root["dataset"], tree.root["question_id"])
+        self.contradictions.begin(*tree.question)
         for pair in tree.pairs:
             self._add_pair(pair, tree)
 

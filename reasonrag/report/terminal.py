@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as Drawing
 
 from reasonrag.core.text import one_line, printable
-from reasonrag.report.trees import QuestionTree, tree_of
+from reasonrag.report.trees import QuestionTree
 from reasonrag.storage.parquet import Row
 
-_LEGEND = "* best path   ! malformed   x ended without an answer   ~ cut off"
+_LEGEND = "* best path (highest SPRE)  ! malformed  x ended without an answer  ~ cut off"
 _STYLES = {"*": "bold green", "!": "red", "x": "yellow", "~": "yellow"}
 _LONGEST_QUESTION = 300
 _LONGEST_CONTENT = 300
@@ -23,26 +26,43 @@ _SPREAD = ("count", "mean", "min", "p25", "median", "p75", "p95", "max")
 _USED = ("calls", "prompt_tokens", "completion_tokens", "cost")
 
 
-def show(run: Path, question_id: str, console: Console, dataset: str | None = None) -> None:
-    """Print the tree of one question of a finished run; raises what `tree_of` raises."""
-    console.print(drawing(tree_of(run, question_id, dataset)))
-
-
-def drawing(tree: QuestionTree) -> Group:
+def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False) -> Group:
     """Render a tree with rich, two lines per node: its action with its scores, then its text.
 
     Lines are cut at the console's width. Colours only repeat what the marks say.
+
+    Args:
+        tree: of one question.
+        depth: steps from the question that are shown; None for all.
+        best: show the children of the best path's nodes alone: that path and its siblings.
     """
     root = tree.root
     golden = " | ".join(root["golden_answers"])
     question = f"{root['question'][:_LONGEST_QUESTION]}  [{root['dataset']} {root['question_id']}]"
     heading = Text(_inert(question), style="bold")
     heading.append(f"\ngold: {_inert(golden)[:_LONGEST_CONTENT]}\n{_scores(root)}", style="not bold")
-    best = set(tree.best_path)
+    path = set(tree.best_path)
     drawn = {0: Drawing(heading)}
+    hidden: Counter[int] = Counter()  # nodes below those that are drawn, by the drawn one
+    above: dict[int, Any] = {}  # of hidden nodes
     for row in tree.nodes[1:]:  # a parent comes before its children
-        drawn[row["node_id"]] = drawn[row["parent_id"]].add(_node(row, row["node_id"] in best))
+        node, parent = row["node_id"], row["parent_id"]
+        if parent in drawn and (depth is None or row["depth"] <= depth) and (parent in path or not best):
+            drawn[node] = drawn[parent].add(_node(row, node in path))
+        else:
+            above[node] = above.get(parent, parent)
+            hidden[above[node]] += 1
+    for node, count in hidden.items():
+        drawn[node].add(Text(f"+{count} nodes", style="dim"))
     return Group(drawn[0], Text(_LEGEND, style="dim"))
+
+
+def picture(tree: QuestionTree) -> str:
+    """Return the best path of a tree and its siblings as an SVG file, which loads nothing."""
+    console = Console(record=True, width=110, file=io.StringIO())
+    console.print(drawing(tree, best=True))
+    style = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # it names a server
+    return console.export_svg(title="Search tree: the best path and its siblings", code_format=style)
 
 
 def tables(metrics: Mapping[str, Any]) -> Group:

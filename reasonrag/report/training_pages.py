@@ -84,8 +84,15 @@ def write_training_pages(training: Path, out: Path) -> Path:
     steps = steps_shown(training / "rollouts")
     with open_site(out, folder="groups", scripts=()) as site:
         site.write_pages("group.html.j2", _pages(steps.files, reward))
-        return site.write_index(
-            "training.html.j2", **overview, steps=steps, reward=reward, columns=_COLUMNS, filters=_FILTERS
+        return site.write(
+            "index.html",
+            "training.html.j2",
+            scripts=site.rows.close(),
+            **overview,
+            steps=steps,
+            reward=reward,
+            columns=_COLUMNS,
+            filters=_FILTERS,
         )
 
 

@@ -54,6 +54,19 @@ class QuestionTree:
         return self.nodes[0]
 
     @property
+    def question(self) -> tuple[str, str]:
+        """Data set and id."""
+        return _question_of(self.root)
+
+    def searches(self) -> list[int]:
+        """Return `[N]` the searches on the path to each node, its own step included."""
+        searches: list[int] = []
+        for row in self.nodes:  # parents come before their children
+            before = searches[row["parent_id"]] if searches else 0
+            searches.append(before + (row["action"] == "query"))
+        return searches
+
+    @property
     def best_path(self) -> tuple[int, ...]:
         """Ids from the root to the answer of the highest SPRE (the oldest of equals); empty if no answer has any."""
         answers = [row for row in self.nodes if row["f1"] is not None and row["spre"]]

@@ -159,20 +159,20 @@ class RealModel(Paper):
 
     def draw(self, plan: Plan, folder: Path) -> None:
         """Write the tree of the question of our own with most pairs, which has passages of our own."""
-        from reasonrag.report.run_pages import tree_picture
+        from reasonrag.report.terminal import picture
         from reasonrag.report.trees import read_trees
 
         trees = plan.out / "seed-0" / "trees"
         if (summary := read_json(trees / "run.json")) is not None:
             ours = [tree for tree in read_trees(trees, summary) if tree.root["dataset"] == OURS]
             if ours:
-                write_text(folder / _PICTURE, tree_picture(max(ours, key=lambda tree: len(tree.pairs))) + "\n")
+                write_text(folder / _PICTURE, picture(max(ours, key=lambda tree: len(tree.pairs))) + "\n")
 
     def sections(self, results: Mapping[str, Any]) -> Iterator[str]:
         yield from _data_section(results)
         if pairs := results.get("pairs"):
             yield from _pairs_section(pairs, results["siblings"])
-            yield from ["", f"![A tree of `sft` for a question of our own]({_PICTURE})"]
+            yield from ["", f"![A tree of `sft` for a question of our own: the best path and its siblings]({_PICTURE})"]
         yield from ["", "## Costs", ""]
         yield "CPU seconds, attempts that were killed included. Everything runs in its own process with transformers; a"
         yield "server of vLLM's CPU build would save a tenth of a call ([engines](../engines.md))."

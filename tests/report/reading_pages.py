@@ -55,11 +55,13 @@ class Page(HTMLParser):
         return found
 
 
-def listed(report: Path) -> list[list[Any]]:
-    """Rows of the list of the first page, from the files that it names: cells, then the page and the marks."""
-    (table,) = Page(report / "index.html").all("table", id="list")
-    rows: list[list[Any]] = []
-    for name in json.loads(table["data-scripts"] or ""):
-        script = (report / name).read_text(encoding="utf-8")
-        rows += json.loads(script.removeprefix("registerRows(").removesuffix(");\n"))
-    return rows
+def listed(report: Path, page: str = "index.html") -> list[list[Any]]:
+    """Rows of the list of a page, from the files that it names: cells, then the page and the marks."""
+    (table,) = Page(report / page).all("table", id="list")
+    return [row for name in json.loads(table["data-scripts"] or "") for row in scripted(report / name)]
+
+
+def scripted(file: Path, function: str = "registerRows") -> list[Any]:
+    """What a file of `data/` calls the function with."""
+    items: list[Any] = json.loads(file.read_text(encoding="utf-8").removeprefix(f"{function}(").removesuffix(");\n"))
+    return items

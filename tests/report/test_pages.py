@@ -8,13 +8,19 @@ from collections import Counter
 import pytest
 
 from reasonrag.core.errors import DataError, RunError
+from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.report import write_report
+from reasonrag.report.run_pages import merged
+from reasonrag.report.trees import QuestionTree
 from reasonrag.storage.files import lock
+from reasonrag.storage.parquet import write_parquet
+from reasonrag.storage.tables import pair_schema
 from tests.e2e import product
 from tests.e2e.world import World
 from tests.report.finished import write_evaluation, write_pair_training, write_training
 from tests.report.hostile import HOSTILE, rows, write_run
-from tests.report.reading_pages import Page, listed
+from tests.report.reading_pages import Page, listed, scripted
+from tests.report.toys import rows_of
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 LINKING = ("href", "src", "action", "data", "srcset", "poster", "xlink:href")
@@ -53,14 +59,12 @@ def pages(report):
 
 def test_every_question_has_a_page_with_every_node(real):
     run, report = real
-    expected = Counter(row["question_id"] for row in product.tree_rows(run))
+    expected = Counter(f"{row['dataset']} {row['question_id']}" for row in product.tree_rows(run))
     found = listed(report)
-    assert {row[2]: row[5] for row in found} == expected
-    for place, _, question_id, *_ in found:
-        page = Page(report / "questions" / f"{place:05d}.html")
-        drawn = [int(node["data-id"]) for node in page.all("g", role="treeitem")]
-        assert sorted(drawn) == list(range(expected[question_id]))
-        assert [node["id"] for node in page.details["nodes"]] == sorted(drawn)
+    assert {row[2]: row[4] for row in found} == expected
+    for place, _, name, *_ in found:
+        nodes = Page(report / "questions" / f"{place:05d}.html").details["nodes"]
+        assert [node["node_id"] for node in nodes] == list(range(expected[name]))
 
 
 def test_a_large_run_has_pages_of_a_sample_and_of_the_questions_that_are_named(tmp_path):
@@ -69,7 +73,7 @@ def test_a_large_run_has_pages_of_a_sample_and_of_the_questions_that_are_named(t
     for named, expected in (((), 334), (("q1", "q3"), 335)):
         report = write_report(tmp_path, questions=named).parent
         assert len(list((report / "questions").iterdir())) == len(listed(report)) == expected
-    assert [row[2] for row in listed(report)[:4]] == ["q0", "q1", "q3", "q6"]
+    assert [row[2] for row in listed(report)[:4]] == ["d q0", "d q1", "d q3", "d q6"]
     page = Page(report / "index.html")
     assert "One question in 3" in page.text and f"nodes: {summary['trees']['nodes']:,}" in page.text
     with pytest.raises(DataError, match="nearest ids"):
@@ -82,12 +86,12 @@ def test_the_first_page_counts_what_the_run_counts(real):
     counts = f"nodes: {len(product.tree_rows(run)):,} · preference pairs: {summary['pairs']['total']:,}"
     assert counts in page.text
     assert f"{summary['calls']['policy']['calls']:,}" in page.text
-    assert sum(row[7] for row in listed(report)) == summary["pairs"]["total"]
+    assert sum(row[6] for row in listed(report)) == summary["pairs"]["total"]
 
 
 def test_a_node_shows_what_was_asked_found_and_written(real):
     run, report = real
-    by_question = {row[2]: row[0] for row in listed(report)}
+    by_question = {row[2].split()[1]: row[0] for row in listed(report)}
     searched = next(row for row in product.tree_rows(run) if row["passages"])
     details = Page(report / "questions" / f"{by_question[searched['question_id']]:05d}.html").details
     node = details["nodes"][searched["node_id"]]
@@ -98,15 +102,60 @@ def test_a_node_shows_what_was_asked_found_and_written(real):
     assert node["text"] == searched["text"]
 
 
-def test_each_pair_is_named_at_both_of_its_nodes(real):
+def test_every_pair_is_in_its_question_and_in_the_list_of_all(real):
     run, report = real
     pairs = product.pair_rows(run)
+    expected = Counter((p["question_id"], p["chosen_node_id"], p["rejected_node_id"]) for p in pairs)
     found = Counter()
     for row in listed(report):
-        for node in Page(report / "questions" / f"{row[0]:05d}.html").details["nodes"]:
-            found.update((row[2], node["id"], pair["other"]) for pair in node["pairs"] if pair["preferred"])
-            assert all("(train)" in pair["reason"] or "(test)" in pair["reason"] for pair in node["pairs"])
-    assert found == Counter((p["question_id"], p["chosen_node_id"], p["rejected_node_id"]) for p in pairs)
+        of_question = Page(report / "questions" / f"{row[0]:05d}.html").details["pairs"]
+        found.update((row[2].split()[1], pair["chosen_node_id"], pair["rejected_node_id"]) for pair in of_question)
+    assert found == expected
+    texts = [item for file in sorted((report / "data").glob("texts-*.js")) for item in scripted(file, "registerTexts")]
+    nodes = {(row["question_id"], row["node_id"]): row["text"] for row in product.tree_rows(run)}
+    rows = listed(report, "pairs.html")
+    for row in rows:
+        question = row[2].split()[1]
+        where, chosen, rejected, depth = row[-1]
+        for node in (chosen, rejected):
+            assert texts[where][str(node)][3] == nodes[question, node]
+        assert depth == row[6] and row[3] in row[-2] and row[11].startswith("questions/")
+    assert Counter((row[2].split()[1], *row[-1][1:3]) for row in rows) == expected
+
+
+def test_pairs_that_contradict_each_other_are_marked(tmp_path):
+    trees = [rows(3, question_id=name) for name in ("one", "two", "other")]
+    for place, tree in enumerate(trees):
+        for row, (answer, f1) in zip(tree[1:], (("x", 1.0), ("y", 0.0)), strict=True):
+            right = f1 if place != 1 else 1 - f1
+            row |= {"content": answer, "text": f"<answer>{answer}</answer>", "action": "answer", "f1": right}
+    for row in trees[2]:
+        row |= {"question": "another"} | ({"prompt": [{"role": "user", "content": "another"}]} if row["prompt"] else {})
+    run = write_run(tmp_path / "run", trees)
+    pairs = [pair for tree in trees for pair in derive_pairs(tree, policy="p", config_hash="0", min_margin=0.01)]
+    write_parquet(run / "pairs" / "train-00000-of-00001.parquet", pairs, pair_schema())
+    report = write_report(run).parent
+    marked = json.loads(Page(report / "pairs.html").data)
+    assert [row[2] for row in listed(report, "pairs.html") if row[0] in marked] == ["d one", "d two"]
+    assert len(listed(report, "pairs.html")) == 3
+
+
+def test_two_runs_are_compared_by_their_figures_settings_and_questions(tmp_path):
+    better, worse = rows(15, question_id="q"), rows(15, question_id="q")
+    for row in worse:
+        row["f1"] = row["f1"] and 0.25 * row["f1"]
+    run = write_run(tmp_path / "run", [better, rows(7, question_id="here")])
+    other = write_run(tmp_path / "other", [worse, rows(7, question_id="there")], level="trajectory")
+    report = write_report(run, tmp_path / "compared", other=other).parent
+    first, second = listed(report)
+    assert first[12] == 0.25 * first[10] and first[13] == first[10] - first[12] and first[-1][0] == "higher"
+    assert second[12:14] == [None, None]
+    page = Page(report / "index.html")
+    (nodes,) = [row for row in page.rows if row[0] == "nodes" and len(row) == 3]
+    assert nodes == ["nodes", "22", "22"]
+    assert "of the 1 questions that both answered" in page.text
+    with pytest.raises(RunError, match="only two runs can be compared"):
+        write_report(write_pair_training(tmp_path / "dpo"), other=run)
 
 
 def test_foreign_text_opens_no_element_and_runs_nothing(hostile):
@@ -114,7 +163,7 @@ def test_foreign_text_opens_no_element_and_runs_nothing(hostile):
         assert not page.all("img")
         assert all("src" in script or script.get("type") == "application/json" for script in page.all("script"))
         assert not any(name.startswith("on") or name == "style" for _, found in page.elements for name in found)
-        assert "{{ 7*7 }}" in page.source or "{{ 7*7 }}" in page.data
+        assert "{{ 7*7 }}" in page.source or "{{ 7*7 }}" in page.data or page.path.name == "pairs.html"
 
 
 def test_no_control_or_bidi_character_survives(hostile):
@@ -126,7 +175,8 @@ def test_no_control_or_bidi_character_survives(hostile):
 def test_what_scripts_read_holds_the_text_and_nothing_that_acts(reports):
     node = Page(reports["run"] / "questions" / "00000.html").details["nodes"][1]
     (first, *_) = Page(reports["evaluation"] / "questions" / "00000.html").details["attempts"]
-    listings = [listed(reports[kind])[0][3] for kind in ("run", "rl", "evaluation")]
+    listings = [listed(reports[kind])[0][place] for kind, place in (("run", 1), ("rl", 3), ("evaluation", 3))]
+    listings.append(listed(reports["run"], "pairs.html")[0][1])
     for text in (node["text"], first["steps"][0]["text"], *listings):
         assert "</script><script>alert(1)" in text
         assert not CONTROL.search(text)
@@ -145,21 +195,12 @@ def test_pages_reach_for_nothing_but_their_own_files(hostile):
     assert "url(" not in (hostile / "report.css").read_text(encoding="utf-8")
 
 
-def test_sixty_nodes_have_places_of_their_own_and_are_told_apart_in_words(reports):
-    page = Page(reports["run"] / "questions" / "00000.html")
-    boxes = [box for box in page.all("svg") if "x" in box]
-    places = [(float(box["x"]), float(box["y"]), float(box["width"]), float(box["height"])) for box in boxes]
-    assert len(places) == 60
-    for n, (x, y, width, height) in enumerate(places):
-        assert all(abs(x - other[0]) >= width or abs(y - other[1]) >= height for other in places[:n])
-    nodes = page.all("g", role="treeitem")
-    assert [node["tabindex"] for node in nodes] == ["0"] + ["-1"] * 59
-    faded = [node for node in nodes if "dead" in node["class"]]
-    assert faded and all(node["aria-label"].startswith("malformed: Node") for node in faded)
-    best = [node for node in nodes if "best" in node["class"]]
-    assert [node["data-id"] for node in best] == ["0", "2", "6", "14", "30"]  # the shallowest answer
-    assert all(node["aria-label"].startswith("best path: Node") for node in best)
-    assert all(node["class"].split() in (["node"], ["node", "best"], ["node", "dead"]) for node in nodes)
+def test_siblings_that_say_the_same_are_drawn_as_the_oldest_with_the_children_of_all():
+    said = [(-1, ""), (0, "who?"), (0, "Who"), (0, "what"), (1, "x"), (2, "X."), (3, "x")]
+    nodes = rows_of([parent for parent, _ in said])
+    for row, (_, content) in zip(nodes, said, strict=True):
+        row["content"] = content
+    assert merged(QuestionTree.of(nodes)) == [0, 1, 1, 3, 4, 4, 6]
 
 
 def test_tables_and_pictures_have_names_and_ids_occur_once(hostile):
@@ -177,7 +218,7 @@ def test_tables_and_pictures_have_names_and_ids_occur_once(hostile):
 def test_a_new_report_replaces_the_old_one_with_the_same_bytes(tmp_path):
     run = write_run(tmp_path / "run", [rows(7, question_id=f"q{n}") for n in range(3)])
     report = write_report(run).parent
-    assert all((report / row[9]).is_file() for row in listed(report))
+    assert all((report / row[12]).is_file() for row in listed(report))
     once = {path.relative_to(report): path.read_bytes() for path in report.rglob("*.*")}
     (report / "questions" / "00099.html").write_text("of a longer run")
     assert write_report(run) == report / "index.html"
@@ -187,7 +228,7 @@ def test_a_new_report_replaces_the_old_one_with_the_same_bytes(tmp_path):
 def test_long_texts_are_shortened_in_the_list_and_whole_on_their_page(tmp_path):
     long = "word " * 2_000
     report = write_report(write_run(tmp_path / "run", [rows(3, text=long)])).parent
-    assert len(listed(report)[0][3]) <= 300
+    assert len(listed(report)[0][1]) <= 300
     assert long.strip() in Page(report / "questions" / "00000.html").text
 
 
@@ -271,12 +312,13 @@ def test_pairs_of_whole_trajectories_are_named_at_their_last_nodes(tmp_path):
         row["f1"] = row["f1"] and 0.0
     tree[14]["f1"] = 1.0
     report = write_report(write_run(tmp_path / "run", [tree], level="trajectory")).parent
-    nodes = Page(report / "questions" / "00000.html").details["nodes"]
-    ((rejected, told),) = [(pair["other"], pair["reason"]) for pair in nodes[14]["pairs"] if pair["preferred"]]
-    assert tree[rejected]["f1"] == 0.0
-    assert told.startswith("reward 1.000 against 0.000, margin 1.000 (train), as whole trajectories that share ")
-    assert [pair["other"] for pair in nodes[rejected]["pairs"]] == [14]
-    assert listed(report)[0][7] == 1
+    details = Page(report / "questions" / "00000.html").details
+    (pair,) = details["pairs"]
+    assert (pair["chosen_node_id"], pair["margin"], pair["split"], details["whole"]) == (14, 1.0, "train", True)
+    assert tree[pair["rejected_node_id"]]["f1"] == 0.0
+    assert listed(report)[0][6] == 1
+    (listed_pair,) = listed(report, "pairs.html")
+    assert listed_pair[3] == "trajectory" and listed_pair[-1][1:] == [14, pair["rejected_node_id"], pair["depth"]]
     assert "Pairs by type" not in Page(report / "index.html").text  # all of which would be 0
 
 

@@ -1,20 +1,21 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
 from reasonrag.commands import inspect
 from reasonrag.core.errors import DataError
-from reasonrag.report.terminal import drawing, show
+from reasonrag.report.terminal import drawing
 from reasonrag.report.trees import QuestionTree, tree_of
 from tests.report.toys import answer, rows_of
 
 
-def shown(tree, width=80):
+def shown(tree, width=80, **cut):
     out = io.StringIO()
-    Console(file=out, width=width).print(drawing(tree))
+    Console(file=out, width=width).print(drawing(tree, **cut))
     return out.getvalue()
 
 
@@ -36,7 +37,7 @@ def test_marks_without_colour_tell_best_malformed_ended_and_cut_off_nodes_apart(
     lines = shown(QuestionTree.of(rows)).splitlines()
     nodes = [line.split("─ ", 1)[1].split("  N=")[0] for line in lines if "─ " in line]
     assert nodes == ["query", "! malformed", "!x malformed", "~ query", "* answer"]
-    assert lines[-1].startswith("* best path   ! malformed") and "\x1b" not in "".join(lines)
+    assert lines[-1].startswith("* best path (highest SPRE)  ! malformed") and "\x1b" not in "".join(lines)
 
 
 def test_a_deep_tree_of_long_texts_stays_readable_at_80_columns():
@@ -57,11 +58,19 @@ def test_what_a_model_or_a_data_set_wrote_does_not_act_on_the_terminal():
     assert text.count("[bold]markup[/bold]") == 4 + 1
 
 
+def test_a_tree_is_cut_below_a_depth_and_beside_the_best_path_with_the_number_of_nodes_below():
+    rows = rows_of([-1, 0, 0, 1, 3, 2, 5], **answer("Spielberg", spre=0.9))  # 2, 5 and 6 are the best path
+    tree = QuestionTree.of(rows)
+    for cut, expected in (({"best": True}, [1, 2, 5, 6]), ({"depth": 2}, [1, 2, 3, 5])):
+        assert sorted(int(node) for node in re.findall(r"node (\d+)", shown(tree, **cut))) == expected
+    assert shown(tree, best=True).count("+2 nodes") == 1  # below node 1
+
+
 def test_show_prints_the_tree_of_one_question_or_says_what_is_there(run, capsys):
-    inspect.show.callback(run, "q3", None)
+    inspect.show.callback(run, "q3", None, None, False)
     assert tree_of(run, "q3").root["question"] in capsys.readouterr().out
     with pytest.raises(DataError, match="the nearest ids"):
-        show(run, "q33", Console())
+        inspect.show.callback(run, "q33", None, None, False)
 
 
 def test_graphs_are_written_in_either_form(run, tmp_path, capsys):

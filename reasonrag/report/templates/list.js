@@ -5,7 +5,7 @@
 const PAGE_ROWS = 50;
 const list = document.getElementById("list");
 const headings = [...list.querySelectorAll("button[data-kind]")];
-const kinds = headings.map((heading) => heading.dataset.kind); // index, text, list, link or number
+const kinds = headings.map((heading) => heading.dataset.kind); // index, text, list, link, note (below the cell before) or number
 const scripts = JSON.parse(list.dataset.scripts);
 const search = document.getElementById("search");
 const filter = document.getElementById("filter");
@@ -15,6 +15,9 @@ const state = { rows: [], lines: [], found: [], column: 0, direction: 1, page: 0
 // Return a row's cells, the page of its link, and the marks for the filter. A page whose columns depend on a choice
 // replaces this function and calls `arrange`.
 let view = (row) => ({ cells: row.slice(0, kinds.length), page: row[kinds.length], marks: row[kinds.length + 1] });
+
+// Changes a row that is drawn. A page may replace it, too.
+let decorate = () => {};
 
 function registerRows(rows) {
   state.rows.push(...rows);
@@ -94,16 +97,24 @@ function show() {
 function drawn(line) {
   const tr = document.createElement("tr");
   line.cells.forEach((value, column) => {
+    if (kinds[column] === "note") {
+      const note = document.createElement("small");
+      note.textContent = value;
+      tr.lastChild.append(note);
+      return;
+    }
     const cell = tr.insertCell();
+    cell.dataset.name = headings[column].textContent; // shown where there is no room for columns
     if (isNumber(column)) cell.className = "n";
-    const shown = document.createElement(kinds[column] === "link" ? "a" : "bdi");
-    if (kinds[column] === "link") {
+    const shown = document.createElement(kinds[column] === "link" && line.page ? "a" : "bdi");
+    if (kinds[column] === "link" && line.page) {
       shown.href = line.page;
       shown.dir = "auto";
     }
     shown.textContent = text(value, kinds[column]);
     cell.append(shown);
   });
+  decorate(tr, line);
   return tr;
 }
 
@@ -162,6 +173,7 @@ function restore() {
   if (headings[column]) state.column = column;
   if (kept.get("direction") === "-1") state.direction = -1;
   state.page = Math.max(0, Math.trunc(kept.get("page")) || 0);
+  if (kept.has("page")) search.scrollIntoView(); // the way back leads to the list, not to the figures above it
   markSorted();
 }
 

@@ -1,0 +1,89 @@
+"""How right the time left is that `build-tree` shows, in runs of the demo world.
+
+    python -m benchmarks.eta [--questions 60]
+
+Three runs: the demo's search, deep trees of a quarter of the questions, and a run that goes on after it was stopped at
+its half. A thread-free observer notes the seconds and the estimate five times a second. A figure is the estimate at a
+share of the run's time over what was really left: 1 is right, 2 says twice as long. The old way, by finished questions,
+stands beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.table import Table, options
+from reasonrag.core.config import load_config
+from reasonrag.core.errors import Interrupted
+from reasonrag.pipeline.build import Build, build_trees
+
+SHARES = (0.1, 0.25, 0.5)
+EVERY_S = 0.2
+Seen = list[tuple[float, float | None, float | None]]  # seconds, the estimate, the old one
+
+
+def watched(out: Path, settings: dict[str, Any], *, stop_at: float = 1.0) -> Seen:
+    """Build the trees of a configuration until `stop_at` of them; return what was seen."""
+    seen: Seen = []
+
+    @contextlib.asynccontextmanager
+    async def show(build: Build) -> AsyncIterator[None]:
+        async def watch() -> None:
+            progress = build.progress
+            while True:
+                await asyncio.sleep(EVERY_S)
+                progress.line()
+                ended = progress.done - progress.done_before
+                old = progress.seconds / ended * (progress.total - progress.done) if ended else None
+                seen.append((progress.seconds, progress.eta_s, old))
+                if progress.share >= stop_at:
+                    build.drain()
+
+        watching = asyncio.create_task(watch())
+        yield
+        watching.cancel()
+        seen.append((build.progress.seconds, 0.0, 0.0))
+
+    with contextlib.suppress(Interrupted):
+        build_trees(load_config(preset="demo", overrides=settings), out, show=show)
+    return seen
+
+
+def measure(table: Table, questions: int) -> None:
+    usual = {"questions.limit": questions}
+    deep = {"questions.limit": max(questions // 4, 2), "search.iterations": 64, "seed": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        resumed = Path(folder) / "resumed"
+        watched(resumed, usual | {"seed": 2}, stop_at=0.5)
+        runs = {
+            "the demo's search": watched(Path(folder) / "usual", usual),
+            "64 iterations": watched(Path(folder) / "deep", deep),
+            "resumed at its half": watched(resumed, usual | {"seed": 2}),
+        }
+    for name, seen in runs.items():
+        total = seen[-1][0]
+        for share in SHARES:
+            at, estimate, old = min(seen, key=lambda one: abs(one[0] - share * total))
+            before = "none" if old is None else f"{old / (total - at):.2f}"
+            what = f"{name}, {total:.0f} s, at {share:.0%}: said over left (by questions {before})"
+            table.row(what, None if estimate is None else estimate / (total - at), "", limit="<= 2")
+            table.row(f"{name}, at {share:.0%}: left over said", estimate and (total - at) / estimate, "", limit="<= 2")
+    table.note(f"{questions} questions, or a quarter of them with 64 iterations; the demo's policy in this process")
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--questions", type=int, default=60)
+    given = parser.parse_args()
+    table = Table(__doc__)
+    measure(table, given.questions)
+    table.show(given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+from rich.console import Console
+
+from reasonrag.commands.console import Display
+from reasonrag.core.http import RETRIES
+from reasonrag.pipeline.progress import Progress
+
+
+def at(progress: Progress, seconds: float) -> Progress:
+    """As if so many seconds had passed since its start."""
+    progress.started += progress.seconds - seconds
+    progress.line()
+    return progress
+
+
+def near(value: float | None, expected: float) -> bool:
+    return value is not None and abs(value - expected) < 0.1
+
+
+def test_the_time_left_follows_from_iterations_while_no_question_has_ended():
+    progress = Progress(100, "questions", planned=1_600)
+    assert progress.eta_s is None
+    progress.iterations = 400
+    at(progress, 30)
+    assert near(progress.eta_s, 90) and progress.share == 0.25
+    assert "0/100 questions, 0 failed, 400/1600 iterations" in progress.line()
+
+
+def test_the_time_left_leaves_out_the_first_half_of_the_time_such_as_replays():
+    progress = Progress(100, planned=1_000)
+    for seconds, iterations in ((1, 500), (10, 510), (20, 520), (40, 540)):
+        progress.iterations = iterations
+        at(progress, seconds)
+    assert near(progress.eta_s, 460)
+
+
+def test_failures_are_a_line_for_each_cause_with_its_count():
+    progress = Progress(10, failed=3, causes=Counter({"timeout": 1, "unreachable\n\x1b[31m": 2}))
+    out = io.StringIO()
+    with Display(Console(file=out, width=400), progress) as display:
+        display.print_line()
+    assert out.getvalue().splitlines()[1:] == ["  2 failed: unreachable �[31m", "  1 failed: timeout"]
+
+
+def test_retries_since_the_start_are_counted():
+    progress = Progress(1)
+    assert "retries" not in progress.line()
+    RETRIES["timeout"] += 2
+    assert "2 retries" in progress.line()
+
+
+def test_the_counts_of_several_processes_add_up():
+    parts = [Progress(5, planned=80, iterations=20, failed=1, causes=Counter(timeout=1)) for _ in range(2)]
+    whole = Progress(10, "questions")
+    whole.add_up(part.counts() for part in parts)
+    assert (whole.planned, whole.iterations, whole.failures()) == (160, 40, ["2 failed: timeout"])
