@@ -36,6 +36,8 @@ COMMANDS = {
     "import": ("inspect", "Import preference pairs from another tool."),
     "publish": ("publish", "Publish a data set or a policy on the Hugging Face Hub."),
     "index": ("index", "Build, serve and check search indexes."),
+    "env": ("agents", "Serve the rollout engine as an environment that other trainers train on."),
+    "record": ("agents", "Record the model calls of an agent, through a proxy."),
     "parse": ("parse", "Parse trajectories from any source with one of the formats."),
     "demo": ("demo", "Write the questions and the corpus of the demo world."),
     "reproduce": ("reproduce", "Repeat the papers' comparisons at laptop scale."),

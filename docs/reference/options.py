@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from docs.reference.settings import SETTINGS, fields
+from reasonrag.agents.environment import EnvironmentSettings
+from reasonrag.agents.recorder import RecordSettings
 from reasonrag.core.settings import Flag
 from reasonrag.reproduce import PAPERS
 from reasonrag.reproduce.paper import Paper
@@ -21,7 +23,7 @@ _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean"}
 def options_json() -> str:
     """Return the file: flags and presets by model, variants and scale by paper."""
     flags = {model.__name__: _flags(model) for _, model, _ in SETTINGS}
-    flags[ServeSettings.__name__] = _flags(ServeSettings)
+    flags |= {model.__name__: _flags(model) for model in (ServeSettings, EnvironmentSettings, RecordSettings)}
     presets = {model.__name__: sorted(presets) for _, model, presets in SETTINGS if presets}
     papers = {name: _paper(paper) for name, paper in PAPERS.items()}
     return json.dumps({"flags": flags, "presets": presets, "papers": papers}, indent=1, ensure_ascii=False) + "\n"

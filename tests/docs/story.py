@@ -45,6 +45,7 @@ NOT_RUN = {
     "make demo": "minutes; `make smoke` and quickstart.md run its steps",
     "make online": "minutes; `make smoke` and quickstart.md run its steps",
     "make test": "this is it",
+    "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
     "trl dpo": "TRL's own; tests/e2e/test_dataset.py gives it our pairs",
 }
 # Ours, of which every option, preset and configuration file is read, and nothing run.
@@ -56,6 +57,8 @@ READ_ONLY = {
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
     "reasonrag build-tree --dataset hotpotqa --limit 200 --policy extractive --retriever serper": "costs money; "
     "tests/retrieval/test_backends.py asks a server like it",
+    "reasonrag env serve": "does not end; tests/agents/test_environment.py serves one",
+    "reasonrag record": "does not end; tests/agents/test_recorder.py records",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
 }
 
@@ -194,7 +197,7 @@ def read(words: tuple[str, ...]) -> None:
     file, preset = given.get("file"), given.get("preset")
     if file or preset:
         path = ROOT / file if file else None
-        if words[:2] == ("rl", "train"):
+        if words[:2] in (("rl", "train"), ("env", "serve")):
             load_rl_settings(RL_PRESETS, preset=preset, file=path)
         elif words[:2] == ("dpo", "train"):
             validate(DPOSettings, gather(DPO_PRESETS, preset=preset, file=path))

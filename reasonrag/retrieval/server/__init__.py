@@ -1,7 +1,6 @@
 """Serve an index over HTTP, in the protocol of Search-R1's retrieval server."""
 
-from reasonrag.retrieval.server.app import RetrievalApp
-from reasonrag.retrieval.server.run import serve
+from reasonrag.retrieval.server.app import RetrievalApp, serve
 from reasonrag.retrieval.server.service import RetrievalService
 from reasonrag.retrieval.server.settings import ServeSettings
 

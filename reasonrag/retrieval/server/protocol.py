@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from reasonrag.core.text import one_line
+from reasonrag.core.serving import Refusal, describe_problems
 from reasonrag.core.types import Passage
 
-_SHOWN_PROBLEMS = 3
 _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # json.dumps makes an encoder for each reply
-
-
-class Refusal(Exception):
-    """A request is not answered: the HTTP status, and the reason in one line."""
-
-    def __init__(
-        self, status: int, detail: str, *, retry_after_s: int | None = None, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.headers = dict(headers or {})
-        if retry_after_s is not None:
-            self.headers["Retry-After"] = str(retry_after_s)
 
 
 class RetrieveRequest(BaseModel):
@@ -45,10 +31,8 @@ class RetrieveRequest(BaseModel):
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
-            problems = error.errors(include_input=False, include_url=False, include_context=False)
-            shown = [": ".join([*map(str, problem["loc"]), problem["msg"]]) for problem in problems[:_SHOWN_PROBLEMS]]
             hint = 'expected {"queries": ["..."], "topk": 3, "return_scores": true}'
-            raise Refusal(422, one_line(f"{'; '.join(shown)}; {hint}")) from None
+            raise Refusal(422, f"{describe_problems(error)}; {hint}") from None
 
 
 def reply(rankings: Sequence[Sequence[Passage]], *, scores: bool) -> bytes:

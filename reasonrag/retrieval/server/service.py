@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import structlog
 
 from reasonrag.core.errors import BackendError
+from reasonrag.core.serving import Refusal
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore, Ranking
-from reasonrag.retrieval.server.protocol import Refusal, RetrieveRequest
+from reasonrag.retrieval.server.protocol import RetrieveRequest
 from reasonrag.retrieval.server.settings import ServeSettings
 
 log = structlog.get_logger()

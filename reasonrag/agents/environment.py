@@ -1,0 +1,380 @@
+"""The rollout engine as an environment server: OpenEnv's protocol over a WebSocket, with prompts as observations.
+
+A client resets its session to a question, then answers each prompt as the policy, and at the end gets the reward:
+
+    {"type": "reset", "data": {"question_id": "q1"}}    {"type": "step", "data": {"text": "<search>..."}}
+
+Each is answered by `{"type": "observation", "data": {"observation": {...}, "reward": null, "done": false}}`. The engine
+asks the client as it asks any `LLM`, so prompts, parsing, forced answers and rewards are those of `rl train`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal, Protocol
+
+import structlog
+from pydantic import BaseModel, Field, ValidationError
+
+from reasonrag.core.errors import ReasonRAGError
+from reasonrag.core.secrets import excerpt
+from reasonrag.core.serving import (
+    App,
+    Endpoint,
+    ListenSettings,
+    Receive,
+    Refusal,
+    Response,
+    Scope,
+    Send,
+    describe_problems,
+    run_app,
+)
+from reasonrag.core.settings import setting
+from reasonrag.core.text import valid_unicode
+from reasonrag.core.types import Completion, FinishReason, Prompt, Question, Trajectory
+from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
+from reasonrag.online_rl.settings import RLSettings
+from reasonrag.online_rl.task import Task, batched_retrievers, close_parts, open_task, open_task_reward
+from reasonrag.pipeline.parts import sampling
+from reasonrag.rewards import Reward
+from reasonrag.rollout import Engine, derive_seed
+
+log = structlog.get_logger()
+
+
+class EnvironmentSettings(ListenSettings):
+    """Settings of `env serve`."""
+
+    max_sessions: int = setting(256, "maximum clients at a time, each with one episode", "--max-sessions", ge=1)
+    idle_s: float = setting(600.0, "seconds without a message after which a session is dropped", "--idle-timeout", gt=0)
+
+
+class Message(BaseModel):
+    """What a client sends."""
+
+    type: Literal["reset", "step", "state", "close"]
+    data: dict[str, Any] = {}
+
+
+class Reset(BaseModel):
+    """The question of an episode: by id, by its text, or with golden answers one of the client's own.
+
+    Without a choice the questions come in turn, or the seed draws one. Other fields are ignored, so that a row of a
+    training set can be sent as it is. `step` counts optimizer steps, for rewards that change during training.
+    """
+
+    question_id: str | None = None
+    dataset: str | None = None
+    question: str | None = None
+    golden_answers: list[str] | None = None
+    seed: int | None = None
+    episode_id: str | None = None
+    step: int = Field(0, ge=0)
+
+
+class Action(BaseModel):
+    """What the policy wrote, with or without the stop string; `finish_reason` is length if a limit cut it off."""
+
+    text: str
+    finish_reason: Literal["stop", "length"] = "stop"
+    token_ids: list[int] | None = None
+
+
+class Observation(BaseModel):
+    """The policy's next prompt; at the end, what came of the trajectory.
+
+    `messages` are the chat, and `prefix` the open turn that the policy continues. `inserted` is its end that is new
+    since the policy's last words: what a trainer appends to the tokens, outside the loss. `trained` is false where a
+    reward asks the policy something, which is no step of the trajectory. `cause` says why there is no reward: the
+    episode is to be left out then, it is no 0.
+    """
+
+    question_id: str = ""
+    messages: list[dict[str, str]] = []
+    prefix: str = ""
+    inserted: str = ""
+    stop: list[str] = []
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    trained: bool = False
+    answer: str | None = None
+    stop_reason: str | None = None
+    parts: dict[str, float | None] = {}
+    cause: str = ""
+
+
+Reply = dict[str, Any]
+
+
+class CurrentPolicy:
+    """An `LLM` that is another one in each task, such as the client of a session: one engine serves all of them."""
+
+    name = "outside"
+    current: ClassVar[ContextVar[Completes]] = ContextVar("policy")
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """Return `[n]` completions of the current task's policy."""
+        return await self.current.get().complete(prompt, sampling)
+
+    async def aclose(self) -> None:
+        """Do nothing: whoever sets a policy closes it."""
+
+
+class Completes(Protocol):
+    """The part of `LLM` that the engine calls."""
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]: ...
+
+
+class Session:
+    """One client, with at most one episode at a time: a task of the engine, which waits for the client's words."""
+
+    def __init__(self, engine: Engine, reward: Reward, choose: Callable[[Reset], Question]) -> None:
+        self._engine, self._reward, self._choose = engine, reward, choose
+        self._episode: asyncio.Task[None] | None = None
+        self._one_prompt = asyncio.Lock()  # a reward may ask several questions at once
+        self._begin(None, "")
+
+    def _begin(self, episode_id: str | None, question_id: str) -> None:
+        self._state: dict[str, Any] = {"episode_id": episode_id, "step_count": 0, "question_id": question_id}
+        self._replies: asyncio.Queue[Reply] = asyncio.Queue()
+        self._awaited: tuple[Prompt, asyncio.Future[Completion]] | None = None
+        self._written = ""  # the open turn, up to what the client wrote last
+        self._scoring = False
+
+    async def answer(self, raw: str | bytes) -> Reply | None:
+        """Return the reply to a message; None if the message closes the session."""
+        try:
+            message = Message.model_validate_json(raw)
+            match message.type:
+                case "reset":
+                    await self._reset(Reset.model_validate(message.data))
+                case "step":
+                    self._step(Action.model_validate(message.data))
+                case "state":
+                    return {"type": "state", "data": self._state}
+                case "close":
+                    return None
+        except ValidationError as error:
+            return _failed(describe_problems(error), "VALIDATION_ERROR")
+        except Refusal as refusal:
+            return _failed(str(refusal))
+        return await self._replies.get()
+
+    async def _reset(self, asked: Reset) -> None:
+        question = self._choose(asked)
+        await self.drop()
+        self._begin(asked.episode_id, question.id)
+        CurrentPolicy.current.set(self)
+        self._episode = asyncio.create_task(self._play(question, asked))
+
+    def _step(self, action: Action) -> None:
+        if self._awaited is None:
+            raise Refusal(409, "no prompt is open: begin an episode with reset")
+        (prompt, awaited), self._awaited = self._awaited, None
+        completion = completed(action, prompt)
+        self._written = prompt.prefix + completion.text
+        self._state["step_count"] += 1
+        awaited.set_result(completion)
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """Show the client a prompt as often as `n` says, and return what it writes."""
+        return tuple([await self._ask(prompt, sampling) for _ in range(sampling.n)])
+
+    async def _ask(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        async with self._one_prompt:
+            awaited: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+            self._awaited = prompt, awaited
+            self._observe(
+                Observation(
+                    question_id=self._state["question_id"],
+                    messages=[{"role": message.role, "content": message.content} for message in prompt.messages],
+                    prefix=prompt.prefix,
+                    inserted=prompt.prefix.removeprefix(self._written),
+                    stop=list(prompt.stop),
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    max_tokens=sampling.max_tokens,
+                    trained=not self._scoring,
+                )
+            )
+            return await awaited
+
+    async def _play(self, question: Question, asked: Reset) -> None:
+        try:
+            (trajectory,) = await self._engine.run([Trajectory(question)], seeds=[asked.seed or 0])
+            self._scoring = True
+            (score,) = await self._reward.score([trajectory], step=asked.step)
+        except ReasonRAGError as error:
+            self._replies.put_nowait(_failed(str(error)))
+        except Exception as error:
+            log.warning("an episode failed", error=excerpt(f"{type(error).__name__}: {error}"))
+            self._replies.put_nowait(_failed(f"internal error ({type(error).__name__})"))
+        else:
+            end = Observation(
+                question_id=question.id,
+                answer=trajectory.answer,
+                stop_reason=trajectory.stop_reason,
+                parts=dict(score.parts),
+                cause=score.cause,
+            )
+            self._observe(end, score.value, done=True)
+
+    def _observe(self, observation: Observation, reward: float | None = None, *, done: bool = False) -> None:
+        data = {"observation": observation.model_dump(), "reward": reward, "done": done}
+        self._replies.put_nowait({"type": "observation", "data": data})
+
+    async def drop(self) -> None:
+        """End the episode, finished or not."""
+        if self._episode is not None:
+            self._episode.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._episode
+
+
+def completed(action: Action, prompt: Prompt) -> Completion:
+    """Return what the policy wrote as a backend returns it: up to and including the stop string that ended it."""
+    written = valid_unicode(action.text)
+    text = cut_at_stop(written, prompt.stop)
+    ids = tuple(action.token_ids) if action.token_ids is not None and text in (None, written) else None
+    if text is None and action.finish_reason == "length":
+        return Completion(written, FinishReason.LENGTH, ids)
+    return Completion(text or restore_stop(prompt.prefix + written, prompt.stop)[len(prompt.prefix) :], token_ids=ids)
+
+
+def _failed(message: str, code: str = "EXECUTION_ERROR") -> Reply:
+    return {"type": "error", "data": {"message": message, "code": code}}
+
+
+class EnvironmentApp(App):
+    """Sessions at `/ws`, and beside them what OpenEnv's tools ask and the list of questions."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reward: Reward,
+        questions: Sequence[Question],
+        settings: EnvironmentSettings,
+        close: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        """Serve episodes on some questions; `engine.llm` is a `CurrentPolicy`, `close` is awaited at the end.
+
+        Raises:
+            ConfigError: other machines reach the address, and that is not allowed or has no token.
+        """
+        super().__init__(settings, token=settings.token())
+        self._engine, self._reward, self._questions, self._limits = engine, reward, questions, settings
+        self._close = close
+        self._sessions = self._turn = 0
+        self._named: dict[tuple[str | None, str], Question] = {(None, q.id): q for q in questions}
+        self._named |= {(q.dataset, q.id): q for q in questions}
+        self._worded = {q.question: q for q in questions}
+        texts: dict[str, Any] = {
+            "/health": {"status": "healthy"},
+            "/metadata": {"name": "reasonrag", "description": f"agentic RAG in the format {engine.format.name}"},
+            "/schema": {"action": Action.model_json_schema(), "observation": Observation.model_json_schema()},
+            "/questions": [{"dataset": q.dataset, "question_id": q.id, "question": q.question} for q in questions],
+        }
+        self.routes = {path: ("GET", _constant(value)) for path, value in texts.items()}
+
+    async def aclose(self) -> None:
+        if self._close is not None:
+            await self._close()
+
+    async def converse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one client until it leaves, closes, or says nothing for too long."""
+        if scope["path"] != "/ws":
+            raise Refusal(404, "sessions are at /ws")
+
+        async def reply(value: Reply) -> None:
+            await send({"type": "websocket.send", "text": json.dumps(value, allow_nan=False)})
+
+        await receive()
+        await send({"type": "websocket.accept"})
+        session = Session(self._engine, self._reward, self._choose)
+        self._sessions += 1
+        try:
+            is_full = self._sessions > self._limits.max_sessions
+            if is_full:
+                most = f"{self._limits.max_sessions} sessions are open (--max-sessions)"
+                await reply(_failed(most, "CAPACITY_REACHED"))
+            while not is_full:
+                async with asyncio.timeout(self._limits.idle_s):
+                    message = await receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                answer = await session.answer(message.get("text") or message.get("bytes") or "")
+                if answer is None:
+                    break
+                await reply(answer)
+        except TimeoutError:
+            await reply(_failed(f"no message for {self._limits.idle_s:g} s (--idle-timeout)", "SESSION_ERROR"))
+        finally:
+            self._sessions -= 1
+            await session.drop()
+        await send({"type": "websocket.close"})
+
+    def _choose(self, asked: Reset) -> Question:
+        """Return the question that a client asks for.
+
+        Raises:
+            Refusal: there is no such question.
+        """
+        found: Question | None = None
+        if asked.question is not None and asked.golden_answers is not None:
+            own = asked.question_id or asked.question
+            return Question(own, asked.question, tuple(asked.golden_answers), asked.dataset or "")
+        if asked.question_id is not None:
+            found = self._named.get((asked.dataset, asked.question_id))
+        elif asked.question is not None:
+            found = self._worded.get(asked.question)
+        else:
+            turn, self._turn = self._turn, self._turn + (asked.seed is None)
+            found = self._questions[(turn if asked.seed is None else derive_seed(asked.seed)) % len(self._questions)]
+        if found is None:
+            raise Refusal(404, f"it is none of the {len(self._questions)} questions, which GET /questions lists")
+        return found
+
+
+def _constant(value: Any) -> Endpoint:
+    body = json.dumps(value).encode()
+
+    async def answer(scope: Scope, receive: Receive) -> Response:
+        return Response(body)
+
+    return answer
+
+
+def open_environment(settings: RLSettings, journal: Path) -> tuple[Task, Engine, Reward, list[Any]]:
+    """Open what `rl train` trains on, for a `CurrentPolicy`; the list is what `close_parts` closes with the task.
+
+    Raises:
+        ConfigError, DataError: something is missing or cannot work; see `open_task`.
+    """
+    task, policy = open_task(settings), CurrentPolicy()
+    reward, _, closing = open_task_reward(settings, task, policy, journal)
+    config, retriever = task.config, batched_retrievers(task)[0]
+    steps, top_k, how = config.format.max_steps, config.retrieval.top_k, sampling(config.policy)
+    return task, Engine(policy, retriever, task.format, max_steps=steps, top_k=top_k, sampling=how), reward, closing
+
+
+def serve_environment(settings: RLSettings, listening: EnvironmentSettings) -> int:
+    """Serve what `rl train` would train on until SIGTERM or Ctrl-C, and return the exit code.
+
+    Raises:
+        ConfigError, DataError: see `open_environment` and `run_app`.
+    """
+    with TemporaryDirectory(prefix="reasonrag-") as folder:  # a judge's verdicts, for as long as the server runs
+        task, engine, reward, closing = open_environment(settings, Path(folder, "journal.sqlite"))
+        app = EnvironmentApp(engine, reward, task.questions, listening, partial(close_parts, closing, task))
+        about = f"{len(task.questions)} questions, format {task.format.name}, reward {settings.reward.name}"
+        return run_app(app, about=about, needs=("uvicorn", "websockets"))

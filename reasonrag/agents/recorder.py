@@ -1,0 +1,204 @@
+"""A proxy between an agent and its model that keeps each request and its reply, by conversation.
+
+The agent's base URL becomes that of the proxy: http://127.0.0.1:PORT/v1, or http://127.0.0.1:PORT/c/NAME/v1, which
+names the conversation. Without a name, a call belongs to the conversation whose messages, with the reply, its messages
+begin with. Headers are passed on and never kept: the key of the agent goes from it to the model alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import structlog
+
+from reasonrag.core.errors import DataError
+from reasonrag.core.http import check_url
+from reasonrag.core.secrets import redact_data
+from reasonrag.core.serving import App, Endpoint, ListenSettings, Receive, Refusal, Response, Scope, run_app
+from reasonrag.core.settings import setting
+from reasonrag.core.text import valid_unicode
+from reasonrag.storage.files import claim_folder, lock
+
+log = structlog.get_logger()
+
+CALLS = "calls.jsonl"
+
+Message = dict[str, Any]
+
+# Of a connection, not of a request; or written anew by the client.
+_NOT_PASSED_ON = frozenset(
+    b"host connection keep-alive te trailer transfer-encoding upgrade content-length accept-encoding expect".split()
+)
+_NAMED = re.compile(r"/c/([^/]+)(/.*)")
+_UNREADABLE = (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError)
+
+
+class RecordSettings(ListenSettings):
+    """Settings of `record`."""
+
+    max_body_bytes: int = setting(64 << 20, "maximum bytes of a request's body", ge=1)
+
+
+class Conversations:
+    """Finds the conversation that a call continues."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # by a hash of the messages up to and including a reply
+        self._calls: dict[str, int] = {}
+
+    def add(self, request: Sequence[Message], reply: Message, name: str | None = None) -> tuple[str, int]:
+        """Return the name of the conversation of a call, and how many calls of it came before this one."""
+        digest, hashes = hashlib.sha256(), []
+        for message in (*request, reply):
+            functions = [call["function"] for call in message.get("tool_calls") or ()]
+            # What agents send back unchanged; they drop other fields, or turn a null into an empty text.
+            kept = [message["role"], message.get("content") or "", [(f["name"], f["arguments"]) for f in functions]]
+            digest.update(json.dumps(kept).encode())
+            hashes.append(digest.hexdigest())
+        if name is None:
+            known = [self._names[key] for key in hashes[: len(request)] if key in self._names]
+            name = known[-1] if known else f"conversation-{len(self._calls) + 1}"
+        number = self._calls.get(name, 0)
+        self._calls[name] = number + 1
+        self._names[hashes[-1]] = name
+        return name, number
+
+
+class Recorder(App):
+    """Passes every request on to `upstream`; appends what a chat completion was asked and said to `calls.jsonl`."""
+
+    def __init__(self, upstream: str, out: Path, settings: RecordSettings) -> None:
+        super().__init__(settings, token=None)  # `Authorization` is the model's
+        self._upstream = upstream.rstrip("/")
+        self._file = out / CALLS
+        self._conversations = Conversations()
+        if self._file.exists():  # a kill may have cut off the last line
+            whole = self._file.read_bytes().rfind(b"\n") + 1
+            os.truncate(self._file, whole)
+        for row in read_calls(self._file) if self._file.exists() else ():
+            self._conversations.add(row["request"]["messages"], row["message"], row["conversation"])
+        self._session: aiohttp.ClientSession | None = None
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def route(self, scope: Scope) -> Endpoint:
+        return self._forward
+
+    async def _forward(self, scope: Scope, receive: Receive) -> Response:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+            jar, connector = aiohttp.DummyCookieJar(), aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar)
+        body = await self.body(scope, receive)
+        named = _NAMED.fullmatch(scope["path"])
+        name, path = (named[1], named[2]) if named else (None, scope["path"])
+        query = scope["query_string"].decode("latin-1")
+        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"] if k not in _NOT_PASSED_ON]
+        try:
+            # `upstream` ends in the version, as an agent's base URL does.
+            url = self._upstream + path.removeprefix("/v1") + (f"?{query}" if query else "")
+            headers.append(("Accept-Encoding", "identity"))
+            reply = await self._session.request(scope["method"], url, data=body, headers=headers, allow_redirects=False)
+        except (aiohttp.ClientError, OSError) as error:
+            raise Refusal(502, f"{self._upstream} does not answer ({type(error).__name__})") from error
+        kept = body if reply.status == 200 and path.endswith("/chat/completions") else None
+        passed_on = {"Retry-After": reply.headers["Retry-After"]} if "Retry-After" in reply.headers else {}
+        return Response(self._relayed(reply, kept, name), reply.status, reply.content_type, passed_on)
+
+    async def _relayed(
+        self, reply: aiohttp.ClientResponse, asked: bytes | None, name: str | None
+    ) -> AsyncIterator[bytes]:
+        """Yield the reply as it comes; keep the call once all of it was there."""
+        raw = bytearray()
+        async with reply:
+            async for piece in reply.content.iter_any():
+                raw += piece
+                yield piece
+        if asked is not None:
+            try:
+                self._keep(json.loads(asked), said(bytes(raw)), name)
+            except _UNREADABLE as error:
+                log.warning("a call could not be read and is not kept", error=type(error).__name__)
+
+    def _keep(self, request: dict[str, Any], reply: dict[str, Any], name: str | None) -> None:
+        name, number = self._conversations.add(request["messages"], reply["message"], name)
+        row = {"conversation": name, "call": number, "request": request, **reply}
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(redact_data(valid_unicode(json.dumps(row, ensure_ascii=False)), "a recorded call") + "\n")
+
+
+def said(raw: bytes) -> dict[str, Any]:
+    r"""Return `message`, `finish_reason` and `usage` of the first choice of a reply, streamed or not.
+
+    >>> pieces = [{"delta": {"role": "assistant", "content": "<answer>"}}, {"delta": {"content": "Jaws"}}]
+    >>> said("".join(f"data: {json.dumps({'choices': [piece]})}\n\n" for piece in pieces).encode())["message"]
+    {'role': 'assistant', 'content': '<answer>Jaws'}
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError, AttributeError: it is no chat completion.
+    """
+    if raw.lstrip().startswith(b"{"):
+        reply = json.loads(raw)
+        choice = reply["choices"][0]
+        return {"message": choice["message"], "finish_reason": choice["finish_reason"], "usage": reply.get("usage")}
+    message: Message = {"role": "assistant", "content": ""}
+    calls: dict[int, dict[str, Any]] = {}
+    finish_reason = usage = None
+    for line in raw.decode("utf-8", "replace").splitlines():
+        if not line.startswith("data:") or line.endswith("[DONE]"):
+            continue
+        chunk = json.loads(line.removeprefix("data:"))
+        usage = chunk.get("usage") or usage
+        for choice in [choice for choice in chunk.get("choices") or () if not choice.get("index")]:
+            finish_reason = choice.get("finish_reason") or finish_reason
+            delta = choice.get("delta") or {}
+            for key in ("content", "reasoning_content", "reasoning"):
+                if delta.get(key):
+                    message[key] = message.get(key, "") + delta[key]
+            for part in delta.get("tool_calls") or ():
+                call = calls.setdefault(part["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
+                call |= {"id": part["id"]} if part.get("id") else {}
+                for key, piece in (part.get("function") or {}).items():
+                    call["function"][key] += piece or ""
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return {"message": message, "finish_reason": finish_reason, "usage": usage}
+
+
+def read_calls(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the recorded calls in the order of their replies; a last line that was cut off is left out.
+
+    Raises:
+        DataError: the file cannot be read, or another line is no call.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}); name a folder of `reasonrag record`") from error
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            row = json.loads(line)
+            yield {key: row[key] for key in ("conversation", "call", "request", "message", "finish_reason")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file}, line {number} is no recorded call; was it edited?") from error
+
+
+def record(upstream: str, out: Path, settings: RecordSettings) -> int:
+    """Record until SIGTERM or Ctrl-C, and return the exit code; see `run_app`.
+
+    Raises:
+        ConfigError, RunError, DataError: an address or a folder that cannot be used.
+    """
+    check_url(upstream, example="https://api.openai.com/v1")
+    claim_folder(out, "recording", already_ours=(out / CALLS).exists())
+    with lock(out / ".lock"):
+        return run_app(Recorder(upstream, out, settings), about=f"to {upstream}, calls in {out / CALLS}")

@@ -1,0 +1,79 @@
+"""`env`, `record`: other people's trainers and agents."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reasonrag.commands.options import configuration, given_settings, out, settings, sources
+
+_RETRIEVAL = ("retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
+_LISTENING = ("host", "port", "allow_remote", "token_env", "max_sessions", "idle_s")
+
+
+@click.group()
+def env() -> None:
+    """The rollout engine as an environment for other trainers.
+
+    \b
+      reasonrag env serve --preset demo-outcome
+    """
+
+
+@env.command()
+@settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model")
+@settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans")
+@settings("EnvironmentSettings", *_LISTENING, show_keys=False)
+@configuration("RLSettings")
+def serve(**given: Any) -> None:
+    """Serve questions, prompts, searches and rewards to OpenEnv's clients; the policy stays with the client.
+
+    What is served is what `rl train` with the same options trains on. The prompts are those that --model, if it is a
+    policy trained here, was trained with.
+
+    \b
+    Search-R1's reward on your own questions:
+      reasonrag env serve --preset search-r1 --dataset questions.jsonl --corpus corpus.jsonl --port 8010
+    In the demo world:
+      reasonrag env serve --preset demo-outcome --port 8010
+
+    SIGTERM and Ctrl-C end the server.
+    """
+    from reasonrag.agents.environment import EnvironmentSettings, serve_environment
+    from reasonrag.commands.console import log_plainly
+    from reasonrag.core.settings import validate
+    from reasonrag.online_rl.presets import RL_PRESETS
+    from reasonrag.online_rl.settings import load_rl_settings
+
+    log_plainly()
+    listening = validate(EnvironmentSettings, given_settings({name: given.pop(name) for name in _LISTENING}))
+    sys.exit(serve_environment(load_rl_settings(RL_PRESETS, **sources(given)), listening))
+
+
+@click.command()
+@click.option("--upstream", required=True, metavar="URL", help="Base URL of the model's server, with the version.")
+@out("A folder; the same command adds to it.")
+@settings("RecordSettings", "port", show_keys=False)
+def record(upstream: str, out: Path, port: int | None) -> None:
+    """Record the model calls of an agent: a proxy on this machine, to any server with OpenAI's chat completions.
+
+    \b
+      reasonrag record --upstream https://api.openai.com/v1 --out recordings/agent --port 8020
+    Then give the agent http://127.0.0.1:8020/v1 as its base URL, or http://127.0.0.1:8020/c/NAME/v1 to name the
+    conversation. Its key is passed on and not kept. Secrets in messages are kept as ***.
+
+    SIGTERM and Ctrl-C end the proxy once all replies were passed on.
+    """
+    from reasonrag.agents.recorder import RecordSettings
+    from reasonrag.agents.recorder import record as record_calls
+    from reasonrag.commands.console import log_plainly
+    from reasonrag.core.settings import validate
+
+    log_plainly()
+    sys.exit(record_calls(upstream, out, validate(RecordSettings, given_settings({"port": port}))))
+
+
+COMMANDS = {"env": env, "record": record}
