@@ -19,7 +19,7 @@ from reasonrag.pipeline.models import PAPER_POLICY
 from reasonrag.storage.files import RUNS, read_json
 from reasonrag.storage.runs import read_run
 from reasonrag.training.folder import SUMMARY
-from reasonrag.training.model import uses_gpu
+from reasonrag.training.model import acting_policy, uses_gpu
 from reasonrag.training.settings import PairSettings, TrainSettings
 
 S = TypeVar("S", bound=PairSettings)
@@ -112,24 +112,8 @@ def _age(file: Path) -> str:
 
 
 def _acting_policy(data: Path) -> tuple[str | None, bool]:
-    """Return the model that wrote the pairs of a run, as `--model` takes it, and whether it may have run without a GPU.
-
-    The model is None if the data is no run, or nothing that could be trained wrote it.
-    """
-    if not (data / "run.json").is_file():
-        return None, False
-    policy = read_run(data)[0].policy
-    scheme, _, rest = (policy.spec or "").partition(":")
-    match scheme.lower():
-        case "demo":
-            return policy.spec, True
-        case "hf":
-            return rest, True
-        case "vllm":
-            return rest, False
-        case "http" | "https" if policy.model and _HUB_MODEL.fullmatch(policy.model):
-            return policy.model, False
-    return None, False
+    """Return the model that wrote the pairs of a run, see `acting_policy`; None if the data is no run."""
+    return acting_policy(read_run(data)[0].policy) if (data / "run.json").is_file() else (None, False)
 
 
 def _run_behind(policy: Path) -> Path | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
-from reasonrag.commands.options import JSON, PATH, out
+from reasonrag.commands.options import JSON, PATH, out, settings
 
 RUN = click.argument("run", type=PATH)
+_FORMS = ("trl", "llamafactory", "prm", "verl", "search-r1", "jsonl")
 
 
 @click.command()
@@ -113,22 +114,38 @@ def graph(run: Path, out: Path, form: Literal["graphml", "node-link"], questions
 
 @click.command()
 @RUN
+@click.option("--to", "form", type=click.Choice(_FORMS), required=True, help="Tool to write for.")
 @click.option(
-    "--to", "form", type=click.Choice(["llamafactory", "verl", "jsonl"]), required=True, help="Tool to write for."
+    "--tokenizer", metavar="MODEL", help="Model whose chat template renders texts (default: the run's policy)."
 )
+@settings("Config", "format.prompts", show_keys=False)
 @out("A folder.")
-def export(run: Path, form: str, out: Path) -> None:
-    """Write the data of a run in the format of another tool. TRL reads RUN/pairs without an export.
+def export(run: Path, form: str, out: Path, **given: str | None) -> None:
+    """Write the data of a run in the format of another tool.
+
+    TRL reads RUN/pairs without an export. If the format is one growing turn (search_r1 and its like), TRL would close
+    the open turn: train on what --to trl writes.
 
     \b
     Preference files and dataset_info.json for LLaMA-Factory:
       reasonrag export runs/hotpot --to llamafactory --out data
-    Questions as verl and Search-R1 read them for RL:
+    Questions for RL, in Search-R1's format:
       reasonrag export runs/hotpot --to verl --out data
     """
+    import inspect
+
+    from reasonrag.core.errors import ConfigError
+    from reasonrag.core.text import printable
     from reasonrag.publish.exchange import EXPORTERS
 
-    _print_counts(EXPORTERS[form](run, out), out)
+    exporter = EXPORTERS[form]
+    takes = inspect.signature(exporter).parameters
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if unused := chosen.keys() - takes.keys():
+        raise ConfigError(f"--{min(unused)} has no meaning for --to {form}; leave it out")
+    if "log" in takes:
+        chosen["log"] = lambda line: print(printable(line))
+    _print_counts(exporter(run, out, **chosen), out)
 
 
 @click.command("import")

@@ -18,7 +18,7 @@ from reasonrag.evaluation.bootstrap import Column, Difference, Measure, Ratio, a
 from reasonrag.evaluation.judged import COUNTED_AS, Verdicts
 from reasonrag.evaluation.metrics import METRICS, Scores, hops, kind
 from reasonrag.evaluation.sweep import Setting
-from reasonrag.storage.questions import named_sets
+from reasonrag.storage.questions import splits_of_names
 from reasonrag.storage.runs import versions
 
 Metrics = dict[str, Any]
@@ -67,6 +67,7 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         `differences`, one row per policy, setting and metric; and what was run.
     """
     first = results[0]
+    splits = splits_of_names(first.config.questions.dataset or "", first.config.questions.split)
     groups = _groups(questions)
     intervals = group_intervals(dict(_columns(results)), groups, seed=first.config.seed)
     policies: dict[str, Metrics] = {result.name: {} for result in results}
@@ -85,7 +86,8 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         "unjudged": list(_unjudged(results)),
         "judge": first.judge,
         "dataset": sorted({question.dataset for question in questions}),
-        "split": _splits(first.config),
+        "split": ", ".join(dict.fromkeys(splits.values())) or None,
+        "splits": splits,  # of the data sets that were read by their names; the others are files
         "seed": first.config.seed,
         "rules": rules,
         "content": content,
@@ -93,13 +95,6 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         "calls": {result.name: result.calls for result in results},
         "versions": versions(),
     }
-
-
-def _splits(config: Config) -> str | None:
-    """Return the splits of the data sets, each once, with commas between them; None if no set has one."""
-    asked = config.questions
-    splits = [split or asked.split for _, split in named_sets(asked.dataset or "")]
-    return ", ".join(dict.fromkeys(filter(None, splits))) or None
 
 
 def failures(result: PolicyResult, questions: Sequence[Question]) -> list[Metrics]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
+from reasonrag.formats import FORMATS
 from reasonrag.publish.dataset import ALL, SPLITS, TREES, Counts, Part, StagedRun
 from reasonrag.publish.hub_card import Yaml, fenced, mapping, number, render, versions
-from reasonrag.publish.licences import Source, licence_field, source_of
+from reasonrag.publish.licences import Source, known_sources, licence_field, source_of
 from reasonrag.publish.staged_files import settings_text
 from reasonrag.storage.parquet import Row
+from reasonrag.storage.questions import splits_of_names
 from reasonrag.storage.tables import tree_schema
 
 if TYPE_CHECKING:
@@ -19,19 +22,25 @@ if TYPE_CHECKING:
 _TAGS = ["dpo", "trl", "preference", "process-reward", "agentic-rag", "mcts", "synthetic", "reasonrag"]
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 _MESSAGE_CHARS = 1_500
+_KINDS = {
+    "extractive": "no language model, but rules that copy from passages",
+    "demo": "a tiny language model of the demo world",
+    **dict.fromkeys(("hf", "vllm", "http", "https"), "a language model"),
+}
 _TYPES = ("query", "evidence", "answer", "malformed")
 
 
-def card(staged: StagedRun, *, repo_id: str, licence: str | None) -> tuple[Yaml, str]:
+def card(staged: StagedRun, *, repo_id: str, licence: str | None, given: Sequence[str]) -> tuple[Yaml, str]:
     """Return the card's YAML, and its Markdown text: how to load the data, columns, counts, settings, licences.
 
     Args:
         staged: the staged run.
         repo_id: OWNER/NAME.
         licence: as the publisher gave it; None: the licences of the sources.
+        given: `NAME=KNOWN`: the known data sets that the files of questions are, as the publisher says.
     """
     config, summary, retrieval = staged.config, staged.summary, staged.config.retrieval
-    sources = _sources(staged)
+    sources = _sources(staged, given)
     data: Yaml = {"license": licence_field(sources, licence)}
     if languages := sorted({source.language for source in sources if source.language}):
         data["language"] = languages
@@ -67,6 +76,8 @@ def card(staged: StagedRun, *, repo_id: str, licence: str | None) -> tuple[Yaml,
         type_name=_type,
         settings=fenced(settings_text(settings).strip(), "yaml"),
         policy=_model(summary.get("policy"), config.policy.revision),
+        kind=_KINDS.get((config.policy.spec or "hf").partition(":")[0].lower(), "code of its own"),
+        continued=staged.compared == "steps" and getattr(FORMATS.get(config.format.name), "append_only", False),
         judge=_model(summary.get("judge"), config.judge.revision) if config.value.kind == "judge" else None,
         sampling=config.policy,
         retrieval=retrieval,
@@ -82,9 +93,11 @@ def card(staged: StagedRun, *, repo_id: str, licence: str | None) -> tuple[Yaml,
     )
 
 
-def _sources(staged: StagedRun) -> list[Source]:
+def _sources(staged: StagedRun, given: Sequence[str]) -> list[Source]:
     """Return the questions' data sets, and the corpus if it is a separate one: its passages are in the data, too."""
-    sources = [source_of(name) for name in staged.sources]
+    asked = staged.config.questions
+    splits, said = splits_of_names(asked.dataset or "", asked.split), known_sources(given, staged.sources)
+    sources = [source_of(name, splits, said) for name in staged.sources]
     retrieval = staged.config.retrieval
     if retrieval.corpus or retrieval.index or retrieval.is_remote or (retrieval.kind or "").startswith("python:"):
         checksum = mapping(staged.summary, "content").get("corpus")

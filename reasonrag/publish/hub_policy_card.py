@@ -14,10 +14,10 @@ from reasonrag.core.text import one_line, printable, quoted
 from reasonrag.dpo.preferences import HUB_NAME
 from reasonrag.evaluation.tables import NAMES, Table, differences_table, results_table
 from reasonrag.publish.hub_card import Yaml, escaped, fenced, mapping, number, render, versions
-from reasonrag.publish.licences import UNKNOWN, source_of
+from reasonrag.publish.licences import UNKNOWN
 from reasonrag.publish.policy import StagedPolicy
 from reasonrag.publish.staged_files import settings_text
-from reasonrag.storage.questions import HUB_REPOSITORY
+from reasonrag.storage.questions import HUB_REPOSITORY, splits_of_names
 
 _TAGS = ["agentic-rag", "process-reward", "trl", "reasonrag"]
 _STAGES = {
@@ -52,6 +52,7 @@ class Measured:
     verified: bool  # whether these very weights were evaluated; if not, a person named the policy
     datasets: list[str]
     split: Any
+    read_by_name: list[str]  # the known data sets among `datasets`; the others are files
     first_setting: Mapping[str, Any]  # its metrics at the first setting
     results: Table  # means of the baseline and of this policy
     differences: Table  # paired differences of this policy from the baseline
@@ -158,6 +159,7 @@ def _measured(metrics: Yaml, policy: str, verified: bool) -> Measured:
         verified,
         datasets=[str(name) for name in metrics["dataset"]],
         split=metrics.get("split"),
+        read_by_name=[name for name in metrics.get("splits") or {} if name != "demo"],
         first_setting=next(iter(metrics["policies"][policy].values())),
         results=results_table(metrics, shown, policies),
         differences=differences_table(metrics, shown, (policy,)),
@@ -174,10 +176,10 @@ def _weights(metrics: Yaml, name: str) -> str | None:
 
 def _dataset(staged: StagedPolicy) -> str | None:
     """Return the Hub data set that the policy was trained on, or None if it is not on the Hub."""
-    source = str(mapping(staged.training, "data").get("source") or "")
-    if source_of(source).hub == HUB_REPOSITORY:
+    source = str(mapping(staged.training, "settings").get("data") or "")
+    if staged.training.get("stage") == "rl" and splits_of_names(source, None).keys() - {"demo"}:
         return HUB_REPOSITORY
-    hub_name = HUB_NAME.fullmatch(source) if source == mapping(staged.training, "settings").get("data") else None
+    hub_name = HUB_NAME.fullmatch(source) if source == mapping(staged.training, "data").get("source") else None
     return hub_name["name"] if hub_name and "/" in hub_name["name"] else None
 
 
@@ -187,7 +189,7 @@ def _model_index(repo_id: str, measured: Measured) -> list[Yaml]:
     from huggingface_hub.repocard_data import eval_results_to_model_index
 
     names = ", ".join(printable(one_line(name)) for name in measured.datasets)[:80] or UNKNOWN
-    known = source_of(names).hub == HUB_REPOSITORY
+    known = names in measured.read_by_name
     split = measured.split
     results = [
         EvalResult(

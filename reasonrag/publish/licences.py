@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from reasonrag.core.errors import ConfigError
@@ -22,6 +22,7 @@ class Source:
     note: str = ""  # which licence covers what
     hub: str | None = None  # the Hub repository that it was read from, `original` if invented; None if unknown
     language: str | None = None  # ISO 639-1 code; None if unknown
+    split: str | None = None  # of its questions; None if unknown
 
 
 # Wikipedia changed its licence from version 3.0 to 4.0 in June 2023; these paragraphs are older.
@@ -37,18 +38,45 @@ _KNOWN: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def source_of(name: str) -> Source:
-    """Return what is known of a data set by its name. A local file with a known name is taken for that data set.
+def source_of(name: str, splits: Mapping[str, str], given: Mapping[str, str] | None = None) -> Source:
+    """Return what is known of a data set: only of one that was read by its name is the origin known, not of a file.
 
-    >>> source_of("hotpotqa").licences, source_of("mine").licences
+    Args:
+        name: of the data set in the data.
+        splits: of the data sets that were read by their names, see `splits_of_names`.
+        given: the known data sets that others are, as the publisher says.
+
+    >>> source_of("hotpotqa", {"hotpotqa": "dev"}).licences, source_of("hotpotqa", {}).licences
     (('cc-by-sa-4.0',), ())
+    >>> source_of("mine", {}, {"mine": "nq"}).note
+    'questions of nq, according to the publisher'
     """
-    if name == "demo":
-        return Source(name, ("apache-2.0",), "invented by reasonrag", "original", "en")
-    if name not in _KNOWN:
-        return Source(name)
-    licences, note = _KNOWN[name]
-    return Source(name, licences, note, HUB_REPOSITORY, "en")
+    known = (given or {}).get(name)
+    if known is None and name not in splits:
+        return Source(name, note="a file")
+    if name == "demo" and known is None:
+        return Source(name, ("apache-2.0",), "invented by reasonrag", "original", "en", splits[name])
+    licences, note = _KNOWN[known or name]
+    said = [f"questions of {known}, according to the publisher"] if known else []
+    return Source(name, licences, "; ".join([*said, *filter(None, [note])]), HUB_REPOSITORY, "en", splits.get(name))
+
+
+def known_sources(given: Iterable[str], names: Collection[str]) -> dict[str, str]:
+    """Return what `--source NAME=KNOWN` says, by name.
+
+    Raises:
+        ConfigError: there is no such data set in the data, or it is said to be one that is not known.
+    """
+    said: dict[str, str] = {}
+    for text in given:
+        name, _, known = text.partition("=")
+        said[name] = known
+        if name not in names or known not in _KNOWN:
+            raise ConfigError(
+                f"--source {quoted(text)}: give NAME=KNOWN, of the sets in the data ({', '.join(names)}) "
+                f"and of the known ones ({', '.join(_KNOWN)})"
+            )
+    return said
 
 
 def licence_field(sources: Iterable[Source], given: str | None) -> str | list[str]:
@@ -56,7 +84,8 @@ def licence_field(sources: Iterable[Source], given: str | None) -> str | list[st
 
     Several licences are listed together, as only the publisher can say which one applies.
 
-    >>> licence_field([source_of("musique"), source_of("hotpotqa")], None)
+    >>> read = {"musique": "train", "hotpotqa": "train"}
+    >>> licence_field([source_of(name, read) for name in read], None)
     ['cc-by-4.0', 'cc-by-sa-3.0', 'cc-by-sa-4.0']
     """
     if given is not None:

@@ -36,6 +36,7 @@ class PublishOptions:
     name: str | None = None  # the policy's name in that evaluation; None: found by its weights
     merged: bool = False  # publish the adapter merged into its model
     trees: bool = True  # publish a run's trees beside its pairs
+    sources: tuple[str, ...] = ()  # NAME=KNOWN: the known data sets that files of questions are
     allow: frozenset[str] = frozenset()  # kinds of findings to publish: PATH, EMAIL
 
 
@@ -83,8 +84,8 @@ def check(path: Path, options: PublishOptions) -> None:
         raise RunError(f"{path} {_why_not(path)}")
     if is_run and not is_policy and (options.merged or options.report or options.name):
         raise ConfigError(f"{path} is a run; --merged, --eval and --eval-policy are for a trained policy")
-    if is_policy and not options.trees:
-        raise ConfigError(f"{path} is a trained policy; --without-trees is for a run")
+    if is_policy and (options.sources or not options.trees):
+        raise ConfigError(f"{path} is a trained policy; --without-trees and --source are for a run")
     if options.name is not None and options.report is None:
         raise ConfigError("--eval-policy names a policy of an evaluation; give the evaluation's folder as --eval")
 
@@ -121,7 +122,7 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
         message = f"{trained.kind} weights"
     else:
         run = dataset.stage_run(path, folder, trees=options.trees)
-        data, body = hub_dataset_card.card(run, repo_id=repo_id, licence=licence)
+        data, body = hub_dataset_card.card(run, repo_id=repo_id, licence=licence, given=options.sources)
         message = f"{run.pair_count:,} pairs"
         if warning := str(run.contradictions):
             warning += f"; `reasonrag pairs {path}` derives pairs without any"

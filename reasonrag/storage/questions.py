@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import structlog
@@ -98,6 +99,16 @@ def named_sets(dataset: str) -> list[tuple[str, str | None]]:
         name, _, split = part.rpartition(":")
         sets.append((name, split) if name in (*KNOWN, "demo") else (part, None))
     return sets
+
+
+def splits_of_names(dataset: str, split: str | None) -> dict[str, str]:
+    """Return the split of each data set that is read by its name, not from a file.
+
+    >>> splits_of_names("popqa,hotpotqa:dev,mine.jsonl", None)
+    {'popqa': 'test', 'hotpotqa': 'dev'}
+    """
+    defaults = {name: splits[0] for name, splits in KNOWN.items()} | {"demo": "train"}
+    return {name: own or split or defaults[name] for name, own in named_sets(dataset) if name in defaults}
 
 
 def merged(sets: Iterable[list[Question]]) -> list[Question]:
@@ -215,7 +226,9 @@ def _parse(rows: Iterable[Row], dataset: str, problems: RowProblems) -> list[Que
     for number, row in rows:
         id_column = id_column or "id" in row
         row_id, text = text_id(row.get("id")), row.get("question")
-        answers = _answers(next((row[key] for key in _ANSWERS if row.get(key) is not None), None))
+        choices = _plain(row.get("choices"))
+        choices = [str(choice) for choice in choices] if isinstance(choices, list) else []
+        answers = _answers(next((row[key] for key in _ANSWERS if row.get(key) is not None), None), choices)
         if row_id is None:
             problems.add("id missing or empty", number)
         elif row_id in seen:
@@ -225,8 +238,10 @@ def _parse(rows: Iterable[Row], dataset: str, problems: RowProblems) -> list[Que
         if not isinstance(text, str) or not text.strip():
             problems.add("question missing or empty", number)
         elif not answers:
-            problems.add("golden_answers missing or empty", number)
+            problems.add(f"golden_answers {'name none of its choices' if choices else 'missing or empty'}", number)
         elif row_id is not None:
+            if not all(choice in text for choice in choices):
+                text = f"{text.strip()} Choices: {'; '.join(choices)}"
             questions.append(Question(row_id, valid_unicode(text), answers, dataset, _metadata(row)))
     problems.check(
         "Repair or remove these rows; ids have to differ as text (1 and '1' are the same)."
@@ -238,8 +253,14 @@ def _parse(rows: Iterable[Row], dataset: str, problems: RowProblems) -> list[Que
     return questions
 
 
-def _answers(value: object) -> tuple[str, ...]:
-    """Return the non-empty golden answers in a list, an array, a single value, or a JSON list written as text."""
+def _answers(value: object, choices: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the non-empty golden answers in a list, an array, a single value, or a JSON list written as text.
+
+    With `choices` an answer is the text of one, which a number counts from 0 and a letter from A.
+
+    >>> _answers([2], ["red", "green", "blue"]), _answers("B", ["red", "green"]), _answers([9], ["red", "green"])
+    (('blue',), ('green',), ())
+    """
     value = _plain(value)
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
@@ -247,6 +268,10 @@ def _answers(value: object) -> tuple[str, ...]:
         except (ValueError, RecursionError):  # an answer that starts with a bracket
             value = [value]
     items = value if isinstance(value, list) else [value]
+    if choices:
+        names: dict[object, str] = {**dict(enumerate(choices)), **dict(zip(ascii_uppercase, choices, strict=False))}
+        names |= {choice: choice for choice in choices}
+        items = [names.get(item) for item in items if type(item) in (str, int, float)]
     texts = (str(item) for item in items if isinstance(item, str | int | float) and not isinstance(item, bool))
     return tuple(valid_unicode(text) for text in texts if text.strip())
 

@@ -5,12 +5,14 @@ An adapter can be merged into its model afterwards.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.policy_card import copy_card
 from reasonrag.core.settings import demo_folder
@@ -28,6 +30,7 @@ from reasonrag.training.settings import LoraSettings, TrainSettings
 
 MERGED = "merged"  # the folder of the merged model, inside that of the training run
 MODEL_INIT = "model_init_kwargs"  # of settings.trainer: more arguments of `from_pretrained`
+_HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 _DTYPES = ("float32", "bfloat16", "float16")
 # What transformers and peft raise for a model that they cannot load, apart from bugs.
 _LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, ImportError)
@@ -56,7 +59,7 @@ class ModelSource:
             ConfigError: there is no such model, or it has no chat template.
         """
         return ChatTemplate.load(
-            _tokenizer_path(self.path, self.base),
+            tokenizer_path(self.path, self.base),
             revision=self.revision,
             trust_remote_code=self.trust_remote_code,
             template=self.chat_template,
@@ -87,6 +90,24 @@ def model_path(model: str) -> str:
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
+def acting_policy(policy: ModelConfig) -> tuple[str | None, bool]:
+    """Return the model that acted in a run, as `--model` takes it, and whether it may have run without a GPU.
+
+    The model is None if nothing that could be trained acted there.
+    """
+    scheme, _, rest = (policy.spec or "").partition(":")
+    match scheme.lower():
+        case "demo":
+            return policy.spec, True
+        case "hf":
+            return rest, True
+        case "vllm":
+            return rest, False
+        case "http" | "https" if policy.model and _HUB_MODEL.fullmatch(policy.model):
+            return policy.model, False
+    return None, False
+
+
 def open_source(settings: TrainSettings) -> ModelSource:
     """Find the model of the settings.
 
@@ -103,7 +124,7 @@ def open_source(settings: TrainSettings) -> ModelSource:
             f"{settings.model} is a LoRA adapter, which has no full weights to train; "
             "merge it first, or take --method lora to train it further"
         )
-    check_chat_template(_tokenizer_path(path, base or path), settings.chat_template)
+    check_chat_template(tokenizer_path(path, base or path), settings.chat_template)
     return ModelSource(
         path,
         base or path,
@@ -115,7 +136,7 @@ def open_source(settings: TrainSettings) -> ModelSource:
     )
 
 
-def _tokenizer_path(path: str, base: str) -> str:
+def tokenizer_path(path: str, base: str) -> str:
     """Return where the tokenizer of a model is: beside its adapter, or with the model below that."""
     return path if path == base or (Path(path) / "tokenizer_config.json").is_file() else base
 

@@ -15,7 +15,7 @@ import shutil
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -24,6 +24,7 @@ from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.plots import save_charts
 from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.core.settings import nearest
+from reasonrag.core.text import quoted
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.memory import free_memory, gigabytes, loading
 from reasonrag.llm.threads import choose_threads, is_small
@@ -382,12 +383,26 @@ def trl_arguments(config: Any, settings: TrainSettings, out: Path, *, own: Mappi
             raise ConfigError(f"trainer.{name} is unknown to {config.__name__}{hint}")
         if name != MODEL_INIT:
             arguments[name] = value
+    _check_trackers(settings.report_to)
     try:
         with warnings.catch_warnings():  # deprecated names that the older supported versions still need
             warnings.simplefilter("ignore", FutureWarning)
             return config(**arguments)
     except (ValueError, TypeError, KeyError, ImportError) as error:
         raise ConfigError("TRL refuses these settings", quoting=error) from error
+
+
+def _check_trackers(names: Sequence[str]) -> None:
+    """Raise before anything is read if a tracker cannot be used: transformers says so after the model is loaded."""
+    from transformers.integrations import get_available_reporting_integrations
+
+    installed = get_available_reporting_integrations()
+    for name in names:
+        if name not in (*installed, "none", "all", "flyte"):
+            raise ConfigError(
+                f"--report-to {quoted(name)}: its package is not installed, or there is no such tracker; install it, "
+                f"or choose one of those that are here: {', '.join(installed) or 'none'}"
+            )
 
 
 def _shared_arguments(settings: TrainSettings, out: Path) -> dict[str, Any]:

@@ -288,6 +288,7 @@ def test_a_step_is_scored_in_the_prompt_that_inference_shows(policy, data, tmp_p
         ({"trainer": {"learning_rate": 0.1}}, "trainer.learning_rate has its own setting"),
         ({"trainer": {"output_dir": "/tmp"}}, "trainer.output_dir cannot be set: --out sets it"),
         ({"trainer": {"optim": "no_such"}}, "TRL refuses these settings"),
+        ({"report_to": ("trackio",)}, "--report-to 'trackio': its package is not installed, or there is no such"),
         ({"loss_type": "sigmiod"}, "did you mean 'sigmoid'"),
         ({"label_smoothing": 0.1}, "has no label_smoothing"),
         ({"loss_type": "exo_pair"}, "needs label_smoothing above 0"),

@@ -23,13 +23,14 @@ from tests.toys import ToyRetriever
 QUESTIONS = [Question(str(i), f"Who directed film {i}?", ("Steven Spielberg",), dataset="toy") for i in range(12)]
 
 
-def run(folder, policy=random_policy, *, judge=None, overrides=None, questions=QUESTIONS):
+def run(folder, policy=random_policy, *, judge=None, overrides=None, questions=QUESTIONS, format=None):
     """One `build-tree` in this process; returns the build and what run.json holds."""
     kind = {"value.kind": "judge"} if judge else {}
     config = load_config(overrides={"search.iterations": 6, "run.max_failed": 1.0, **kind, **(overrides or {})})
     llm = policy if isinstance(policy, ScriptedLLM) else ScriptedLLM(policy)
     judge_llm = ScriptedLLM(judge, name="judge") if judge else None
-    parts = Parts(list(questions), ToyRetriever(), ReasonRAGFormat(), llm, judge_llm, {"policy": "scripted"})
+    format = format or ReasonRAGFormat()
+    parts = Parts(list(questions), ToyRetriever(), format, llm, judge_llm, {"policy": "scripted"})
     with RunFolder.open(folder, config, parts.content) as opened:
         build = Build(config, parts, opened)
         asyncio.run(build.trees())

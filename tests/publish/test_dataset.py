@@ -136,6 +136,36 @@ def test_licences_of_known_sources_are_listed_and_one_that_is_given_is_taken(tmp
     assert card_of(staged(run, licence="CC-BY-SA-4.0")).data.license == "cc-by-sa-4.0"
 
 
+def test_a_file_is_not_taken_for_the_data_set_whose_name_it_has_unless_the_publisher_says_so(tmp_path):
+    run = write_run(tmp_path / "run", datasets=("hotpotqa",))
+    by_name = card_of(staged(run))
+    assert by_name.data.source_datasets == ["RUC-NLPIR/FlashRAG_datasets"]
+    assert "| hotpotqa | train | cc-by-sa-4.0 |" in by_name.text
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["questions"]["dataset"] = "data/hotpotqa.jsonl"
+    config["policy"]["spec"] = "extractive"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    a_file = card_of(staged(run))
+    assert (a_file.data.license, a_file.data.to_dict().get("source_datasets")) == ("unknown", None)
+    assert "| hotpotqa | – | unknown | a file |" in a_file.text
+    assert "no language model, but rules" in a_file.text
+    said = card_of(staged(run, sources=("hotpotqa=nq",)))
+    assert said.data.license == "cc-by-sa-3.0"
+    assert "questions of nq, according to the publisher" in said.text
+    for wrong in ("hotpotqa", "nq=nq", "hotpotqa=mine"):
+        with pytest.raises(ConfigError, match="give NAME=KNOWN, of the sets in the data"):
+            staged(run, sources=(wrong,))
+
+
+def test_the_card_of_a_growing_turn_names_what_trl_can_be_given(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert "reads it as it is" in card_of(staged(run)).text
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["format"]["name"] = "search_r1"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "`trl dpo` would close that turn" in card_of(staged(run)).text
+
+
 def test_a_corpus_of_ones_own_has_a_licence_of_its_own(run):
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["retrieval"]["corpus"] = "/home/ann/wiki.jsonl"

@@ -46,6 +46,10 @@ def test_the_hub_data_set_it_was_trained_on_is_named_without_its_version(tmp_pat
         path / "training.json", lambda held: (held["data"].update(source=named), held["settings"].update(data=named))
     )
     assert card_of(staged(path)).data.datasets == ["me/steps"]
+    edit_json(path / "training.json", lambda held: held["settings"].update(data="nq,popqa"))
+    assert card_of(staged(path)).data.datasets is None  # pairs in a folder of that name
+    edit_json(path / "training.json", lambda held: held.update(stage="rl"))
+    assert card_of(staged(path)).data.datasets == ["RUC-NLPIR/FlashRAG_datasets"]
 
 
 def test_an_adapter_names_its_model_and_a_place_on_this_machine_is_left_out(tmp_path):
@@ -124,7 +128,7 @@ def test_a_folder_that_cannot_be_published_is_refused_in_one_line(tmp_path, expe
 
 def test_settings_of_a_run_and_an_unknown_licence_in_public_are_refused(tmp_path):
     path = write_policy(tmp_path / "policy")
-    with pytest.raises(ConfigError, match="--without-trees is for a run"):
+    with pytest.raises(ConfigError, match="--without-trees and --source are for a run"):
         staged(path, trees=False)
     with pytest.raises(ConfigError, match="give it as --license"):
         staged(path, public=True)

@@ -24,7 +24,8 @@ def write_run(
     trees[0][-1]["f1"] = 0.0
     hostile.write_run(folder, trees, text=text, level=level)  # type: ignore[arg-type]
     config = folder / "config.yaml"
-    config.write_text(config.read_text(encoding="utf-8").replace(text, "demo"), encoding="utf-8")
+    asked = ",".join(datasets)  # as if each was read by its name, unless it is a path
+    config.write_text(config.read_text(encoding="utf-8").replace(text, asked), encoding="utf-8")
     if level == "step":
         pairs = [list(derive_pairs(tree, policy="p", config_hash="0", min_margin=0.01)) for tree in trees]
         train = [pair for found in pairs[:-1] for pair in found]

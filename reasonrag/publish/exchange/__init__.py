@@ -7,16 +7,10 @@ folder that `dpo train --data` reads. Both return the number of rows by split.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-from reasonrag.publish.exchange.exporters import export_json_lines, export_llamafactory, export_verl
+from reasonrag.publish.exchange.exporters import EXPORTERS as EXPORTERS
 from reasonrag.publish.exchange.importers import import_proguide, import_trl
 
-EXPORTERS: dict[str, Callable[[Path, Path], dict[str, int]]] = {
-    "jsonl": export_json_lines,
-    "llamafactory": export_llamafactory,
-    "verl": export_verl,
-}
 # Called with the file, the folder and `test`, a held-out file or None. The counts are `train`, `test` if there is a
 # held-out file, `set_aside`, and further ones of an importer.
 IMPORTERS: dict[str, Callable[..., dict[str, int]]] = {"proguide": import_proguide, "trl": import_trl}

@@ -1,35 +1,50 @@
-"""Export a finished run: its pairs as JSON Lines or for LLaMA-Factory, its questions for verl and Search-R1.
+"""Export a finished run: pairs for TRL and LLaMA-Factory, steps for process reward models, questions for online RL.
+
+TRL: pairs of a growing turn as texts. Given as messages, TRL's `add_generation_prompt` closes the open turn and begins
+another one. TRL ends every text with the tokenizer's EOS token, even if a stop string or the length limit ended it.
 
 LLaMA-Factory: the layout is documented in `data/README.md` of hiyouga/LLaMA-Factory, "Sharegpt Format", "Preference
 Dataset". Its loader only warns about rows whose turns are not user, assistant, ..., user, and skips them, so such rows
-are refused here. It ends every completion with an end-of-turn token, even if a stop string or the length limit ended
-it; if that matters, train with `reasonrag dpo train`.
+are refused here. It ends every completion with an end-of-turn token; if that matters, train with `reasonrag dpo train`.
 
-verl: the fields are those of Search-R1's `scripts/data_process`: `data_source` (selects the reward), `prompt`,
-`ability`, `reward_model` with the golden answers as its target, and `extra_info`. Trainers group the samples of a
-question by `extra_info.index`, so it is unique across data sets and splits.
+Process reward models: TRL's "stepwise supervision", with the value of a step as a soft label.
+
+verl and Search-R1: the fields are those of Search-R1's `scripts/data_process`: `data_source` (selects the reward),
+`prompt`, `ability`, `reward_model` with the golden answers as its target, and `extra_info`. Trainers group the samples
+of a question by `extra_info.index`, so it is unique across data sets and splits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import DataError
-from reasonrag.core.text import valid_unicode
-from reasonrag.core.types import Question
-from reasonrag.dpo.pairs import in_test_split
-from reasonrag.dpo.preferences import Unusable
+from reasonrag.core.config import Config
+from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.text import inert, one_line, valid_unicode
+from reasonrag.core.types import Message, Prompt, Question
+from reasonrag.dpo.pairs import in_test_split, path_from_root
+from reasonrag.dpo.preferences import Unusable, read_row
+from reasonrag.dpo.token_rows import StepSides
+from reasonrag.formats.base import PromptSet
 from reasonrag.formats.search_r1 import SearchR1Format
-from reasonrag.storage.files import claim_folder, lock, write_json, writing
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.model_folder import adapter_base
+from reasonrag.storage.files import claim_folder, lock, write_json, write_text, writing
 from reasonrag.storage.parquet import Row, read_shards, write_parquet
+from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.records import RowProblems
 from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import Described, message, pair_schema, tree_schema
+from reasonrag.training.model import acting_policy, model_path, tokenizer_path
+
+Log = Callable[[str], object]
 
 _INFO = "dataset_info.json"
 _TAGS = {
@@ -39,17 +54,27 @@ _TAGS = {
     "assistant_tag": "gpt",
     "system_tag": "system",
 }
+# Columns of a pair that are kept beside its texts.
+_PROVENANCE = ("pair_id", "dataset", "question_id", "depth", "chosen_reward", "rejected_reward", "margin")
 _COLUMNS = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "system": "system"}
 
 _ground_truth = Described("What a rule compares an answer with.", ("target", ["string"], "golden answers"))
+_identity = Described(
+    "Which question a row is.",
+    ("split", "string", "train | test"),
+    ("index", "int64", "unique"),
+    ("dataset", "string", "name of the data set or file"),
+    ("question_id", "string", "the question's id there"),
+)
 verl_schema = Described(
     "One question.",
-    ("data_source", "string", "data set"),
+    ("data_source", "string", "name by which the trainer chooses its reward"),
     ("prompt", [message], "the question in Search-R1's format"),
     ("ability", "string", "fact-reasoning"),
     ("reward_model", Described("", ("style", "string", "rule"), ("ground_truth", _ground_truth, "")), "golden answers"),
-    ("extra_info", Described("", ("split", "string", "train | test"), ("index", "int64", "unique")), "identity"),
+    ("extra_info", _identity, "identity"),
 )
+_REWARD = Path(__file__).with_name("verl_reward.py")
 
 
 def read_pairs(run: Path) -> dict[str, Iterator[Row]]:
@@ -129,11 +154,128 @@ def export_json_lines(run: Path, out: Path) -> dict[str, int]:
     Raises:
         RunError, DataError: see `read_pairs` and `output`.
     """
-    pairs = read_pairs(run)
-    with output(out, "jsonl-export.json", "train.jsonl", "test.jsonl") as counts:
+    return _write_pairs(read_pairs(run), out, "jsonl-export.json", dict)
+
+
+def _write_pairs(
+    pairs: Mapping[str, Iterable[Row]], out: Path, marker: str, convert: Callable[[Row], Row]
+) -> dict[str, int]:
+    with output(out, marker, "train.jsonl", "test.jsonl") as counts:
         for split, rows in pairs.items():
-            counts[split] = write_json_lines(out / f"{split}.jsonl", rows)
+            counts[split] = write_json_lines(out / f"{split}.jsonl", map(convert, rows))
     return counts
+
+
+def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[str, int]:
+    """Write a run's pairs as texts, rendered with a chat template: `train.jsonl` and `test.jsonl` for `trl dpo`.
+
+    A step that ended its turn ends with the policy's own end-of-turn token. `tokenizer` is the folder or Hub name of a
+    model with the policy's chat template; None: the policy of the run.
+
+    Returns:
+        Rows by split.
+
+    Raises:
+        RunError, DataError: see `read_pairs` and `output`.
+        ConfigError: there is no such model, or no policy with a tokenizer wrote the run.
+    """
+    pairs, chat = read_pairs(run), _chat_template(run, tokenizer)
+    return _write_pairs(pairs, out, "trl-export.json", partial(_as_texts, chat))
+
+
+def _as_texts(chat: ChatTemplate, row: Row) -> Row:
+    sides = read_row(str(row["pair_id"]), row).sides
+    assert isinstance(sides, StepSides)  # pairs of a run name the ends of their steps
+    texts = {"prompt": _read_by_model(sides.chosen[0].prompt, chat)}
+    for name, (step,) in (("chosen", sides.chosen), ("rejected", sides.rejected)):
+        ended = str(chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)) if step.end == "turn" else ""
+        texts[name] = step.text + ended
+    return texts | _provenance(row)
+
+
+def _provenance(row: Row) -> Row:
+    return {name: row.get(name) for name in _PROVENANCE}
+
+
+def _read_by_model(prompt: Prompt, chat: ChatTemplate) -> str:
+    """Return the text of a prompt, without the start token if the tokenizer writes one by itself."""
+    text, start = chat.text(prompt), chat.tokenizer.bos_token_id
+    adds_start = start is not None and chat.tokenizer("")["input_ids"][:1] == [start]
+    return text.removeprefix(chat.tokenizer.bos_token) if adds_start else text
+
+
+def _chat_template(run: Path, tokenizer: str | None) -> ChatTemplate:
+    config: Config = read_run(run)[0]
+    model = tokenizer or acting_policy(config.policy)[0]
+    if model is None:
+        raise ConfigError(
+            f"{run} does not say whose chat template renders its prompts; add --tokenizer with a folder or a Hub id"
+        )
+    path = model_path(model)
+    return ChatTemplate.load(
+        tokenizer_path(path, adapter_base(Path(path)) or path), template=config.policy.chat_template
+    )
+
+
+def export_prm(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[str, int]:
+    """Write the steps of a run's trees with their values, in TRL's layout for stepwise supervision.
+
+    A row is a path through a tree, as far as its steps share a prompt: of a growing turn the whole path, otherwise a
+    single step. `completions` begin with what was inserted before the step, such as the passages of the search before
+    it. `labels` are SPRE in [0, 1], `visits` the N of each step; steps without a value are left out.
+
+    Args, Returns, Raises: see `export_trl`; DataError if no step of the run has a value.
+    """
+    config, chat = read_run(run)[0], _chat_template(run, tokenizer)
+    with output(out, "prm-export.json", "train.jsonl", "test.jsonl") as counts:
+        for split in ("train", "test"):
+            paths = _valued_paths(run, config.pairs.test_share, held_out=split == "test")
+            if count := write_json_lines(out / f"{split}.jsonl", (_stepwise(steps, chat) for steps in paths)):
+                counts[split] = count
+        if not counts:
+            raise DataError(f"{run}: no step of its trees has a value; build trees of more questions")
+    return counts
+
+
+def _valued_paths(run: Path, test_share: float, *, held_out: bool) -> Iterator[list[Row]]:
+    """Yield every longest path of valued steps that share a prompt, once."""
+    columns = ("dataset", "question_id", "node_id", "parent_id", "prompt", "prefix", "text", "spre", "visits")
+    nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=columns)
+    for (dataset, id), rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
+        if in_test_split(dataset, id, test_share) is not held_out:
+            continue
+        tree = list(rows)
+        valued = {node["node_id"] for node in tree if node["parent_id"] >= 0 and node["spre"] is not None}
+        inner = {tree[id]["parent_id"] for id in valued}
+        paths: dict[int, list[Row]] = {}  # by their last step, which several leaves may share
+        for leaf in sorted(valued - inner):
+            parts: list[list[Row]] = []
+            for node in (node for node in path_from_root(tree, tree[leaf]) if node["node_id"] in valued):
+                if parts and _continues(node, parts[-1][-1]):
+                    parts[-1].append(node)
+                else:
+                    parts.append([node])
+            paths |= {steps[-1]["node_id"]: steps for steps in parts}
+        yield from paths.values()
+
+
+def _continues(node: Row, before: Row) -> bool:
+    """Return whether a step went on in the turn of the one before it, and not in a chat of its own."""
+    turn = before["prefix"] + before["text"]
+    return bool(turn and node["prefix"].startswith(turn) and node["prompt"] == before["prompt"])
+
+
+def _stepwise(steps: list[Row], chat: ChatTemplate) -> Row:
+    completions, begun = [], 0
+    for step in steps:
+        turn = step["prefix"] + step["text"]
+        completions.append(turn[begun:])
+        begun = len(turn)
+    messages = tuple(Message(message["role"], message["content"]) for message in steps[0]["prompt"])
+    row = {"prompt": _read_by_model(Prompt(messages), chat), "completions": completions}
+    for name, column in (("labels", "spre"), ("visits", "visits"), ("node_ids", "node_id")):
+        row[name] = [step[column] for step in steps]
+    return row | {name: steps[0][name] for name in ("dataset", "question_id")}
 
 
 def export_llamafactory(run: Path, out: Path) -> dict[str, int]:
@@ -166,7 +308,7 @@ def description(file_name: str) -> dict[str, Any]:
 
 
 def sharegpt(pair: Row) -> Row:
-    """Return a row of `tables.pair_schema` in ShareGPT's layout; `system` is "" if the prompt has none.
+    """Return a row of `tables.pair_schema` in ShareGPT's layout, with its origin; `system` is "" if there is none.
 
     Raises:
         Unusable: the turns do not alternate, or a completion is not one message of the assistant.
@@ -185,6 +327,7 @@ def sharegpt(pair: Row) -> Row:
         "conversations": [_tagged(message) for message in prompt],
         "chosen": _tagged(pair["chosen"][0]),
         "rejected": _tagged(pair["rejected"][0]),
+        **_provenance(pair),
     }
 
 
@@ -195,64 +338,121 @@ def _sharegpt_rows(rows: Iterable[Row], source: str) -> Iterator[Row]:
             yield sharegpt(row)
         except Unusable as reason:
             problems.add(str(reason), number)
-    problems.check("LLaMA-Factory cannot read these; export with jsonl instead.")
+    problems.check("LLaMA-Factory cannot read these; export with --to trl or --to jsonl instead.")
 
 
 def _tagged(message: Row) -> Row:
     return {"from": _TAGS[f"{message['role']}_tag"], "value": message["content"]}
 
 
-def export_verl(run: Path, out: Path) -> dict[str, int]:
-    """Write the questions of a run's trees, with the same held-out questions as its pairs.
+def export_verl(run: Path, out: Path, *, prompts: str | None = None, log: Log = print) -> dict[str, int]:
+    """Write the questions of a run's trees, with the same held-out questions as its pairs, and `reward.py`.
 
-    Returns:
-        Questions by split.
+    verl scores the known data sets by itself, under names such as `searchR1_hotpotqa`. `reward.py` gives the same score
+    to all data sets, as its `custom_reward_function`.
 
-    Raises:
-        RunError: the run is not finished; see also `output`.
-        DataError: the run has no trees.
-    """
-    config, _ = read_run(run)
-    splits: dict[str, list[Question]] = {"train": [], "test": []}
-    columns = ("dataset", "question_id", "question", "golden_answers", "parent_id")
-    for node in read_shards(run / "trees", "nodes", tree_schema(), columns=columns):
-        if node["parent_id"] < 0:
-            held_out = in_test_split(node["dataset"], node["question_id"], config.pairs.test_share)
-            golden_answers = tuple(node["golden_answers"])
-            question = Question(node["question_id"], node["question"], golden_answers, dataset=node["dataset"])
-            splits["test" if held_out else "train"].append(question)
-    if not any(splits.values()):
-        raise DataError(f"{run}: no question has a tree; run build-tree again")
-    return export_questions(splits, out)
-
-
-def export_questions(splits: Mapping[str, Iterable[Question]], out: Path) -> dict[str, int]:
-    """Write questions of one or several data sets, asked in Search-R1's format, to `out/SPLIT.parquet`.
+    Args:
+        run: a finished run.
+        out: see `output`.
+        prompts: name or folder of a prompt set, for the instruction of Search-R1's format; None: the shipped one.
+        log: receives the names of data sets that the trainer does not score by itself.
 
     Returns:
         Questions by split; a split without any has no file.
 
     Raises:
-        RunError: see `output`.
+        RunError: the run is not finished; see also `output`.
+        ConfigError: there is no such prompt set.
+        DataError: the run has no trees.
     """
-    format = SearchR1Format()
+    format = SearchR1Format(PromptSet.find(prompts or "default"))
+
+    def asked(question: Question) -> tuple[str, list[Row]]:
+        messages = format.prompt(question, ()).messages
+        name = f"searchR1_{question.dataset}" if question.dataset in KNOWN else question.dataset
+        return name, [{"role": message.role, "content": message.content} for message in messages]
+
+    counts, own = _export_questions(run, out, "verl-export.json", asked)
+    write_text(out / "reward.py", _REWARD.read_text(encoding="utf-8"))
+    if own:
+        log(f"verl scores no data set named {own}: train with reward.custom_reward_function.path={out / 'reward.py'}")
+    return counts
+
+
+def export_search_r1(run: Path, out: Path, *, prompts: str | None = None, log: Log = print) -> dict[str, int]:
+    """Write the questions of a run's trees as Search-R1's own scripts do: its names, and one message of the user.
+
+    The message is the instruction of the prompt set, then `Question: ...`. Published checkpoints were trained with
+    sentences that are not shipped; a prompt set with these in `search_r1/instruction.txt` gives the very same message.
+    Search-R1 scores a data set by its name and knows seven, all by exact match: others are named `nq`.
+
+    Args, Returns, Raises: see `export_verl`; ConfigError also if the instruction shows no answer in its tags.
+    """
+    instruction = SearchR1Format(PromptSet.find(prompts or "default")).texts["instruction"]
+    if not re.search("(?s)<answer>.*?</answer>", instruction):
+        raise ConfigError(
+            "the instruction shows no <answer> ... </answer>: Search-R1 scores the second one of prompt and response, "
+            "so every response would score 0; add an example answer to it"
+        )
+
+    def asked(question: Question) -> tuple[str, list[Row]]:
+        text = one_line(inert(question.question))
+        content = f"{instruction} Question: {text}{'' if text.endswith('?') else '?'}\n"
+        return question.dataset if question.dataset in KNOWN else "nq", [{"role": "user", "content": content}]
+
+    counts, own = _export_questions(run, out, "search-r1-export.json", asked)
+    if own:
+        log(f"Search-R1 scores no data set named {own}: they are named nq, and extra_info.dataset says which they are")
+    return counts
+
+
+def _export_questions(
+    run: Path, out: Path, marker: str, asked: Callable[[Question], tuple[str, list[Row]]]
+) -> tuple[dict[str, int], str]:
+    """Write the questions of a run's trees, of which `asked` returns the `data_source` and the prompt.
+
+    Returns:
+        Questions by split, and the names of data sets that are not known.
+    """
+    config, _ = read_run(run)
+    splits: dict[str, list[Row]] = {"train": [], "test": []}
+    columns = ("dataset", "question_id", "question", "golden_answers", "parent_id")
+    for node in read_shards(run / "trees", "nodes", tree_schema(), columns=columns):
+        if node["parent_id"] < 0:
+            held_out = in_test_split(node["dataset"], node["question_id"], config.pairs.test_share)
+            splits["test" if held_out else "train"].append(node)
+    if not any(splits.values()):
+        raise DataError(f"{run}: no question has a tree; run build-tree again")
     index = 0
-    with output(out, "verl-export.json", "train.parquet", "test.parquet") as counts:
-        for split, questions in splits.items():
-            rows = [_verl_row(question, format, split, number) for number, question in enumerate(questions, index)]
+    with output(out, marker, "train.parquet", "test.parquet", "reward.py") as counts:
+        for split, nodes in splits.items():
+            rows = [_question_row(node, asked, split, number) for number, node in enumerate(nodes, index)]
             index += len(rows)
             if rows:
                 counts[split] = len(rows)
                 write_parquet(out / f"{split}.parquet", rows, verl_schema())
-    return counts
+    return counts, ", ".join(sorted({node["dataset"] for nodes in splits.values() for node in nodes} - KNOWN.keys()))
 
 
-def _verl_row(question: Question, format: SearchR1Format, split: str, index: int) -> Row:
-    messages = format.prompt(question, ()).messages
+def _question_row(node: Row, asked: Callable[[Question], tuple[str, list[Row]]], split: str, index: int) -> Row:
+    golden_answers, identity = node["golden_answers"], {name: node[name] for name in ("dataset", "question_id")}
+    question = Question(node["question_id"], node["question"], tuple(golden_answers), dataset=node["dataset"])
+    data_source, prompt = asked(question)
     return {
-        "data_source": question.dataset,
-        "prompt": [{"role": message.role, "content": message.content} for message in messages],
+        "data_source": data_source,
+        "prompt": prompt,
         "ability": "fact-reasoning",
-        "reward_model": {"style": "rule", "ground_truth": {"target": list(question.golden_answers)}},
-        "extra_info": {"split": split, "index": index},
+        "reward_model": {"style": "rule", "ground_truth": {"target": golden_answers}},
+        "extra_info": {"split": split, "index": index, **identity},
     }
+
+
+# Called with the run and the folder; those that render prompts take `tokenizer`, those that write questions `prompts`.
+EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
+    "trl": export_trl,
+    "llamafactory": export_llamafactory,
+    "prm": export_prm,
+    "verl": export_verl,
+    "search-r1": export_search_r1,
+    "jsonl": export_json_lines,
+}

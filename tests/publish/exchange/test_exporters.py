@@ -2,27 +2,39 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+import re
+import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from reasonrag.core.errors import DataError, RunError
+from reasonrag.core.errors import ConfigError, DataError, RunError
+from reasonrag.core.text import exact_match
 from reasonrag.core.types import Question
 from reasonrag.dpo.pairs import in_test_split
-from reasonrag.dpo.preferences import Unusable
+from reasonrag.dpo.preferences import Unusable, read_row
+from reasonrag.dpo.token_rows import encode
 from reasonrag.formats import FORMATS
+from reasonrag.formats.search_r1 import SearchR1Format
+from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.publish.exchange import EXPORTERS
 from reasonrag.publish.exchange.exporters import (
     description,
     export_json_lines,
     export_llamafactory,
-    export_questions,
+    export_prm,
+    export_search_r1,
+    export_trl,
     export_verl,
     sharegpt,
     verl_schema,
 )
 from reasonrag.storage.parquet import read_parquet, read_shards
-from reasonrag.storage.tables import pair_schema
+from reasonrag.storage.questions import KNOWN
+from reasonrag.storage.tables import pair_schema, tree_schema
+from tests.llm.tiny import save_tiny_model
 from tests.pipeline.test_build import QUESTIONS, run
 from tests.publish.exchange.test_trl import PREFERENCE, needs_data
 from tests.publish.exchange.toys import says
@@ -78,7 +90,8 @@ def test_llamafactory_reads_every_pair_as_it_was_asked_and_answered(finished, tm
         rows, given = lines(tmp_path / "out" / info["file_name"]), pairs(finished, split)
         assert len(rows) == len(given) == counts[split] > 0
         for row, pair in zip(rows, given, strict=True):
-            assert row.keys() == set(info["columns"].values())
+            assert row.keys() > set(info["columns"].values())
+            assert (row["question_id"], row["margin"]) == (pair["question_id"], pair["margin"])
             system, asked, sides = aligned(info, row)
             assert [says("system", system), says("user", asked[0])] == pair["prompt"]
             assert sides == [pair[side][0]["content"] for side in ("chosen", "rejected")]
@@ -109,6 +122,69 @@ def test_turns_that_llamafactory_would_pass_over_are_refused(roles):
         sharegpt({"prompt": [says(role, "x") for role in roles], "chosen": [], "rejected": []})
 
 
+def stream_policy(prompt, sampling):
+    draw = random.Random(f"{prompt}{sampling.seed}").random()
+    if prompt.stop == ("</answer>",) or draw < 0.5:
+        answer = "Steven Spielberg</answer>" if draw < 0.35 else "nobody</answer>\n"
+        return answer if prompt.stop == ("</answer>",) else f"<think>I know</think> <answer>{answer}"
+    return f"<think>I do not know</think> <search>Jaws {draw:.2f}</search>" if draw < 0.75 else "The river"
+
+
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "growing"
+    run(out, stream_policy, overrides={"pairs.test_share": 0.3}, questions=QUESTIONS[:6], format=SearchR1Format())
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+def test_pairs_of_a_growing_turn_become_texts_in_which_trl_finds_our_tokens(growing, model, tmp_path):
+    export_trl(growing, tmp_path / "out", tokenizer=model)
+    chat = ChatTemplate.load(model)
+    eos, given = chat.tokenizer.eos_token_id, pairs(growing, "train")
+    written = lines(tmp_path / "out/train.jsonl")
+    assert any(pair["prompt"][-1]["role"] == "assistant" for pair in given)
+    # What `dpo train` tokenises as TRL does, and what it reads from the pairs themselves.
+    as_trl, _ = encode([read_row("", row) for row in written], chat, turn_end="as_sampled")
+    as_ours, _ = encode([read_row("", pair) for pair in given], chat, turn_end="as_sampled")
+    ends = set()
+    for trl, ours, pair in zip(as_trl, as_ours, given, strict=True):
+        for side in ("chosen", "rejected"):
+            (theirs,), (own,) = getattr(trl, side), getattr(ours, side)
+            ended = () if pair[f"{side}_end"] == "turn" else (eos,)
+            assert theirs.prompt_ids + theirs.completion_ids == own.prompt_ids + own.completion_ids + ended
+            ends.add(pair[f"{side}_end"])
+    assert ends == {"stop", "turn"}
+    assert {row["question_id"] for row in written} == {pair["question_id"] for pair in given}
+
+
+def test_the_steps_of_a_growing_turn_are_one_row_and_those_of_other_chats_one_each(growing, finished, model, tmp_path):
+    for source, name in ((growing, "growing"), (finished, "finished")):
+        counts = export_prm(source, tmp_path / name, tokenizer=model)
+        nodes = {
+            (row["question_id"], row["node_id"]): row for row in read_shards(source / "trees", "nodes", tree_schema())
+        }
+        seen, lengths = set(), []
+        for row in (row for split in counts for row in lines(tmp_path / f"{name}/{split}.jsonl")):
+            steps = [nodes[row["question_id"], id] for id in row["node_ids"]]
+            assert "".join(row["completions"]) == steps[-1]["prefix"] + steps[-1]["text"]
+            assert row["labels"] == [step["spre"] for step in steps]
+            seen.update((row["question_id"], id) for id in row["node_ids"])
+            lengths.append(len(steps))
+        assert seen == {key for key, node in nodes.items() if node["spre"] is not None and node["parent_id"] >= 0}
+        assert (max(lengths) > 1) is (name == "growing")
+
+
+def test_whose_chat_template_renders_has_to_be_known(growing, tmp_path):
+    for export in (export_trl, export_prm):
+        with pytest.raises(ConfigError, match="add --tokenizer"):
+            export(growing, tmp_path / "out")
+
+
 def test_json_lines_hold_the_tables_rows(finished, tmp_path):
     counts = export_json_lines(finished, tmp_path / "out")
     for split in ("train", "test"):
@@ -134,18 +210,61 @@ def test_verl_rows_have_the_documented_fields_and_types(finished, tmp_path):
             assert in_test_split("toy", question.id, 0.3) is (split == "test")
 
 
-def test_verl_indexes_differ_over_merged_data_sets(tmp_path):
-    sets = [[Question(str(n), "Who?", ("A", "B"), dataset=name) for n in range(3)] for name in ("nq", "hotpotqa")]
-    assert export_questions({"train": sets[0] + sets[1], "test": []}, tmp_path / "out") == {"train": 6}
-    rows = read_parquet(tmp_path / "out/train.parquet", verl_schema())
-    assert [row["extra_info"]["index"] for row in rows] == list(range(6))
-    assert [row["data_source"] for row in rows] == ["nq"] * 3 + ["hotpotqa"] * 3
-    assert not (tmp_path / "out/test.parquet").exists()
+def test_a_known_data_set_has_the_name_that_its_scorer_knows(tmp_path):
+    # The names that verl 0.9.1 and Search-R1 score (`make peers`).
+    assert list(KNOWN) == ["hotpotqa", "2wikimultihopqa", "musique", "popqa", "bamboogle", "nq", "triviaqa"]
+    sets = [Question(str(n), "Who?", ("A", "B"), dataset=name) for name in ("popqa", "mine") for n in range(2)]
+    run(tmp_path / "run", questions=sets, overrides={"pairs.test_share": 0.0})
+    said = []
+    assert export_verl(tmp_path / "run", tmp_path / "verl", log=said.append) == {"train": 4}
+    assert export_search_r1(tmp_path / "run", tmp_path / "search", log=said.append) == {"train": 4}
+    assert "no data set named mine: train with reward.custom_reward_function.path=" in said[0]
+    assert "named nq" in said[1]
+    for place, names in (("verl", ["searchR1_popqa"] * 2 + ["mine"] * 2), ("search", ["popqa"] * 2 + ["nq"] * 2)):
+        rows = read_parquet(tmp_path / place / "train.parquet", verl_schema())
+        assert [row["data_source"] for row in rows] == names
+        assert [row["extra_info"]["index"] for row in rows] == list(range(4))
+        assert [row["extra_info"]["dataset"] for row in rows] == ["popqa"] * 2 + ["mine"] * 2
+        assert not (tmp_path / place / "test.parquet").exists()
+
+
+def test_search_r1_is_asked_in_one_user_turn_with_the_sentences_that_the_user_gives(finished, tmp_path):
+    prompts = tmp_path / "prompts/search_r1"
+    prompts.mkdir(parents=True)
+    (prompts / "instruction.txt").write_text("Answer. For example, <answer> Beijing </answer>.\n")
+    export_search_r1(finished, tmp_path / "out", prompts=str(prompts.parent), log=print)
+    row = read_parquet(tmp_path / "out/train.parquet", verl_schema())[0]
+    asked = "Answer. For example, <answer> Beijing </answer>. Question: Who directed film "
+    assert row["prompt"][0]["role"] == "user" and len(row["prompt"]) == 1
+    assert re.fullmatch(re.escape(asked) + r"\d+\?\n", row["prompt"][0]["content"])
+    (prompts / "instruction.txt").write_text("Answer in <answer>.")
+    with pytest.raises(ConfigError, match="every response would score 0"):
+        export_search_r1(finished, tmp_path / "again", prompts=str(prompts.parent))
+
+
+@pytest.mark.parametrize(
+    ("response", "em"),
+    [
+        ("<think>so</think><answer>the  Jaws!</answer>", 1.0),
+        ("<search>q</search><information><answer>no</answer></information><answer>jaws</answer>", 1.0),
+        ("<answer>Jaws</answer> or <answer>Alien</answer>", 0.0),
+        ("<information><answer>Jaws</answer></information>", 1.0),
+        ("<answer> </answer>", 0.0),
+        ("<answer></think><answer>Jaws</answer>", 1.0),
+        ("Jaws", 0.0),
+    ],
+)
+def test_the_reward_that_is_shipped_for_verl_scores_as_we_do(response, em, finished, tmp_path):
+    export_verl(finished, tmp_path / "out", log=print)
+    reward = runpy.run_path(str(tmp_path / "out/reward.py"))["compute_score"]
+    assert reward("mine", response, {"target": ["Alien 3", "Jaws"]}, extra_info={}) == em
+    assert exact_match(FORMATS["search_r1"]().read_text(response).answer, ["Alien 3", "Jaws"]) == em
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
-def test_an_export_is_repeated_with_equal_bytes_and_never_into_anothers_folder(name, finished, tmp_path):
-    export, out = EXPORTERS[name], tmp_path / "out"
+def test_an_export_is_repeated_with_equal_bytes_and_never_into_anothers_folder(name, finished, model, tmp_path):
+    needed = {"tokenizer": model} if name in ("trl", "prm") else {}
+    export, out = partial(EXPORTERS[name], **needed), tmp_path / "out"
     export(finished, out)
     first = {p.name: p.read_bytes() for p in out.iterdir() if p.name != ".lock"}
     export(finished, out)

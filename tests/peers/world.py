@@ -1,0 +1,47 @@
+"""What checks export: finished runs over questions of the demo world, made once by our own environment."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv" / "bin" / "python"
+FOLDER = ROOT / "build" / "peers" / "world"
+
+
+def reasonrag(*words: object) -> None:
+    """Run a command of ours, in our environment; its output goes to stderr."""
+    subprocess.run([PYTHON, "-m", "reasonrag", *map(str, words)], cwd=ROOT, check=True, stdout=2)
+
+
+def run(policy: str, *, questions: int = 100, iterations: int = 6) -> Path:
+    """Return a finished run of two data sets: `hotpotqa`, a name that trainers know, and `mine`."""
+    out = FOLDER / policy.replace(":", "-")
+    if not (out / "run.json").exists():
+        if not (FOLDER / "files").exists():
+            reasonrag("demo", "world", "--out", FOLDER / "files")
+            rows = (FOLDER / "files" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+            for name, part in (("hotpotqa", rows[:questions]), ("mine", rows[questions : 2 * questions])):
+                (FOLDER / "files" / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
+        files = ",".join(str(FOLDER / "files" / f"{name}.jsonl") for name in ("hotpotqa", "mine"))
+        reasonrag("build-tree", "--dataset", files, "--corpus", FOLDER / "files" / "corpus.jsonl", "--policy", policy,
+                  "--iterations", iterations, "--seed", 0, "--out", out)  # fmt: skip
+    return out
+
+
+def answered(run: Path) -> Iterator[tuple[str, float, tuple[str, str]]]:
+    """Yield the text, the exact match and the question of every finished trajectory of a growing turn."""
+    import pyarrow.dataset
+
+    columns = ["dataset", "question_id", "prefix", "text", "em"]
+    for row in pyarrow.dataset.dataset(run / "trees").to_table(columns=columns).to_pylist():
+        if row["em"] is not None:
+            yield row["prefix"] + row["text"], row["em"], (row["dataset"], row["question_id"])
+
+
+def opened_twice(turn: str) -> bool:
+    """Return whether an answer holds another opening tag: the scorers of others read from the first one on."""
+    return any("<answer>" in answer for answer in re.findall("(?s)<answer>(.*?)</answer>", turn))
