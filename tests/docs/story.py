@@ -81,7 +81,7 @@ SUBSTITUTES: tuple[tuple[str, str, str | None], ...] = (
 ADDED = {
     "reasonrag build-tree": "--limit 6 --iterations 6 --concurrency 8 --set retrieval.cache={cache}",
     "reasonrag build-tree --config configs/hotpotqa-vllm.yaml": "--dataset demo --policy {server}",
-    "reasonrag build-tree --dataset hotpotqa --limit 100 --format tool_calls": "--max-tokens 8 --max-unreadable 1",
+    "reasonrag build-tree --dataset hotpotqa --limit 100": "--max-tokens 8 --max-unreadable 1",
     "reasonrag build-tree --preset official": "--policy demo --limit 3 --iterations 24",  # or there is no pair
     "reasonrag eval": "--limit 2",
     "reasonrag dpo train": "--model demo --set max_steps=1 --set dtype=float32",

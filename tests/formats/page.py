@@ -120,7 +120,7 @@ The policy calls the function `search(query)` as its family of models does. Its 
 its calls and their results (`tools=`, `tool_calls`, the role `tool`), so it is trained as a host of agents asks it.
 
 ```bash
-reasonrag build-tree --dataset hotpotqa --limit 100 --format tool_calls --policy hf:google/gemma-3-4b-it \\
+reasonrag build-tree --dataset hotpotqa --limit 100 --set format.name=tool_calls --policy hf:google/gemma-3-4b-it \\
     --chat-template gemma-tools --out runs/tools
 ```
 
