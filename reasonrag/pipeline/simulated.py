@@ -13,7 +13,6 @@ from random import Random
 
 from reasonrag.core.config import Config, SimulatorConfig
 from reasonrag.core.errors import ConfigError, RetrievalError
-from reasonrag.core.settings import identity
 from reasonrag.core.text import one_line
 from reasonrag.core.types import Message, Passage, Prompt
 from reasonrag.llm.base import LLM, Sampling
@@ -52,7 +51,8 @@ class SimulatedRetriever:
         self.settings = settings
         self._seed = seed
         self.noise = settings.noise
-        known = [llm.name, identity(settings), seed, _SYSTEM, _TASK, _USEFUL, _NOISY]
+        drawn = [settings.temperature, settings.max_tokens, settings.noise, settings.last_noise, settings.noise_steps]
+        known = [llm.name, drawn, seed, _SYSTEM, _TASK, _USEFUL, _NOISY]
         self.fingerprint = f"{SIMULATED}-{short_hash(known)}"
 
     def keep_in(self, journal: Journal) -> None:

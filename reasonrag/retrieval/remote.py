@@ -92,7 +92,7 @@ class RemoteRetriever(HttpBackend):
         failures, timeout_s = [], min(self._timeout_s, CHECK_TIMEOUT_S)
         for server in self._servers:
             try:
-                _rankings(await self._send(server.url, timeout_s, json=_payload(["check"], 1)), 1)
+                _rankings(await self._send(server.url, timeout_s, json=_payload(["check"], 1)))
             except Unavailable as failure:
                 failures.append(str(failure))
             else:
@@ -125,7 +125,7 @@ class RemoteRetriever(HttpBackend):
         server.in_flight += 1
         try:
             reply = await self._send(server.url, timeout_s, json=_payload(queries, top_k))
-            rankings = _rankings(reply, len(queries))
+            rankings = _rankings(reply)
         except Unavailable as failure:
             now = time.monotonic()
             server.avoid_until, server.closed_until = now + _AVOIDED_S, now + (failure.retry_after_s or 0.0)
@@ -149,19 +149,13 @@ def _endpoint(url: str) -> URL:
     return parsed.with_path("/retrieve") if parsed.path in ("", "/") else parsed
 
 
-def _rankings(body: bytes, count: int) -> list[Ranking]:
+def _rankings(body: bytes) -> list[Ranking]:
     try:
         results = json.loads(body.decode(errors="replace"))["result"]
-        rankings = [tuple(_passage(item) for item in result) for result in results]
+        return [tuple(_passage(item) for item in result) for result in results]
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
         # A proxy's HTML page with status 200, or a truncated body: another attempt may succeed.
         raise Unavailable("the reply is not a list of rankings", cause="unreadable") from None
-    if len(rankings) != count:
-        raise RetrievalError(
-            f"{count} queries were asked and {len(rankings)} rankings came back: which belongs to which is unknown",
-            cause="misaligned",
-        )
-    return rankings
 
 
 def _passage(item: Mapping[str, Any]) -> Passage:

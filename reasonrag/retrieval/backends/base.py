@@ -42,7 +42,7 @@ _MOST_READ_OF_ERRORS = 1 << 16  # far more than is shown, so that no secret is c
 
 
 class Backend(ABC):
-    """A search engine that is asked in parts, several at a time, each with retries: it may restart meanwhile.
+    """A search engine that is asked in parts, several at a time, each with retries, as it may restart meanwhile.
 
     It belongs to the event loop of its first search until `aclose`.
     """
@@ -123,7 +123,11 @@ class Backend(ABC):
 
         async def attempt() -> list[Ranking]:
             async with self._slots:
-                return await self._attempt(queries, top_k, min(self._timeout_s, retries.left_s))
+                rankings = await self._attempt(queries, top_k, min(self._timeout_s, retries.left_s))
+            if len(rankings) != len(queries):
+                what = f"{len(queries)} queries were asked and {len(rankings)} rankings came back: which belongs to"
+                raise RetrievalError(f"{what} which is unknown", cause="misaligned")
+            return rankings
 
         try:
             return await retries.run_async(attempt)
@@ -262,7 +266,9 @@ async def _read(response: aiohttp.ClientResponse, server: str) -> bytes:
 
 def known_as(config: RetrievalConfig, *more: Any) -> str:
     """Return the fingerprint of what searches as configured: what was said of it, as nobody can look inside."""
-    return short_hash([config.kind, config.identity, identity(config.backend), *more])
+    unsaid = identity(BackendConfig())
+    said = {name: value for name, value in identity(config.backend).items() if value != unsaid[name]}
+    return short_hash([config.kind, config.identity, said, *more])
 
 
 def needed(value: T | None, config: RetrievalConfig, setting: str) -> T:
@@ -370,9 +376,15 @@ def ranking(rows: Iterable[tuple[Any, Any, Any]], names: BackendConfig) -> Ranki
         texts = {"title": reach(fields, names.title or "title"), "text": reach(fields, names.text or "text")}
         contents = passage_contents({"contents": whole, **texts})
         if contents is not None:
-            score = float(score) if isinstance(score, int | float) and math.isfinite(score) else 0.0
-            passages.append(Passage(text_id(id_) or passage_id(contents), contents, score))
+            passages.append(Passage(text_id(id_) or passage_id(contents), contents, _finite(score)))
     if held is not None and not passages:
         what = f"the documents found have no text in {names.text or 'text'!r}; give retrieval.backend.text. They hold"
         raise RetrievalError(what, quoting=held, cause="unreadable")
     return tuple(passages)
+
+
+def _finite(score: Any) -> float:
+    try:
+        return float(score) if math.isfinite(score) else 0.0
+    except (TypeError, OverflowError):
+        return 0.0
