@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
 
+_BY_NAME = {"format.name": "--format", "policy.chat_template": "--chat-template", "policy.card": "--card"}
+
 # A search in the reasonrag format takes three actions at least: itself, its evidence, and a later answer.
 _FIGURE_6 = "3,5,7,9,11 allow 1 to 5 searches in the reasonrag format (the paper's Figure 6), 2,3,4,5,6 in the others"
 
@@ -31,6 +33,13 @@ def _swept(flag: str, parameter: str, convert: type[float], key: str, example: s
     kind = Several(convert, "integer" if convert is int else "float")
     text = f"{flag_help('Config', key)} Several evaluate each: {example}."
     return click.option(flag, parameter, type=kind, metavar="NUMBERS", help=text)
+
+
+def _by_name(key: str) -> Callable[[F], F]:
+    """Add the option of a setting that may be given to all policies or to one."""
+    flag, value = _BY_NAME[key], key.rpartition(".")[2].upper()
+    text = f"{flag_help('Config', key)} NAME=... sets that of one policy (repeatable)."
+    return click.option(flag, key.replace(".", "__"), multiple=True, metavar=f"[NAME=]{value}", help=text)
 
 
 @click.command("eval")
@@ -43,20 +52,13 @@ def _swept(flag: str, parameter: str, convert: type[float], key: str, example: s
     help=flag_help("Config", "policy.spec")
     + " NAME is its name in the report, MODEL its name at a server (repeatable; the first policy is the baseline).",
 )
+@_by_name("format.name")
+@_by_name("policy.chat_template")
+@_by_name("policy.card")
 @click.option(
-    "--format",
-    "formats",
-    multiple=True,
-    metavar="[NAME=]FORMAT",
-    help=flag_help("Config", "format.name")
-    + " NAME=FORMAT sets that of one policy (repeatable; default: the format in the policy's folder).",
-)
-@click.option(
-    "--chat-template",
-    "chat_templates",
-    multiple=True,
-    metavar="[NAME=]TEMPLATE",
-    help=flag_help("Config", "policy.chat_template") + " NAME=TEMPLATE sets that of one policy (repeatable).",
+    "--differently",
+    is_flag=True,
+    help="Compare policies with a reasonrag.yaml also with one that has none and is asked otherwise.",
 )
 @settings("Config", "format.prompts", "policy.max_tokens", "seed", "judge.spec", "judge.model")
 @click.option(
@@ -80,8 +82,7 @@ def evaluate(
     max_turns: tuple[int, ...] | None,
     top_ks: tuple[int, ...] | None,
     rules: Rules,
-    formats: tuple[str, ...],
-    chat_templates: tuple[str, ...],
+    differently: bool,
     judge__spec: str | None,
     judge__model: str | None,
     judged: tuple[str, ...] | None,
@@ -95,9 +96,9 @@ def evaluate(
     Two policies on HotpotQA's dev questions:
       reasonrag eval --dataset hotpotqa --limit 1000 --policy base=hf:Qwen/Qwen2.5-7B-Instruct \\
           --policy dpo=hf:policies/dpo/merged --out reports/hotpot
-    A base model and an adapter on one vLLM server:
+    A base model and an adapter on one vLLM server, both asked as the adapter was trained:
       reasonrag eval --dataset hotpotqa --policy base=http://127.0.0.1:8000/v1#Qwen/Qwen2.5-7B-Instruct \\
-          --policy dpo=http://127.0.0.1:8000/v1#dpo --set policy.vllm=true --out reports/hotpot
+          --policy dpo=http://127.0.0.1:8000/v1#dpo --card policies/dpo --out reports/hotpot
     With a judge: also how often searches are needless or missing (OSR, USR):
       reasonrag eval --preset demo --policy base=demo:hiprag --policy rl=hf:runs/demo/hiprag/best \\
           --judge demo-judge --out reports/hiprag
@@ -110,8 +111,9 @@ def evaluate(
     from reasonrag.evaluation.run import Evaluation
     from reasonrag.storage.shards import WHOLE, Shard
 
+    by_name = {key: given.pop(key.replace(".", "__")) for key in _BY_NAME}
     asked = sources(given)
-    configs = policy_configs(policies, asked, formats, chat_templates)
+    configs = policy_configs(policies, asked, by_name)
     evaluation_of = partial(
         Evaluation,
         configs,
@@ -121,6 +123,7 @@ def evaluate(
         top_ks=top_ks,
         rules=rules,
         judging=judging(judge__spec, judge__model, judged, configs),
+        differently=differently,
     )
     log_plainly()
     sys.exit(_run(evaluation_of, Shard.parse(shard) if shard else WHOLE))
@@ -167,13 +170,12 @@ def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
 def policy_configs(
     policies: tuple[str, ...],
     asked: Mapping[str, Any],
-    formats: tuple[str, ...] = (),
-    chat_templates: tuple[str, ...] = (),
+    by_name: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Config]:
     """Return the configuration of each policy of an evaluation, by its name. The default split is a held-out one.
 
-    `policies`, `formats` and `chat_templates` are values of `--policy`, `--format` and `--chat-template`; `asked` is
-    what `sources` returns.
+    `policies` are the values of `--policy`, `by_name` those of the flags in `_BY_NAME`, by setting; `asked` is what
+    `sources` returns.
 
     Raises:
         ConfigError: two policies have one name, or another flag names a policy that is not there.
@@ -183,11 +185,11 @@ def policy_configs(
     from reasonrag.evaluation.sweep import folder_name
 
     configs: dict[str, Config] = {}
-    named: dict[str, dict[str, str]] = {"format.name": {}, "policy.chat_template": {}}  # by setting, then by policy
-    for values, texts in zip(named.values(), (formats, chat_templates), strict=True):
+    named: dict[str, dict[str, str]] = {key: {} for key in _BY_NAME}  # by setting, then by policy
+    for key, texts in (by_name or {}).items():
         for text in texts:
             name, _, value = text.rpartition("=")
-            values[name] = value
+            named[key][name] = value
     common = {key: values.pop("", None) for key, values in named.items()}
     is_split_asked = _is_split_asked(asked)
     for text in policies:
@@ -208,9 +210,11 @@ def policy_configs(
             overrides |= {"questions.dataset": held_out_sets(config.questions.dataset), "questions.split": None}
             config = load_config(**{**asked, "overrides": overrides})
         configs[name] = config
-    for flag, values in zip(("--format", "--chat-template"), named.values(), strict=True):
+    for key, values in named.items():
         if values:
-            raise ConfigError(f"{flag} is given for {', '.join(values)}, but the policies are {', '.join(configs)}")
+            raise ConfigError(
+                f"{_BY_NAME[key]} is given for {', '.join(values)}, but the policies are {', '.join(configs)}"
+            )
     return configs
 
 

@@ -92,7 +92,8 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
 
 @rl.command("plan")
 @settings("Config", "questions", *_RETRIEVAL)
-@settings("Config", "policy.spec", "policy.model", "policy.chat_template", "policy.temperature", "policy.max_tokens")
+@settings("Config", "policy.spec", "policy.model", "policy.card", "policy.chat_template", "policy.temperature")
+@settings("Config", "policy.max_tokens")
 @settings("Config", "format")
 @settings("Config", "judge.spec", "judge.model")
 @settings("RLSettings", "planning", show_keys=False)
@@ -136,12 +137,14 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     from reasonrag.online_rl.reference_plans import NO_CORRECT, NO_SEARCH, make_plans, save_plans
     from reasonrag.pipeline.parts import Parts, check, judge_service, open_engine, open_parts
     from reasonrag.pipeline.progress import Progress
+    from reasonrag.pipeline.served import as_served
     from reasonrag.retrieval.batched import BatchedRetriever
     from reasonrag.storage.files import lock
     from reasonrag.storage.journal import Journal
 
     log_plainly()
     stop = Stop(error_console())
+    config = as_served(config)
     parts = open_parts(config)
     assert parts.judge is not None  # value.kind is judge
     judge_model = parts.judge

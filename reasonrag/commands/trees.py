@@ -26,8 +26,8 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
 @settings(
     "Config", "questions", "retrieval.kind", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k"
 )
-@settings("Config", "policy.spec", "policy.model", "policy.chat_template", "policy.temperature", "policy.max_tokens")
-@settings("Config", "judge.spec", "judge.model")
+@settings("Config", "policy.spec", "policy.model", "policy.card", "policy.chat_template", "policy.temperature")
+@settings("Config", "policy.max_tokens", "judge.spec", "judge.model")
 @settings("Config", "format.prompts", "format.max_steps", "seed", "search", "value", *_PAIRS)
 @settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
 @configuration("Config")
@@ -57,7 +57,7 @@ def build_tree(
       reasonrag build-tree --dataset questions.jsonl --corpus corpus.jsonl.gz --policy extractive --out runs/try
     A model on a vLLM server:
       reasonrag build-tree --dataset hotpotqa --limit 1000 --policy http://127.0.0.1:8000/v1 \\
-          --policy-model Qwen/Qwen2.5-7B-Instruct --set policy.vllm=true --out runs/hotpot
+          --policy-model Qwen/Qwen2.5-7B-Instruct --out runs/hotpot
     The resolved configuration and an estimate of the cost:
       reasonrag build-tree --dataset hotpotqa --limit 1000 --policy ... --input-price 0.1 --output-price 0.4 --dry-run
     One of 32 parts, as a job of an array on a cluster:
@@ -73,6 +73,7 @@ def build_tree(
     from reasonrag.core.settings import dump
     from reasonrag.core.text import printable
     from reasonrag.pipeline.build import estimate
+    from reasonrag.pipeline.served import as_served
     from reasonrag.storage.shards import WHOLE, Shard
 
     part = Shard.parse(shard) if shard else WHOLE
@@ -88,6 +89,7 @@ def build_tree(
         return
     log_plainly()
     stop = Stop(error_console())
+    config = as_served(config, out)
     try:
         if preview:
             _preview(config, out, stop)

@@ -158,14 +158,28 @@ class ModelConfig(Section):
         env="REASONRAG_POLICY",
     )
     model: str | None = execution(
-        None, "model name that the policy's server expects", "--policy-model", env="REASONRAG_POLICY_MODEL"
+        None,
+        "model name that the policy's server expects (default: its only model)",
+        "--policy-model",
+        env="REASONRAG_POLICY_MODEL",
+    )
+    card: str | None = execution(
+        None,
+        "folder of a policy, whose reasonrag.yaml says how it was trained to be asked (default: the folder that is "
+        "loaded, here or by the server)",
+        "--card",
     )
     api: Literal["chat", "completions"] = setting(
         "chat", "API of the server: chat sends messages, completions sends text or token ids"
     )
     tokenizer: str | None = setting(None, "tokenizer for api=completions (default: the model's own)")
     chat_template: str | None = execution(None, CHAT_TEMPLATE, "--chat-template")
-    vllm: bool = setting(False, "the server is vLLM: request token ids and stop strings")
+    vllm: bool = setting(
+        False, "the server is vLLM: request token ids and stop strings (default: what the server says of itself)"
+    )
+    seeded: bool = execution(
+        True, "send seeds to a server; without them it draws its own, and a sample cannot be repeated"
+    )
     api_key_env: str = execution(
         "OPENAI_API_KEY", "name of the environment variable with the server's API key; never the key itself"
     )
@@ -207,6 +221,11 @@ class ModelConfig(Section):
     )
 
     @property
+    def carrier(self) -> str | None:
+        """The address of the folder whose `reasonrag.yaml` counts, as `carried_settings` takes it."""
+        return f"hf:{self.card}" if self.card else self.spec
+
+    @property
     def reads_ids(self) -> bool:
         """Whether the model reads ids, so that an open turn keeps those that were sampled.
 
@@ -227,7 +246,9 @@ class JudgeConfig(ModelConfig):
     spec: str | None = execution(
         None, "model that judges: as for --policy, or demo-judge[:WORLD_SEED[:ERROR]]", "--judge"
     )
-    model: str | None = execution(None, "model name that the judge's server expects", "--judge-model")
+    model: str | None = execution(
+        None, "model name that the judge's server expects (default: its only model)", "--judge-model"
+    )
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
     concurrency: int | None = execution(
         None, "requests in flight at one server (default: as many as it answers faster for)", ge=1
@@ -428,6 +449,8 @@ def load_config(
     """
     asked = gather(PRESETS, preset=preset, file=file, overrides=overrides)
     policy = asked.get("policy")
-    tree = carried_settings(policy.get("spec")) if isinstance(policy, dict) else {}
+    tree: Tree = {}
+    if isinstance(policy, dict):
+        tree = carried_settings(f"hf:{policy['card']}" if policy.get("card") else policy.get("spec"))
     merge(tree, asked)
     return validate(Config, tree)

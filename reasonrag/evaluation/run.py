@@ -21,18 +21,20 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core import event_loop
-from reasonrag.core.config import Config
-from reasonrag.core.errors import ConfigError, Interrupted, RunError
+from reasonrag.core.config import Config, ModelConfig, ValueConfig
+from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
+from reasonrag.core.settings import carried_settings
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging
 from reasonrag.evaluation.metrics import scores, trajectory_row
 from reasonrag.evaluation.report import write_results
-from reasonrag.evaluation.summary import Outcome, PolicyResult
+from reasonrag.evaluation.summary import Outcome, PolicyResult, asked_differently, how_asked
 from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
 from reasonrag.formats import PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, caller
@@ -51,6 +53,7 @@ from reasonrag.pipeline.parts import (
     set_aside,
 )
 from reasonrag.pipeline.progress import Progress
+from reasonrag.pipeline.served import as_served
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
@@ -85,6 +88,7 @@ class Evaluation:
         rules: Rules = "house",
         judging: Judging | None = None,
         shard: Shard = WHOLE,
+        differently: bool = False,
     ) -> None:
         """Open questions and retriever, and check everything that needs no model.
 
@@ -99,15 +103,18 @@ class Evaluation:
             judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
             shard: the part of the questions to attempt, for `run_policies` alone. An evaluation of all questions in the
                 same folder makes no call that its shards have made.
+            differently: whether a policy with a card may be compared with one that has none and is asked otherwise.
 
         Raises:
             ConfigError, DataError: the settings do not fit together, or a file cannot be read.
+            LLMError: a policy's server does not answer.
         """
         check_names(configs)
+        configs = {name: as_served(config, out / name) for name, config in configs.items()}
         for config in configs.values():  # check all of them before the first call is paid for
             check_llm(config.policy, "policy")
         if judging is not None:
-            check_llm(judging.model, "judge")
+            judging = replace(judging, model=_judge_as_served(judging.model))
             for config in configs.values():
                 judging.check(PromptSet.find(config.format.prompts))
         self.out = out
@@ -118,6 +125,8 @@ class Evaluation:
             for name, config in configs.items()
         }
         self._formats = {name: open_format(config) for name, config in configs.items()}
+        if not differently:
+            self._check_asked_alike()
         questions, self.retriever = _open_shared(configs)
         self._fingerprint = questions_fingerprint(questions)
         self.shard = shard
@@ -127,6 +136,18 @@ class Evaluation:
         self._draining = False
         self._folder: RunFolder | None = None
         self._judge: LLM | None = None
+
+    def _check_asked_alike(self) -> None:
+        """Raise if a policy without a card is asked otherwise than one with a card, unless all of them have begun."""
+        first = {name: points[0][1] for name, points in self.points.items()}
+        no_card = [name for name, config in first.items() if not carried_settings(config.policy.carrier)]
+        asked = {name: how_asked(config, self._formats[name].fingerprint) for name, config in first.items()}
+        told = list(asked_differently(asked))
+        if told and 0 < len(no_card) < len(first) and not all(RunFolder.begun_with(self.out / name) for name in first):
+            raise ConfigError(
+                f"{'; '.join(told)}. Nothing says how {', '.join(no_card)} was trained to be asked: give its folder "
+                f"(--card {no_card[0]}=FOLDER, which may be that of another policy), or --differently if this is meant"
+            )
 
     def drain(self) -> None:
         """Finish the calls in flight and start no others; `run` then raises Interrupted."""
@@ -311,6 +332,13 @@ class Evaluation:
             outcome.out_of_form[reading.reason] += 1
         self.progress.done += 1
         return trajectory_row(trajectory, reading, verdicts, rules=self.rules)
+
+
+def _judge_as_served(judge: ModelConfig) -> ModelConfig:
+    check_llm(judge, "judge")
+    with contextlib.suppress(LLMError):  # found before the first call, or waited for if the evaluation had begun
+        return as_served(Config(value=ValueConfig(kind="judge")).model_copy(update={"judge": judge})).judge
+    return judge
 
 
 def _open_shared(configs: Mapping[str, Config]) -> tuple[list[Question], Retriever]:

@@ -91,7 +91,7 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         "seed": first.config.seed,
         "rules": rules,
         "content": content,
-        "asked_differently": list(_asked_differently(content["policies"], first.name)),
+        "asked_differently": list(asked_differently(content["policies"])),
         "calls": {result.name: result.calls for result in results},
         "versions": versions(),
     }
@@ -267,11 +267,7 @@ def _content(results: Sequence[PolicyResult]) -> Metrics:
         "policies": {
             result.name: {
                 "policy": result.content["policy"],
-                "prompts": result.content["prompts"],
-                "format": result.config.format.name,
-                "top_p": result.config.policy.top_p,
-                "max_tokens": result.config.policy.max_tokens,
-                "passage_order": result.config.retrieval.passage_order,
+                **how_asked(result.config, result.content["prompts"]),
                 **({"judge_prompts": result.judge["prompts"]} if result.judge else {}),
             }
             for result in results
@@ -279,9 +275,22 @@ def _content(results: Sequence[PolicyResult]) -> Metrics:
     }
 
 
-def _asked_differently(policies: Mapping[str, Metrics], baseline: str) -> Iterator[str]:
-    """Yield a sentence per policy that is asked otherwise than the baseline: a difference may come from that alone."""
-    usual = policies[baseline]
+def how_asked(config: Config, prompts: str) -> Metrics:
+    """Return what decides how a policy is asked at the first of its settings; `prompts` is the format's fingerprint."""
+    return {
+        "prompts": prompts,
+        "format": config.format.name,
+        "max_steps": config.format.max_steps,
+        "top_k": config.retrieval.top_k,
+        "top_p": config.policy.top_p,
+        "max_tokens": config.policy.max_tokens,
+        "passage_order": config.retrieval.passage_order,
+    }
+
+
+def asked_differently(policies: Mapping[str, Metrics]) -> Iterator[str]:
+    """Yield a sentence per policy that is asked otherwise than the first: a difference may come from that alone."""
+    baseline, usual = next(iter(policies.items()))
     for name, asked in policies.items():
         changed = []
         for key, value in asked.items():

@@ -30,8 +30,8 @@ FORMATS: dict[str, Callable[..., Format]] = {
 }
 
 
-def open_format(config: Config) -> Format:
-    """Create the format `format.name`, with its prompt texts."""
+def open_format(config: Config, *, warn: bool = True) -> Format:
+    """Create the format `format.name`, with its prompt texts; `warn` if the policy was trained with others."""
     name = config.format.name
     if name not in FORMATS and not name.startswith("python:"):
         raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
@@ -43,7 +43,8 @@ def open_format(config: Config) -> Format:
         max_passage_chars=config.retrieval.max_passage_chars,
         **options,
     )
-    check_prompts(config.policy.spec, format)
+    if warn:
+        check_prompts(config.policy.carrier, format)
     return format
 
 

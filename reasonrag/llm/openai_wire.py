@@ -51,7 +51,17 @@ _LARGEST = sys.float_info.max
 
 
 class BadReply(ValueError):
-    """A reply with status 200 does not hold completions."""
+    """A reply with status 200 does not hold what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """An entry of a server's list of models."""
+
+    name: str
+    root: str  # the folder or Hub id that it was loaded from, of an adapter too; "" if the server does not say
+    is_vllm: bool
+    context: int | None  # the most tokens of a prompt and its completion; None if the server does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +263,24 @@ def _written_calls(calls: Any) -> str:
     except (LookupError, TypeError, AttributeError) as error:
         raise BadReply("a choice of the reply has calls that are not as OpenAI writes them") from error
     return "\n".join(texts)
+
+
+def listed_models(raw: bytes) -> dict[str, ServedModel]:
+    """Parse the reply of `GET /models`; return the models by name.
+
+    Raises:
+        BadReply: the reply is not a list of models.
+    """
+    try:
+        cards = {str(card["id"]): card for card in json.loads(raw)["data"]}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadReply(readable(raw)) from error
+    models = {}
+    for name, card in cards.items():
+        base = cards.get(str(card.get("parent")), card)  # an adapter has the context of its base
+        context, is_vllm = _count(base.get("max_model_len")), card.get("owned_by") == "vllm"
+        models[name] = ServedModel(name, str(card.get("root") or ""), is_vllm, context)
+    return models
 
 
 def _count(value: object) -> int | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -17,7 +20,16 @@ from reasonrag.core.http import Away, Retries, Unavailable, bearer_header, check
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.addresses import Address, Addresses
 from reasonrag.llm.base import Sampling, caller, overflows_context, public_name
-from reasonrag.llm.openai_wire import BadReply, Encode, Encoded, Wire, readable, rejected_parameter
+from reasonrag.llm.openai_wire import (
+    BadReply,
+    Encode,
+    Encoded,
+    ServedModel,
+    Wire,
+    listed_models,
+    readable,
+    rejected_parameter,
+)
 from reasonrag.llm.slots import Request
 
 log = structlog.get_logger()
@@ -28,6 +40,12 @@ _CHECK_TIMEOUT_S = 15.0
 _CONNECT_TIMEOUT_S = 10.0
 # A server that restarts behind a proxy; an overloaded one says 503 too, and asks for fewer requests.
 _AWAY = frozenset({502, 503, 504})
+_NO_ROUTE = frozenset({404, 405, 501})
+NAME_IT = "add --policy-model (or --judge-model); in eval, --policy NAME=URL#MODEL"
+_MISSING = {
+    "token_ids": "no token ids, as vLLM has (policy.vllm)",
+    "logprobs": "no log-probabilities of the temperature that it was sampled at (policy.processed_logprobs)",
+}
 
 
 class ServerLLM:
@@ -40,7 +58,7 @@ class ServerLLM:
 
     Attributes:
         slots: the requests in flight at the servers.
-        dropped: parameters that the server refused, or ignored (`n`); later requests omit them. Without `seed`, samples
+        dropped: parameters that requests omit, as the server refused or ignored (`n`) them. Without `seed`, samples
             cannot be reproduced; without `n`, each sample is a separate request.
     """
 
@@ -60,6 +78,7 @@ class ServerLLM:
         vllm: bool = False,
         logprobs: bool = False,
         processed_logprobs: bool = False,
+        seeded: bool = True,
         backoff_s: float = 0.5,
     ) -> None:
         """Describe the server; nothing is sent before the first call.
@@ -67,7 +86,7 @@ class ServerLLM:
         Args:
             base_url: address up to and including the version, such as `http://127.0.0.1:8000/v1`; or several of the
                 same model.
-            model: the model's name at the server.
+            model: the model's name at the server; "" if it is for `check` to find out.
             api: `chat`, where the server applies the chat template, or `completions`.
             api_key: sent as a bearer token to `base_url` only; redirects are not followed.
             timeout_s: seconds for one request with all its retries, from the moment it has a slot at a server that is
@@ -88,6 +107,7 @@ class ServerLLM:
                 before the temperature is applied.
             processed_logprobs: whether the server was started with `--logprobs-mode processed_logprobs` (vLLM). Its
                 logprobs are kept at any temperature, but at `top_p` 1 only, as they are normalised over the nucleus.
+            seeded: whether to send seeds.
             backoff_s: wait before the first retry; it doubles with every further retry, with jitter.
 
         Raises:
@@ -102,8 +122,9 @@ class ServerLLM:
             )
         if not urls or timeout_s <= 0 or max_retries < 0:
             raise ConfigError("there has to be an address, timeout_s has to be positive, max_retries not negative")
-        self.name = name or public_name(model)
-        self.dropped: set[str] = set()
+        self.name = name or (public_name(model) if model else "")
+        self.dropped: set[str] = set() if seeded else {"seed"}
+        self._missed: set[str] = set()  # what a reply had to have and had not
         self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs)
         self._key = api_key or None
         self._headers = bearer_header(api_key, "the API key")
@@ -142,57 +163,80 @@ class ServerLLM:
             raise failures.exceptions[0] from failures
         return (*completions, *(task.result()[0] for task in tasks))
 
-    async def check(self) -> None:
-        """Raise if the server does not answer or does not serve the model; of several servers one has to answer.
+    async def check(self) -> ServedModel | None:
+        """Return what the first server that answers says of the model, None if it does not list it.
 
         Some servers do not list the models that they serve (`transformers serve` with a local folder). If the model is
-        not listed, one token is requested from it.
+        not listed, one token is requested from it. A model without a name gets that of the only one that is listed.
 
         Raises:
             ConfigError: the server lists other models and does not serve this one, or `base_url` is wrong.
             LLMError: the server cannot be reached, or refuses the key.
         """
         checks = await asyncio.gather(*map(self._check, self._addresses.all), return_exceptions=True)
-        problems = [problem for problem in checks if problem is not None]
+        problems = [problem for problem in checks if isinstance(problem, BaseException)]
         silent = [problem for problem in problems if isinstance(problem, LLMError) and problem.cause == "unreachable"]
         for problem in problems:
             if problem not in silent or len(silent) == len(checks):
                 raise problem
         for problem in silent:
             log.warning(f"the others take the requests of one: {problem}")
+        return next((served for served in checks if isinstance(served, ServedModel)), None)
 
-    async def _check(self, address: Address) -> None:
-        problem = await self._listing_problem(address.url)
-        if problem is None:
-            return
+    async def _check(self, address: Address) -> ServedModel | None:
+        problem = await self._served(address.url)
+        if problem is None or isinstance(problem, ServedModel):
+            return problem
+        if not self._wire.model:
+            raise problem
         prompt = Prompt((Message("user", "Hello"),))
         hello = prompt, await self._encoded(prompt), Sampling(temperature=0, max_tokens=1)
         for last in (False, True):  # a server that fails to list its models may close the connection, too
             try:
                 async with address.slots.request() as request:
                     await self._retried(address.url, request, *hello)
-                return
+                return None
             except Away:
                 if last:
                     raise problem from None
             except LLMError:
                 raise problem from None
+        return None
 
-    async def _listing_problem(self, url: str) -> ConfigError | LLMError | None:
-        """Return the problem with the server's list of models, or None if it lists the model or has no list."""
-        session = self._session()
+    async def prompt_tokens(self, prompt: Prompt) -> int:
+        """Return how many tokens vLLM makes of a prompt without an open turn; 0 if the server does not say."""
+        body = self._wire.body(prompt, None, Sampling())
+        root = self._addresses.all[0].url.removesuffix("/v1")
+        status, raw = await self._ask("POST", f"{root}/tokenize", json.dumps(body).encode())
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            return int(json.loads(raw)["count"]) if status == 200 else 0
+        return 0
+
+    async def _ask(self, method: str, url: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Send a request that needs no model; return status and body."""
         try:
             timeout = aiohttp.ClientTimeout(total=min(self._timeout_s, _CHECK_TIMEOUT_S))
-            async with session.get(f"{url}/models", allow_redirects=False, timeout=timeout) as response:
-                status, raw = response.status, await response.read()
+            async with self._session().request(
+                method, url, data=body, allow_redirects=False, timeout=timeout
+            ) as response:
+                return response.status, await response.read()
         except (aiohttp.ClientError, OSError) as error:
+            why = self._shown(str(error).encode()) or type(error).__name__
             raise LLMError(
-                f"no server answers at {url} ({self._shown(str(error).encode()) or type(error).__name__}); "
-                "is it running, and is this its address?",
+                f"no server answers at {url.rpartition('/')[0]} ({why}); is it running, and is this its address?",
                 cause="unreachable",
             ) from error
-        if status in (404, 405, 501):
-            return None
+
+    async def _served(self, url: str) -> ServedModel | ConfigError | LLMError | None:
+        """Return what the server lists of the model, or the problem with its list; None if it has no list."""
+        status, raw = await self._ask("GET", f"{url}/models")
+        if status in _NO_ROUTE:
+            usual = re.sub(r"(/v1)?(/chat)?(/completions)?$", "", url) + "/v1"
+            if usual != url and (await self._ask("GET", f"{usual}/models"))[0] == 200:
+                raise ConfigError(f"{url} is not the address of its API, which is at {usual}; give that one")
+            if self._wire.model:
+                return None
+            return ConfigError(f"{url} does not list what it serves: {NAME_IT}")
         if status != 200:
             cause = "unreachable" if status in _AWAY else "refused"
             refused = LLMError(f"{url}/models: HTTP {status}: {self._shown(raw)}", cause=cause)
@@ -200,13 +244,16 @@ class ServerLLM:
                 raise refused
             return refused
         try:
-            listed = json.loads(raw)["data"]
-            names = [str(item["id"]) for item in listed]
-        except (ValueError, KeyError, TypeError):
+            models = listed_models(raw)
+        except BadReply:
             return ConfigError(f"{url}/models is not a list of models; base_url has to end in the version, usually /v1")
-        if self._wire.model in names:
-            return None
-        listing = ", ".join(readable(name.encode(), self._key, limit=80) for name in names[:10]) or "none"
+        if not self._wire.model and len(models) == 1:
+            self._wire = replace(self._wire, model=next(iter(models)))
+        if self._wire.model in models:
+            return models[self._wire.model]
+        listing = ", ".join(readable(name.encode(), self._key, limit=80) for name in list(models)[:10]) or "none"
+        if not self._wire.model:
+            return ConfigError(f"{url} serves {len(models)} models ({listing}): {NAME_IT}")
         return ConfigError(f"{url} does not serve {self._wire.model!r}; it lists: {listing}")
 
     def share_slots(self, other: object) -> None:
@@ -289,6 +336,7 @@ class ServerLLM:
             except BadReply as error:
                 raise Unavailable(self._shown(str(error).encode()), cause="bad_reply") from error
             request.tokens = sum(completion.completion_tokens or 1 for completion in completions)
+            self._note_missing(completions)
             return completions
         message = f"HTTP {status}: {self._shown(raw)}"
         if status in (429, 503):
@@ -307,6 +355,14 @@ class ServerLLM:
         if 300 <= status < 400:
             message = f"HTTP {status}: redirects are not followed; set base_url to the final address"
         raise LLMError(f"{self.name}: {message}", cause="refused")
+
+    def _note_missing(self, completions: Sequence[Completion]) -> None:
+        """Say once what replies lack that they were asked for."""
+        asked = {"token_ids": self._wire.vllm, "logprobs": self._wire.logprobs and "logprobs" not in self.dropped}
+        for field, what in _MISSING.items():
+            if asked[field] and field not in self._missed and any(getattr(c, field) is None for c in completions):
+                self._missed.add(field)
+                log.warning(f"a reply has {what}; run.json counts the steps without", llm=self.name)
 
     def _drop(self, parameter: str) -> None:
         if parameter not in self.dropped:

@@ -37,6 +37,7 @@ from reasonrag.pipeline.parts import (
     set_aside,
 )
 from reasonrag.pipeline.progress import Progress
+from reasonrag.pipeline.served import as_served
 from reasonrag.pipeline.shards import finish
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import callable_in_notebooks
@@ -83,7 +84,9 @@ def build_trees(
         Interrupted: `Build.drain` was called; everything paid for is kept.
         ConfigError, DataError, RunError: bad input, or a folder that cannot be used.
     """
-    parts = parts or open_parts(config)
+    if parts is None:
+        config = as_served(config, Path(out))
+        parts = open_parts(config)
     parts = replace(parts, questions=cut(parts.questions, shard.of)[shard.number])
     with RunFolder.open(Path(out), config, parts.content, shard=shard) as run:
         return build_folder(run, parts, show)
@@ -292,7 +295,7 @@ def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any
     trees = unvalued = 0
     actions, stop_reasons, malformed = Counter[str](), Counter[str](), Counter[str]()
     f1, em = Counter[float](), Counter[float]()
-    chars = shared_chars = 0
+    chars = shared_chars = without_ids = without_logprobs = 0
     for question in questions:
         blob = run.journal.tree(question.dataset, question.id)
         if blob is None:
@@ -303,6 +306,8 @@ def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any
         of_tree, shared_of_tree = prompt_chars(batch.select(_PROMPT).to_pylist())
         chars += of_tree
         shared_chars += shared_of_tree
+        without_ids += batch.column("token_ids").null_count - 1  # the root has none
+        without_logprobs += batch.column("logprobs").null_count - 1
         for row in batch.select(_COUNTED).to_pylist():
             if row["action"]:
                 actions[row["action"]] += 1
@@ -324,6 +329,8 @@ def export_trees(run: RunFolder, questions: Iterable[Question]) -> dict[str, Any
         "malformed": dict(sorted(malformed.items())),
         "prompt_chars": chars,
         "shared_prompt_chars": shared_chars,
+        "without_token_ids": without_ids,
+        "without_logprobs": without_logprobs,
         "iterations_without_value": unvalued,
         "complete_trajectories": f1.total(),
         "mean_f1": fmean(f1.elements()) if f1 else None,

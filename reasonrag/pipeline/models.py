@@ -6,18 +6,21 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.settings import carried_settings, demo_folder
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import check_chat_template, template_identity
 from reasonrag.llm.memory import loading
 from reasonrag.llm.model_folder import adapter_base, model_identity
+
+if TYPE_CHECKING:
+    from reasonrag.llm.server import ServerLLM
 
 log = structlog.get_logger()
 
@@ -63,6 +66,8 @@ def check_llm(config: ModelConfig, role: Role) -> None:
         ConfigError: the model cannot work here; one line says why.
     """
     spec, scheme, rest = _parsed(config, role)
+    if config.card and not carried_settings(config.carrier):
+        raise ConfigError(f"--card {config.card}: that folder has no reasonrag.yaml; give the one that training wrote")
     if scheme in ("hf", "vllm"):
         name = _expanded(rest)
         check_chat_template(name, config.chat_template)
@@ -76,8 +81,11 @@ def check_llm(config: ModelConfig, role: Role) -> None:
         )
     if scheme == "demo":
         demo_folder(rest)
-    if scheme.startswith("http"):
-        _named(spec, config)
+
+
+def is_served(config: ModelConfig) -> bool:
+    """Return whether the model is on a server."""
+    return (config.spec or "").lower().startswith(("http:", "https:"))
 
 
 def _parsed(config: ModelConfig, role: Role) -> tuple[str, str, str]:
@@ -121,19 +129,28 @@ def has_gpu() -> bool:
 
 
 def _server(url: str, config: ModelConfig) -> LLM:
+    if config.model is None:
+        from reasonrag.llm.server import NAME_IT
+
+        raise ConfigError(f"{url} needs the name of the model that it serves: {NAME_IT}")
+    return open_server(config)
+
+
+def open_server(config: ModelConfig) -> ServerLLM:
+    """Create the client of the server at `config.spec`. Without a model, it is good for its `check` alone."""
     from reasonrag.llm.server import ServerLLM
 
-    model = _named(url, config)
     encode = None
-    if config.api == "completions":
+    if config.api == "completions" and config.model:
         from reasonrag.llm.chat_template import ChatTemplate
 
-        chat = ChatTemplate.load(config.tokenizer or model, revision=config.revision, template=config.chat_template)
+        tokenizer = config.tokenizer or config.model
+        chat = ChatTemplate.load(tokenizer, revision=config.revision, template=config.chat_template)
         encode = chat.token_ids if config.vllm else chat.text
     return ServerLLM(
-        url.split(","),
-        model,
-        api=config.api,
+        (config.spec or "").split(","),
+        config.model or "",
+        api="completions" if encode else "chat",
         encode=encode,
         processed_logprobs=config.processed_logprobs,
         vllm=config.vllm,
@@ -143,17 +160,8 @@ def _server(url: str, config: ModelConfig) -> LLM:
         patience_s=config.patience_s,
         concurrency=config.concurrency,
         logprobs=config.logprobs,
+        seeded=config.seeded,
     )
-
-
-def _named(url: str, config: ModelConfig) -> str:
-    """Return the model's name at a server, which has no default."""
-    if config.model is None:
-        raise ConfigError(
-            f"{url} needs the name of the model that it serves: add --policy-model (or --judge-model); "
-            "in eval, --policy NAME=URL#MODEL"
-        )
-    return config.model
 
 
 def _transformers(path: str, config: ModelConfig) -> LLM:

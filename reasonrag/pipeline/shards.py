@@ -90,7 +90,7 @@ def _added(summaries: Sequence[Mapping[str, Any]], margins: array[float]) -> dic
 
     trees = [summary["trees"] for summary in summaries]
     ended = sum(of["complete_trajectories"] for of in trees)
-    all_trees = {name: _total([of[name] for of in trees]) for name in trees[0] if not name.startswith("mean_")}
+    all_trees = {name: _total([of.get(name) for of in trees]) for name in trees[0] if not name.startswith("mean_")}
     for name in ("mean_f1", "mean_em"):
         sums = [of[name] * of["complete_trajectories"] for of in trees if of[name] is not None]
         all_trees[name] = sum(sums) / ended if ended else None

@@ -22,7 +22,7 @@ from typing import Any
 
 from reasonrag.core.config import Config, SearchConfig, load_config
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import differences, dump, identity, read_yaml
+from reasonrag.core.settings import Tree, differences, dump, identity, read_yaml
 from reasonrag.storage.files import claim_folder, is_empty, lock, read_json, unnamed_folder, write_json, write_text
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.shards import WHOLE, Shard
@@ -93,6 +93,14 @@ class RunFolder:
             digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
             begun = begun or bool(journal.meta("bound"))
             yield cls(path, journal, config, content, digest[:16], shard, varying, begun)
+
+    @staticmethod
+    def begun_with(path: Path) -> Tree:
+        """Return the settings of the run that has begun in a folder; an empty tree if none has."""
+        if not (path / _JOURNAL).is_file():
+            return {}
+        with contextlib.closing(Journal(path / _JOURNAL)) as journal:
+            return read_yaml(path / "config.yaml") if journal.meta("bound") else {}
 
     @staticmethod
     def unnamed(name: str, config: Config, content: Mapping[str, str]) -> Path:

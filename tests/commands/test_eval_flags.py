@@ -7,11 +7,13 @@ from reasonrag.cli import cli
 from reasonrag.commands import evaluate
 from reasonrag.commands.options import sources
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import demo_folder
 
 
-def configs(*policies, formats=(), chat_templates=(), assignments=()):
+def configs(*policies, assignments=(), formats=(), chat_templates=(), cards=()):
     asked = sources({"file": None, "assignments": assignments, "questions__dataset": "demo"})
-    return evaluate.policy_configs(policies, asked, formats, chat_templates)
+    by_name = {"format.name": formats, "policy.chat_template": chat_templates, "policy.card": cards}
+    return evaluate.policy_configs(policies, asked, by_name)
 
 
 def formats(found):
@@ -35,6 +37,14 @@ def test_a_chat_template_is_given_to_the_base_model_alone():
     assert {name: config.policy.chat_template for name, config in found.items()} == {"base": "gemma", "sft": None}
     with pytest.raises(ConfigError, match=r"--chat-template is given for dpo, but the policies are base"):
         configs("base=hf:base", chat_templates=("dpo=gemma",))
+
+
+def test_a_card_is_that_of_one_policy_or_of_all():
+    card, policies = str(demo_folder()), ("big=http://h/v1#m", "small=http://h/v1#n")
+    found = configs(*policies, cards=(f"big={card}",))
+    assert {name: config.format.prompts for name, config in found.items()} == {"big": "brief", "small": "default"}
+    both = configs(*policies, cards=(card,), assignments=("retrieval.top_k=2",)).values()
+    assert {(config.policy.max_tokens, config.retrieval.top_k) for config in both} == {(48, 2)}
 
 
 def test_a_format_of_a_policy_that_is_not_there_is_refused():

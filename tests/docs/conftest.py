@@ -79,8 +79,8 @@ def _write_files(home: Path) -> None:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    """An OpenAI-compatible server that answers as the extractive reader does, by whatever name it is asked."""
-    with FakeOpenAI(product.extractive_reply, models=None) as server:
+    """An OpenAI-compatible server that answers as the extractive reader does: the only model that it has."""
+    with FakeOpenAI(product.extractive_reply, models=("reader",)) as server:
         yield server.base_url
 
 

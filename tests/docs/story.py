@@ -67,7 +67,8 @@ SUBSTITUTES: tuple[tuple[str, str, str | None], ...] = (
     ("--dataset", r"(\w+\.jsonl,)?(nq|popqa|hotpotqa|2wikimultihopqa)(:\w+)?(,\w+)*", r"\1demo\3"),
     ("--index", r"indexes/wiki18", None),  # the demo world's own passages
     ("--encoder", r".+", "{encoder}"),
-    ("--policy", r"(\w+=)?https?://[^#]+(#.+)?", r"\1{server}\2"),
+    ("--policy", r"(\w+=)?https?://[^#]+(#.+)?", r"\1{server}"),
+    ("--policy-model", r".+", None),  # the only one
     ("--policy", r"(\w+=)?hf:Qwen/.+", r"\1demo"),
     ("--policy", r"hf:google/.+", "hf:base"),
     ("--policy", r"hf:policies/cold/merged", "extractive"),  # one step of training teaches nothing
@@ -80,10 +81,13 @@ SUBSTITUTES: tuple[tuple[str, str, str | None], ...] = (
 # What is laid over a command, to make it small: of every line that fits.
 ADDED = {
     "reasonrag build-tree": "--limit 6 --iterations 6 --concurrency 8 --set retrieval.cache={cache}",
-    "reasonrag build-tree --config configs/hotpotqa-vllm.yaml": "--dataset demo --policy {server}",
+    "reasonrag build-tree --config configs/hotpotqa-vllm.yaml": (
+        "--dataset demo --policy {server} --policy-model reader"
+    ),
     "reasonrag build-tree --dataset hotpotqa --limit 100": "--max-tokens 8 --max-unreadable 1",
     "reasonrag build-tree --preset official": "--policy demo --limit 3 --iterations 24",  # or there is no pair
     "reasonrag eval": "--limit 2",
+    "reasonrag eval --dataset demo": "--differently",  # the server of the tests has no folder
     "reasonrag dpo train": "--model demo --set max_steps=1 --set dtype=float32",
     "reasonrag sft train": "--model demo --set max_steps=1 --set dtype=float32",
     "reasonrag sft train --examples trajectories": "--model base --min-reward 0",

@@ -37,10 +37,6 @@ PROVOKED = (
         "no server answers at ... is it running, and is this its address?",
         ("build-tree --preset demo --limit 1 --policy http://127.0.0.1:9/v1 --policy-model m --out run",),
     ),
-    (
-        "... needs the name of the model that it serves: add --policy-model ...",
-        ("build-tree --preset demo --limit 1 --policy http://127.0.0.1:9/v1 --out run",),
-    ),
     ("unknown key ...; did you mean ...?", ("build-tree --preset demo --set search.iteration=2 --out run",)),
     ("... cannot judge; choose a model with --judge", ("build-tree --preset demo --limit 1 --value judge --out run",)),
     ("a dense index needs a model: add --encoder, ...", ("index build --corpus c.jsonl --kind dense --out i",)),

@@ -101,7 +101,7 @@ def without(rows: Iterable[Row], *columns: str) -> list[Row]:
 def extractive_reply(request: Row) -> str:
     """What the extractive policy writes when asked over HTTP."""
     prompt = Prompt(tuple(Message(m["role"], m["content"]) for m in request["messages"]), stop=tuple(request["stop"]))
-    answering = ExtractiveLLM().complete(prompt, Sampling(temperature=request["temperature"], seed=request["seed"]))
+    answering = ExtractiveLLM().complete(prompt, Sampling(temperature=request["temperature"], seed=request.get("seed")))
     try:
         answering.send(None)  # it never waits for anything
     except StopIteration as answered:

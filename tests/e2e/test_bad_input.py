@@ -202,10 +202,6 @@ def test_a_retrieval_server_that_refuses_connections(world: World, out: tuple[st
     assert "127.0.0.1:9" in line
 
 
-def test_a_server_without_a_model_named(world: World, out: tuple[str, Path]) -> None:
-    assert "--policy-model" in build_refusal(*world.flags, "--policy", "http://127.0.0.1:9/v1", *out)
-
-
 def test_a_server_that_refuses_the_key_does_not_get_it_printed(world: World, out: tuple[str, Path]) -> None:
     with Refusing(401) as server:
         line = build_refusal(

@@ -61,7 +61,8 @@ class FakeOpenAI:
         reply: Reply = lambda request: "ok",
         faults: Iterable[Fault] = (),
         *,
-        models: tuple[str, ...] | None = ("fake",),
+        models: tuple[str | dict[str, Any], ...] | None = ("fake",),
+        prompt_tokens: int | None = None,
         serves_unlisted: bool = False,
         ignores_n: bool = False,
         ignores_stop: bool = False,
@@ -74,7 +75,9 @@ class FakeOpenAI:
         Args:
             reply: request to text. Called once per choice, with that choice's `seed`.
             faults: one per request from the first on; good answers follow.
-            models: listed under `/v1/models`, others are refused; None is a server without that route, which takes any.
+            models: listed under `/v1/models`, by name or as a whole entry, others are refused; None is a server without
+                that route, which takes any.
+            prompt_tokens: what vLLM's `/tokenize` counts in every prompt; None is a server without that route.
             serves_unlisted: takes any model all the same.
             ignores_n: answers with one choice whatever was asked for.
             ignores_stop: writes on after the stop strings.
@@ -90,6 +93,9 @@ class FakeOpenAI:
         self._in_flight = 0
         self._reply, self._faults, self._models = reply, iter(tuple(faults)), models
         self._any_model = models is None or serves_unlisted
+        self._entries = [entry if isinstance(entry, dict) else {"id": entry} for entry in models or ()]
+        self._prompt_tokens = prompt_tokens
+        self.looks = 0  # at the list of models
         self._ignores_n, self._ignores_stop, self._strict = ignores_n, ignores_stop, strict
         self._latency_s, self._edit = latency_s, edit
         self._port: int | None = None
@@ -124,6 +130,8 @@ class FakeOpenAI:
         app.router.add_post("/v1/completions", self._completions)
         if self._models is not None:
             app.router.add_get("/v1/models", self._list)
+        if self._prompt_tokens is not None:
+            app.router.add_post("/tokenize", self._tokenize)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -139,7 +147,11 @@ class FakeOpenAI:
         await asyncio.gather(*left, return_exceptions=True)
 
     async def _list(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": name} for name in self._models or ()]})
+        self.looks += 1
+        return web.json_response({"object": "list", "data": self._entries})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"count": self._prompt_tokens, "max_model_len": 4096})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         self.arrived_at.append(time.monotonic())
@@ -168,7 +180,7 @@ class FakeOpenAI:
             if name in body:
                 error = {"message": f"Unsupported parameter: '{name}' is not supported.", "param": name}
                 return web.json_response({"error": error}, status=400)
-        if not self._any_model and body.get("model") not in (self._models or ()):
+        if not self._any_model and body.get("model") not in {entry["id"] for entry in self._entries}:
             return web.json_response(
                 {"error": {"message": f"The model `{body.get('model')}` does not exist."}}, status=404
             )

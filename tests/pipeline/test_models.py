@@ -196,7 +196,7 @@ def test_what_cannot_be_loaded_is_seen_without_loading(tmp_path):
     with pytest.raises(ConfigError, match="no folder"):
         check_llm(ModelConfig(spec=f"hf:{tmp_path / 'gone'}"), "policy")
     with pytest.raises(ConfigError, match="NAME=URL#MODEL"):
-        check_llm(ModelConfig(spec="http://127.0.0.1:9/v1"), "policy")
+        open_llm(ModelConfig(spec="http://127.0.0.1:9/v1"), "policy")
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(ConfigError, match="does not name the adapter's model"):
         check_llm(ModelConfig(spec=f"hf:{tmp_path}"), "policy")

@@ -1,0 +1,95 @@
+"""What servers say of their models before a run: the name, whether it is vLLM, the context, the folder of the card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from reasonrag.core import event_loop
+from reasonrag.core.config import Config, ModelConfig
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.settings import CARRIED, Tree, carried_settings, merge, validate
+from reasonrag.core.types import Question
+from reasonrag.formats import open_format
+from reasonrag.llm.openai_wire import ServedModel
+from reasonrag.llm.server import ServerLLM
+from reasonrag.pipeline.models import Role, check_llm, is_served, open_server
+from reasonrag.rollout import callable_in_notebooks
+from reasonrag.storage.runs import RunFolder
+
+log = structlog.get_logger()
+
+_OF_MODEL = {"model", "vllm"}
+_OF_POLICY = {**CARRIED, "policy": CARRIED["policy"] | _OF_MODEL | {"card"}}
+
+
+@callable_in_notebooks
+def as_served(config: Config, out: Path | None = None) -> Config:
+    """Return a configuration with what the servers of its policy and its judge say of their models.
+
+    What is set stays. A run that has begun in `out` goes on with what it began with, and no server is asked.
+
+    Raises:
+        ConfigError: a server or a context cannot serve this run; one line says what to do.
+        LLMError: a server does not answer, or refuses the key.
+    """
+    roles: list[Role] = [role for role in ("policy", "judge") if is_served(getattr(config, role))]
+    if not roles:
+        return config
+    before = RunFolder.begun_with(out) if out else {}
+    if not before:
+        return event_loop.run(_asked(config, roles))
+    learnt: Tree = {}
+    for section, names in ({"judge": _OF_MODEL} | (_OF_POLICY if "policy" in roles else {})).items():
+        learnt[section] = {name: value for name, value in before.get(section, {}).items() if name in names}
+    return _with(config, learnt)
+
+
+async def _asked(config: Config, roles: list[Role]) -> Config:
+    for role in roles:
+        model: ModelConfig = getattr(config, role)
+        check_llm(model, role)
+        llm = open_server(model)
+        try:
+            if served := await llm.check():
+                config = _with(config, _learnt(served, model, role))
+                await _check_context(llm, served, config, role)
+                learnt: ModelConfig = getattr(config, role)
+                if learnt.model_fields_set != model.model_fields_set:
+                    is_vllm = ", which is vLLM" if learnt.vllm else ""
+                    asked = f"; it is asked as {learnt.card}/reasonrag.yaml says" if learnt.card else ""
+                    log.info(f"the {role} at {model.spec} is {served.name}{is_vllm}{asked}")
+        finally:
+            await llm.aclose()
+    return config
+
+
+def _with(config: Config, learnt: Tree) -> Config:
+    merge(learnt, config.model_dump(exclude_unset=True))
+    return validate(Config, learnt)
+
+
+def _learnt(served: ServedModel, model: ModelConfig, role: Role) -> Tree:
+    """Return the settings that follow from what a server says of a model."""
+    learnt: Tree = {role: {"model": served.name} | ({"vllm": True} if served.is_vllm else {})}
+    card = model.card or served.root
+    if role == "policy" and card and (carried := carried_settings(f"hf:{card}")):
+        learnt[role]["card"] = card
+        merge(learnt, carried)
+    return learnt
+
+
+async def _check_context(llm: ServerLLM, served: ServedModel, config: Config, role: Role) -> None:
+    """Raise if not even the first prompt leaves room for a step."""
+    if served.context is None:
+        return
+    written, read = getattr(config, role).max_tokens, 0
+    if role == "policy":
+        read = await llm.prompt_tokens(open_format(config, warn=False).prompt(Question("", "", ()), ()))
+    if read + written > served.context:
+        raise ConfigError(
+            f"{served.name} has a context of {served.context} tokens, too few for {role}.max_tokens {written}"
+            f"{f' and a prompt of {read} or more' if read else ''}: lower it, or start the server with a longer one "
+            "(vllm serve --max-model-len)"
+        )
