@@ -45,6 +45,8 @@ _ATTEMPTS = 3
 class SimulatedRetriever:
     """Asks a model for the passages of a query: useful ones, or for a share of the queries noise."""
 
+    max_queries = 1
+
     def __init__(self, llm: LLM, settings: SimulatorConfig, *, seed: int) -> None:
         """Take an open model, which is closed with this retriever."""
         self.llm = self._inner = llm
@@ -126,11 +128,7 @@ def noise_at(step: int, settings: SimulatorConfig) -> float:
 
 
 def open_simulated(config: Config) -> SimulatedRetriever:
-    """Open the model of `retrieval.simulator`.
-
-    Raises:
-        ConfigError: none is named, or it cannot work here.
-    """
+    """Open the model of `retrieval.simulator`; raise ConfigError if none is named, or it cannot work here."""
     settings = config.retrieval.simulator
     if settings.spec is None:
         raise ConfigError("retriever simulated needs a model that writes passages; give retrieval.simulator.spec")

@@ -113,7 +113,7 @@ class BatchedRetriever:
         inner: Retriever,
         *,
         window_s: float = 0.002,
-        max_batch: int = 256,
+        max_batch: int | None = None,
         max_lookups: int | None = None,
         store: SearchStore | None = None,
     ) -> None:
@@ -122,14 +122,15 @@ class BatchedRetriever:
         Args:
             inner: the retriever that is called with whole batches.
             window_s: how long the first query of a batch waits for others.
-            max_batch: most queries in one call; a full batch leaves at once.
+            max_batch: most queries in one call; a full batch leaves at once. None is what `inner` sends in a request,
+                else 256: those of one batch wait for each other, and fail together.
             max_lookups: most calls of `inner` at a time; None is no limit. A batch takes more queries while it waits.
             store: keeps the rankings; None keeps them in the memory of this process.
         """
         self._inner = inner
         self.fingerprint = inner.fingerprint
         self._window_s = window_s
-        self._max_batch = max_batch
+        self._max_batch: int = max_batch if max_batch else getattr(inner, "max_queries", 256)
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Semaphore(max_lookups) if max_lookups else nullcontext()
         self._store = store if store is not None else MemoryStore()
         self._open: dict[int, _Batch] = {}  # by top_k: batches that still take queries

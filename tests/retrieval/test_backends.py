@@ -177,6 +177,24 @@ def test_a_retriever_of_others_that_fails_is_asked_again_and_its_bugs_are_not() 
         asyncio.run(retriever.search(["Quillfane"], 1))
 
 
+def test_queries_that_are_asked_one_by_one_do_not_fail_together() -> None:
+    class Picky(Words):
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+            if query == "down":
+                raise OSError(query)
+            return super()._get_relevant_documents(query, run_manager=run_manager)
+
+    async def ask() -> list[Any]:
+        retriever = BatchedRetriever(as_retriever(Picky(), RetrievalConfig()))
+        searches = [retriever.search([query], 1) for query in ("Quillfane", "down")]
+        return await asyncio.gather(*searches, return_exceptions=True)
+
+    with stamina.set_testing(True, attempts=2):
+        ((found,),), failed = asyncio.run(ask())
+    assert found.title == "Quillfane"
+    assert isinstance(failed, RetrievalError)
+
+
 def test_documents_without_text_are_an_error_that_names_their_fields(tmp_path: Path) -> None:
     config = qdrant_folder(tmp_path)
     backend = config.backend.model_copy(update={"text": "body"})

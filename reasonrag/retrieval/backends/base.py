@@ -68,7 +68,7 @@ class Backend(ABC):
         self._deadline_s = deadline_s
         # A limit of a connection pool would count the wait for a connection as part of the request's time.
         self._slots = asyncio.Semaphore(concurrency)
-        self._max_queries = max_queries
+        self.max_queries = max_queries
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Return `[len(queries)]` rankings in the engine's order. Empty queries are not sent and find nothing.
@@ -80,8 +80,8 @@ class Backend(ABC):
         """
         sent_queries = [valid_unicode(query) for query in queries if query.strip()]
         requests = []
-        for start in range(0, len(sent_queries), self._max_queries):
-            part = sent_queries[start : start + self._max_queries]
+        for start in range(0, len(sent_queries), self.max_queries):
+            part = sent_queries[start : start + self.max_queries]
             requests.append(asyncio.ensure_future(self._ask(part, top_k)))
         try:
             replies = await asyncio.gather(*requests)
@@ -92,11 +92,7 @@ class Backend(ABC):
         return [next(rankings)[:top_k] if query.strip() else () for query in queries]
 
     async def check(self) -> None:
-        """Raise if the engine does not answer a query.
-
-        Raises:
-            RetrievalError: it does not.
-        """
+        """Raise RetrievalError if the engine does not answer a query."""
         try:
             await self._attempt(list(self.checked), 1, min(self._timeout_s, CHECK_TIMEOUT_S))
         except Unavailable as failure:
@@ -107,12 +103,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def _attempt(self, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
-        """Return the rankings of one request.
-
-        Raises:
-            Unavailable: another attempt may succeed.
-            RetrievalError: no other attempt can.
-        """
+        """Return the rankings of one request; raise Unavailable if another attempt may succeed."""
 
     def _retries(self) -> Retries:
         return Retries(deadline_s=self._deadline_s, max_retries=self._max_retries)
@@ -194,12 +185,7 @@ class HttpBackend(Backend):
             await session.close()
 
     async def _send(self, url: URL, timeout_s: float, *, method: str = "POST", **sent: Any) -> bytes:
-        """Send one request; return the body of its reply.
-
-        Raises:
-            Unavailable: the server is not there, is busy, or fails.
-            RetrievalError: it refuses the request.
-        """
+        """Send one request; return the body of its reply. Raise Unavailable if the server is away, is busy or fails."""
         import aiohttp
 
         server = f"{url.host}:{url.port}"  # for messages, because a URL may contain a password
@@ -272,22 +258,14 @@ def known_as(config: RetrievalConfig, *more: Any) -> str:
 
 
 def needed(value: T | None, config: RetrievalConfig, setting: str) -> T:
-    """Return a setting that a kind of retriever cannot do without.
-
-    Raises:
-        ConfigError: it is not given.
-    """
+    """Return a setting that a kind of retriever cannot do without; raise ConfigError if it is not given."""
     if not value:
         raise ConfigError(f"retriever {config.kind} needs {setting}; docs/your-search.md has an example")
     return value
 
 
 def library(name: str, config: RetrievalConfig, package: str) -> Any:
-    """Import a library that only one kind of retriever needs.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import a library that only some retrievers need; raise ConfigError, which names its package, if it is missing."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -304,8 +282,7 @@ def first_of(error: Exception) -> Exception:
 def key_header(names: BackendConfig) -> dict[str, str]:
     """Return the header with the API key in the variable `names.key_env`; none if no variable is named.
 
-    Raises:
-        ConfigError: the variable is not set, or the key cannot be sent.
+    Raise ConfigError if the variable is not set, or the key cannot be sent.
     """
     key = os.environ.get(names.key_env, "") if names.key_env else ""
     if not key and names.key_env:
@@ -319,14 +296,11 @@ def key_header(names: BackendConfig) -> dict[str, str]:
 def reach(value: Any, path: str | None) -> Any:
     """Return what lies at a dotted path in JSON, or None.
 
-    >>> reach({"hits": [{"title": "Jaws"}]}, "hits.0.title"), reach({}, "hits.0")
+    >>> reach({"hits": {"title": "Jaws"}}, "hits.title"), reach({}, "hits.title")
     ('Jaws', None)
     """
     for name in filter(None, (path or "").split(".")):
-        if isinstance(value, list):
-            value = value[int(name)] if name.isdecimal() and int(name) < len(value) else None
-        else:
-            value = value.get(name) if isinstance(value, Mapping) else None
+        value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 
@@ -349,11 +323,7 @@ def fill(template: Any, values: Mapping[str, Any]) -> Any:
 
 
 def documents(reply: Any, names: BackendConfig) -> list[tuple[Any, Any, Any]]:
-    """Return the id, fields and score of each document in a JSON reply.
-
-    Raises:
-        RetrievalError: there is no list where it should be.
-    """
+    """Return id, fields and score of each document in a reply; raise RetrievalError if there is no list of them."""
     found = reach(reply, names.results)
     if not isinstance(found, list):
         what = f"the reply has no list at {names.results!r}; name it as retrieval.backend.results. It holds"
@@ -364,10 +334,9 @@ def documents(reply: Any, names: BackendConfig) -> list[tuple[Any, Any, Any]]:
 
 
 def ranking(rows: Iterable[tuple[Any, Any, Any]], names: BackendConfig) -> Ranking:
-    """Return the passages of (id, fields, score) triples, best first. Documents without text are left out.
+    """Return the passages of (id, fields, score) triples, best first, without those that have no text.
 
-    Raises:
-        RetrievalError: none of them has text: the names of the fields are wrong.
+    Raise RetrievalError if none of them has text: the names of the fields are wrong.
     """
     passages, held = [], None
     for id_, fields, score in rows:
