@@ -17,18 +17,23 @@ def reasonrag(*words: object) -> None:
     subprocess.run([PYTHON, "-m", "reasonrag", *map(str, words)], cwd=ROOT, check=True, stdout=2)
 
 
-def run(policy: str, *, questions: int = 100, iterations: int = 6) -> Path:
+def run(policy: str, *, limit: int = 100, iterations: int = 6) -> Path:
     """Return a finished run of two data sets: `hotpotqa`, a name that trainers know, and `mine`."""
-    out = FOLDER / policy.replace(":", "-")
+    out, files = FOLDER / policy.replace(":", "-"), FOLDER / "files"
     if not (out / "run.json").exists():
-        if not (FOLDER / "files").exists():
-            reasonrag("demo", "world", "--out", FOLDER / "files")
-            rows = (FOLDER / "files" / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-            for name, part in (("hotpotqa", rows[:questions]), ("mine", rows[questions : 2 * questions])):
-                (FOLDER / "files" / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
-        files = ",".join(str(FOLDER / "files" / f"{name}.jsonl") for name in ("hotpotqa", "mine"))
-        reasonrag("build-tree", "--dataset", files, "--corpus", FOLDER / "files" / "corpus.jsonl", "--policy", policy,
-                  "--iterations", iterations, "--seed", 0, "--out", out)  # fmt: skip
+        if not files.exists():
+            reasonrag("demo", "world", "--out", files)
+            rows = (files / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+            for name, part in (("hotpotqa", rows[:100]), ("mine", rows[100:200])):
+                (files / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
+        searched = (
+            "--dataset",
+            f"{files / 'hotpotqa.jsonl'},{files / 'mine.jsonl'}",
+            "--corpus",
+            files / "corpus.jsonl",
+        )
+        size = ("--limit", limit, "--iterations", iterations, "--seed", 0)
+        reasonrag("build-tree", *searched, "--policy", policy, *size, "--out", out)
     return out
 
 
