@@ -222,11 +222,8 @@ def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *,
     read = format.parse(text, before, final=final)
     same = isinstance(read, Answer) and isinstance(last.action, Answer) and read.answer == last.action.answer
     ids = last.completion.token_ids if text == last.completion.text else None
-    return (
-        StepText(prompt, text, "turn" if ids is None else "stop", ids)
-        if same and text.endswith(prompt.stop or "")
-        else None
-    )
+    fits = same and text.endswith(prompt.stop or "")
+    return StepText(prompt, text, "turn" if ids is None else "stop", ids) if fits else None
 
 
 def _action(row: Row) -> Action:

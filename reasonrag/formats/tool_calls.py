@@ -90,8 +90,12 @@ def _gemma4(text: str) -> Iterator[Call]:
         yield call.start(), closing + 1, call[1], {argument: value}
 
 
-_Parser = Callable[[str], Iterator[Call]]
-PARSERS: dict[str, _Parser] = {"hermes": _tagged, "llama3": _bare, "gemma": _code, "gemma4": _gemma4}
+PARSERS: dict[str, Callable[[str], Iterator[Call]]] = {
+    "hermes": _tagged,
+    "llama3": _bare,
+    "gemma": _code,
+    "gemma4": _gemma4,
+}
 
 # What a chat template that shows calls of a family holds; the first one found counts.
 _SIGNS = {
@@ -126,6 +130,7 @@ class ToolCallsFormat(InstructedFormat):
     name = "tool_calls"
     append_only = False
     instructions = ("instruction", "answer", _NAME, _ARGUMENT)
+    search, found = "tool_call", "tool_response"  # the tags of a trajectory as text
 
     def __init__(self, *args: Any, parser: str = "hermes", **options: Any) -> None:
         """Read the instructions as the base class does; `parser` is the key in `PARSERS` of the policy's calls."""
@@ -178,8 +183,8 @@ class ToolCallsFormat(InstructedFormat):
 
     def read_text(self, text: str) -> Reading:
         """Parse messages in a row, each search followed by its result in `<tool_response>`."""
-        sealed, observations = seal(text, ("tool_call", "tool_response"), search="tool_call", found="tool_response")
-        messages = re.split(f"<tool_response>{SEALED}(?:</tool_response>)?", sealed)
+        sealed, observations = seal(text, (self.search, self.found), search=self.search, found=self.found)
+        messages = re.split(f"<{self.found}>{SEALED}(?:</{self.found}>)?", sealed)
         found = [*observations, ""]
         return self._reading([(self.parse(m, ()), m, context) for m, context in zip(messages, found, strict=True)])
 

@@ -142,11 +142,8 @@ class ChatTemplate:
 
     def _chat(self, prompt: Prompt) -> str:
         chat = chat_with_tools(prompt.messages)
-        return str(
-            self.tokenizer.apply_chat_template(
-                chat["messages"], tools=chat.get("tools"), tokenize=False, add_generation_prompt=True
-            )
-        )
+        messages = chat.pop("messages")
+        return str(self.tokenizer.apply_chat_template(messages, **chat, tokenize=False, add_generation_prompt=True))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids without special tokens, with its blanks unchanged."""

@@ -104,6 +104,8 @@ class Wire:
             body["logprobs"] = True if self.encode is None else 0 if self.vllm else 1
         if self.vllm:
             body |= _VLLM_EXTRAS
+            if not prompt.stop:  # else, with functions offered, the text would hold the end token
+                del body["include_stop_str_in_output"]
             if priority:
                 body["priority"] = priority
         if "max_tokens" in dropped:  # OpenAI's reasoning models accept this name only
@@ -201,7 +203,7 @@ class Wire:
             text, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
             if calls := _written_calls(message.get("tool_calls")):
                 thought = f"<think>\n{thought}\n</think>\n\n" if thought else ""
-                text = f"{thought}{text or ''}\n{calls}".lstrip("\n")
+                text = f"{thought}{(text or '').rstrip()}\n{calls}".lstrip("\n")
             text = text or thought or ""
         if not isinstance(text, str):
             raise BadReply(f"a choice of the reply has {type(text).__name__} where its text should be")

@@ -141,8 +141,9 @@ There are three ways to ask:
   SFT and GRPO train on exactly the sampled ids, one row a message, after exactly the ids that were read.
 - **A server's chat API** (`--policy http://HOST:PORT/v1`): the function goes into the field `tools`, and the server
   parses (`vllm serve --enable-auto-tool-choice --tool-call-parser hermes`). What comes back as `message.tool_calls` is
-  kept as `hermes` writes it, whatever the model: its ids, if there are any, then spell another text, and training
-  encodes that one. A call that the server left in the text is read by `format.tool_parser`.
+  kept as `hermes` writes it, whatever the model. Its ids, which vLLM reports, are trained on if they spell the same;
+  else the text is encoded, and the share of such steps is reported. A call that the server left in the text is read by
+  `format.tool_parser`. `transformers serve` 5.23 drops the words beside a call from the history.
 - **A server that is sent the rendered prompt** (`--set policy.api=completions`): as in this process, and exact with
   `policy.vllm=true`.
 
