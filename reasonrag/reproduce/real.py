@@ -46,7 +46,8 @@ _BATCH = 6  # examples per optimizer step
 _STEPS = {"sft": 200, "sft-chosen": 40, "dpo": 50, "grpo": 10}
 _RATES = {"sft": "3e-4", "sft-chosen": "2e-4", "dpo": "5e-5"}
 _SEARCHED = ("--top-k", "2", "--set", "retrieval.max_passage_chars=300", "--max-turns", "5")
-_ACTING = ("--max-tokens", "128", "--set", "policy.dtype=bfloat16")
+_MAX_TOKENS = 192  # of a step; the longest demonstration has 170
+_ACTING = ("--max-tokens", str(_MAX_TOKENS), "--set", "policy.dtype=bfloat16")
 _PICTURE = "real-model.tree.svg"
 _DEMONSTRATED = 6  # questions that the reader demonstrates for each one that the policy searches a tree of
 
@@ -130,7 +131,7 @@ class RealModel(Paper):
         steps = min(_STEPS["grpo"], scale.max_steps or _STEPS["grpo"])
         batch = ("--questions-per-step", "4", "--group-size", "4", "--batch-size", "4")
         settings = {
-            "rollout.max_tokens": 128,
+            "rollout.max_tokens": _MAX_TOKENS,
             "rollout.batch_size": 16,
             "validation.steps": 0,
             **dict(guard.split("=") for guard in NO_GUARDS),
