@@ -3,9 +3,8 @@
     python -m benchmarks.eta [--questions 60]
 
 Three runs: the demo's search, deep trees of a quarter of the questions, and a run that goes on after it was stopped at
-its half. A thread-free observer notes the seconds and the estimate five times a second. A figure is the estimate at a
-share of the run's time over what was really left: 1 is right, 2 says twice as long. The old way, by finished questions,
-stands beside it.
+its half. Seconds and estimate are noted five times a second. A figure is the estimate at a share of the run's time over
+what was really left, or its inverse if that is larger: 1 is right. The estimate by finished questions stands beside it.
 """
 
 from __future__ import annotations
@@ -69,10 +68,11 @@ def measure(table: Table, questions: int) -> None:
         total = seen[-1][0]
         for share in SHARES:
             at, estimate, old = min(seen, key=lambda one: abs(one[0] - share * total))
-            before = "none" if old is None else f"{old / (total - at):.2f}"
-            what = f"{name}, {total:.0f} s, at {share:.0%}: said over left (by questions {before})"
-            table.row(what, None if estimate is None else estimate / (total - at), "", limit="<= 2")
-            table.row(f"{name}, at {share:.0%}: left over said", estimate and (total - at) / estimate, "", limit="<= 2")
+            left = total - at
+            before = "none yet" if old is None else f"{old:.0f} s"
+            said = "nothing" if estimate is None else f"{estimate:.0f} s"
+            what = f"{name}, at {share:.0%}: said {said}, were {left:.0f} s (by finished questions {before})"
+            table.row(what, None if not estimate else max(estimate / left, left / estimate), "", limit="<= 2")
     table.note(f"{questions} questions, or a quarter of them with 64 iterations; the demo's policy in this process")
 
 

@@ -48,6 +48,7 @@ class JournaledLLM:
         self.kind = kind
         # Totals of this process; the totals of the whole run are in the journal.
         self.answered = 0
+        self.replayed = 0  # replies from the journal
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.cached_tokens = 0  # that the engine took from its prefix cache
@@ -74,6 +75,7 @@ class JournaledLLM:
             key = request_key(self.inner.name, self.kind, prompt, keyed)
         stored = self.journal.call(key, question)
         if stored is not None:
+            self.replayed += 1
             return tuple(_decode(completion) for completion in stored)
         self.journal.admit()
         # A request keeps its slot until its reply is on disk: no more calls than slots are ever paid for and not kept.

@@ -22,6 +22,7 @@ class Usage(NamedTuple):
     """Requests, prompt and completion tokens, and their cost in the currency of the prices; None if one is unknown.
 
     `cached_tokens` were taken from engines' prefix caches, of `cached_of` prompt tokens of the calls that say so.
+    `replayed` replies came from the journal, and are no calls.
     """
 
     calls: int = 0
@@ -29,12 +30,13 @@ class Usage(NamedTuple):
     cost: float | None = 0.0
     cached_tokens: int = 0
     cached_of: int = 0
+    replayed: int = 0
 
     def plus(self, other: Usage) -> Usage:
         """Return the sum of two."""
         cost = None if self.cost is None or other.cost is None else self.cost + other.cost
-        cached = (self.cached_tokens + other.cached_tokens, self.cached_of + other.cached_of)
-        return Usage(self.calls + other.calls, self.tokens + other.tokens, cost, *cached)
+        sums = [getattr(self, name) + getattr(other, name) for name in ("cached_tokens", "cached_of", "replayed")]
+        return Usage(self.calls + other.calls, self.tokens + other.tokens, cost, *sums)
 
 
 @dataclass(slots=True)
@@ -67,7 +69,6 @@ class Progress:
     started: float = field(default_factory=time.monotonic)
     _retried_before: int = field(default_factory=RETRIES.total)
     _calls: deque[tuple[float, int]] = field(default_factory=deque)  # seconds and calls, over the last minute
-    _marks: list[tuple[float, float]] = field(default_factory=list)  # seconds and work; each at least twice as late
     _models: list[tuple[JournaledLLM, ModelConfig]] = field(default_factory=list)
     _closed: Usage = field(default_factory=Usage)
 
@@ -89,7 +90,8 @@ class Progress:
         for model, prices in self._models:
             cost = prices.cost(model.prompt_tokens, model.completion_tokens)
             tokens = model.prompt_tokens + model.completion_tokens
-            total = total.plus(Usage(model.answered, tokens, cost, model.cached_tokens, model.cached_of))
+            cached = (model.cached_tokens, model.cached_of)
+            total = total.plus(Usage(model.answered, tokens, cost, *cached, model.replayed))
         return total
 
     def counts(self) -> dict[str, Any]:
@@ -117,14 +119,14 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the pace of about the second half of the time so far; None before anything is done.
+        """Seconds left: the replies that the work left needs, as many as that so far, at the pace of the calls.
 
-        The first iterations of a tree cost the most calls, and what a journal replays costs none.
+        None before the first call. What a journal replays says how much the work needs, and takes no time itself.
         """
-        seconds, (done, left) = self.seconds, self._work
-        recent = (mark for mark in reversed(self._marks) if mark[0] <= seconds / 2 and mark[1] < done)
-        since, before = next(recent, (0.0, 0.0))
-        return (seconds - since) / (done - before) * left if done > before else None
+        usage, (done, left) = self.usage, self._work
+        if not done or not usage.calls:
+            return None
+        return self.seconds * left / done * (usage.calls + usage.replayed) / usage.calls
 
     @property
     def share(self) -> float:
@@ -146,13 +148,11 @@ class Progress:
 
     def line(self) -> str:
         """Return counts, rate, tokens, requests in flight and cost in one line, without the time left."""
-        calls, tokens, cost, cached, cached_of = self.usage
+        calls, tokens, cost, cached, cached_of, _ = self.usage
         seconds = self.seconds
         self._calls.append((seconds, calls))
         while self._calls[0][0] < seconds - _RECENT_S and len(self._calls) > 2:
             self._calls.popleft()
-        if not self._marks or seconds >= 2 * self._marks[-1][0]:
-            self._marks.append((seconds, self._work[0]))
         since, before = self._calls[0] if len(self._calls) > 1 and seconds > _RECENT_S else (0.0, 0)
         parts = [self.label] if self.label else []
         parts += [f"{self.done}/{self.total} {self.unit}", f"{self.failed} failed"]

@@ -7,12 +7,13 @@ from rich.console import Console
 
 from reasonrag.commands.console import Display
 from reasonrag.core.http import RETRIES
-from reasonrag.pipeline.progress import Progress
+from reasonrag.pipeline.progress import Progress, Usage
 
 
-def at(progress: Progress, seconds: float) -> Progress:
-    """As if so many seconds had passed since its start."""
+def at(progress: Progress, seconds: float, *, calls: int, replayed: int = 0) -> Progress:
+    """As if so many seconds had passed since its start, and so many calls had been answered."""
     progress.started += progress.seconds - seconds
+    progress.add_up([progress.counts() | {"usage": Usage(calls, replayed=replayed)}])
     progress.line()
     return progress
 
@@ -22,20 +23,25 @@ def near(value: float | None, expected: float) -> bool:
 
 
 def test_the_time_left_follows_from_iterations_while_no_question_has_ended():
-    progress = Progress(100, "questions", planned=1_600)
+    progress = at(Progress(100, "questions", planned=1_600), 0, calls=1)
     assert progress.eta_s is None
     progress.iterations = 400
-    at(progress, 30)
-    assert near(progress.eta_s, 90) and progress.share == 0.25
+    assert near(at(progress, 30, calls=500).eta_s, 90) and progress.share == 0.25
     assert "0/100 questions, 0 failed, 400/1600 iterations" in progress.line()
 
 
-def test_the_time_left_leaves_out_the_first_half_of_the_time_such_as_replays():
-    progress = Progress(100, planned=1_000)
-    for seconds, iterations in ((1, 500), (10, 510), (20, 520), (40, 540)):
-        progress.iterations = iterations
-        at(progress, seconds)
-    assert near(progress.eta_s, 460)
+def test_what_a_journal_replays_says_how_much_is_left_and_takes_no_time():
+    progress = Progress(100, planned=1_000, iterations=500)
+    assert at(progress, 1, calls=0, replayed=5_000).eta_s is None
+    progress.iterations = 600
+    assert near(at(progress, 100, calls=1_000, replayed=5_000).eta_s, 400)  # 4,000 calls at 10 a second
+
+
+def test_the_pace_of_the_calls_is_that_of_the_last_minute():
+    progress = Progress(1)
+    for seconds, calls in ((0, 0), (60, 600), (90, 660), (120, 720)):
+        at(progress, seconds, calls=calls)
+    assert "720 calls (2.0/s)" in progress.line() or "720 calls (2/s)" in progress.line()
 
 
 def test_failures_are_a_line_for_each_cause_with_its_count():
