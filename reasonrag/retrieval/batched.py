@@ -237,7 +237,7 @@ class BatchedRetriever:
         rankings = await self._inner.search(queries, top_k)
         if len(rankings) != len(queries):
             raise RetrievalError(f"asked for {len(queries)} rankings, got {len(rankings)}", cause="misaligned")
-        redacted = [tuple(map(_without_secrets, ranking)) for ranking in rankings]
+        redacted = [tuple(map(without_secrets, ranking)) for ranking in rankings]
         return dict(zip(queries, redacted, strict=True))
 
     def _fail(self, batch: _Batch, queries: list[str], top_k: int, error: Exception) -> None:
@@ -255,7 +255,7 @@ class BatchedRetriever:
         return [future for future in batch.futures.pop(query) if not future.done()]
 
 
-def _without_secrets(passage: Passage) -> Passage:
+def without_secrets(passage: Passage) -> Passage:
     """Redact a passage before it is kept or used, so that a resumed run reads the same from the journal."""
     contents = redact_data(passage.contents, "a passage")
     return passage if contents is passage.contents else replace(passage, contents=contents)

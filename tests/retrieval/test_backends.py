@@ -307,7 +307,8 @@ def test_web_search_is_paid_for_once_by_all_runs_and_counted_with_its_price(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERPER_API_KEY", "k" * 8)
-    server.script = [reply(WEB), reply(status=503), reply(WEB)]
+    leaked = "sk-proj-" + "9f3Ac05b77aA41d2" * 2
+    server.script = [reply(WEB), reply(status=503), reply({"organic": [{"link": "c", "snippet": f"Key {leaked}."}]})]
     config = load_config(overrides={"retrieval.backend.price": 2.0})
     serper = settings("serper", url=server.url, cache=str(tmp_path / "cache"), price=2.0)
 
@@ -329,6 +330,8 @@ def test_web_search_is_paid_for_once_by_all_runs_and_counted_with_its_price(
     assert server.requests[0][1] == {"q": "jaws", "num": 2}
     found, calls = asyncio.run(run("second"))
     assert (found[0], calls) == (jaws, {"search": {"calls": 2}})
+    assert found[2][0].contents == "Key ***."
+    assert not any(leaked.encode() in file.read_bytes() for file in tmp_path.rglob("*.sqlite*"))
     assert len(server.requests) == 3
 
 

@@ -20,7 +20,7 @@ from reasonrag.retrieval.backends.base import (
     needed,
     ranking,
 )
-from reasonrag.retrieval.batched import JournalStore
+from reasonrag.retrieval.batched import JournalStore, without_secrets
 from reasonrag.storage.journal import Journal
 
 _MATCH = {"multi_match": {"query": "{query}", "fields": ["{title}^2", "{text}"]}}
@@ -71,11 +71,7 @@ class ApiRetriever(HttpBackend):
         self._headers = key_header(names)
         self._run: Journal | None = None
         self._kept: Journal | None = None
-        if kind in _WEB or names.price:
-            folder = Path(config.cache).expanduser()
-            folder.mkdir(parents=True, exist_ok=True)
-            self._kept = Journal(folder / "searches.sqlite")
-            self._store = JournalStore(self._kept, self.fingerprint)
+        self._is_paid, self._cache = kind in _WEB or bool(names.price), Path(config.cache).expanduser()
 
     def keep_in(self, journal: Journal) -> None:
         """Count what is paid for in a run's journal, as calls of the kind `paid_search`."""
@@ -89,16 +85,20 @@ class ApiRetriever(HttpBackend):
 
     async def _attempt(self, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
         (query,) = queries
-        if self._kept is None:
+        if not self._is_paid:
             return [await self._found(query, top_k, timeout_s)]
-        kept = self._store.get(query, top_k)
+        if self._kept is None:  # not before: a journal is of the thread that opens it
+            self._cache.mkdir(parents=True, exist_ok=True)
+            self._kept = Journal(self._cache / "searches.sqlite")
+        store = JournalStore(self._kept, self.fingerprint)
+        kept = store.get(query, top_k)
         if kept is None:
             if self._run is not None:
                 self._run.admit()
-            kept = await self._found(query, top_k, timeout_s)
+            kept = tuple(map(without_secrets, await self._found(query, top_k, timeout_s)))
             if self._run is not None:
                 await self._run.put_calls("paid_search", {uuid4().hex: None})
-            await self._store.put({query: kept}, top_k)
+            await store.put({query: kept}, top_k)
         return [kept]
 
     async def _found(self, query: str, top_k: int, timeout_s: float) -> Ranking:
