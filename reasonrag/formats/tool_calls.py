@@ -109,11 +109,7 @@ _SIGNS = {
 
 
 def parser_of(template: str) -> str | None:
-    """Return the key in `PARSERS` of the calls that a chat template shows; None if no parser knows them.
-
-    >>> parser_of("{{ '<tool_call>' + call | tojson }}"), parser_of("{{ message.content }}")
-    ('hermes', None)
-    """
+    """Return the key in `PARSERS` of the calls that a chat template shows; None if no parser knows them."""
     return next((name for sign, name in _SIGNS.items() if sign in template), None)
 
 

@@ -252,11 +252,7 @@ def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> di
 
 
 def _written_calls(calls: Any) -> str:
-    """Return the calls that a server found in a reply as Hermes and Qwen write them, arguments as they are.
-
-    >>> _written_calls([{"function": {"name": "search", "arguments": '{"query": "a"}'}}])
-    '<tool_call>\\n{"name": "search", "arguments": {"query": "a"}}\\n</tool_call>'
-    """
+    """Return the calls that a server found in a reply as Hermes and Qwen write them, arguments as they are."""
     texts = []
     try:
         for function in (call["function"] for call in calls or ()):
