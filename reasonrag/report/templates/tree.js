@@ -42,6 +42,12 @@ function itemId(id) {
   return merge.checked && id !== null ? nodes[id].drawn : id;
 }
 
+// Which of equal siblings an item opens: the one on the best path, or that of the highest SPRE.
+function leadOf(item) {
+  const better = (lead, node) => ((node.spre ?? -1) > (lead.spre ?? -1) ? node : lead);
+  return item.members.find((node) => onBest.has(node.node_id)) ?? item.members.reduce(better);
+}
+
 function isOpen(item) {
   return item.members.some((node) => open.has(node.node_id));
 }
@@ -132,13 +138,13 @@ function fading(item) {
 
 function box(node) {
   const item = node.data;
-  const [first] = item.members;
+  const lead = leadOf(item);
   const rewards = item.members.map((member) => member.spre).filter((spre) => spre !== null);
   const made = element("div", "", classes("node", item));
-  const title = `${item.id} ${first.action || "question"}${item.members.length > 1 ? ` ×${item.members.length}` : ""}`;
-  const values = [...(first.f1 === null ? [] : [`F1 ${number(first.f1)}`]), `SPRE ${range(rewards)}`, `N ${item.visits}`];
+  const title = `${lead.node_id} ${lead.action || "question"}${item.members.length > 1 ? ` ×${item.members.length}` : ""}`;
+  const values = [...(lead.f1 === null ? [] : [`F1 ${number(lead.f1)}`]), `SPRE ${range(rewards)}`, `N ${item.visits}`];
   const shownValues = node.short && values.join().length > 20 ? values.slice(0, -1) : values;
-  const quote = first.parent_id < 0 ? document.querySelector("h1").textContent : first.content;
+  const quote = lead.parent_id < 0 ? document.querySelector("h1").textContent : lead.content;
   made.append(element("span", title, "title"), element("span", shownValues.join(" · "), "figures"), element("span", quote, "quote"));
   if (item.children.length) {
     const shownChildren = childrenOf(item);
@@ -404,13 +410,13 @@ tree.addEventListener("click", (event) => {
   if (!made) return;
   const id = Number(made.dataset.id);
   if (event.target.closest(".fold")) toggle(state.items[id]);
-  else choose(id);
+  else choose(leadOf(state.items[id]).node_id);
 });
 tree.addEventListener("keydown", (event) => {
   const id = Number(event.target.closest(".node")?.dataset.id ?? state.focus);
   const item = state.items[id];
   const next = neighbour(id, event.key);
-  if (event.key === "Enter") choose(id);
+  if (event.key === "Enter") choose(leadOf(item).node_id);
   else if (event.key === " " || (event.key === "ArrowRight" && !isOpen(item) && item.children.length)) toggle(item);
   else if (next !== undefined) focus(next);
   else return;
