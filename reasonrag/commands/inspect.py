@@ -123,8 +123,8 @@ def graph(run: Path, out: Path, form: Literal["graphml", "node-link"], questions
 def export(run: Path, form: str, out: Path, **given: str | None) -> None:
     """Write the data of a run in the format of another tool.
 
-    TRL reads RUN/pairs without an export. If the format is one growing turn (search_r1 and its like), TRL would close
-    the open turn: train on what --to trl writes.
+    TRL reads RUN/pairs without an export if the format is reasonrag. In other formats a prompt may end with an open
+    turn, which TRL would close: train on what --to trl writes.
 
     \b
     Preference files and dataset_info.json for LLaMA-Factory:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
-from reasonrag.formats import FORMATS
 from reasonrag.publish.dataset import ALL, SPLITS, TREES, Counts, Part, StagedRun
 from reasonrag.publish.hub_card import Yaml, fenced, mapping, number, render, versions
 from reasonrag.publish.licences import Source, known_sources, licence_field, source_of
@@ -77,7 +76,7 @@ def card(staged: StagedRun, *, repo_id: str, licence: str | None, given: Sequenc
         settings=fenced(settings_text(settings).strip(), "yaml"),
         policy=_model(summary.get("policy"), config.policy.revision),
         kind=_KINDS.get((config.policy.spec or "hf").partition(":")[0].lower(), "code of its own"),
-        continued=staged.compared == "steps" and getattr(FORMATS.get(config.format.name), "append_only", False),
+        is_plain=config.format.name == "reasonrag",
         judge=_model(summary.get("judge"), config.judge.revision) if config.value.kind == "judge" else None,
         sampling=config.policy,
         retrieval=retrieval,

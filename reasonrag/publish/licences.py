@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import quoted
@@ -38,27 +39,23 @@ _KNOWN: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def source_of(name: str, splits: Mapping[str, str], given: Mapping[str, str] | None = None) -> Source:
-    """Return what is known of a data set: only of one that was read by its name is the origin known, not of a file.
+def source_of(name: str, splits: Mapping[str, str], given: Mapping[str, str] = MappingProxyType({})) -> Source:
+    """Return what is known of a data set that was read by its name (`splits_of_names`), and of no file.
 
-    Args:
-        name: of the data set in the data.
-        splits: of the data sets that were read by their names, see `splits_of_names`.
-        given: the known data sets that others are, as the publisher says.
+    `given` are the known data sets that some files are, by their names, as the publisher says.
 
     >>> source_of("hotpotqa", {"hotpotqa": "dev"}).licences, source_of("hotpotqa", {}).licences
     (('cc-by-sa-4.0',), ())
     >>> source_of("mine", {}, {"mine": "nq"}).note
     'questions of nq, according to the publisher'
     """
-    known = (given or {}).get(name)
-    if known is None and name not in splits:
+    if name not in splits and name not in given:
         return Source(name, note="a file")
-    if name == "demo" and known is None:
-        return Source(name, ("apache-2.0",), "invented by reasonrag", "original", "en", splits[name])
-    licences, note = _KNOWN[known or name]
-    said = [f"questions of {known}, according to the publisher"] if known else []
-    return Source(name, licences, "; ".join([*said, *filter(None, [note])]), HUB_REPOSITORY, "en", splits.get(name))
+    if name == "demo" and name not in given:
+        return Source(name, ("apache-2.0",), "invented by reasonrag", "original", "en", splits.get(name))
+    licences, note = _KNOWN[given.get(name, name)]
+    said = f"questions of {given[name]}, according to the publisher" if name in given else ""
+    return Source(name, licences, "; ".join(filter(None, [said, note])), HUB_REPOSITORY, "en", splits.get(name))
 
 
 def known_sources(given: Iterable[str], names: Collection[str]) -> dict[str, str]:

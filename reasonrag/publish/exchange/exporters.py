@@ -212,9 +212,8 @@ def _chat_template(run: Path, tokenizer: str | None) -> ChatTemplate:
             f"{run} does not say whose chat template renders its prompts; add --tokenizer with a folder or a Hub id"
         )
     path = model_path(model)
-    return ChatTemplate.load(
-        tokenizer_path(path, adapter_base(Path(path)) or path), template=config.policy.chat_template
-    )
+    path = tokenizer_path(path, adapter_base(Path(path)) or path)
+    return ChatTemplate.load(path, template=config.policy.chat_template)
 
 
 def export_prm(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[str, int]:
@@ -245,24 +244,18 @@ def _valued_paths(run: Path, test_share: float, *, held_out: bool) -> Iterator[l
         if in_test_split(dataset, id, test_share) is not held_out:
             continue
         tree = list(rows)
-        valued = {node["node_id"] for node in tree if node["parent_id"] >= 0 and node["spre"] is not None}
-        inner = {tree[id]["parent_id"] for id in valued}
+        valued = {node["node_id"]: node for node in tree if node["parent_id"] >= 0 and node["spre"] is not None}
         paths: dict[int, list[Row]] = {}  # by their last step, which several leaves may share
-        for leaf in sorted(valued - inner):
+        for leaf in valued.keys() - {node["parent_id"] for node in valued.values()}:
             parts: list[list[Row]] = []
             for node in (node for node in path_from_root(tree, tree[leaf]) if node["node_id"] in valued):
-                if parts and _continues(node, parts[-1][-1]):
+                turn = parts[-1][-1]["prefix"] + parts[-1][-1]["text"] if parts else ""
+                if turn and node["prefix"].startswith(turn) and node["prompt"] == parts[-1][-1]["prompt"]:
                     parts[-1].append(node)
                 else:
                     parts.append([node])
             paths |= {steps[-1]["node_id"]: steps for steps in parts}
-        yield from paths.values()
-
-
-def _continues(node: Row, before: Row) -> bool:
-    """Return whether a step went on in the turn of the one before it, and not in a chat of its own."""
-    turn = before["prefix"] + before["text"]
-    return bool(turn and node["prefix"].startswith(turn) and node["prompt"] == before["prompt"])
+        yield from (paths[last] for last in sorted(paths))
 
 
 def _stepwise(steps: list[Row], chat: ChatTemplate) -> Row:
@@ -349,21 +342,15 @@ def export_verl(run: Path, out: Path, *, prompts: str | None = None, log: Log = 
     """Write the questions of a run's trees, with the same held-out questions as its pairs, and `reward.py`.
 
     verl scores the known data sets by itself, under names such as `searchR1_hotpotqa`. `reward.py` gives the same score
-    to all data sets, as its `custom_reward_function`.
-
-    Args:
-        run: a finished run.
-        out: see `output`.
-        prompts: name or folder of a prompt set, for the instruction of Search-R1's format; None: the shipped one.
-        log: receives the names of data sets that the trainer does not score by itself.
+    to all data sets, as its `custom_reward_function`; `log` receives the names of those that need it. `prompts` is the
+    name or folder of the prompt set with the instruction of Search-R1's format; None: the shipped one.
 
     Returns:
         Questions by split; a split without any has no file.
 
     Raises:
-        RunError: the run is not finished; see also `output`.
+        RunError, DataError: the run is not finished, or has no trees; see also `output`.
         ConfigError: there is no such prompt set.
-        DataError: the run has no trees.
     """
     format = SearchR1Format(PromptSet.find(prompts or "default"))
 
