@@ -9,7 +9,7 @@ import structlog
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config, ModelConfig
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import CARRIED, Tree, carried_settings, merge, validate
+from reasonrag.core.settings import Tree, carried_settings, merge, validate
 from reasonrag.core.types import Question
 from reasonrag.formats import open_format
 from reasonrag.llm.openai_wire import ServedModel
@@ -20,8 +20,7 @@ from reasonrag.storage.runs import RunFolder
 
 log = structlog.get_logger()
 
-_OF_MODEL = {"model", "vllm"}
-_OF_POLICY = {**CARRIED, "policy": CARRIED["policy"] | _OF_MODEL | {"card"}}
+_LEARNT = ("model", "vllm", "card")
 
 
 @callable_in_notebooks
@@ -40,10 +39,9 @@ def as_served(config: Config, out: Path | None = None) -> Config:
     before = RunFolder.begun_with(out) if out else {}
     if not before:
         return event_loop.run(_asked(config, roles))
-    learnt: Tree = {}
-    for section, names in ({"judge": _OF_MODEL} | (_OF_POLICY if "policy" in roles else {})).items():
-        learnt[section] = {name: value for name, value in before.get(section, {}).items() if name in names}
-    return _with(config, learnt)
+    for role in roles:
+        config = _with(config, role, {name: before[role][name] for name in _LEARNT if name in before[role]})
+    return config
 
 
 async def _asked(config: Config, roles: list[Role]) -> Config:
@@ -53,31 +51,26 @@ async def _asked(config: Config, roles: list[Role]) -> Config:
         llm = open_server(model)
         try:
             if served := await llm.check():
-                config = _with(config, _learnt(served, model, role))
+                learnt = {"model": served.name} | ({"vllm": True} if served.is_vllm else {})
+                if role == "policy" and not model.card and carried_settings(f"hf:{served.root}"):
+                    learnt["card"] = served.root
+                config = _with(config, role, learnt)
                 await _check_context(llm, served, config, role)
-                learnt: ModelConfig = getattr(config, role)
-                if learnt.model_fields_set != model.model_fields_set:
-                    is_vllm = ", which is vLLM" if learnt.vllm else ""
-                    asked = f"; it is asked as {learnt.card}/reasonrag.yaml says" if learnt.card else ""
+                if learnt.keys() - model.model_fields_set:
+                    is_vllm = ", which is vLLM" if served.is_vllm else ""
+                    asked = f"; it is asked as {learnt['card']}/reasonrag.yaml says" if "card" in learnt else ""
                     log.info(f"the {role} at {model.spec} is {served.name}{is_vllm}{asked}")
         finally:
             await llm.aclose()
     return config
 
 
-def _with(config: Config, learnt: Tree) -> Config:
-    merge(learnt, config.model_dump(exclude_unset=True))
-    return validate(Config, learnt)
-
-
-def _learnt(served: ServedModel, model: ModelConfig, role: Role) -> Tree:
-    """Return the settings that follow from what a server says of a model."""
-    learnt: Tree = {role: {"model": served.name} | ({"vllm": True} if served.is_vllm else {})}
-    card = model.card or served.root
-    if role == "policy" and card and (carried := carried_settings(f"hf:{card}")):
-        learnt[role]["card"] = card
-        merge(learnt, carried)
-    return learnt
+def _with(config: Config, role: Role, learnt: Tree) -> Config:
+    """Return a configuration with settings of a model, and those of its card, below what it sets."""
+    tree = carried_settings(f"hf:{learnt['card']}") if learnt.get("card") else {}
+    merge(tree, {role: learnt})
+    merge(tree, config.model_dump(exclude_unset=True))
+    return validate(Config, tree)
 
 
 async def _check_context(llm: ServerLLM, served: ServedModel, config: Config, role: Role) -> None:
