@@ -90,7 +90,7 @@ class SearchHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         """Run one trajectory. An unknown reward is a failed rollout, never a 0."""
         task, engine, reward = _opened(data.settings)
         question = Question(data.id, data.question, tuple(data.golden_answers), data.dataset)
-        policy = ServerLLM(endpoint, ctx.model, api_key=secret)
+        policy = ServerLLM(endpoint, ctx.model, api_key=secret, patience_s=60)
         CurrentPolicy.current.set(policy)
         try:
             seed = derive_seed(task.config.seed, trace.id)

@@ -41,6 +41,7 @@ from reasonrag.core.settings import setting
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Prompt, Question, Trajectory
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
+from reasonrag.llm.openai_wire import chat_with_tools
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import Task, batched_retrievers, close_parts, open_task, open_task_reward
 from reasonrag.pipeline.parts import sampling
@@ -91,14 +92,15 @@ class Action(BaseModel):
 class Observation(BaseModel):
     """The policy's next prompt; at the end, what came of the trajectory.
 
-    `messages` are the chat, and `prefix` the open turn that the policy continues. `inserted` is its end that is new
-    since the policy's last words: what a trainer appends to the tokens, outside the loss. `trained` is false where a
-    reward asks the policy something, which is no step of the trajectory. `cause` says why there is no reward: the
-    episode is to be left out then, it is no 0.
+    `messages` and `tools` are a chat as OpenAI's servers take it, `prefix` is the open turn that the policy continues.
+    `inserted` is its end that is new since the policy's last words: what a trainer appends to the tokens, outside the
+    loss. `trained` is false where a reward asks the policy something, which is no step of the trajectory. `cause` says
+    why there is no reward: the episode is to be left out then, it is no 0.
     """
 
     question_id: str = ""
-    messages: list[dict[str, str]] = []
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
     prefix: str = ""
     inserted: str = ""
     stop: list[str] = []
@@ -197,7 +199,7 @@ class Session:
             self._observe(
                 Observation(
                     question_id=self._state["question_id"],
-                    messages=[{"role": message.role, "content": message.content} for message in prompt.messages],
+                    **chat_with_tools(prompt.messages, as_sent=True),
                     prefix=prompt.prefix,
                     inserted=prompt.prefix.removeprefix(self._written),
                     stop=list(prompt.stop),

@@ -11,24 +11,22 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import structlog
 
-from reasonrag.core.errors import DataError
 from reasonrag.core.http import check_url
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.serving import App, Endpoint, ListenSettings, Receive, Refusal, Response, Scope, run_app
 from reasonrag.core.settings import setting
 from reasonrag.core.text import valid_unicode
 from reasonrag.storage.files import claim_folder, lock
+from reasonrag.storage.recordings import CALLS, read_calls
 
 log = structlog.get_logger()
-
-CALLS = "calls.jsonl"
 
 Message = dict[str, Any]
 
@@ -82,7 +80,7 @@ class Recorder(App):
         if self._file.exists():  # a kill may have cut off the last line
             whole = self._file.read_bytes().rfind(b"\n") + 1
             os.truncate(self._file, whole)
-        for row in read_calls(self._file) if self._file.exists() else ():
+        for row in read_calls(out) if self._file.exists() else ():
             self._conversations.add(row["request"]["messages"], row["message"], row["conversation"])
         self._session: aiohttp.ClientSession | None = None
 
@@ -172,24 +170,6 @@ def said(raw: bytes) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
     return {"message": message, "finish_reason": finish_reason, "usage": usage}
-
-
-def read_calls(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the recorded calls in the order of their replies; a last line that was cut off is left out.
-
-    Raises:
-        DataError: the file cannot be read, or another line is no call.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); name a folder of `reasonrag record`") from error
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            row = json.loads(line)
-            yield {key: row[key] for key in ("conversation", "call", "request", "message", "finish_reason")}
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{file}, line {number} is no recorded call; was it edited?") from error
 
 
 def record(upstream: str, out: Path, settings: RecordSettings) -> int:

@@ -282,6 +282,12 @@ class FormatConfig(Section):
 class SearchConfig(Section):
     """Budget and shape of a tree (arXiv:2505.14069, App. A)."""
 
+    recording: str | None = execution(
+        None,
+        "folder of `reasonrag record`: branch each step of an agent's conversations on these questions, with its own "
+        "messages and functions (needs format.name=tool_calls)",
+        "--recording",
+    )
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)
     lag: int = setting(
         8,

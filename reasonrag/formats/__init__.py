@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -11,15 +12,18 @@ from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerprint
+from reasonrag.core.types import Question
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
 from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.formats.reasonrag import ReasonRAGFormat
+from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.search_p1 import SearchP1Format
 from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.formats.stream import StreamFormat
 from reasonrag.formats.tool_calls import ToolCallsFormat, parser_of
 from reasonrag.formats.when_to_search import WhenToSearchFormat
 from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.storage.recordings import read_calls
 
 log = structlog.get_logger()
 
@@ -46,6 +50,26 @@ def open_format(config: Config, *, warn: bool = True) -> Format:
     if warn:
         check_prompts(config.policy.carrier, format)
     return format
+
+
+def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedFormat:
+    """Create the format of the agent in `search.recording`.
+
+    Raises:
+        ConfigError, DataError: the format has another name, or nothing of the recording can be branched.
+    """
+    if config.format.name != ToolCallsFormat.name or config.search.recording is None:
+        raise ConfigError(
+            f"a recorded agent calls functions, and the format is {config.format.name}; add "
+            f"--set format.name={ToolCallsFormat.name}"
+        )
+    return RecordedFormat(
+        read_calls(Path(config.search.recording)),
+        questions,
+        parser=_tool_parser(config),
+        passage_order=config.retrieval.passage_order,
+        max_passage_chars=config.retrieval.max_passage_chars,
+    )
 
 
 def _tool_parser(config: Config) -> str:
@@ -97,4 +121,5 @@ __all__ = [
     "StreamFormat",
     "check_prompts",
     "open_format",
+    "open_recorded",
 ]

@@ -127,6 +127,7 @@ class ToolCallsFormat(InstructedFormat):
     append_only = False
     instructions = ("instruction", "answer", _NAME, _ARGUMENT)
     search, found = "tool_call", "tool_response"  # the tags of a trajectory as text
+    function, argument = _NAME, _ARGUMENT
 
     def __init__(self, *args: Any, parser: str = "hermes", **options: Any) -> None:
         """Read the instructions as the base class does; `parser` is the key in `PARSERS` of the policy's calls."""
@@ -147,14 +148,17 @@ class ToolCallsFormat(InstructedFormat):
         if not final:
             messages.append(Message("tools", self.tools))
         messages.append(Message("user", one_line(_inert(question.question))))
+        return Prompt((*messages, *self.called(steps)))
+
+    def called(self, steps: Sequence[Step]) -> Iterator[Message]:
+        """Yield the searches of a trajectory as messages: the words beside a call, the call, and what it found."""
         for step in steps:
             if isinstance(step.action, Search):
                 if words := self._words(step.completion.text):
-                    messages.append(Message("assistant", words))
-                call = {"name": _NAME, "arguments": {_ARGUMENT: _inert(step.action.query)}}
-                messages.append(Message("call", json.dumps(call, ensure_ascii=False)))
-                messages.append(Message("tool", self.documents(step.passages)))
-        return Prompt(tuple(messages))
+                    yield Message("assistant", words)
+                call = {"name": self.function, "arguments": {self.argument: _inert(step.action.query)}}
+                yield Message("call", json.dumps(call, ensure_ascii=False))
+                yield Message("tool", self.documents(step.passages))
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse a message into a search, or the answer if there is no call. Never raises."""
@@ -166,11 +170,11 @@ class ToolCallsFormat(InstructedFormat):
         if final or len(calls) > 1 or after:
             return Malformed("unexpected_call" if final else "several_calls" if calls[1:] else "text_after_call")
         name, given = calls[0]
-        if name != _NAME:
+        if name != self.function:
             return Malformed("unknown_function")
-        if not isinstance(given, dict) or [*given] != [_ARGUMENT] or not isinstance(given[_ARGUMENT], str):
+        if not isinstance(given, dict) or [*given] != [self.argument] or not isinstance(given[self.argument], str):
             return Malformed("bad_arguments")
-        query = one_line(valid_unicode(given[_ARGUMENT]))
+        query = one_line(valid_unicode(given[self.argument]))
         return Search(query) if query else Malformed("empty_query")
 
     def read(self, trajectory: Trajectory) -> Reading:

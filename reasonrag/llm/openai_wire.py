@@ -251,6 +251,27 @@ def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> di
     return {"messages": chat, **tools}
 
 
+def messages_of(request: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Return the messages and functions of somebody's request as ours: `chat_with_tools` the other way.
+
+    >>> said = {"messages": [{"role": "developer", "content": "Search."}, {"role": "user", "content": "Who?"}]}
+    >>> [message.role for message in messages_of(said)]
+    ['system', 'user']
+    """
+    tools = request.get("tools")
+    messages = [Message("tools", json.dumps(tools, ensure_ascii=False))] if tools else []
+    for message in request["messages"]:
+        role, content = message["role"], message.get("content") or ""
+        if isinstance(content, list):
+            content = "".join(part.get("text", "") for part in content)
+        if content or role != "assistant":
+            messages.append(Message("system" if role == "developer" else role, valid_unicode(content)))
+        for function in (call["function"] for call in message.get("tool_calls") or ()):
+            call = {"name": function["name"], "arguments": json.loads(function["arguments"])}
+            messages.append(Message("call", json.dumps(call, ensure_ascii=False)))
+    return tuple(messages)
+
+
 def _written_calls(calls: Any) -> str:
     """Return the calls that a server found in a reply as Hermes and Qwen write them, arguments as they are."""
     texts = []

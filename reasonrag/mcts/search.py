@@ -27,6 +27,7 @@ class Origin(StrEnum):
 
     ROOT = "root"
     EXPANSION = "expansion"
+    RECORDED = "recorded"  # a step that somebody else's agent took
     ROLLOUT = "rollout"  # a step of a completion made to value a node above it (Eq. 1): paid for, so kept
 
 
@@ -192,15 +193,27 @@ class TreeSearch:
     that have begun are completed: with a judge a tree costs at most `max_calls + 1 + 2 * lag`, with k rollouts of at
     most T steps `max_calls + (k * (T - 1) + 1) * (lag + 1) - 1`.
 
+    `recorded`: finished trajectories to begin a question's tree with. Each of their steps is branched, up to
+    `max_children`, before the search goes its own way; they cost no call.
+
     `rejudge_terminal`: value a terminal node again at each visit and use the whole budget, as the published builder
     does. By default a terminal node keeps its value, and a tree with nothing left to expand is finished.
     """
 
-    def __init__(self, engine: Engine, evaluator: Evaluator, settings: SearchConfig, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        evaluator: Evaluator,
+        settings: SearchConfig,
+        *,
+        seed: int = 0,
+        recorded: Callable[[Question], Sequence[Trajectory]] = lambda question: (),
+    ) -> None:
         self.engine = engine
         self.evaluator = evaluator
         self.settings = settings
         self.seed = seed
+        self.recorded = recorded
 
     async def run(self, question: Question, *, completed: Callable[[], object] | None = None) -> Tree:
         """Return the finished tree of a question; call `completed` after each iteration.
@@ -230,8 +243,15 @@ class _Search:
         self.completed = 0
         self.on_completed = on_completed
         self.in_flight: deque[_Iteration] = deque()
+        self.recorded = shared.recorded(question)
 
     async def run(self) -> None:
+        for number, trajectory in enumerate(self.recorded):
+            evaluation = await self.evaluator.evaluate(trajectory, seed=self._seed("recorded", number, 0))
+            self.verdicts += evaluation.calls
+            graft(self.tree, self.tree.root, trajectory, evaluation.value, Origin.RECORDED)
+            self.tree.root.visits += 1
+            _back_up(self.tree.root, evaluation.value)
         for _ in range(self.settings.iterations):
             while len(self.in_flight) > self.settings.lag:
                 await self._complete()
@@ -257,6 +277,10 @@ class _Search:
         newest_first = reversed(self.tree.nodes)  # the newest most likely has room
         if self._spent() or not (self.settings.rejudge_terminal or any(map(self._expandable, newest_first))):
             return None
+        if self.recorded:
+            recorded = [node for node in self.tree.nodes if node.origin in (Origin.ROOT, Origin.RECORDED)]
+            if branched := [node for node in recorded if self._expandable(node)]:
+                return min(branched, key=lambda node: len(node.children) + node.expected)
         node = self.tree.root
         while not node.terminal and not self._expandable(node):
             if not node.children:  # all of them are in flight
@@ -329,12 +353,12 @@ class _Search:
         return derive_seed(self.seed, question.dataset, question.id, *parts)
 
 
-def graft(tree: Tree, node: Node, rollout: Trajectory, value: float | None) -> None:
+def graft(tree: Tree, node: Node, rollout: Trajectory, value: float | None, origin: Origin = Origin.ROLLOUT) -> None:
     """Add the steps of a rollout below the node that it started from, each visited once, by this rollout."""
     for depth in range(node.depth + 1, len(rollout.steps) + 1):
         ended = depth == len(rollout.steps)
         prefix = Trajectory(rollout.question, rollout.steps[:depth], rollout.stop_reason if ended else None)
-        node = tree.add(node, prefix, Origin.ROLLOUT)
+        node = tree.add(node, prefix, origin)
         node.visits = 1
         _back_up(node, value)
 

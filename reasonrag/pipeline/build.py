@@ -22,6 +22,7 @@ from reasonrag.core.settings import read_yaml
 from reasonrag.core.text import common_length, duration, exact_match, pace, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search, Step
 from reasonrag.formats import Format, open_format
+from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.mcts import Evaluator, Node, Tree, TreeSearch
 from reasonrag.pipeline.admission import work_through
@@ -125,7 +126,14 @@ class Build:
             self.engines.append(judge.slots)
             self.progress.open(judge, config.prices["judge"])
             evaluator = JudgeEvaluator(open_judge(judge, config))
-        self.search = TreeSearch(engine, evaluator, config.search, seed=config.seed)
+        recorded = parts.format.trajectories if isinstance(parts.format, RecordedFormat) else {}
+        self.search = TreeSearch(
+            engine,
+            evaluator,
+            config.search,
+            seed=config.seed,
+            recorded=lambda question: recorded.get((question.dataset, question.id), ()),
+        )
 
     async def run(self, show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None) -> None:
         """Check the parts, build the trees while `show` shows them, and close the parts."""

@@ -14,7 +14,7 @@ from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Passage, Question
-from reasonrag.formats import Format, PromptSet, open_format
+from reasonrag.formats import Format, PromptSet, open_format, open_recorded
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import check_llm, is_reader, open_llm
@@ -73,6 +73,9 @@ def open_parts(
     if policy is None:
         check_llm(config.policy, "policy")  # before anything is downloaded
     questions = questions if questions is not None else open_questions(config)
+    if config.search.recording is not None:
+        format = recorded = open_recorded(config, questions)
+        questions = recorded.questions
     retriever = as_retriever(retriever, config.retrieval) if retriever else open_retriever(config, questions)
     format = format or open_format(config)
     policy = policy or open_llm(config.policy, "policy")

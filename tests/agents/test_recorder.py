@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from reasonrag.agents.recorder import CALLS, Recorder, RecordSettings, read_calls, record
+from reasonrag.agents.recorder import Recorder, RecordSettings, record
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.serving import App, ListenSettings, Receive, Response, Scope
+from reasonrag.storage.recordings import CALLS, read_calls
 from tests.agents.serving import serving
 
 KEY = "sk-proj-abcdefghijklmnop1234567890ABCDEFGHIJ"
@@ -99,7 +100,7 @@ def test_calls_are_kept_by_conversation_whether_they_stream_or_not(tmp_path: Pat
         conversation(port, "Who directed Jaws?", stream=False)
         conversation(port, "Who made Jaws?", stream=True)
         conversation(port, "Who filmed Jaws?", stream=True, path="/c/mine/v1/chat/completions")
-    calls = list(read_calls(tmp_path / CALLS))
+    calls = list(read_calls(tmp_path))
     named = [(call["conversation"], call["call"]) for call in calls]
     assert named == [(name, call) for name in ("conversation-1", "conversation-2", "mine") for call in (0, 1)]
     said = [[call["message"].get(key) for key in ("role", "content", "tool_calls")] for call in calls]
@@ -109,7 +110,7 @@ def test_calls_are_kept_by_conversation_whether_they_stream_or_not(tmp_path: Pat
     with recording(tmp_path) as (port, _):  # begun again: the same conversation goes on
         messages = [*calls[1]["request"]["messages"], calls[1]["message"], {"role": "user", "content": "Sure?"}]
         post(port, {"model": "m", "messages": messages})
-    assert (list(read_calls(tmp_path / CALLS))[-1]["conversation"]) == "conversation-1"
+    assert (list(read_calls(tmp_path))[-1]["conversation"]) == "conversation-1"
 
 
 def test_the_agent_gets_what_the_model_said_and_the_key_goes_to_the_model_alone(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ READ_ONLY = {
     "tests/retrieval/test_backends.py asks a server like it",
     "reasonrag env serve": "does not end; tests/agents/test_environment.py serves one",
     "reasonrag record": "does not end; tests/agents/test_recorder.py records",
+    "reasonrag build-tree --recording": "needs a recorded agent; tests/formats/test_recorded.py has one",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
 }
 

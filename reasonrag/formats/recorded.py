@@ -1,0 +1,136 @@
+"""Somebody else's agent, asked as its recording shows: its own messages and functions, with searches of ours.
+
+A conversation of `reasonrag record` is a trajectory of this format, so `build-tree` branches each of its steps.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from reasonrag.core.errors import DataError
+from reasonrag.core.types import (
+    Answer,
+    Malformed,
+    Message,
+    Passage,
+    Prompt,
+    Question,
+    Step,
+    StopReason,
+    Trajectory,
+)
+from reasonrag.formats.base import fingerprint
+from reasonrag.formats.tool_calls import ToolCallsFormat
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.openai_wire import Wire, messages_of
+
+log = structlog.get_logger()
+
+_SEARCHES = re.compile(r"search|retriev|look_?up|query|find", re.IGNORECASE)
+_FOUND = "recorded"  # the id of the passage that holds what a recorded search returned
+
+Call = Mapping[str, Any]
+
+
+class RecordedFormat(ToolCallsFormat):
+    """The agent's first messages and functions, then its calls with their results; a message without a call answers.
+
+    Its search is the function whose name says so, with one required argument. A trajectory that has to end is asked
+    without functions.
+
+    Attributes:
+        questions: those that a conversation is about.
+        trajectories: the conversations as trajectories, by data set and id of the question.
+    """
+
+    def __init__(self, calls: Iterable[Call], questions: Sequence[Question], *, parser: str, **options: Any) -> None:
+        """Match conversations to questions, by the question's text in their first messages.
+
+        Args:
+            calls: rows of `storage.recordings.read_calls`.
+            questions: with golden answers.
+            parser: as for `ToolCallsFormat`.
+            options: how passages are shown, as for every format.
+
+        Raises:
+            DataError: no conversation can be branched; the message says why.
+        """
+        super().__init__(parser=parser, **options)
+        self.trajectories: dict[tuple[str, str], list[Trajectory]] = {}
+        self._openings: dict[tuple[str, str], tuple[Message, ...]] = {}
+        conversations: dict[str, list[Call]] = {}
+        for call in calls:
+            conversations.setdefault(call["conversation"], []).append(call)
+        unused = Counter(filter(None, (self._take(told, questions) for told in conversations.values())))
+        self.questions = [q for q in questions if (q.dataset, q.id) in self.trajectories]
+        said = ", ".join(f"{count} {reason}" for reason, count in unused.items())
+        if not self.questions:
+            raise DataError(f"none of {len(conversations)} conversations can be branched: {said or 'there is none'}")
+        if said:
+            log.warning(f"of {len(conversations)} conversations, {said}: not branched")
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(super().fingerprint, repr(self._openings))
+
+    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
+        """Return the agent's first messages, and what was called and found; with `final` without functions."""
+        opening = self._openings[question.dataset, question.id]
+        messages = [message for message in opening if not (final and message.role == "tools")]
+        return Prompt((*messages, *self.called(steps)))
+
+    def documents(self, passages: Sequence[Passage]) -> str:
+        if passages and passages[0].id == _FOUND:
+            return passages[0].contents  # as the agent read it
+        return super().documents(passages)
+
+    def _take(self, calls: Sequence[Call], questions: Sequence[Question]) -> str:
+        """Keep a conversation as a trajectory, up to its first answer; return why it cannot be branched, or ""."""
+        asked = [messages_of(call["request"]) for call in calls]
+        users = "\n".join(message.content for message in asked[0] if message.role == "user")
+        question = max((q for q in questions if q.question in users), key=lambda q: len(q.question), default=None)
+        if question is None:
+            return "are about none of the questions"
+        key = question.dataset, question.id
+        if self._openings.setdefault(key, asked[0]) != asked[0]:
+            return "begin otherwise than another one about their question"
+        if not self._has_search(asked[0]):
+            return "have no function that searches"
+        trajectory = Trajectory(question)
+        for number, call in enumerate(calls):
+            prompt = self.prompt(question, trajectory.steps)
+            if [_stripped(m) for m in prompt.messages] != [_stripped(m) for m in asked[number]]:
+                return "rewrite their messages"
+            choice = {"message": call["message"], "finish_reason": call["finish_reason"]}
+            (completion,) = Wire("").completions(json.dumps({"choices": [choice]}).encode(), prompt, Sampling())
+            action = self.parse(completion.text, trajectory.steps)
+            if isinstance(action, Malformed):
+                return f"have a step that is no search and no answer ({action.reason})"
+            step = Step(prompt, completion, action)
+            if isinstance(action, Answer):
+                self.trajectories.setdefault(key, []).append(trajectory.extend(step, StopReason.ANSWERED))
+                return ""
+            found = asked[number + 1][len(prompt.messages) :] if number + 1 < len(calls) else ()
+            result = "\n".join(message.content for message in found if message.role == "tool")
+            trajectory = trajectory.extend(Step(prompt, completion, action, (Passage(_FOUND, result),)))
+        return "have no answer"
+
+    def _has_search(self, opening: Sequence[Message]) -> bool:
+        """Take name and argument of the function that searches."""
+        for message in (message for message in opening if message.role == "tools"):
+            for function in (tool["function"] for tool in json.loads(message.content)):
+                required = function.get("parameters", {}).get("required", ())
+                if _SEARCHES.search(function["name"]) and len(required) == 1:
+                    self.function, self.argument = function["name"], required[0]
+                    return True
+        return False
+
+
+def _stripped(message: Message) -> tuple[str, str]:
+    return message.role, message.content.strip()
