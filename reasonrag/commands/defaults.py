@@ -47,7 +47,8 @@ def with_pairs_and_model(settings: S, log: Callable[[str], None]) -> S:
         data = str(run)
     model = settings.model
     if model is None:
-        acting, may_lack_gpu = _acting_policy(Path(data))
+        is_run = (Path(data) / "run.json").is_file()
+        acting, may_lack_gpu = acting_policy(read_run(Path(data))[0].policy) if is_run else (None, False)
         model = acting or PAPER_POLICY
         if not may_lack_gpu:
             require_gpu(settings.model_copy(update={"model": model}))
@@ -109,11 +110,6 @@ def _newest(name: str, **expected: str) -> Path | None:
 
 def _age(file: Path) -> str:
     return duration(max(time.time() - file.stat().st_mtime, 0))
-
-
-def _acting_policy(data: Path) -> tuple[str | None, bool]:
-    """Return the model that wrote the pairs of a run, see `acting_policy`; None if the data is no run."""
-    return acting_policy(read_run(data)[0].policy) if (data / "run.json").is_file() else (None, False)
 
 
 def _run_behind(policy: Path) -> Path | None:

@@ -148,11 +148,7 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
 def export_json_lines(run: Path, out: Path) -> dict[str, int]:
     """Write a run's pairs as `train.jsonl` and, if questions are held out, `test.jsonl`, columns as in the tables.
 
-    Returns:
-        Rows by split.
-
-    Raises:
-        RunError, DataError: see `read_pairs` and `output`.
+    Returns the rows by split. Raises RunError and DataError, see `read_pairs` and `output`.
     """
     return _write_pairs(read_pairs(run), out, "jsonl-export.json", dict)
 
@@ -170,10 +166,7 @@ def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[st
     """Write a run's pairs as texts, rendered with a chat template: `train.jsonl` and `test.jsonl` for `trl dpo`.
 
     A step that ended its turn ends with the policy's own end-of-turn token. `tokenizer` is the folder or Hub name of a
-    model with the policy's chat template; None: the policy of the run.
-
-    Returns:
-        Rows by split.
+    model with the policy's chat template; None: the policy of the run. Returns the rows by split.
 
     Raises:
         RunError, DataError: see `read_pairs` and `output`.
