@@ -45,7 +45,7 @@ class PolicyCard:
         """
         carried: dict[str, Any] = {}
         for section, names in CARRIED.items():
-            values = {name: config[section][name] for name in sorted(names)}
+            values = {name: value for name in sorted(names) if (value := config[section].get(name)) is not None}
             # A custom format is code, which a downloaded folder must not name: the user has to ask for it.
             carried[section] = {n: value for n, value in values.items() if not str(value).startswith("python:")}
         prompts = str(carried["format"]["prompts"])

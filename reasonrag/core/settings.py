@@ -29,7 +29,7 @@ OWN_PROMPTS = "prompts"
 PROMPTS_FINGERPRINT = "prompts_fingerprint"
 # What a policy's folder may set. A folder may come from anywhere: it can name neither code nor a path.
 CARRIED = {
-    "format": {"name", "prompts", "max_steps"},
+    "format": {"name", "prompts", "max_steps", "tool_parser"},
     "retrieval": {"top_k", "passage_order", "max_passage_chars"},
     "policy": {"max_tokens"},
 }

@@ -11,6 +11,7 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import (
     Answer,
     Completion,
@@ -127,7 +128,9 @@ def test_a_template_without_functions_is_refused_with_the_one_that_fits(base):
     with pytest.raises(ConfigError, match=r"shows no function calls.*--chat-template gemma-tools"):
         open_format(configured(base, "gemma"))
     assert open_format(configured(base, "gemma-tools")).parser == "gemma"
-    assert open_format(configured(base, "gemma-tools", **{"format.tool_parser": "llama3"})).parser == "llama3"
+    named = configured(base, "gemma-tools", **{"format.tool_parser": "llama3"})
+    assert open_format(named).parser == "llama3"
+    assert "tool_parser: llama3" in PolicyCard.of(named.model_dump(mode="json")).text
 
 
 def test_a_template_whose_calls_nobody_knows_needs_a_parser(base, tmp_path):
