@@ -19,7 +19,7 @@ from typing import Any
 
 import jinja2
 
-from reasonrag.evaluation.bootstrap import LEVEL
+from reasonrag.core.bootstrap import LEVEL
 from reasonrag.reproduce.measures import METRICS, sign
 from reasonrag.reproduce.results import SETTINGS
 

@@ -187,9 +187,9 @@ def recall(
     """
     from reasonrag.commands.console import log_plainly
     from reasonrag.core import event_loop
+    from reasonrag.core.bootstrap import intervals
     from reasonrag.core.config import load_config
     from reasonrag.core.errors import ConfigError
-    from reasonrag.evaluation.bootstrap import intervals
     from reasonrag.pipeline.parts import open_questions
     from reasonrag.retrieval.measure import gold_recall, with_gold_ids
     from reasonrag.retrieval.open import open_index

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from reasonrag.core.bootstrap import Column, Difference, Measure, Ratio, add_adjusted, group_intervals
 from reasonrag.core.config import Config
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question
-from reasonrag.evaluation.bootstrap import Column, Difference, Measure, Ratio, add_adjusted, group_intervals
 from reasonrag.evaluation.judged import COUNTED_AS, Verdicts
 from reasonrag.evaluation.metrics import METRICS, Scores, hops, kind
 from reasonrag.evaluation.sweep import Setting

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
+from reasonrag.core.bootstrap import FALSE_DISCOVERIES
 from reasonrag.core.markdown import inert_markdown, table_lines
-from reasonrag.evaluation.bootstrap import FALSE_DISCOVERIES
 
 Metrics = Mapping[str, Any]
 

@@ -15,9 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reasonrag.core.errors import RunError
-from reasonrag.core.text import cover_match, normalize_answer
-from reasonrag.evaluation.bootstrap import (
+from reasonrag.core.bootstrap import (
     Column,
     Difference,
     Measure,
@@ -26,6 +24,8 @@ from reasonrag.evaluation.bootstrap import (
     estimates_by_seed,
     group_intervals,
 )
+from reasonrag.core.errors import RunError
+from reasonrag.core.text import cover_match, normalize_answer
 from reasonrag.evaluation.tables import is_certain
 from reasonrag.storage.files import writing
 

@@ -7,8 +7,8 @@ from datetime import date
 from statistics import fmean
 from typing import Any
 
+from reasonrag.core.bootstrap import add_adjusted
 from reasonrag.demo.world import demo_questions, make_world
-from reasonrag.evaluation.bootstrap import add_adjusted
 from reasonrag.reproduce.measures import Results, Seeds, described, difference, mean_hops, read_seeds, verdict
 from reasonrag.reproduce.paper import Paper, Row, Scale, Table, evaluation_of
 from reasonrag.reproduce.stages import Plan

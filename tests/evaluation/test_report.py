@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from reasonrag.evaluation.bootstrap import Interval, intervals
+from reasonrag.core.bootstrap import Interval, intervals
 from reasonrag.evaluation.metrics import METRICS
 from reasonrag.evaluation.report import summary_table, write_report
 from tests.evaluation.test_run import toys

@@ -7,7 +7,7 @@ from statistics import NormalDist, fmean
 import numpy as np
 import pytest
 
-from reasonrag.evaluation.bootstrap import (
+from reasonrag.core.bootstrap import (
     Difference,
     Interval,
     OverSeeds,
