@@ -26,6 +26,7 @@ COMMANDS = {
     "pairs": ("trees", "Derive the pairs of a finished run again, without model calls."),
     "dpo": ("train", "Train a policy on preference pairs (DPO, with TRL)."),
     "sft": ("train", "Fine-tune a policy on the chosen steps of pairs (SFT, with TRL)."),
+    "prm": ("train", "Train a process reward model on the steps of trees."),
     "rl": ("rl", "Train a policy online on rollouts (GRPO, with TRL)."),
     "eval": ("evaluate", "Evaluate policies on held-out questions, with 95 % intervals."),
     "report": ("inspect", "Write HTML pages about a run, a training run or an evaluation."),

@@ -13,6 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 import structlog
@@ -31,7 +32,7 @@ from reasonrag.core.types import (
     Trajectory,
 )
 from reasonrag.formats.base import Format
-from reasonrag.llm.base import LLM, Sampling
+from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.retrieval.base import Retriever
 
 log = structlog.get_logger()
@@ -126,6 +127,8 @@ class Engine:
         top_k: int = 3,
         sampling: Sampling | None = None,
         first_steps: FirstSteps | None = None,
+        scorer: StepScorer | None = None,
+        candidates: int = 1,
     ) -> None:
         """Store the parts.
 
@@ -137,6 +140,8 @@ class Engine:
             top_k: passages per search.
             sampling: temperature, top_p and max_tokens of every step; the engine sets seed and n.
             first_steps: ends a run whose steps cannot be read; None for none.
+            scorer: says which of several `candidates` for a step to take.
+            candidates: how many are sampled.
         """
         self.llm = llm
         self.retriever = retriever
@@ -145,6 +150,8 @@ class Engine:
         self.top_k = top_k
         self.sampling = sampling or Sampling()
         self.first_steps = first_steps
+        self.scorer = scorer
+        self.candidates = candidates
 
     async def step(self, trajectory: Trajectory, *, seed: int) -> Trajectory:
         """Return the trajectory with one more step; it ends if that step answers or is the last one allowed.
@@ -161,18 +168,15 @@ class Engine:
         final = self.format.must_answer(trajectory.steps, self.max_steps)
         prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
         known = self._known_reply(trajectory, prompt)
-        completion = known or await self._ask(prompt, seed)
-        action = self.format.parse(completion.text, trajectory.steps, final=final)
-        if isinstance(action, Answer) and not prompt.stop and completion.finish_reason is not FinishReason.STOP:
-            action = Malformed("cut_off")  # without stop strings, a message is whole if the policy ended it
-        if final and isinstance(action, Search):  # of a plug-in format: no step would be left to read its passages
-            action = Malformed("unexpected_search", ends=True)
-        step = Step(prompt, completion, action)
+        completions = [known] if known else await self._ask(prompt, seed)
+        steps = [self._read(trajectory, prompt, completion, final=final) for completion in completions]
+        step = steps[0] if len(steps) == 1 else await self._best(steps)
+        action = step.action
         if self.first_steps is not None and known is None:
             self.first_steps.add(step)
         if isinstance(action, Search):
             (passages,) = await self.retriever.search([action.query], self.top_k)
-            step = Step(prompt, completion, action, passages)
+            step = Step(prompt, step.completion, action, passages)
         if isinstance(action, Answer):
             return trajectory.extend(step, StopReason.FORCED_ANSWER if action.forced else StopReason.ANSWERED)
         ended = final or (isinstance(action, Malformed) and action.ends)
@@ -186,13 +190,33 @@ class Engine:
         last = trajectory.steps[-1] if self.sampling.temperature == 0 and trajectory.steps else None
         return last.completion if last is not None and last.prompt == prompt else None
 
-    async def _ask(self, prompt: Prompt, seed: int) -> Completion:
+    def _read(self, trajectory: Trajectory, prompt: Prompt, completion: Completion, *, final: bool) -> Step:
+        action = self.format.parse(completion.text, trajectory.steps, final=final)
+        if isinstance(action, Answer) and not prompt.stop and completion.finish_reason is not FinishReason.STOP:
+            action = Malformed("cut_off")  # without stop strings, a message is whole if the policy ended it
+        if final and isinstance(action, Search):  # of a plug-in format: no step would be left to read its passages
+            action = Malformed("unexpected_search", ends=True)
+        return Step(prompt, completion, action)
+
+    async def _best(self, steps: Sequence[Step]) -> Step:
+        """Return the step that is valued most, before any search is made; one that cannot be read only if none can."""
+        readable = [step for step in steps if not isinstance(step.action, Malformed)]
+        if len({step.completion.text for step in readable}) < 2 or self.scorer is None:
+            return (readable or steps)[0]
+        values = await self.scorer.score([(step.prompt, step.completion) for step in readable])
+        return readable[values.index(max(values))]
+
+    async def _ask(self, prompt: Prompt, seed: int) -> list[Completion]:
+        """Return as many completions as there are candidates; the first has the seed that it has alone."""
         if self.first_steps is not None:
             self.first_steps.check()
         shared = self.sampling
         sampling = Sampling(1, shared.temperature, shared.top_p, shared.max_tokens, seed)
-        (completion,) = await self.llm.complete(prompt, sampling)
-        return completion
+        if self.candidates == 1:
+            return list(await self.llm.complete(prompt, sampling))
+        others = [derive_seed(seed, "candidate", index) for index in range(1, self.candidates)]
+        asked = [replace(sampling, seed=each) for each in (seed, *others)]
+        return [completion for (completion,) in await gather_all(self.llm.complete(prompt, each) for each in asked)]
 
     async def run(self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int]) -> list[Trajectory]:
         """Run `[B]` trajectories to their ends, concurrently; trajectory `i` derives its step seeds from `seeds[i]`.

@@ -19,13 +19,14 @@ from reasonrag.core.settings import EXECUTION
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.retrieval.index.settings import IndexConfig
-from reasonrag.training.settings import DPO_PRESETS, SFT_PRESETS, DPOSettings, SFTSettings
+from reasonrag.training.settings import DPO_PRESETS, PRM_PRESETS, SFT_PRESETS, DPOSettings, PRMSettings, SFTSettings
 
 # The commands, their settings, and presets by name.
 SETTINGS: tuple[tuple[str, type[BaseModel], dict[str, Any]], ...] = (
     ("build-tree, pairs, eval, rl plan", Config, PRESETS),
     ("dpo train", DPOSettings, DPO_PRESETS),
     ("sft train", SFTSettings, SFT_PRESETS),
+    ("prm train", PRMSettings, PRM_PRESETS),
     ("rl train", RLSettings, RL_PRESETS),
     ("index build", IndexConfig, {}),
 )

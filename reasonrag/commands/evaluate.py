@@ -70,6 +70,14 @@ def _by_name(key: str) -> Callable[[F], F]:
 @_swept("--temperature", "temperatures", float, "policy.temperature", "0,1 (default: 0)")
 @_swept("--max-turns", "max_turns", int, "format.max_steps", _FIGURE_6)
 @_swept("--top-k", "top_ks", int, "retrieval.top_k", "1,3,5 as in the paper's Figure 7")
+@settings("Config", "choice.prm", "choice.candidates", "choice.best_of")
+@click.option(
+    "--choose",
+    type=Several(lambda name: name.strip().lower(), "name"),
+    metavar="RULES",
+    help=flag_help("Config", "choice.rule") + " Several, first,majority,prm, choose among the same attempts, and are "
+    "compared with the first rule.",
+)
 @RULES
 @settings("Config", "questions", "retrieval.kind", "retrieval.corpus", "retrieval.index", "retrieval.url")
 @settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
@@ -81,6 +89,7 @@ def evaluate(
     temperatures: tuple[float, ...] | None,
     max_turns: tuple[int, ...] | None,
     top_ks: tuple[int, ...] | None,
+    choose: tuple[str, ...] | None,
     rules: Rules,
     differently: bool,
     judge__spec: str | None,
@@ -113,6 +122,8 @@ def evaluate(
 
     by_name = {key: given.pop(key.replace(".", "__")) for key in _BY_NAME}
     asked = sources(given)
+    if choose:
+        asked["overrides"]["choice.rule"] = choose[0]
     configs = policy_configs(policies, asked, by_name)
     evaluation_of = partial(
         Evaluation,
@@ -121,6 +132,7 @@ def evaluate(
         temperatures=chosen_temperatures(temperatures, configs, asked),
         max_steps=max_turns,
         top_ks=top_ks,
+        choose=choose,
         rules=rules,
         judging=judging(judge__spec, judge__model, judged, configs),
         differently=differently,

@@ -1,4 +1,4 @@
-"""`dpo` and `sft`: training on preference pairs. `rl` runs its training with `run_training`, too."""
+"""`dpo`, `sft` and `prm`: training on pairs and trees. `rl` runs its training with `run_training`, too."""
 
 from __future__ import annotations
 
@@ -115,6 +115,40 @@ def sft_train(out: Path | None, **given: Any) -> None:
     run_training(SFTRun(config, out, log=print_line))
 
 
+@click.group()
+def prm() -> None:
+    """Process reward models: what a step is worth, learned from the steps of trees."""
+
+
+@prm.command("train")
+@settings("PRMSettings", "alpha", "test_share", *_COMMON, *_PAIRS)
+@configuration("PRMSettings")
+@OUT
+def prm_train(out: Path | None, **given: Any) -> None:
+    """Train a process reward model on the steps of a run's trees: it learns the SPRE of each, as surely as it is known.
+
+    \b
+    On one GPU, adapters:
+      reasonrag prm train --data runs/hotpot --model Qwen/Qwen2.5-1.5B-Instruct --out policies/prm
+    Without a GPU, in the demo world; then the best of four attempts at each question:
+      reasonrag prm train --preset demo --data runs/demo/trees --out runs/demo/prm
+      reasonrag eval --preset demo --policy demo --temperature 1 --best-of 4 --prm runs/demo/prm --out reports/best
+
+    training.json says how good it is on held-out questions. If the training run is killed or stopped, the same command
+    resumes it from the last checkpoint.
+    """
+    from reasonrag.core.settings import gather, validate
+    from reasonrag.training.settings import PRM_PRESETS, PRMSettings
+
+    config = validate(PRMSettings, gather(PRM_PRESETS, **sources(given)))
+    from reasonrag.commands.defaults import with_pairs_and_model
+
+    config = with_pairs_and_model(config, print_line)
+    from reasonrag.prm.train import PRMRun
+
+    run_training(PRMRun(config, out, log=print_line))
+
+
 def print_line(line: str) -> None:
     """Print a line of a training run on stderr; of several processes, only the first one prints."""
     from reasonrag.core.text import printable
@@ -135,7 +169,7 @@ def run_training(training_run: TrainingRun[Any]) -> None:
         error_console().print(f"{stopped}. Resume with:\n  {this_command()}")
         sys.exit(128 + (stopped.number or signal.SIGINT))
     if summary:  # only the first process of a launch has one
-        print(f"policy: {training_run.out}")
+        print(f"{'model' if training_run.stage == 'prm' else 'policy'}: {training_run.out}")
 
 
-COMMANDS = {"dpo": dpo, "sft": sft}
+COMMANDS = {"dpo": dpo, "sft": sft, "prm": prm}

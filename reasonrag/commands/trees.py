@@ -29,6 +29,7 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
 @settings("Config", "policy.spec", "policy.model", "policy.card", "policy.chat_template", "policy.temperature")
 @settings("Config", "policy.max_tokens", "judge.spec", "judge.model")
 @settings("Config", "format.prompts", "format.max_steps", "seed", "search", "value", *_PAIRS)
+@settings("Config", "choice.prm", "choice.candidates")
 @settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
 @configuration("Config")
 @out(

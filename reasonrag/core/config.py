@@ -29,6 +29,7 @@ UNREADABLE = (
     "maximum share of a policy's first 60 steps that cannot be read, and one of the first 12 has to be; above it the "
     "run stops before more is paid for. 1 only warns"
 )
+PRM = "process reward model: the folder that `prm train` wrote, or python:PACKAGE.MODULE:NAME"
 EXCLUDE = "leave out the questions of a finished run of build-tree, or those named by text or id in a file"
 
 
@@ -310,14 +311,32 @@ class SearchConfig(Section):
 class ValueConfig(Section):
     """How nodes get values: by rollouts (Eq. 1) or a judge (Eq. 6), and SPRE."""
 
-    kind: Literal["rollout", "judge"] = setting(
-        "rollout", "what estimates the value of a new node: rollouts (Eq. 1) or a judge (Eq. 6)", "--value"
+    kind: Literal["rollout", "judge", "prm"] = setting(
+        "rollout",
+        "what estimates the value of a new node: rollouts (Eq. 1), a judge (Eq. 6), or the process reward model",
+        "--value",
     )
     rollouts: int = setting(2, "rollouts per new node: k of Eq. 1", "--rollouts", ge=1)
     alpha: float = setting(0.9, "SPRE decay per action; 1 removes the shortest-path term", "--alpha", gt=0, le=1)
     weighting: Literal["trajectories", "visits"] = setting(
         "trajectories",
         "how the SPRE of a node is averaged: every complete trajectory once, or children by their visits",
+    )
+
+
+class ChoiceConfig(Section):
+    """Which of several steps is taken, and which of several attempts is kept."""
+
+    prm: str | None = execution(None, PRM, "--prm")
+    candidates: int = setting(
+        1, "steps sampled in each state, of which the one that --prm values most is taken", "--step-candidates", ge=1
+    )
+    best_of: int = setting(1, "attempts at a question, of which --choose keeps one", "--best-of", ge=1)
+    rule: Literal["prm", "majority", "first"] = setting(
+        "prm",
+        "which of --best-of attempts is kept: the one whose answer --prm values most, the first with the most "
+        "frequent answer, or the first",
+        "--choose",
     )
 
 
@@ -378,6 +397,7 @@ class Config(Section):
     format: FormatConfig = FormatConfig()
     search: SearchConfig = SearchConfig()
     value: ValueConfig = ValueConfig()
+    choice: ChoiceConfig = ChoiceConfig()
     pairs: PairsConfig = PairsConfig()
     run: RunConfig = RunConfig()
 
@@ -394,6 +414,14 @@ class Config(Section):
                 "pairs.min_confidence comes from the answers below two steps, but pairs.reward is judge; take spre, or "
                 "set pairs.min_confidence to 0"
             )
+        choice, several = self.choice, self.choice.candidates > 1 or self.choice.best_of > 1
+        asks = self.value.kind == "prm" or choice.candidates > 1
+        if (asks or (choice.best_of > 1 and choice.rule == "prm")) and choice.prm is None:
+            raise ValueError("a process reward model is to value or choose, and none is named; add --prm")
+        if choice.prm is not None and not (asks or several):
+            raise ValueError("nothing asks the process reward model; add --value prm, --step-candidates or --best-of")
+        if several and self.policy.temperature == 0:
+            raise ValueError("greedy decoding always writes the same, which leaves no choice; add --temperature")
         if self.pairs.level == "trajectory" and (self.pairs.reward == "judge" or self.pairs.alpha is not None):
             raise ValueError("whole trajectories are compared by the F1 of their answers; leave reward and alpha out")
         return self

@@ -178,10 +178,7 @@ def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[
         forced = attempt.forced and row is attempt.steps[-1]
         # An evaluation keeps no stop strings.
         stop = row.get("stop") or format.prompt(attempt.question, steps, final=forced).stop
-        messages = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
-        whole = [{"text": row["prefix"], "token_ids": None}] if row["prefix"] else []
-        turn = (open_turn(attempt.steps[:number]) if read_ids else None) or whole
-        prompt = Prompt(messages, tuple(Span(span["text"], _ids(span)) for span in turn), tuple(stop))
+        prompt = read_prompt(attempt.steps[:number], stop, read_ids=read_ids)
         end = step_end({**row, "stop": stop})
         if end == "stop" and _ids(row) is None and _ends_turn(row["action"], format):
             end = "turn"
@@ -191,6 +188,18 @@ def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[
         steps = (*steps, Step(prompt, completion, _action(row), passages))
     if (text := answer_asked(attempt.question, steps, format, final=not attempt.forced)) is not None:
         yield "answer" if attempt.forced else FORCED, text
+
+
+def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> Prompt:
+    """Return what the policy read before the last step of a path from the root, which has the columns of a node.
+
+    `read_ids` says whether it read the ids that it had sampled, or text that was encoded anew.
+    """
+    row = path[-1]
+    whole = [{"text": row["prefix"], "token_ids": None}] if row["prefix"] else []
+    turn = (open_turn(path) if read_ids else None) or whole
+    messages = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
+    return Prompt(messages, tuple(Span(span["text"], _ids(span)) for span in turn), tuple(stop))
 
 
 def _ends_turn(action: str, format: Format) -> bool:

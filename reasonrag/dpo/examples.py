@@ -221,7 +221,7 @@ def _checksum(preferences: Preferences) -> str:
     digest = hashlib.sha256()
     for split, rows in (("train", preferences.train), ("test", preferences.test)):
         for row in rows:
-            values = [split, row.sides, row.margin, row.depth, row.group]
+            values = [split, row.sides, row.margin, row.depth, row.group, *filter(None, [row.target])]
             digest.update(json.dumps(values, default=as_fields).encode() + b"\n")
     return digest.hexdigest()[:16]
 

@@ -41,6 +41,18 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """What a process reward model should say of a step: a value in [0, 1], and how sure that is, in (0, 1].
+
+    Steps of one question that were taken in the same state have the same `state`.
+    """
+
+    value: float
+    weight: float
+    state: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """A preference. Step pairs have one segment a side, trajectory pairs one a step.
 
@@ -53,6 +65,7 @@ class Pair:
     margin: float | None
     depth: int
     group: tuple[str, str]
+    target: Target | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +124,7 @@ class CheckedRow:
     depth: int
     group: tuple[str, str]
     types: tuple[str, str] = ("", "")
+    target: Target | None = None
 
 
 @dataclass(slots=True)
@@ -231,7 +245,7 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
             counts.shifted += border < len(prompt)
             chosen = (Segment(prompt[:border], with_chosen[border:]),)
             rejected = (Segment(prompt[:border], with_rejected[border:]),)
-        pair = Pair(chosen, rejected, row.margin, row.depth, row.group)
+        pair = Pair(chosen, rejected, row.margin, row.depth, row.group, row.target)
         _check_scored(row, pair)
         pairs.append(pair)
     return pairs, counts

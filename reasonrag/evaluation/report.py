@@ -147,6 +147,7 @@ def _sweep_panels(metrics: Metrics) -> Iterator[Panel]:
         lines = []
         for policy, settings in metrics["settings"].items():
             fixed = swept.keys() - {axis}
+            fixed |= settings[0].keys() & {"choice"}  # not in older metrics
             on_axis = [setting for setting in settings if all(setting[key] == settings[0][key] for key in fixed)]
             values, mean, low, high = [], [], [], []
             for setting in sorted(on_axis, key=lambda setting: float(setting[axis])):

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import gc
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from reasonrag.core import event_loop
 from reasonrag.core.config import Config, ModelConfig, ValueConfig
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
 from reasonrag.core.settings import carried_settings
-from reasonrag.core.text import Rules
+from reasonrag.core.text import Rules, normalize_answer
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging
 from reasonrag.evaluation.metrics import scores, trajectory_row
@@ -37,7 +38,7 @@ from reasonrag.evaluation.report import write_results
 from reasonrag.evaluation.summary import Outcome, PolicyResult, asked_differently, how_asked
 from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
 from reasonrag.formats import PromptSet, open_format
-from reasonrag.llm.base import LLM, Caller, caller
+from reasonrag.llm.base import LLM, Caller, StepScorer, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.slots import SlotCounts
 from reasonrag.pipeline.admission import work_through
@@ -50,6 +51,7 @@ from reasonrag.pipeline.parts import (
     open_engine,
     open_questions,
     open_retriever,
+    open_step_scorer,
     set_aside,
 )
 from reasonrag.pipeline.progress import Progress
@@ -85,6 +87,7 @@ class Evaluation:
         temperatures: Sequence[float] | None = None,
         max_steps: Sequence[int] | None = None,
         top_ks: Sequence[int] | None = None,
+        choose: Sequence[str] | None = None,
         rules: Rules = "house",
         judging: Judging | None = None,
         shard: Shard = WHOLE,
@@ -99,6 +102,7 @@ class Evaluation:
             temperatures: sampling temperatures to sweep; 0 is greedy decoding. None, here and below: as configured.
             max_steps: step limits to sweep.
             top_ks: passages per search to sweep.
+            choose: rules to compare that keep one of `choice.best_of` attempts. All choose among the same attempts.
             rules: normalisation rules of EM, F1 and ACC.
             judging: the judge, and which of LasJ, OSR and USR it is asked for. None: no judged metrics.
             shard: the part of the questions to attempt, for `run_policies` alone. An evaluation of all questions in the
@@ -121,7 +125,7 @@ class Evaluation:
         self.rules = rules
         self.judging = judging
         self.points = {
-            name: sweep(config, temperatures=temperatures, max_steps=max_steps, top_ks=top_ks)
+            name: sweep(config, temperatures=temperatures, max_steps=max_steps, top_ks=top_ks, rules=choose)
             for name, config in configs.items()
         }
         self._formats = {name: open_format(config) for name, config in configs.items()}
@@ -136,6 +140,7 @@ class Evaluation:
         self._draining = False
         self._folder: RunFolder | None = None
         self._judge: LLM | None = None
+        self._scorer: StepScorer | None = None
 
     def _check_asked_alike(self) -> None:
         """Raise if a policy without a card is asked otherwise than one with a card, unless all of them have begun."""
@@ -186,10 +191,14 @@ class Evaluation:
             try:
                 if self.judging is not None:
                     self._judge = open_llm(self.judging.model, "judge")
+                name, points = next(iter(self.points.items()))
+                self._scorer = open_step_scorer(points[0][1], self._formats[name])
                 return [self._policy(runner, name, show) for name in self.points]
             finally:
                 if self._judge is not None:
                     runner.run(self._judge.aclose())
+                if self._scorer is not None:
+                    runner.run(self._scorer.aclose())
                 runner.run(self.retriever.aclose())
 
     def _policy(self, runner: asyncio.Runner, name: str, show: Show | None) -> PolicyResult:
@@ -201,6 +210,8 @@ class Evaluation:
             "prompts": self._formats[name].fingerprint,
             "policy": llm.name,
         }
+        if self._scorer is not None:
+            content["prm"] = self._scorer.name
         try:
             place = self.out / name
             with RunFolder.open(place, config, content, varying=varying(config), shard=self.shard) as folder:
@@ -252,7 +263,7 @@ class Evaluation:
             outcomes = []
             for setting, config in self.points[name]:
                 self.progress.label = f"{name} {setting.name}"
-                engine = open_engine(config, policy, retriever, self._formats[name])
+                engine = open_engine(config, policy, retriever, self._formats[name], self._scorer)
                 outcomes.append(await self._attempts(setting, config, engine, engines, examiner, folder))
             return outcomes, examiner.describe() if examiner else None
 
@@ -315,7 +326,10 @@ class Evaluation:
         seed = derive_seed(config.seed, question.dataset, question.id)
         caller.set(Caller(f"{question.dataset}/{question.id}"))
         try:
-            (trajectory,) = await engine.run([Trajectory(question)], seeds=[seed])
+            choice = config.choice
+            seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, choice.best_of))]
+            attempts = await engine.run([Trajectory(question)] * choice.best_of, seeds=seeds)
+            trajectory = await choose(attempts, choice.rule, self._scorer)
             reading = engine.format.read(trajectory)
             verdicts = NOT_JUDGED
             if examiner is not None:
@@ -332,6 +346,23 @@ class Evaluation:
             outcome.out_of_form[reading.reason] += 1
         self.progress.done += 1
         return trajectory_row(trajectory, reading, verdicts, rules=self.rules)
+
+
+async def choose(attempts: Sequence[Trajectory], rule: str, scorer: StepScorer | None) -> Trajectory:
+    """Return one of some attempts by a rule, the first of equals; one without an answer only if none has one.
+
+    prm takes the one whose last step is valued most: it is read behind all that was noted, so its value is that of the
+    whole attempt. majority takes the most frequent answer, normalised; first what a single attempt would be.
+    """
+    if len(attempts) == 1 or rule == "first":
+        return attempts[0]
+    answered = [attempt for attempt in attempts if attempt.answer is not None] or attempts[:1]
+    if rule == "majority" or scorer is None:
+        answers = [normalize_answer(attempt.answer or "") for attempt in answered]
+        return answered[answers.index(Counter(answers).most_common(1)[0][0])]
+    last = [attempt.steps[-1] for attempt in answered]
+    values = await scorer.score([(step.prompt, step.completion) for step in last])
+    return answered[values.index(max(values))]
 
 
 def _judge_as_served(judge: ModelConfig) -> ModelConfig:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -120,14 +120,20 @@ def _computed(result: PolicyResult) -> tuple[str, ...]:
 
 def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
     """Yield every column that needs an interval, `[n]` over the questions."""
-    baseline = results[0]
     for result, point, outcome in _points(results):
         for metric in _computed(result):
             column = _column(outcome, metric)
             yield ("mean", result.name, point, metric), column
-            if result is not baseline:
-                difference = Difference(column, _column(baseline.outcomes[point], metric))
-                yield ("difference", result.name, point, metric), difference
+            if (usual := _baseline(results[0], result, point)) is not None:
+                yield ("difference", result.name, point, metric), Difference(column, _column(usual, metric))
+
+
+def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outcome | None:
+    """Return what a policy is compared with at a setting: the baseline there, and that itself with its first rule."""
+    here = baseline.outcomes[point].setting
+    others = [outcome for outcome in baseline.outcomes if replace(outcome.setting, choice=here.choice) == here]
+    usual = baseline.outcomes[point] if result is not baseline else others[0]
+    return None if usual is result.outcomes[point] else usual
 
 
 def _column(outcome: Outcome, metric: str) -> Column | Ratio:
@@ -220,9 +226,11 @@ def _differences(results: Sequence[PolicyResult], intervals: Intervals) -> list[
 
 
 def _difference_rows(results: Sequence[PolicyResult], intervals: Intervals) -> Iterator[Metrics]:
-    baseline, *others = results
+    baseline = results[0]
     unknown = {"mean": None, "low": None, "high": None, "n": 0}
-    for result, point, outcome in _points(others):
+    for result, point, outcome in _points(results):
+        if (usual := _baseline(baseline, result, point)) is None:
+            continue
         for metric in _computed(result):
             key = ("difference", result.name, point, metric)
             by_group = {group: of_group[key] for group, of_group in intervals.items()}
@@ -230,7 +238,7 @@ def _difference_rows(results: Sequence[PolicyResult], intervals: Intervals) -> I
                 "policy": result.name,
                 "baseline": baseline.name,
                 "setting": outcome.setting.name,
-                "baseline_setting": baseline.outcomes[point].setting.name,
+                "baseline_setting": usual.setting.name,
                 "metric": metric,
                 **(by_group.pop("") or unknown),
                 "by_kind": by_group,
@@ -268,6 +276,7 @@ def _content(results: Sequence[PolicyResult]) -> Metrics:
             result.name: {
                 "policy": result.content["policy"],
                 **how_asked(result.config, result.content["prompts"]),
+                **({"prm": prm} if (prm := result.content.get("prm")) else {}),
                 **({"judge_prompts": result.judge["prompts"]} if result.judge else {}),
             }
             for result in results

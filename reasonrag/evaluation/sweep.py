@@ -13,6 +13,7 @@ from reasonrag.core.settings import identity, validate
 
 # All points of a sweep share a folder and its journal: requests that differ have different keys there.
 SWEPT = ("policy.temperature", "format.max_steps", "retrieval.top_k")
+_CHOICE = ("choice.candidates", "choice.best_of", "choice.rule")
 # Settings of tree search, which no evaluation depends on.
 _TREE_SETTINGS = ("search.", "value.", "judge.", "pairs.")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -21,11 +22,15 @@ _RESERVED = frozenset({"plots", "report", "report.md", "metrics.json"})
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One point of a sweep: temperature, step limit and passages per search."""
+    """One point of a sweep: temperature, step limit, passages per search, and what is chosen among.
+
+    `choice` says that as part of the name: candidates for each step, and the rule that keeps one of several attempts.
+    """
 
     temperature: float
     max_steps: int
     top_k: int
+    choice: str = ""
 
     @property
     def name(self) -> str:
@@ -33,8 +38,10 @@ class Setting:
 
         >>> Setting(0.7, 8, 3).name
         't0.7_s8_k3'
+        >>> Setting(1, 8, 3, "_c4_prm-of-2").name
+        't1_s8_k3_c4_prm-of-2'
         """
-        return f"t{self.temperature:.12g}_s{self.max_steps}_k{self.top_k}"
+        return f"t{self.temperature:.12g}_s{self.max_steps}_k{self.top_k}{self.choice}"
 
 
 def sweep(
@@ -43,6 +50,7 @@ def sweep(
     temperatures: Sequence[float] | None = None,
     max_steps: Sequence[int] | None = None,
     top_ks: Sequence[int] | None = None,
+    rules: Sequence[str] | None = None,
 ) -> list[tuple[Setting, Config]]:
     """Return every combination with its configuration; settings that are not swept stay as configured.
 
@@ -53,10 +61,15 @@ def sweep(
         temperatures or (config.policy.temperature,),
         max_steps or (config.format.max_steps,),
         top_ks or (config.retrieval.top_k,),
+        (rules or (config.choice.rule,)) if config.choice.best_of > 1 else ("",),
     )
     configs = {}
-    for setting in itertools.starmap(Setting, points):
+    for temperature, turns, top_k, rule in points:
         tree = config.model_dump(mode="json")
+        candidates = f"_c{config.choice.candidates}" if config.choice.candidates > 1 else ""
+        tree["choice"]["rule"] = rule or config.choice.rule
+        kept = f"_{rule}-of-{config.choice.best_of}" if rule else ""
+        setting = Setting(temperature, turns, top_k, candidates + kept)
         tree["policy"]["temperature"] = setting.temperature
         tree["format"]["max_steps"] = setting.max_steps
         tree["retrieval"]["top_k"] = setting.top_k
@@ -66,7 +79,7 @@ def sweep(
 
 def varying(config: Config) -> list[str]:
     """Return the settings that may differ within the folder of one policy."""
-    return [*SWEPT, *(name for name in identity(config) if name.startswith(_TREE_SETTINGS))]
+    return [*SWEPT, *_CHOICE, *(name for name in identity(config) if name.startswith(_TREE_SETTINGS))]
 
 
 def folder_name(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +80,21 @@ class LLM(Protocol):
     async def aclose(self) -> None:
         """Release sockets, threads and memory. Calling it twice does no harm."""
         ...
+
+
+class StepScorer(Protocol):
+    """Says what steps are worth before anything follows from them. Many tasks may ask it. `name` is as an LLM's."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def score(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[float]:
+        """Return `[n]` values in [0, 1], one per prompt and what the policy wrote behind it; raise LLMError if one has
+        none, as a failure is never a score.
+        """
+        ...
+
+    async def aclose(self) -> None: ...
 
 
 def restore_stop(text: str, stop: tuple[str, ...]) -> str:

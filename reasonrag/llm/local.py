@@ -100,7 +100,7 @@ class TransformersLLM:
         chat = ChatTemplate.load(
             path_or_name, revision=revision, trust_remote_code=trust_remote_code, template=chat_template
         )
-        model: Any = _load(path_or_name, device, dtype, revision, trust_remote_code, threads)
+        model: Any = load_model(path_or_name, device, dtype, revision, trust_remote_code, threads)
         self._start(model, chat, name=name or public_name(path_or_name), batch_size=batch_size)
 
     @classmethod
@@ -381,9 +381,15 @@ def _failure(name: str, cause: str, error: Exception) -> LLMError:
     return LLMError(f"{name}: {type(error).__name__}", quoting=error, cause=cause)
 
 
-def _load(
-    path_or_name: str, device: str | None, dtype: str | None, revision: str | None, trust: bool, threads: int | None
+def load_model(
+    path_or_name: str,
+    device: str | None = None,
+    dtype: str | None = None,
+    revision: str | None = None,
+    trust: bool = False,
+    threads: int | None = None,
 ) -> Any:
+    """Return a causal language model in evaluation mode; arguments and exceptions are those of `TransformersLLM`."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -188,10 +188,10 @@ class TreeSearch:
     not depend on time. 0 is the search of the paper.
 
     `max_calls`: no iteration begins once the tree has cost so many calls. These are its nodes except the root (each is
-    a step that the policy was asked for, those of rollouts too) and its judge's verdicts, a retried one counted once;
-    replies from a journal count like new ones. An iteration in flight counts as the mean of those before it, and those
-    that have begun are completed: with a judge a tree costs at most `max_calls + 1 + 2 * lag`, with k rollouts of at
-    most T steps `max_calls + (k * (T - 1) + 1) * (lag + 1) - 1`.
+    a step that the policy was asked for, once for each candidate, those of rollouts too) and its judge's verdicts, a
+    retried one counted once; replies from a journal count like new ones. An iteration in flight counts as the mean of
+    those before it, and those that have begun are completed: with a judge a tree costs at most
+    `max_calls + 1 + 2 * lag`, with k rollouts of at most T steps `max_calls + (k * (T - 1) + 1) * (lag + 1) - 1`.
 
     `recorded`: finished trajectories to begin a question's tree with. Each of their steps is branched, up to
     `max_children`, before the search goes its own way; they cost no call.
@@ -293,7 +293,7 @@ class _Search:
         """Return whether the calls are used up, or would be if those in flight cost as much as those before them."""
         if self.settings.max_calls is None:
             return False
-        calls = len(self.tree.nodes) - 1 + self.verdicts
+        calls = (len(self.tree.nodes) - 1) * self.engine.candidates + self.verdicts
         expected = len(self.in_flight) * (calls / self.completed if self.completed else 1)
         return calls + expected >= self.settings.max_calls
 

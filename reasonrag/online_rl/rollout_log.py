@@ -17,7 +17,7 @@ from reasonrag.evaluation.metrics import scores
 from reasonrag.formats import Format
 from reasonrag.online_rl.advantages import Scale, group_advantages
 from reasonrag.online_rl.collector import Batch, Sample
-from reasonrag.online_rl.rows import Credit, owners
+from reasonrag.online_rl.rows import Credit, by_token, owners, step_advantages
 from reasonrag.rewards.batch import trajectory_text
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import rollout_schema
@@ -39,17 +39,20 @@ def write_rollouts(
     """Write this process's rollouts for training step `step + 1`; after a restart, a repeated step replaces its file.
 
     Advantages are scaled within a group by `scale`, and divided by `spread` (see `advantage_scale`); those of the rows
-    follow from `credit` (see `rows.training_rows`).
+    follow from `credit` (see `rows.training_rows`), and the rewards of steps add their mean over a row's tokens.
     """
     # TRL computes the same advantages for its loss (tests/online_rl/test_trainer.py compares them). It does so in
     # float32 and after this log is written; these are float64, and a group without variance has exactly 0.
     rows = []
     for group in batch.groups:
         advantages = [advantage / spread for advantage in group_advantages(group.rewards, scale=scale)]
+        of_steps = step_advantages(group)
         for sample, advantage in zip(group.samples, advantages, strict=True):
-            of_rows = [
-                fmean(advantages[owner] for owner in owners(group, sample, row, credit)) for row in sample.transcripts
-            ]
+            of_rows = []
+            for row in sample.transcripts:
+                shared = fmean(advantages[owner] for owner in owners(group, sample, row, credit))
+                extra = sum(by_token(sample, row, of_steps[sample.index])) / max(sum(row.mask), 1)
+                of_rows.append(shared + extra)
             # Secrets are redacted only here: the trainer needs the exact tokens that the policy sampled.
             rows.append(_without_secrets(_row(sample, advantage, of_rows, step + 1, format)))
     folder.mkdir(parents=True, exist_ok=True)

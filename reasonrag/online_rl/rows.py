@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from reasonrag.online_rl.advantages import group_advantages
 from reasonrag.online_rl.collector import Group, Sample
 from reasonrag.online_rl.transcript import Transcript
 
@@ -29,12 +30,14 @@ class Row:
         mask: `[T]` 1 for the tokens that are trained on.
         weight: 1 / K in a trajectory with K rows that are trained on, so that their sum is 1; else 0.
         owners: numbers of the trajectories, in the batch, whose mean advantage the row gets.
+        extra: `[T]` what the rewards of its steps add to that, at the tokens of each step; () if they have none.
     """
 
     tokens: Transcript
     mask: tuple[int, ...]
     weight: float
     owners: tuple[int, ...]
+    extra: tuple[float, ...] = ()
 
     @classmethod
     def padding(cls, token_id: int) -> Row:
@@ -59,6 +62,7 @@ def training_rows(groups: Sequence[Group], *, mask_truncated: bool, credit: Cred
     rows: list[Row] = []
     first = 0  # number of the group's first trajectory
     for group in groups:
+        of_steps = step_advantages(group)
         for sample in group.samples:
             trained = [_is_trained_on(sample, tokens, mask_truncated) for tokens in sample.transcripts]
             for tokens, is_trained in zip(sample.transcripts, trained, strict=True):
@@ -69,6 +73,7 @@ def training_rows(groups: Sequence[Group], *, mask_truncated: bool, credit: Cred
                         tokens.mask if is_trained else (0,) * len(tokens.mask),
                         1.0 / sum(trained) if is_trained else 0.0,
                         tuple(first + owner for owner in owners(group, sample, tokens, credit)),
+                        by_token(sample, tokens, of_steps[sample.index]),
                     )
                 )
         first += len(group.samples)
@@ -90,6 +95,29 @@ def owners(group: Group, sample: Sample, row: Transcript, credit: Credit) -> lis
         return [sample.index]
     same = [other for other in group.samples if other.score.value is not None and _words(other, row.steps) == words]
     return [other.index for other in same] or [sample.index]
+
+
+def step_advantages(group: Group) -> list[list[float]]:
+    """Return the advantages of the steps of each sample: their own rewards less the mean at the same place, 0 without
+    one. They are not divided by their deviation, so that the weight of the reward remains.
+    """
+    advantages: list[list[float]] = [[] for _ in group.samples]
+    for place in range(max(len(sample.score.steps) for sample in group.samples)):
+        rewards = [next(iter(sample.score.steps[place : place + 1]), None) for sample in group.samples]
+        for of_sample, advantage in zip(advantages, group_advantages(rewards, scale="none"), strict=True):
+            of_sample.append(advantage)
+    return advantages
+
+
+def by_token(sample: Sample, row: Transcript, advantages: Sequence[float]) -> tuple[float, ...]:
+    """Return `[T]` the advantage of the step that wrote each token of a row, 0 at inserted ones; () without any."""
+    if not advantages or sample.trajectory is None:
+        return ()
+    written: list[float] = []
+    for step, advantage in zip(sample.trajectory.steps[: row.steps], advantages, strict=False):
+        written += [advantage] * len(step.completion.token_ids or ())
+    values = iter(written[len(written) - sum(row.mask) :])  # a row ends with its last step
+    return tuple(next(values) if own else 0.0 for own in row.mask)
 
 
 def columns(rows: Sequence[Row], samples: Sequence[Sample]) -> dict[str, list[Any] | None]:

@@ -143,9 +143,13 @@ def reward_uses(settings: RLSettings, format: Format) -> Uses:
         ConfigError: there is no such reward, it needs a judge and has none, or it does not use given plans.
     """
     reward, has_judge = settings.reward, settings.judge.spec is not None
+    if (reward.name == "prm") != (reward.prm.model is not None) and ":" not in reward.name:
+        raise ConfigError("--reward prm and --prm go together; give both, or neither")
     if ":" in reward.name and isinstance(import_plugin(reward.name.removeprefix("python:")), type):
         # A user's class may be slow to make, and nothing says what it uses.
         return Uses(judge=has_judge, encoder=True, plans=settings.plans is not None)
+    if reward.name == "prm":  # a model, which is opened once
+        return Uses(judge=False, encoder=False, plans=False)
     nobody = ScriptedLLM(())
     parts, uses_judge = RewardParts(format, policy=nobody, encoder=LexicalEncoder()), False
     try:
@@ -205,6 +209,8 @@ def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, 
     if uses.encoder:
         encoder = settings.reward.when_to_search.encoder
         content["encoder"] = encoder if encoder == "lexical" else model_identity(encoder)
+    if (prm := settings.reward.prm.model) is not None:
+        content["prm"] = prm if prm.startswith("python:") else model_identity(str(Path(prm).expanduser()))
     if uses.plans and settings.plans is not None:
         path = Path(settings.plans)
         try:
@@ -228,12 +234,18 @@ def open_task_reward(
     Raises:
         InputError: a part cannot be opened; parts opened before it are closed.
     """
+    from reasonrag.prm.scorer import open_scorer
+
     uses = task.uses
     closing: list[Any] = []
     parts = RewardParts(task.format, policy=policy, plans=task.plans)
     if uses.encoder:
         parts = replace(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
     try:
+        if (prm := settings.reward.prm.model) is not None:
+            scorer = open_scorer(prm)
+            closing.append(scorer)
+            parts = replace(parts, scorer=scorer)
         keep_in = getattr(task.retriever, "keep_in", None)
         if uses.judge or keep_in:
             calls = Journal(journal)

@@ -207,8 +207,13 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         # TRL takes a mask whose sum is below 1 for an empty one: no token that counts may weigh less.
         lightest = gather(torch.where(weights > 0, weights, torch.inf).min()).min()
         lightest = torch.where(lightest.isinf(), 1.0, lightest)
+        of_rows = torch.stack([advantages[list(row.owners)].mean() for row in self.rows])
+        if any(row.extra for row in self.rows):  # TRL takes an advantage for each token, too
+            of_rows = of_rows[:, None].repeat(1, out["completion_mask"].size(1))
+            for number, row in enumerate(self.rows):
+                of_rows[number, : len(row.extra)] += torch.tensor(row.extra, device=of_rows.device)
         return out | {
-            "advantages": torch.stack([advantages[list(row.owners)].mean() for row in self.rows]),
+            "advantages": of_rows,
             "tool_mask": out["tool_mask"] * (weights / lightest)[:, None],
             "num_items_in_batch": total / lightest,
         }

@@ -42,7 +42,7 @@ from reasonrag.pipeline.served import as_served
 from reasonrag.pipeline.shards import finish
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import callable_in_notebooks
-from reasonrag.spre import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
+from reasonrag.spre import JudgeEvaluator, PRMEvaluator, RolloutEvaluator, Weighting, node_rewards
 from reasonrag.storage.files import RUNS, read_json
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, pack, unpack
@@ -117,9 +117,11 @@ class Build:
         self.progress.open(self.policy, config.prices["policy"])
         self.engines = [self.policy.slots]
         retriever = BatchedRetriever.of_run(parts.retriever, run.journal)
-        engine = open_engine(config, self.policy, retriever, parts.format)
+        engine = open_engine(config, self.policy, retriever, parts.format, parts.scorer)
         evaluator: Evaluator
-        if parts.judge is None:
+        if config.value.kind == "prm" and parts.scorer is not None:
+            evaluator = PRMEvaluator(parts.scorer, alpha=config.value.alpha)
+        elif parts.judge is None:
             evaluator = RolloutEvaluator(engine, k=config.value.rollouts, alpha=config.value.alpha)
         else:
             judge = JournaledLLM(parts.judge, run.journal, kind="judge", concurrency=config.judge.concurrency)
@@ -225,6 +227,7 @@ class Build:
             "content": parts.content,
             "policy": parts.policy.name,
             "judge": parts.judge.name if parts.judge else None,
+            **({"prm": parts.scorer.name} if parts.scorer else {}),
             "versions": versions(),
         }
         run.write_summary(summary)
@@ -402,7 +405,7 @@ def estimate(config: Config, out: Path | None = None) -> str:
     expansions = search.iterations
     rollout_steps = expansions * config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 0
     judgements = expansions if config.value.kind == "judge" else 0
-    per_question = expansions + rollout_steps
+    per_question = (expansions + rollout_steps) * config.choice.candidates
     if search.max_calls is not None:
         last = config.value.rollouts * max(steps - 1, 0) if config.value.kind == "rollout" else 1
         judgements = min(judgements, search.max_calls)

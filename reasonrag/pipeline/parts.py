@@ -14,8 +14,8 @@ from reasonrag.core.errors import BackendError, ConfigError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Passage, Question
-from reasonrag.formats import Format, PromptSet, open_format, open_recorded
-from reasonrag.llm.base import LLM, Sampling
+from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
+from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import check_llm, is_reader, open_llm
 from reasonrag.pipeline.progress import Progress
@@ -50,9 +50,10 @@ class Parts:
     policy: LLM
     judge: LLM | None  # None if nodes are valued by rollouts
     content: dict[str, str]
+    scorer: StepScorer | None = None
 
     async def aclose(self) -> None:
-        for part in (self.policy, self.judge, self.retriever):
+        for part in (self.policy, self.judge, self.retriever, self.scorer):
             if part is not None:
                 await part.aclose()
 
@@ -89,7 +90,21 @@ def open_parts(
     if config.value.kind == "judge":
         judge = _open_judge_model(config, policy)
         content |= {"judge": judge.name, "judge_prompt": open_judge(judge, config).fingerprint}
-    return Parts(questions, retriever, format, policy, judge, content)
+    scorer = open_step_scorer(config, format)
+    if scorer is not None:
+        content["prm"] = scorer.name
+    return Parts(questions, retriever, format, policy, judge, content, scorer)
+
+
+def open_step_scorer(config: Config, format: Format) -> StepScorer | None:
+    """Open the process reward model of `choice.prm`, if there is one; warn if it learned another format."""
+    spec = config.choice.prm
+    if spec is None:
+        return None
+    from reasonrag.prm.scorer import open_scorer  # imports torch
+
+    check_prompts(f"hf:{spec}", format)
+    return open_scorer(spec)
 
 
 def _open_judge_model(config: Config, policy: LLM) -> LLM:
@@ -169,7 +184,13 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
 
 
 def open_engine(
-    config: Config, policy: LLM, retriever: Retriever, format: Format, *, tokens_flag: str = "--max-tokens "
+    config: Config,
+    policy: LLM,
+    retriever: Retriever,
+    format: Format,
+    scorer: StepScorer | None = None,
+    *,
+    tokens_flag: str = "--max-tokens ",
 ) -> Engine:
     """Create the engine that runs a policy as configured. `tokens_flag` sets the limit of a step, for an error."""
     first_steps = FirstSteps(
@@ -186,6 +207,8 @@ def open_engine(
         top_k=config.retrieval.top_k,
         sampling=sampling(config.policy),
         first_steps=first_steps,
+        scorer=scorer,
+        candidates=config.choice.candidates,
     )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from reasonrag.core.bootstrap import Difference, intervals
 from reasonrag.core.config import Config
 from reasonrag.core.settings import dump, identity
-from reasonrag.evaluation.bootstrap import Difference, intervals
 from reasonrag.pipeline.pair_tables import repeated_questions
 from reasonrag.report.site import DataFiles, ListRow, Page, Site, TextPool, list_row, number, open_site, shortened
 from reasonrag.report.stats import RunCounts, margin_histogram, whole_number_histogram

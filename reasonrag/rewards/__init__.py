@@ -12,6 +12,7 @@ from reasonrag.rewards.base import Encoder, Reward, RewardParts, Score
 from reasonrag.rewards.functions import FunctionReward
 from reasonrag.rewards.hiprag import HiPRAGReward
 from reasonrag.rewards.outcome import OutcomeReward
+from reasonrag.rewards.prm import PRMReward
 from reasonrag.rewards.reasonrag import SPREReward
 from reasonrag.rewards.search_p1 import SearchP1Reward
 from reasonrag.rewards.settings import RewardSettings
@@ -21,6 +22,7 @@ from reasonrag.rewards.when_to_search import WhenToSearchReward
 REWARDS: dict[str, Callable[[RewardSettings, RewardParts], Reward]] = {
     "outcome": lambda settings, parts: OutcomeReward(settings.outcome, parts),
     "spre": lambda settings, parts: SPREReward(settings.spre, parts),
+    "prm": lambda settings, parts: PRMReward(settings.prm, parts),
     "hiprag": lambda settings, parts: HiPRAGReward(settings.hiprag, parts),
     "search-p1": lambda settings, parts: SearchP1Reward(settings.search_p1, parts),
     "when-to-search": lambda settings, parts: WhenToSearchReward(settings.when_to_search, parts),

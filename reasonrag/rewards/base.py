@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reasonrag.core.types import Trajectory
 from reasonrag.formats.base import Format
-from reasonrag.llm.base import LLM
+from reasonrag.llm.base import LLM, StepScorer
 
 if TYPE_CHECKING:
     from reasonrag.rewards.judge import JudgeService
@@ -24,12 +24,14 @@ class Score:
     """The score of one trajectory.
 
     `value` is None if it is unknown, for example after a judge's failure: the trajectory is then left out, and `cause`
-    says why. `parts` are all components by name, which explain the value; an unknown component is None.
+    says why. `parts` are all components by name, which explain the value; an unknown component is None. `steps` are
+    rewards of its steps, in order, which are credited to each alone; () for none, None for a step without one.
     """
 
     value: float | None
     parts: Mapping[str, float | None] = field(default_factory=dict)
     cause: str = ""
+    steps: tuple[float | None, ...] = ()
 
 
 class Reward(Protocol):
@@ -72,11 +74,12 @@ class RewardParts:
     """What rewards are built from; each takes what it needs, and raises at once if that is missing.
 
     `judge` decides what rules cannot; `policy` is the model being trained, which HiPRAG asks again without a search;
-    `encoder` compares queries; `plans` are Search-P1's, by data set and question id.
+    `encoder` compares queries; `scorer` values steps; `plans` are Search-P1's, by data set and question id.
     """
 
     format: Format
     judge: JudgeService | None = None
     policy: LLM | None = None
     encoder: Encoder | None = None
+    scorer: StepScorer | None = None
     plans: Mapping[tuple[str, str], ReferencePlan] = field(default_factory=dict)

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from reasonrag.core.settings import Flag, Section, Tree, nearest
+from reasonrag.core.config import PRM
+from reasonrag.core.settings import Flag, Section, Tree, execution, nearest, setting
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -60,6 +61,14 @@ class SPRESettings(Section):
     """Shortest Path Reward Estimation, Eq. 1 (arXiv:2505.14069), of a finished trajectory."""
 
     alpha: Annotated[float, Field(gt=0, le=1, description="decay of the reward per step")] = 0.9
+
+
+class PRMRewardSettings(Section):
+    """The answer, and the values of the steps as a process reward model says them."""
+
+    model: str | None = execution(None, PRM, "--prm")
+    metric: Literal["em", "f1", "cem"] = setting("f1", "metric of the answer")
+    weight: float = setting(0.5, "weight of the values of steps in their advantages", ge=0)
 
 
 class HiPRAGSettings(Section):
@@ -188,13 +197,14 @@ class RewardSettings(Section):
     name: Annotated[
         str,
         Field(
-            description="reward function: outcome, spre, hiprag, search-p1, when-to-search, or your own class or "
+            description="reward function: outcome, spre, prm, hiprag, search-p1, when-to-search, or your own class or "
             "function as python:PACKAGE.MODULE:NAME"
         ),
         Flag("--reward"),
     ] = "outcome"
     outcome: OutcomeSettings = OutcomeSettings()
     spre: SPRESettings = SPRESettings()
+    prm: PRMRewardSettings = PRMRewardSettings()
     hiprag: HiPRAGSettings = HiPRAGSettings()
     search_p1: SearchP1Settings = SearchP1Settings()
     when_to_search: WhenToSearchSettings = WhenToSearchSettings()

@@ -2,11 +2,12 @@
 
 from reasonrag.spre.confidence import confidence, standard_error
 from reasonrag.spre.decisions import Decision, PairReward, content_of, decisions_of, full_prompt, step_end
-from reasonrag.spre.estimate import JudgeEvaluator, RolloutEvaluator, Weighting, node_rewards
+from reasonrag.spre.estimate import JudgeEvaluator, PRMEvaluator, RolloutEvaluator, Weighting, node_rewards
 
 __all__ = [
     "Decision",
     "JudgeEvaluator",
+    "PRMEvaluator",
     "PairReward",
     "RolloutEvaluator",
     "Weighting",

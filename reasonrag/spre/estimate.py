@@ -1,6 +1,7 @@
-"""Shortest Path Reward Estimation (SPRE): the formula, its value for every node of a tree, and two evaluators.
+"""Shortest Path Reward Estimation (SPRE): the formula, its value for every node of a tree, and three evaluators.
 
-An evaluator values a new node while the tree grows: by rollouts, which SPRE scores, or by one judge call.
+An evaluator values a new node while the tree grows: by rollouts, which SPRE scores, by a process reward model, or by
+one judge call.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Literal
 from reasonrag.core.errors import JudgeError
 from reasonrag.core.text import token_f1
 from reasonrag.core.types import Trajectory
+from reasonrag.llm.base import StepScorer
 from reasonrag.mcts import Evaluation, Tree
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine, derive_seed
@@ -119,6 +121,21 @@ class RolloutEvaluator:
         rewards = [trajectory_reward(rollout, alpha=self.alpha) for rollout in rollouts]
         known = [reward for reward in rewards if reward is not None]
         return Evaluation(sum(known) / len(known) if known else None, tuple(rollouts), tuple(rewards))
+
+
+class PRMEvaluator:
+    """Values a node by a process reward model, without a rollout or a call; one that has ended by its known reward."""
+
+    def __init__(self, scorer: StepScorer, *, alpha: float = 0.9) -> None:
+        self.scorer = scorer
+        self.alpha = alpha
+
+    async def evaluate(self, trajectory: Trajectory, *, seed: int) -> Evaluation:
+        if trajectory.stop_reason is not None:
+            return Evaluation(trajectory_reward(trajectory, alpha=self.alpha))
+        step = trajectory.steps[-1]
+        (value,) = await self.scorer.score([(step.prompt, step.completion)])
+        return Evaluation(value)
 
 
 class JudgeEvaluator:

@@ -156,6 +156,19 @@ class SFTSettings(PairSettings):
         return self
 
 
+class PRMSettings(PairSettings):
+    """A process reward model: the probability of one of two tokens at the end of a step says what the step is worth."""
+
+    alpha: float | None = setting(
+        None, "SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)", "--alpha", gt=0, le=1
+    )
+    tokens: tuple[str, str] = setting(
+        ("yes", "no"), "the two tokens; each has to be one token of the vocabulary. Math-Shepherd takes + and -"
+    )
+    test_share: float = setting(0.1, "share of the questions that form the test split", "--test-share", ge=0, lt=1)
+    learning_rate: float = setting(1e-5, "peak learning rate", "--learning-rate", gt=0)
+
+
 _DEMO: Tree = {
     "model": "demo",
     "method": "full",
@@ -184,3 +197,4 @@ SFT_PRESETS: dict[str, Tree] = {
     "reasonrag": {"method": "full", "learning_rate": 1e-6, "warmup_ratio": 0.2, "max_length": 10_000},
     "demo": {**_DEMO, "learning_rate": 2e-4, "num_train_epochs": 3},
 }
+PRM_PRESETS: dict[str, Tree] = {"demo": {**_DEMO, "learning_rate": 3e-4, "num_train_epochs": 1, "eval_steps": 500}}

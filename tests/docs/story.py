@@ -94,6 +94,7 @@ ADDED = {
     "reasonrag sft train --examples trajectories": "--model base --min-reward 0",
     "reasonrag eval --dataset dev.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
     "reasonrag eval --dataset questions.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
+    "reasonrag prm train": "--model demo --set max_steps=1 --set dtype=float32",
     "reasonrag rl plan": "--limit 2 --policy demo:search_p1",  # the server speaks another format
     "reasonrag rl train": (
         "--max-steps 1 --questions-per-step 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "

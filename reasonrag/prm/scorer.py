@@ -1,0 +1,138 @@
+"""What a step is worth, as a process reward model says: the one place where such a model is opened.
+
+The model is a causal language model, so any one can be trained, with adapters or whole, and its folder is loaded by
+whatever loads policies. Behind the last token of a step it says one of two tokens; the value is the probability of the
+first, given that it is one of them (Math-Shepherd, arXiv:2312.08935). `prm.json` names the tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reasonrag.core.errors import ConfigError, DataError, LLMError
+from reasonrag.core.plugins import import_plugin
+from reasonrag.core.types import Completion, FinishReason, Prompt
+from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText, encode
+from reasonrag.llm.base import StepScorer
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.local import load_model
+from reasonrag.llm.model_folder import model_identity
+from reasonrag.storage.files import read_json
+
+PRM_FILE = "prm.json"
+
+
+def open_scorer(spec: str) -> StepScorer:
+    """Open the process reward model in a folder, or the scorer that calling `python:PACKAGE.MODULE:NAME` makes.
+
+    Raises:
+        ConfigError: there is none, or it cannot be loaded.
+    """
+    if spec.startswith("python:"):
+        made: StepScorer = import_plugin(spec.removeprefix("python:"))()
+        return made
+    return ProcessRewardModel(Path(spec).expanduser())
+
+
+class ProcessRewardModel:
+    """A process reward model in this process; `name` is the folder's, with a checksum of its files."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the model, which takes seconds to minutes; raise ConfigError if the folder holds none."""
+        described = read_json(folder / PRM_FILE)
+        if described is None:
+            raise ConfigError(
+                f"{folder} has no {PRM_FILE}, so it is no process reward model; train one with `reasonrag prm train`"
+            )
+        self.name = model_identity(str(folder))
+        self.chat = ChatTemplate.load(str(folder))
+        self.token_ids = answer_ids(self.chat, described["tokens"])
+        self.model = load_model(str(folder))
+        self._one_at_a_time = asyncio.Lock()
+
+    async def score(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[float]:
+        """Return `[n]` values in [0, 1], as `StepScorer.score` does.
+
+        Raises:
+            LLMError: with cause `empty` (a step without tokens), `context_overflow`, `engine` or `not_finite`.
+        """
+        rows = self._rows(steps)
+        async with self._one_at_a_time:
+            try:
+                values = await asyncio.to_thread(self._values, rows)
+            except Exception as error:
+                raise LLMError(f"{self.name}: {type(error).__name__}", quoting=error, cause="engine") from error
+        if not all(map(math.isfinite, values)):
+            raise LLMError(f"{self.name} says {values}, which are no values; train it again", cause="not_finite")
+        return values
+
+    async def aclose(self) -> None:
+        self.model = None
+
+    def _rows(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[tuple[int, ...]]:
+        """Return the token ids of each step behind its prompt, as they were in training."""
+        texts = [StepText(prompt, done.text, _end(prompt, done), done.token_ids) for prompt, done in steps]
+        checked = [CheckedRow("a step", StepSides((text,), ()), None, 0, ("", "")) for text in texts]
+        try:
+            pairs, _ = encode(checked, self.chat, turn_end="as_sampled")
+        except DataError as error:
+            raise LLMError(f"{self.name}: {error}", cause="empty") from error
+        rows = [segment.prompt_ids + segment.completion_ids for pair in pairs for segment in pair.chosen]
+        context = getattr(self.model.config, "max_position_embeddings", None) or math.inf
+        if (longest := max(map(len, rows), default=0)) > context:
+            raise LLMError(f"{self.name} reads {context} tokens, not {longest}", cause="context_overflow")
+        return rows
+
+    def _values(self, rows: Sequence[tuple[int, ...]]) -> list[float]:
+        import torch
+
+        if not rows:
+            return []
+        with torch.inference_mode():
+            input_ids, attention_mask = padded(rows).to(self.model.device)
+            odds = log_odds(self.model, input_ids, attention_mask, self.token_ids)
+            values: list[float] = torch.sigmoid(odds).tolist()
+        return values
+
+
+def answer_ids(chat: ChatTemplate, tokens: Sequence[str]) -> tuple[int, int]:
+    """Return the ids of two tokens; raise ConfigError if they are not two different ones of the vocabulary."""
+    ids = [chat.encode(token) for token in tokens]
+    unknown = chat.tokenizer.unk_token_id
+    if len(ids) != 2 or ids[0] == ids[1] or any(len(of_one) != 1 or of_one[0] == unknown for of_one in ids):
+        raise ConfigError(
+            f"{' and '.join(map(repr, tokens))} are not two tokens of the model's vocabulary; name others with "
+            "--set tokens=[GOOD,BAD]"
+        )
+    return ids[0][0], ids[1][0]
+
+
+def padded(rows: Sequence[Sequence[int]]) -> Any:
+    """Return `[2, R, T]` ids and attention mask, padded on the right, where a causal model does not see it."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    ids = [torch.tensor(row) for row in rows]
+    columns = (ids, [torch.ones_like(row) for row in ids])
+    return torch.stack([pad_sequence(column, batch_first=True) for column in columns])
+
+
+def log_odds(model: Any, input_ids: Any, attention_mask: Any, token_ids: tuple[int, int]) -> Any:
+    """Return `[R]` log-odds of the first token against the second, behind the last token of rows as from `padded`."""
+    import torch
+
+    ends, place = torch.unique(attention_mask.sum(1) - 1, return_inverse=True)
+    logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, logits_to_keep=ends).logits
+    last = logits[torch.arange(len(place), device=place.device), place].float()
+    return last[:, token_ids[0]] - last[:, token_ids[1]]
+
+
+def _end(prompt: Prompt, completion: Completion) -> str:
+    """Return what ended a step, as `spre.step_end` does for a node."""
+    if completion.text.endswith(prompt.stop):
+        return "stop"
+    return "turn" if completion.finish_reason is FinishReason.STOP else "length"
