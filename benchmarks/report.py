@@ -1,6 +1,6 @@
 """The pages of a big run: how long they take to write, to open and to search, next to what they are bound to.
 
-    python -m benchmarks.report [--questions 2200] [--nodes 30] [--rounds 5] [--trees 400,2000]
+    python -m benchmarks.report [--questions 3000] [--nodes 30] [--rounds 5] [--trees 400,2000]
     python -m benchmarks.report --screenshots docs/images RUN
 
 The run is generated: every node has a prompt of 2 to 4 kB and every search 3 to 5 passages. Each round loads the first
@@ -230,7 +230,7 @@ def screenshots(run: Path, folder: Path) -> None:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--questions", type=int, default=2200, help="which have about 14 pairs each")
+    parser.add_argument("--questions", type=int, default=3000, help="which have 10 pairs each")
     parser.add_argument("--nodes", type=int, default=30, help="of each question's tree")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trees", default="400,2000", help="nodes of single trees")

@@ -20,7 +20,7 @@ from reasonrag.storage.runs import read_run
 
 _MOST_PAGES = 500  # of a run of more questions, pages are written of a sample
 _MOST_PAIRS = 100_000  # in the list of pairs, all of which a browser holds; beyond, it is of a sample of the questions
-_PAIRS_PER_FILE = 2_500
+_PAIRS_PER_FILE = 10_000
 _TEXTS_PER_FILE = 20  # questions; pairs.js knows it, too
 _PAIR_TEXT_COLUMNS = 120
 _STEP_TYPES = ("query", "evidence", "answer", "malformed")  # a malformed step is never chosen

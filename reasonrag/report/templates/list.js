@@ -21,7 +21,7 @@ let decorate = () => {};
 
 function registerRows(rows) {
   state.rows.push(...rows);
-  state.lines.push(...rows.map(lineOf));
+  state.lines.push(...rows.map(view));
   state.parts += 1;
   if (state.parts === 1) {
     update();
@@ -36,14 +36,14 @@ function registerRows(rows) {
 }
 
 function arrange() {
-  state.lines = state.rows.map(lineOf);
+  state.lines = state.rows.map(view);
   update();
 }
 
-function lineOf(row) {
-  const line = view(row);
-  line.text = line.cells.filter((_, column) => kinds[column] !== "number" && kinds[column] !== "index").flat().join("\n").toLowerCase();
-  return line;
+// What a search looks through, made at the first one.
+function textOf(line) {
+  line.text ??= line.cells.filter((_, column) => !isNumber(column)).flat().join("\n").toLowerCase();
+  return line.text;
 }
 
 function load(source) {
@@ -59,7 +59,7 @@ function load(source) {
 function update() {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   const mark = filter?.value;
-  state.found = state.lines.filter((line) => (!mark || line.marks.includes(mark)) && words.every((word) => line.text.includes(word)));
+  state.found = state.lines.filter((line) => (!mark || line.marks.includes(mark)) && words.every((word) => textOf(line).includes(word)));
   state.found.sort((a, b) => state.direction * compare(a.cells, b.cells) || a.cells[0] - b.cells[0]);
   if (state.parts === scripts.length) state.page = Math.min(state.page, Math.max(0, pages() - 1));
   show();
