@@ -135,6 +135,7 @@ METRICS_JSON = {
     "judge.*": "who judged what; null without a judge",
     "dataset": "of the questions",
     "split": "of the questions",
+    "splits.*": "that of each data set which was read by its name",
     "seed": "of sampling, questions and intervals",
     "rules": "house or flashrag",
     "content.*": "checksums of questions and corpus, and how each policy was asked",

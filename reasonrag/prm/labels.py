@@ -68,6 +68,7 @@ def certainty(decision: Decision) -> float:
 
     Before, the reward was 0 or the highest that is possible (`spre.confidence`), with variance `ceiling**2 / 8`.
 
+    >>> from dataclasses import replace
     >>> right = Decision(("query", "a"), (1,), 0.81, ends=(0.81,), ceiling=0.81)
     >>> certainty(right), round(certainty(replace(right, ends=(0.81, 0.81))), 2)
     (0.5, 0.72)

@@ -34,7 +34,7 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
     Args:
         tree: of one question.
         depth: steps from the question that are shown; None for all.
-        best: show the children of the best path's nodes alone: that path and its siblings.
+        best: show the children of the best path's nodes alone: that path and its siblings; all without such a path.
     """
     root = tree.root
     golden = " | ".join(root["golden_answers"])
@@ -47,7 +47,7 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
     above: dict[int, Any] = {}  # of hidden nodes
     for row in tree.nodes[1:]:  # a parent comes before its children
         node, parent = row["node_id"], row["parent_id"]
-        if parent in drawn and (depth is None or row["depth"] <= depth) and (parent in path or not best):
+        if parent in drawn and (depth is None or row["depth"] <= depth) and (parent in path or not (best and path)):
             drawn[node] = drawn[parent].add(_node(row, node in path))
         else:
             above[node] = above.get(parent, parent)

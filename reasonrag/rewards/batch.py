@@ -63,9 +63,9 @@ def finite(score: Score) -> Score:
     """Return the score, or one without a value if a number in it is NaN or infinite.
 
     >>> finite(Score(float("nan"), {"em": 1.0}))
-    Score(value=None, parts={'em': 1.0}, cause='not_finite')
+    Score(value=None, parts={'em': 1.0}, cause='not_finite', steps=())
     """
-    numbers = [score.value, *score.parts.values()]
+    numbers = [score.value, *score.parts.values(), *score.steps]
     if all(number is None or math.isfinite(number) for number in numbers):
         return score
     parts = {name: part if part is not None and math.isfinite(part) else None for name, part in score.parts.items()}

@@ -310,7 +310,7 @@ def test_a_pair_of_the_question_shows_both_texts_side_by_side(run, page):
     browser = page("questions/00000.html")
     pair = next(row for row in pair_rows(run) if row["question_id"] == "plain")
     browser.find_element(By.CSS_SELECTOR, ".pair summary").click()
-    sides = browser.find_elements(By.CSS_SELECTOR, ".pair article")
+    sides = WebDriverWait(browser, 20).until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".pair article"))
     nodes = sixty(question_id="plain", text=PLAIN)
     assert [side.find_element(By.TAG_NAME, "pre").text for side in sides] == [
         nodes[pair[f"{side}_node_id"]]["text"] for side in ("chosen", "rejected")

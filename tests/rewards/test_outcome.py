@@ -169,5 +169,5 @@ def test_rewards_without_memory_have_no_state():
     ours.observe([], step=0)
     assert ours.state() == {}
     ours.restore({})
-    assert sorted(REWARDS) == ["hiprag", "outcome", "search-p1", "spre", "when-to-search"]
+    assert sorted(REWARDS) == ["hiprag", "outcome", "prm", "search-p1", "spre", "when-to-search"]
     assert asyncio.run(ours.score([], step=0)) == []
