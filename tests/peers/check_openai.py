@@ -1,4 +1,4 @@
-"""An agent written with OpenAI's SDK, streamed and not, through `record`; `build-tree --recording` branches its steps.
+"""An agent written with OpenAI's SDK, through `record`; `build-tree --recording` branches its steps.
 
 The agent knows nothing of reasonrag: its own prompt, its own function `search_encyclopedia(q)`, its own way to show
 results. The model is a stand-in that searches once, and then answers rightly or wrongly by the seed.
