@@ -97,7 +97,7 @@ class RemoteRetriever(HttpBackend):
                 failures.append(str(failure))
             else:
                 return
-        raise RetrievalError(f"no retrieval server answers: {'; '.join(failures)}", cause="connection")
+        raise RetrievalError(f"no retrieval server answers: {'; '.join(failures)}", cause="unreachable")
 
     def _retries(self) -> Retries:
         return Retries(deadline_s=self._deadline_s, max_retries=self._max_retries, wait_s=self._wait_s)

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from reasonrag.core.config import Config, ModelConfig, load_config
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
 from reasonrag.formats import FORMATS, ReasonRAGFormat, open_format
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.pipeline.parts import Parts, open_parts, open_retriever
+from reasonrag.pipeline.parts import Parts, check, open_parts, open_retriever
 from tests.toys import ToyRetriever
 
 
@@ -90,3 +92,25 @@ def test_a_policy_that_was_trained_with_other_prompts_is_asked_with_a_warning(tm
         with capture_logs() as told:
             open_format(load_config(overrides={"policy.spec": f"hf:{tmp_path}"}))
         assert len(told) == warnings
+
+
+@pytest.mark.parametrize("kind", ["remote", "api"])
+def test_a_search_engine_that_is_away_stops_a_run_that_begins_and_none_that_goes_on(
+    kind: str, files: dict[str, str]
+) -> None:
+    with socket.socket() as free:  # bound and not listening: nobody else answers there
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+
+        async def check_it(*, begun: bool) -> None:
+            opened = parts(files, retrieval__kind=kind, retrieval__url=[address])
+            try:
+                await check(opened, begun=begun)
+            finally:
+                await opened.aclose()
+
+        with pytest.raises(RetrievalError, match="answer"):
+            asyncio.run(check_it(begun=False))
+        with capture_logs() as logs:
+            asyncio.run(check_it(begun=True))
+    assert "the run goes on, as it had begun" in logs[-1]["event"]

@@ -277,7 +277,7 @@ def test_a_tool_over_http_that_answers_in_text_gets_the_named_variables_alone(
             process.kill()
     with pytest.raises(RetrievalError, match="mcp does not answer: ") as failed:
         asked(open_backend(config), "x")
-    assert failed.value.cause == "connection"
+    assert failed.value.cause == "unreachable"
 
 
 def _listens(port: int) -> bool:

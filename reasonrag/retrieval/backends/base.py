@@ -96,7 +96,7 @@ class Backend(ABC):
         try:
             await self._attempt(list(self.checked), 1, min(self._timeout_s, CHECK_TIMEOUT_S))
         except Unavailable as failure:
-            raise RetrievalError(f"{self.name} does not answer: {failure}", cause="connection") from failure
+            raise RetrievalError(f"{self.name} does not answer: {failure}", cause="unreachable") from failure
 
     @abstractmethod
     async def aclose(self) -> None: ...
