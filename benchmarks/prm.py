@@ -45,8 +45,7 @@ def stages(folder: Path, seed: int, given: Any) -> list[Stage]:
     numbers = ("--seed", str(seed))
     test = ("--policy", "demo", "--dataset", "demo", "--split", "test", "--limit", str(given.test_questions), *numbers)
     sampled, model = (*test, "--temperature", "1"), ("--prm", str(prm))
-    questions = given.questions[min(seed, len(given.questions) - 1)]
-    sizes = ("--limit", str(questions), "--iterations", str(given.iterations))
+    sizes = ("--limit", str(given.questions), "--iterations", str(given.iterations))
     return [
         Stage.writing(trees, "build-tree", "--preset", "demo", *sizes, *numbers),
         Stage.writing(
@@ -106,10 +105,7 @@ def show(given: Any, out: Path) -> None:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--out", type=Path, help="keep what the commands write, and resume there")
-    parser.add_argument(
-        "--questions", type=int, nargs="+", default=[400], help="of training, by seed; the last for all"
-    )
-    for name, default in (("seeds", 3), ("iterations", 16), ("test-questions", 300)):
+    for name, default in (("seeds", 3), ("questions", 400), ("iterations", 16), ("test-questions", 300)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--set", action="append", default=[], help="a setting of prm train")
     given = parser.parse_args()

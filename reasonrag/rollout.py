@@ -218,16 +218,21 @@ class Engine:
         asked = [replace(sampling, seed=each) for each in (seed, *others)]
         return [completion for (completion,) in await gather_all(self.llm.complete(prompt, each) for each in asked)]
 
-    async def run(self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int]) -> list[Trajectory]:
+    async def run(
+        self, trajectories: Sequence[Trajectory], *, seeds: Sequence[int], completed: Callable[[], object] | None = None
+    ) -> list[Trajectory]:
         """Run `[B]` trajectories to their ends, concurrently; trajectory `i` derives its step seeds from `seeds[i]`.
 
-        If a backend fails for one of them, the exception is raised after the others have ended: paid calls are kept.
+        `completed` is called after each step. If a backend fails for one of them, the exception is raised after the
+        others have ended: paid calls are kept.
         """
-        return await gather_all(self._finish(t, seed) for t, seed in zip(trajectories, seeds, strict=True))
+        return await gather_all(self._finish(t, seed, completed) for t, seed in zip(trajectories, seeds, strict=True))
 
-    async def _finish(self, trajectory: Trajectory, seed: int) -> Trajectory:
+    async def _finish(self, trajectory: Trajectory, seed: int, completed: Callable[[], object] | None) -> Trajectory:
         while trajectory.stop_reason is None:
             trajectory = await self.step(trajectory, seed=derive_seed(seed, len(trajectory.steps)))
+            if completed is not None:
+                completed()
         return trajectory
 
 

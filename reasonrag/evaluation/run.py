@@ -136,7 +136,9 @@ class Evaluation:
         self.shard = shard
         self.questions = questions if shard == WHOLE else cut(questions, shard.of)[shard.number]
         self.was_last = False  # whether all other shards had finished before this one
-        self.progress = Progress(len(self.questions) * sum(map(len, self.points.values())))
+        settings = [config for points in self.points.values() for _, config in points]
+        self.progress = Progress(len(self.questions) * len(settings), part="steps")
+        self.progress.planned = len(self.questions) * sum(map(_most_steps, settings))
         self._draining = False
         self._folder: RunFolder | None = None
         self._judge: LLM | None = None
@@ -326,10 +328,17 @@ class Evaluation:
         """Attempt one question and count it in `outcome`; return its row, or None if it failed."""
         seed = derive_seed(config.seed, question.dataset, question.id)
         caller.set(Caller(f"{question.dataset}/{question.id}"))
+        left = _most_steps(config)
+
+        def count() -> None:
+            nonlocal left
+            left -= 1
+            self.progress.iterations += 1
+
         try:
             choice = config.choice
             seeds = [seed, *(derive_seed(seed, "attempt", number) for number in range(1, choice.best_of))]
-            attempts = await engine.run([Trajectory(question)] * choice.best_of, seeds=seeds)
+            attempts = await engine.run([Trajectory(question)] * choice.best_of, seeds=seeds, completed=count)
             trajectory = await choose(attempts, choice.rule, self._scorer)
             reading = engine.format.read(trajectory)
             verdicts = NOT_JUDGED
@@ -340,6 +349,8 @@ class Evaluation:
         except Exception as error:
             outcome.failures[index] = set_aside(question, error, self.progress)
             return None
+        finally:
+            self.progress.planned -= left  # most attempts end before they have to
         outcome.scores[index] = scores(trajectory, reading=reading, rules=self.rules)
         outcome.verdicts[index] = verdicts
         outcome.ends[str(trajectory.stop_reason)] += 1
@@ -347,6 +358,11 @@ class Evaluation:
             outcome.out_of_form[reading.reason] += 1
         self.progress.done += 1
         return trajectory_row(trajectory, reading, verdicts, rules=self.rules)
+
+
+def _most_steps(config: Config) -> int:
+    """Return the most steps of a question at one setting."""
+    return config.format.max_steps * config.choice.best_of
 
 
 async def choose(attempts: Sequence[Trajectory], rule: str, scorer: StepScorer | None) -> Trajectory:

@@ -52,8 +52,9 @@ class Progress:
         label: what is being worked on right now, such as a policy and its setting; "" shows nothing.
         done_before: units that an earlier process finished; they are part of `done` and say nothing about the pace.
         written: rows written so far by kind ("nodes", "pairs"), in the order shown.
-        planned: iterations of the questions that this process works on, if it knows; those that have ended count with
-            the iterations that they took. They say how far the work is while no question has ended.
+        planned: iterations (of an evaluation, steps) of the units that this process works on, if it knows; those that
+            have ended count with what they took. They say how far the work is while none has ended.
+        part: what `planned` and `iterations` count.
     """
 
     total: int
@@ -65,6 +66,7 @@ class Progress:
     written: Counter[str] = field(default_factory=Counter)
     planned: int = 0
     iterations: int = 0
+    part: str = "iterations"
     causes: Counter[str] = field(default_factory=Counter)  # of what failed
     started: float = field(default_factory=time.monotonic)
     _retried_before: int = field(default_factory=RETRIES.total)
@@ -157,7 +159,7 @@ class Progress:
         parts = [self.label] if self.label else []
         parts += [f"{self.done}/{self.total} {self.unit}", f"{self.failed} failed"]
         if self.planned:
-            parts.append(f"{self.iterations}/{self.planned} iterations")
+            parts.append(f"{self.iterations}/{self.planned} {self.part}")
         parts += [f"{count} {kind}" for kind, count in self.written.items()]
         if not calls and any(model.slots.in_flight for model, _ in self._models):
             parts.append(f"no reply yet in {duration(seconds)}")

@@ -175,8 +175,8 @@ class RealModel(Paper):
             yield from _pairs_section(pairs, results["siblings"])
             yield from ["", f"![A tree of `sft` for a question of our own: the best path and its siblings]({_PICTURE})"]
         yield from ["", "## Costs", ""]
-        yield "CPU seconds, attempts that were killed included. Everything runs in its own process with transformers; a"
-        yield "server of vLLM's CPU build would save a tenth of a call ([engines](../engines.md))."
+        yield "CPU seconds, attempts that were killed included. Everything runs in its own process with transformers;"
+        yield "a server of vLLM's CPU build costs about the same ([engines](../engines.md))."
         rows = []
         for cost in results["costs"]:
             per = cost["cpu_s"] / cost["count"] if cost["count"] else math.nan

@@ -185,12 +185,12 @@ def test_a_drain_before_the_first_call_pays_for_nothing(questions, tmp_path):
 
 def test_progress_counts_attempts_calls_and_tokens_over_all_policies(questions, tmp_path):
     evaluation = Evaluation(toys(questions, "direct", "searcher"), tmp_path / "out", max_steps=[8, 5])
-    assert evaluation.progress.total == 48
-    evaluation.run()
     progress = evaluation.progress
+    assert progress.total == 48 and progress.planned == 2 * 12 * (8 + 5)  # as many steps as there may be
+    evaluation.run()
     assert (progress.done, progress.failed, progress.usage.calls) == (48, 0, 48)
     assert progress.usage.tokens > 1000 and progress.usage.cost is None and progress.eta_s == 0
-    assert progress.line().startswith("searcher t1_s5_k3, 48/48 attempts, 0 failed, 48 calls (")
+    assert progress.line().startswith("searcher t1_s5_k3, 48/48 attempts, 0 failed, 96/96 steps, 48 calls (")
 
 
 def test_another_policy_under_the_same_name_is_refused(questions, tmp_path):
