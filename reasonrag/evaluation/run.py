@@ -149,9 +149,11 @@ class Evaluation:
         first = {name: points[0][1] for name, points in self.points.items()}
         first = {name: config for name, config in first.items() if config.policy.spec != "extractive"}  # untrained
         no_card = [name for name, config in first.items() if not carried_settings(config.policy.carrier)]
+        if len(no_card) in (0, len(first)):
+            return
         asked = {name: how_asked(config, self._formats[name].fingerprint) for name, config in first.items()}
         told = list(asked_differently(asked))
-        if told and 0 < len(no_card) < len(first) and not all(RunFolder.begun_with(self.out / name) for name in first):
+        if told and not all(RunFolder.begun_with(self.out / name) for name in first):
             raise ConfigError(
                 f"{'; '.join(told)}. Nothing says how {', '.join(no_card)} was trained to be asked: give its folder "
                 f"(--card {no_card[0]}=FOLDER, which may be that of another policy), or --differently if this is meant"
