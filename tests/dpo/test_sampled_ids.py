@@ -15,7 +15,7 @@ from benchmarks.token_ids import AnyReasonRAG, AnySearchR1, AnyToolCalls, Record
 from reasonrag.llm.base import Sampling
 from reasonrag.publish.exchange.importers import from_trl
 from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.tables import pair_schema
+from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.llm.tiny import SENTENCES, save_random_model
 
 # It shows calls and their results, too.
@@ -84,6 +84,7 @@ def test_the_ids_that_are_scored_are_those_that_were_read_and_sampled(kind, form
     assert counts.differing / counts.steps > 0.5 and not counts.without_ids and not counts.of_another_tokenizer
     rows = list(read_shards(tmp_path / "run/pairs", "train", pair_schema()))
     assert {row[f"{side}_end"] for row in rows for side in ("chosen", "rejected")} >= {"stop", "turn"}
-    assert any(not policy.chat.decode(row["chosen_token_ids"]).endswith(row["chosen"][0]["content"]) for row in rows)
+    nodes = [node for node in read_shards(tmp_path / "run/trees", "nodes", tree_schema()) if node["token_ids"]]
+    assert any(not policy.chat.decode(node["token_ids"]).endswith(node["text"]) for node in nodes)
     assert shape.append_only == any(row["turn"] for row in rows)
     assert [from_trl(json.loads(json.dumps(row))) for row in rows] == rows
