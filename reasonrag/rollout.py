@@ -156,6 +156,8 @@ class Engine:
     async def step(self, trajectory: Trajectory, *, seed: int) -> Trajectory:
         """Return the trajectory with one more step; it ends if that step answers or is the last one allowed.
 
+        The step is one that the format takes itself (`Format.own_step`), or else the policy is asked for it.
+
         Raises:
             ValueError: the trajectory has already ended.
             LLMError, RetrievalError: a backend failed after its retries.
@@ -163,6 +165,10 @@ class Engine:
         """
         if trajectory.stop_reason is not None:
             raise ValueError(f"a trajectory that ended ({trajectory.stop_reason}) cannot be continued")
+        own = self.format.own_step(trajectory.question, trajectory.steps)
+        if own is not None:
+            step = Step(Prompt(()), Completion("", prompt_tokens=0, completion_tokens=0), own)
+            return await self._take(trajectory, step)
         # The last step has to answer: a trajectory that only searches earns nothing, and its prefix would look
         # worthless.
         final = self.format.must_answer(trajectory.steps, self.max_steps)
@@ -171,12 +177,16 @@ class Engine:
         completions = [known] if known else await self._ask(prompt, seed)
         steps = [self._read(trajectory, prompt, completion, final=final) for completion in completions]
         step = steps[0] if len(steps) == 1 else await self._best(steps)
-        action = step.action
         if self.first_steps is not None and known is None:
             self.first_steps.add(step)
+        return await self._take(trajectory, step, final=final)
+
+    async def _take(self, trajectory: Trajectory, step: Step, *, final: bool = False) -> Trajectory:
+        """Return the trajectory with a step that was decided on, and with what its search found."""
+        action = step.action
         if isinstance(action, Search):
             (passages,) = await self.retriever.search([action.query], self.top_k)
-            step = Step(prompt, step.completion, action, passages)
+            step = replace(step, passages=passages)
         if isinstance(action, Answer):
             return trajectory.extend(step, StopReason.FORCED_ANSWER if action.forced else StopReason.ANSWERED)
         ended = final or (isinstance(action, Malformed) and action.ends)

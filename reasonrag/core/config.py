@@ -268,7 +268,7 @@ class FormatConfig(Section):
     name: str = setting(
         "reasonrag",
         "format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, tool_calls, or "
-        "python:PACKAGE.MODULE:NAME",
+        "python:PACKAGE.MODULE:NAME; to evaluate, also a baseline: direct, cot, rag, iter_retgen",
         "--format",
     )
     tool_parser: Literal["hermes", "llama3", "gemma", "gemma4"] | None = setting(

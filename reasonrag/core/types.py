@@ -157,12 +157,17 @@ Action = Search | Note | Answer | Malformed
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision of the policy with its result."""
+    """One decision with its result: of the policy, or of the format, which asks nobody (`Format.own_step`)."""
 
     prompt: Prompt
     completion: Completion
     action: Action
     passages: tuple[Passage, ...] = ()  # best first; empty unless the action is a Search
+
+    @property
+    def asked(self) -> bool:
+        """Whether the policy was asked for it."""
+        return bool(self.prompt.messages)
 
 
 class StopReason(StrEnum):

@@ -129,6 +129,8 @@ class _Reader:
             queries = self._new_queries()
             if queries and not self._decide(self._readiness()):
                 return _tagged("query", self._choose(queries))
+        elif self._view.documents and (evidence := self._extract()):
+            self._evidence.append(evidence)
         return _tagged("answer", self._choose(candidates(self._asked, self._evidence, self._queries)))
 
     def _choose(self, scored: Sequence[Scored]) -> str:

@@ -42,7 +42,7 @@ def scores(trajectory: Trajectory, *, reading: Reading | None = None, rules: Rul
     and the last one answers, as in the format `reasonrag`.
 
     Returns:
-        `em`, `f1`, `acc` in [0, 1]; `retrievals`: searches of the policy; `steps`: its decisions; `forced`: 1 if the
+        `em`, `f1`, `acc` in [0, 1]; `retrievals`: searches; `steps`: decisions of the policy; `forced`: 1 if the
         answer was forced at the step limit; `format_rate`: 1.0 if the attempt is well-formed; tokens summed over the
         steps, None unless the backend counted all of them.
 
@@ -58,7 +58,7 @@ def scores(trajectory: Trajectory, *, reading: Reading | None = None, rules: Rul
     return {
         **answer_scores(trajectory.answer, trajectory.question.golden_answers, rules=rules),
         "retrievals": sum(isinstance(step.action, Search) for step in steps),
-        "steps": len(steps),
+        "steps": sum(step.asked for step in steps),
         "forced": int(trajectory.stop_reason is StopReason.FORCED_ANSWER),
         "format_rate": float(in_form),
         "prompt_tokens": _total([step.completion.prompt_tokens for step in steps]),

@@ -14,6 +14,7 @@ from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerprint
 from reasonrag.core.types import Question
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
+from reasonrag.formats.baselines import BASELINES
 from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.formats.recorded import RecordedFormat
@@ -27,19 +28,30 @@ from reasonrag.storage.recordings import read_calls
 
 log = structlog.get_logger()
 
-# Each is called with a `PromptSet` and how passages are shown: `passage_order`, `max_passage_chars`.
+# Those that policies are trained in. Each is called with a `PromptSet` and how passages are shown: `passage_order`,
+# `max_passage_chars`; so is each of `BASELINES`.
 FORMATS: dict[str, Callable[..., Format]] = {
     format.name: format
     for format in (ReasonRAGFormat, SearchR1Format, HiPRAGFormat, SearchP1Format, WhenToSearchFormat, ToolCallsFormat)
 }
 
 
-def open_format(config: Config, *, warn: bool = True) -> Format:
-    """Create the format `format.name`, with its prompt texts; `warn` if the policy was trained with others."""
+def open_format(config: Config, *, warn: bool = True, to_train: bool = False) -> Format:
+    """Create the format `format.name`, with its prompt texts; `warn` if the policy was trained with others.
+
+    Raises:
+        ConfigError: there is no such format or prompt set, or the format is a baseline and is `to_train` a policy.
+    """
     name = config.format.name
-    if name not in FORMATS and not name.startswith("python:"):
-        raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
-    make = FORMATS[name] if name in FORMATS else import_plugin(name.removeprefix("python:"))
+    known = FORMATS | BASELINES
+    if name not in known and not name.startswith("python:"):
+        raise ConfigError(f"format {name!r} is unknown; known: {', '.join(known)}, python:PACKAGE.MODULE:NAME")
+    if to_train and name in BASELINES:
+        raise ConfigError(
+            f"format {name} is a baseline of the papers, made to be compared with (eval --format {name}); policies "
+            f"are trained in one of {', '.join(FORMATS)}"
+        )
+    make = known[name] if name in known else import_plugin(name.removeprefix("python:"))
     options: dict[str, Any] = {"parser": _tool_parser(config)} if make is ToolCallsFormat else {}
     format: Format = make(
         PromptSet.find(config.format.prompts),
@@ -47,7 +59,7 @@ def open_format(config: Config, *, warn: bool = True) -> Format:
         max_passage_chars=config.retrieval.max_passage_chars,
         **options,
     )
-    if warn:
+    if warn and name not in BASELINES:  # nobody was trained for these
         check_prompts(config.policy.carrier, format)
     return format
 
@@ -111,6 +123,7 @@ def check_prompts(policy: str | None, format: Format) -> None:
 
 
 __all__ = [
+    "BASELINES",
     "FORMATS",
     "Block",
     "Format",

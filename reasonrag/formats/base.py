@@ -94,6 +94,13 @@ class Format(Protocol):
         """
         ...
 
+    def own_step(self, question: Question, steps: tuple[Step, ...]) -> Action | None:
+        """Return the action that the format takes next without asking the policy; None if the policy is asked.
+
+        Plain RAG searches for the question before the policy speaks. Text of passages must not decide it.
+        """
+        ...
+
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return the next prompt. With `final` the policy is asked for its answer and nothing else."""
         ...
@@ -161,7 +168,8 @@ class InstructedFormat:
 
     name: ClassVar[str]
     append_only: ClassVar[bool]
-    instructions: ClassVar[tuple[str, ...]]  # names of the texts, below the format's name in a prompt set
+    room: ClassVar[str] = ""  # the folder of the texts in a prompt set; the format's name if empty
+    instructions: ClassVar[tuple[str, ...]]  # names of the texts in it
     optional: ClassVar[tuple[str, ...]] = ()  # names of texts that a prompt set may lack
 
     def __init__(
@@ -180,8 +188,9 @@ class InstructedFormat:
             max_passage_chars: longer passages are cut there, with a mark.
         """
         prompts = prompts or PromptSet.find()
-        found = tuple(name for name in self.optional if prompts.has(f"{self.name}/{name}"))
-        self.texts = {name: prompts.text(f"{self.name}/{name}") for name in self.instructions + found}
+        room = self.room or self.name
+        found = tuple(name for name in self.optional if prompts.has(f"{room}/{name}"))
+        self.texts = {name: prompts.text(f"{room}/{name}") for name in self.instructions + found}
         self.passage_order = passage_order
         self.max_passage_chars = max_passage_chars
 
@@ -195,6 +204,9 @@ class InstructedFormat:
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
         """Return True for the last action: it has to be the answer."""
         return len(steps) >= max_steps - 1
+
+    def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
+        return None
 
     def quoted_passages(self, passages: Sequence[Passage]) -> list[tuple[str, str]]:
         """Return `[number] title` and text of each passage in the order shown, inert and cut to size."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 from reasonrag.core.text import inert_tokens, one_line
 from reasonrag.core.types import (
@@ -42,8 +43,8 @@ class ReasonRAGFormat(InstructedFormat):
 
     name = "reasonrag"
     append_only = False
-    instructions = ("reasoning", "grounding", "answer")
-    optional = ("system",)
+    instructions: ClassVar[tuple[str, ...]] = ("reasoning", "grounding", "answer")
+    optional: ClassVar[tuple[str, ...]] = ("system",)
 
     def stage(self, steps: Sequence[Step]) -> Stage:
         """Return what comes after `steps`. A step that could not be parsed leaves the stage as it was."""
@@ -70,16 +71,13 @@ class ReasonRAGFormat(InstructedFormat):
         The stage's instruction is the system prompt, or the end of the user turn if all stages share one.
         """
         stage = self.stage(steps)
-        user = [f"Question: {quotable(question.question)}"]
-        thoughts = [_thought(s.completion.text) for s in steps if not isinstance(s.action, Malformed)]
-        if thoughts:
-            user += ["Previous Thoughts:", *thoughts]
+        thoughts = [thought(s.completion.text) for s in steps if not isinstance(s.action, Malformed)]
         if final:
-            return self._chat("answer", user, ("answer",))
+            return self._chat("answer", question, thoughts)
+        passages = None
         if stage is Stage.GROUNDING:
             passages = next(s.passages for s in reversed(steps) if isinstance(s.action, Search))
-            user += ["Documents:", *self._documents(passages)]
-        return self._chat(stage.value, user, _ALLOWED[stage])
+        return self._chat(stage.value, question, thoughts, passages, tuple(f"</{tag}>" for tag in _ALLOWED[stage]))
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse the last well-formed tag; one that the stage does not allow is `Malformed`. Never raises."""
@@ -141,12 +139,24 @@ class ReasonRAGFormat(InstructedFormat):
         empty = next((f"empty_{tag}" for tag, body in found if not body), "")
         return empty if _ORDER.fullmatch(order) else "order"
 
-    def _chat(self, stage: str, user: list[str], tags: tuple[str, ...]) -> Prompt:
+    def _chat(
+        self,
+        stage: str,
+        question: Question,
+        thoughts: Sequence[str] = (),
+        passages: Sequence[Passage] | None = None,
+        stop: tuple[str, ...] = ("</answer>",),
+    ) -> Prompt:
+        """Return a chat of its own, which `read` can take apart; None shows no documents, () that none was found."""
+        user = [f"Question: {quotable(question.question)}"]
+        if thoughts:
+            user += ["Previous Thoughts:", *thoughts]
+        if passages is not None:
+            user += ["Documents:", *self._documents(passages)]
         system = self.texts[stage]
         if shared := self.texts.get("system"):
             user, system = [*user, "", system], shared
-        messages = (Message("system", system), Message("user", "\n".join(user)))
-        return Prompt(messages, stop=tuple(f"</{tag}>" for tag in tags))
+        return Prompt((Message("system", system), Message("user", "\n".join(user))), stop=stop)
 
     def _documents(self, passages: Sequence[Passage]) -> list[str]:
         if not passages:
@@ -158,7 +168,7 @@ class ReasonRAGFormat(InstructedFormat):
 
 
 @lru_cache(maxsize=4096)  # every later step of every branch shows it again
-def _thought(text: str) -> str:
+def thought(text: str) -> str:
     """Return an earlier step of the policy in one line, with its tags and without special tokens."""
     return one_line(inert_tokens(text))
 

@@ -78,7 +78,7 @@ def open_parts(
         format = recorded = open_recorded(config, questions)
         questions = recorded.questions
     retriever = as_retriever(retriever, config.retrieval) if retriever else open_retriever(config, questions)
-    format = format or open_format(config)
+    format = format or open_format(config, to_train=True)
     policy = policy or open_llm(config.policy, "policy")
     content = {
         "questions": questions_fingerprint(questions),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.types import Passage, Question, Trajectory
-from reasonrag.formats import FORMATS, Block, Format, StreamFormat
+from reasonrag.formats import BASELINES, FORMATS, Block, Format, StreamFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine
 
@@ -194,7 +194,7 @@ class _Passages:
 
 def play(golden: dict[str, Any]) -> tuple[Format, Trajectory]:
     """The golden trajectory, run by the engine."""
-    format = FORMATS[golden["format"]]()
+    format = (FORMATS | BASELINES)[golden["format"]]()
     llm = ScriptedLLM(golden["completions"])
     engine = Engine(llm, _Passages(golden["passages"]), format, max_steps=golden["max_steps"])  # type: ignore[arg-type]
     question = Question("1", golden["question"], tuple(golden["golden_answers"]))
@@ -209,6 +209,7 @@ def turn(format: Format, trajectory: Trajectory) -> Turn:
     return [
         said
         for step in trajectory.steps
+        if step.asked
         for said in (["engine", step.prompt.messages[-1].content], ["policy", step.completion.text])
     ]
 

@@ -237,6 +237,9 @@ class FifthFormat:
     def must_answer(self, steps: tuple[Step, ...], max_steps: int) -> bool:
         return len(steps) == max_steps - 1
 
+    def own_step(self, question: Question, steps: tuple[Step, ...]) -> None:
+        return None
+
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         turn: list[Span] = []
         for step in steps:
