@@ -65,7 +65,8 @@ def main() -> None:
         arguments, timeout_s = [], None if names else TIMEOUT_S
     else:  # options belong to the one benchmark that is named first
         names, arguments, timeout_s = names[:1], sys.argv[2:], None
-    if names and not (ROOT / "benchmarks" / f"{_module(names[0])}.py").exists():
+    asked = names or len(sys.argv) == 1
+    if not asked or not all((ROOT / "benchmarks" / f"{_module(name)}.py").exists() for name in names):
         sys.exit(__doc__)
     FIGURES.mkdir(parents=True, exist_ok=True)
     started, failures = time.monotonic(), []

@@ -21,6 +21,7 @@ from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
 from reasonrag.core.types import Completion, Passage, Prompt, Question
 from reasonrag.formats import FORMATS, PromptSet
+from reasonrag.formats.stream import StreamFormat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.mcts import Evaluator, TreeSearch
 from reasonrag.rewards.judge import ProcessJudge
@@ -34,7 +35,7 @@ WORDS = (
 )
 PARTS = ("system", "question", "thoughts", "documents", "instruction")
 ROWS = [("reasonrag", None, 64), ("reasonrag", None, 16), ("reasonrag", "official", 64)]
-ROWS += [(name, None, 16) for name in FORMATS if name != "reasonrag"]
+ROWS += [(name, None, 16) for name, one in FORMATS.items() if isinstance(one, type) and issubclass(one, StreamFormat)]
 
 Labelled = list[tuple[str, str]]  # a token and the part of the prompt that it stands in
 
