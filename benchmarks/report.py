@@ -210,9 +210,8 @@ def measure(table: Table, questions: int, nodes: int, rounds: int, trees: Sequen
         for what, values in times.items():
             limit = f"<= {BOUNDS[what]}" if what in BOUNDS else ""
             table.row(f"{name}: {what}, worst {max(values):.2f} s", median(values), "s", limit=limit)
-    table.note(
-        f"{questions:,} questions, {len(pages)} of which have a page, {questions * nodes:,} nodes, medians of {rounds} rounds"
-    )
+    size = f"{questions:,} questions, {len(pages)} of which have a page, {questions * nodes:,} nodes"
+    table.note(f"{size}, medians of {rounds} rounds")
 
 
 def screenshots(run: Path, folder: Path) -> None:
