@@ -268,12 +268,22 @@ class FormatConfig(Section):
     name: str = setting(
         "reasonrag",
         "format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, tool_calls, or "
-        "python:PACKAGE.MODULE:NAME; to evaluate, also a baseline: direct, cot, rag, iter_retgen",
+        "python:PACKAGE.MODULE:NAME; to evaluate, also a baseline: direct, cot, rag, flare, skr, "
+        "adaptive, iter_retgen, ircot, self_ask, search_o1",
         "--format",
     )
     tool_parser: Literal["hermes", "llama3", "gemma", "gemma4"] | None = setting(
         None, "how the policy writes the calls of format tool_calls (default: as its chat template does)"
     )
+    labels: str | None = execution(
+        None,
+        "evaluation of training questions in formats direct and rag (adaptive: also ircot), from which formats skr and "
+        "adaptive learn what suits a question",
+        "--labels",
+    )
+    neighbours: int = setting(5, "labelled questions that vote, the most similar ones", ge=1)
+    encoder: str = setting("lexical", "what compares questions: lexical, or a sentence-transformers model")
+    threshold: float = setting(0.2, "probability of a token below which format flare searches", gt=0, lt=1)
     prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")
     max_steps: int = setting(
         8, "maximum actions of the policy in a trajectory; the last one must answer", "--max-turns", ge=1

@@ -43,12 +43,15 @@ from reasonrag.llm.base import Sampling
 
 Scored = tuple[str, float]
 
-_STOPS = (("</query>", "</answer>"), ("</evidence>",), ("</answer>",))
+_STOPS = (("</query>", "</answer>"), ("</evidence>",), ("</answer>",), ("\n",))
 _TEMPLATES = {
     "query": "So the next query is <query>{}</query>",
     "evidence": "Based on the query, the relevant evidence is <evidence>{}</evidence>",
     "answer": "So the answer is <answer>{}</answer>",
 }
+_SENTENCES = {"evidence": "{}", "answer": "So the answer is: {}."}  # IRCoT
+_SELF_ASK = {"query": "Follow up: {}", "evidence": "Intermediate answer: {}", "answer": "So the final answer is: {}."}
+_ASKING = "Are follow up questions needed here: Yes."  # the first line of Self-Ask
 _EARLIEST = word_set("first earlier earliest older oldest before")
 _LATEST = word_set("later latest younger youngest recently recent newer newest last")
 _MOST = word_set("more most larger largest bigger higher highest longer")
@@ -68,7 +71,7 @@ _DEMONYM = re.compile(r"[^\W\d_]+(?:an|ish|ese|nch|tch|ss|eek|eli|aqi|ani)\Z")  
 
 
 class ExtractiveLLM:
-    """Serves prompts of the `reasonrag` format. Stateless; a pure function of the prompt and the sampling.
+    """Serves prompts of `reasonrag`, and of baselines in its layout. A pure function of the prompt and the sampling.
 
     `temperature`, `seed` (None counts as 0) and `n` are honoured; `top_p` and `max_tokens` have no meaning here, as
     there are no tokens. Token ids and log-probabilities are None; token counts are words.
@@ -88,8 +91,8 @@ class ExtractiveLLM:
             view = read(prompt)
         except (ValueError, IndexError) as error:
             raise LLMError(
-                "the extractive policy reads prompts of the reasonrag format and cannot serve another format or a "
-                f"judge: choose format reasonrag, or a model for this task ({error})",
+                "the extractive policy reads prompts of the reasonrag format and of most baselines, and cannot serve "
+                f"another format or a judge: choose format reasonrag, or a model for this task ({error})",
                 cause="refused",
             ) from error
         prompt_words = sum(len(message.content.split()) for message in prompt.messages)
@@ -113,8 +116,11 @@ class _Reader:
         self._asked = analyse(view.question)
         self._queries: list[str] = []
         self._evidence: list[str] = []
+        self._templates = _TEMPLATES
+        if view.line:
+            self._templates = _SELF_ASK if _ASKING in view.thoughts else _SENTENCES
         for thought in view.thoughts:
-            tag, body = last_tag(thought, tuple(_TEMPLATES)) or ("", "")
+            tag, body = last_tag(thought, tuple(_TEMPLATES)) or _of_line(thought)
             if tag == "query":
                 self._queries.append(body)
             elif tag == "evidence" and body.lower().rstrip(".") != "none":
@@ -122,16 +128,23 @@ class _Reader:
 
     def write(self) -> str:
         """Return the next step in the format's words."""
-        if not self._view.final:
-            if self._view.stage is Stage.GROUNDING:
-                evidence = self._extract()
-                return _tagged("evidence", evidence) if evidence else "<evidence>None</evidence>"
+        view, found = self._view, self._extract() if self._view.documents else ""
+        if view.stage is Stage.GROUNDING or (view.documents and self._templates is _SELF_ASK):
+            return self._say("evidence", found) if found else self._templates["evidence"].format("None")
+        if self._templates is _SENTENCES:
+            if found and not self._decide(self._readiness()):
+                return self._say("evidence", found)
+        elif not view.final:
             queries = self._new_queries()
             if queries and not self._decide(self._readiness()):
-                return _tagged("query", self._choose(queries))
-        elif self._view.documents and (evidence := self._extract()):
-            self._evidence.append(evidence)
-        return _tagged("answer", self._choose(candidates(self._asked, self._evidence, self._queries)))
+                return self._say("query", self._choose(queries))
+        elif found:
+            self._evidence.append(found)
+        return self._say("answer", self._choose(candidates(self._asked, self._evidence, self._queries)))
+
+    def _say(self, kind: str, body: str) -> str:
+        body = one_line(inert(body)) or "unknown"
+        return self._templates[kind].format(f'"{body}"' if body in ECHOES else body)
 
     def _choose(self, scored: Sequence[Scored]) -> str:
         return scored[self._index([score for _, score in scored])][0]
@@ -201,9 +214,11 @@ class _Reader:
         return " ".join(text if not title or mentions(text, title) else f"{title}: {text}" for title, text in chosen)
 
 
-def _tagged(tag: str, body: str) -> str:
-    body = one_line(inert(body)) or "unknown"
-    return _TEMPLATES[tag].format(f'"{body}"' if body in ECHOES else body)
+def _of_line(thought: str) -> tuple[str, str]:
+    """Return the kind and the content of an earlier line of a baseline."""
+    label, _, body = thought.partition(": ")
+    kinds = {"Follow up": "query", "Intermediate answer": "evidence"}
+    return (kinds[label], body) if label in kinds else ("" if thought == _ASKING else "evidence", thought)
 
 
 def _overlap(query: frozenset[str], question: frozenset[str], rows: Sequence[tuple[str, str]]) -> list[float]:

@@ -14,8 +14,9 @@ from reasonrag.core.plugins import import_plugin
 from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerprint
 from reasonrag.core.types import Question
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
-from reasonrag.formats.baselines import BASELINES
+from reasonrag.formats.baselines import BASELINES, FLAREFormat, SKRFormat
 from reasonrag.formats.hiprag import HiPRAGFormat
+from reasonrag.formats.neighbours import Neighbours
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.search_p1 import SearchP1Format
@@ -52,7 +53,13 @@ def open_format(config: Config, *, warn: bool = True, to_train: bool = False) ->
             f"are trained in one of {', '.join(FORMATS)}"
         )
     make = known[name] if name in known else import_plugin(name.removeprefix("python:"))
-    options: dict[str, Any] = {"parser": _tool_parser(config)} if make is ToolCallsFormat else {}
+    options: dict[str, Any] = {}
+    if make is ToolCallsFormat:
+        options["parser"] = _tool_parser(config)
+    elif make is FLAREFormat:
+        options["threshold"] = config.format.threshold
+    elif isinstance(make, type) and issubclass(make, SKRFormat):
+        options["neighbours"] = _neighbours(config, make)
     format: Format = make(
         PromptSet.find(config.format.prompts),
         passage_order=config.retrieval.passage_order,
@@ -82,6 +89,16 @@ def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedForm
         passage_order=config.retrieval.passage_order,
         max_passage_chars=config.retrieval.max_passage_chars,
     )
+
+
+def _neighbours(config: Config, format: type[SKRFormat]) -> Neighbours:
+    settings, ways = config.format, [way.name for way in format.ways]
+    if settings.labels is None:
+        raise ConfigError(
+            f"format {format.name} chooses among {', '.join(ways)} by what suited similar questions; evaluate training "
+            "questions in each of them with one --out, and give that folder as --labels"
+        )
+    return Neighbours.read(settings.labels, ways, k=settings.neighbours, encoder=settings.encoder)
 
 
 def _tool_parser(config: Config) -> str:

@@ -6,16 +6,33 @@ which ReasonRAG measured its Table 2 (App. E.2). Prompts have the layout of `rea
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from reasonrag.core.text import one_line
-from reasonrag.core.types import Action, Answer, Malformed, Note, Passage, Prompt, Question, Search, Step
-from reasonrag.formats.base import Block, Reading
-from reasonrag.formats.reasonrag import ECHOES, ReasonRAGFormat
+from reasonrag.core.errors import RunError
+from reasonrag.core.text import inert, one_line
+from reasonrag.core.types import (
+    Action,
+    Answer,
+    Malformed,
+    Message,
+    Note,
+    Passage,
+    Prompt,
+    Question,
+    Search,
+    Span,
+    Step,
+)
+from reasonrag.formats.base import Block, PromptSet, Reading, Stage, fingerprint, quotable
+from reasonrag.formats.neighbours import Neighbours
+from reasonrag.formats.reasonrag import ECHOES, ReasonRAGFormat, thought
 from reasonrag.formats.tags import last_tag
 
+_LINE = ("\n",)
+_MOST_PASSAGES = 15  # that IRCoT keeps (arXiv:2212.10509)
 _ANSWER = re.compile(r"\banswer is: *(\S.*)")  # of IRCoT, FLARE and Self-Ask; the others have a tag
 
 
@@ -24,7 +41,7 @@ class DirectFormat(ReasonRAGFormat):
 
     name = "direct"
     room = "baselines"
-    instructions = ("direct",)
+    instructions: ClassVar[tuple[str, ...]] = ("direct",)
     optional = ()
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
@@ -54,7 +71,7 @@ class RAGFormat(DirectFormat):
     """One search for the question itself, then the answer: Standard RAG, Naive (arXiv:2005.11401). RC is 1."""
 
     name = "rag"
-    instructions = ("rag",)
+    instructions: ClassVar[tuple[str, ...]] = ("rag",)
 
     def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
         return None if steps else Search(one_line(question.question))
@@ -78,6 +95,250 @@ class IterRetGenFormat(RAGFormat):
         return super().parse(completion, steps, final=final)
 
 
+class IRCoTFormat(RAGFormat):
+    """IRCoT: each sentence of a chain of thought is the next query, and passages pile up (arXiv:2212.10509).
+
+    The first search is for the question. The pile holds each passage once, best score first, as FlashRAG orders it.
+    """
+
+    name = "ircot"
+    instructions: ClassVar[tuple[str, ...]] = ("ircot", "rag")
+
+    def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
+        """Return True for the policy's last action; there are at most `max_steps` searches, all of them read."""
+        return sum(step.asked for step in steps) >= max_steps - 1
+
+    def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
+        if steps and isinstance(said := steps[-1].action, Note):
+            return Search(said.evidence)
+        return super().own_step(question, steps)
+
+    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
+        sentences = [thought(step.action.evidence) for step in steps if isinstance(step.action, Note)]
+        if final:
+            return self._chat("rag", question, sentences, _pile(steps))
+        return self._chat("ircot", question, sentences, _pile(steps), _LINE)
+
+    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
+        """Parse one line: a sentence, which is a note, or the answer."""
+        sentence = _line(completion)
+        if final or _answer(sentence):
+            return super().parse(completion if final else sentence, steps, final=final)
+        return Note(sentence) if sentence else Malformed("no_sentence", ends=True)
+
+
+class FLAREFormat(IRCoTFormat):
+    """FLARE: a sentence is written again with passages if one of its tokens was unlikely (arXiv:2305.06983, sec. 3.2).
+
+    The query is the whole sentence (beta = 0): which words the unlikely tokens spell, no format knows.
+    """
+
+    name = "flare"
+    instructions = ("flare", "rag", "direct")
+
+    def __init__(self, *args: Any, threshold: float = 0.2, **shown: Any) -> None:
+        """Read the instructions; a token with a probability below `threshold` (theta) makes it search."""
+        super().__init__(*args, **shown)
+        self.threshold = threshold
+
+    def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
+        """Return a search for a sentence that is unsure, the answer that a sure one gives, or None.
+
+        Raises:
+            RunError: the policy reports no log-probabilities.
+        """
+        if not steps or not isinstance(sentence := steps[-1].action, Note):
+            return None
+        rewritten = len(steps) > 1 and isinstance(steps[-2].action, Search)
+        if not rewritten and self._is_unsure(steps[-1]):
+            return Search(sentence.evidence)
+        answer = _answer(sentence.evidence)
+        return Answer(answer) if answer else None
+
+    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
+        """Return the sentences so far, without one that is to be written again, whose passages are shown."""
+        searched = steps[-1].passages if steps and isinstance(steps[-1].action, Search) else None
+        followed = [*(step.action for step in steps[1:]), None]
+        sentences = [
+            thought(step.action.evidence)
+            for step, action in zip(steps, followed, strict=False)
+            if isinstance(step.action, Note) and not isinstance(action, Search)
+        ]
+        if final:
+            return self._chat("direct" if searched is None else "rag", question, sentences, searched)
+        return self._chat("flare", question, sentences, searched, _LINE)
+
+    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
+        """Parse one line as a note, also one that answers: `own_step` decides whether it may stand."""
+        sentence = _line(completion)
+        if final or not sentence:
+            return super().parse(completion, steps, final=final)
+        return Note(sentence)
+
+    def _is_unsure(self, step: Step) -> bool:
+        if step.completion.logprobs is None:
+            raise RunError(
+                "format flare searches where a token is unlikely, and the policy reports no log-probabilities; add "
+                "--set policy.logprobs=true for a server, or take a model in this process (hf:)"
+            )
+        return min(step.completion.logprobs, default=0.0) < math.log(self.threshold)
+
+
+class SelfAskFormat(ReasonRAGFormat):
+    """Self-Ask with a search engine: follow-up questions and intermediate answers, a line each (arXiv:2210.03350)."""
+
+    name = "self_ask"
+    asks = "Follow up:"
+    room = "baselines"
+    instructions = ("self_ask", "rag")
+    optional = ()
+
+    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
+        """Return the question and the lines so far, with the passages right behind a follow-up question."""
+        lines = ["Are follow up questions needed here: Yes."]
+        for step in steps:
+            if isinstance(step.action, Search):
+                lines.append(f"Follow up: {thought(step.action.query)}")
+            elif isinstance(step.action, Note):
+                lines.append(f"Intermediate answer: {thought(step.action.evidence) or 'unknown'}")
+        if final:
+            return self._chat("rag", question, lines)
+        passages = _found(steps) if self.stage(steps) is Stage.GROUNDING else None
+        return self._chat("self_ask", question, lines, passages, _LINE)
+
+    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
+        line = completion if final else _line(completion)
+        if not final and self.stage(steps) is Stage.GROUNDING:
+            said = line.removeprefix("Intermediate answer:").strip()
+            return Note(said) if said else Malformed("no_intermediate_answer")
+        query = line.partition(self.asks)[2].strip()
+        if query and not final:
+            return Search(query)
+        answer = _answer(line)
+        return Answer(answer, forced=final) if answer else Malformed("no_answer" if final else "no_follow_up")
+
+    read_text = DirectFormat.read_text
+
+
+class SearchO1Format(ReasonRAGFormat):
+    """Search-o1: one growing turn of reasoning that searches, and a chat beside it that sums up what was found.
+
+    arXiv:2501.05366, sec. 3.3 and 3.4 and App. A: the tags, Reason-in-Documents, the answer in a box.
+    """
+
+    name = "search_o1"
+    asks = "<|begin_search_query|>"
+    room = "baselines"
+    instructions = ("search_o1", "search_o1_documents")
+    optional = ()
+
+    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
+        """Return the turn so far, with the box opened if `final`; behind a search, the chat that reads its passages."""
+        if self.stage(steps) is Stage.GROUNDING and not final:
+            said = [thought(step.completion.text) for step in steps if isinstance(step.action, Search)]
+            return self._chat("search_o1_documents", question, said, _found(steps), stop=())
+        messages = (
+            Message("system", self.texts["search_o1"]),
+            Message("user", f"Question: {quotable(question.question)}"),
+        )
+        turn: list[Span] = []
+        for step in steps:
+            if isinstance(step.action, Search):
+                turn.append(Span(step.completion.text, step.completion.token_ids, by_policy=True))
+                if _QUERY_END not in step.completion.text:  # servers leave the stop string out
+                    turn.append(Span(_QUERY_END))
+            elif isinstance(step.action, Note):
+                found = inert(step.action.evidence)
+                turn.append(Span(f"\n\n<|begin_search_result|>{found}<|end_search_result|>\n\n"))
+        if final:
+            return Prompt(messages, (*turn, Span(_BOX)), ("}",))
+        return Prompt(messages, tuple(turn), (_QUERY_END,))
+
+    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
+        if final:
+            answer = one_line(completion.partition("}")[0])
+            return Answer(answer, forced=True) if answer else Malformed("no_answer", ends=True)
+        if self.stage(steps) is Stage.GROUNDING:
+            said = one_line(completion.rpartition("**Final Information**")[2])
+            return Note(said) if said else Malformed("no_information")
+        _, searches, query = completion.rpartition(self.asks)
+        if searches:
+            query = one_line(query.partition(_QUERY_END)[0])
+            return Search(query) if query else Malformed("empty_query", ends=True)
+        answer = one_line(boxes[-1]) if (boxes := _BOXED.findall(completion)) else ""
+        return Answer(answer) if answer else Malformed("no_answer", ends=True)
+
+    def read_text(self, text: str) -> Reading:
+        action = self.parse(text.rpartition(_QUERY_END)[2], ())
+        answer = action.answer if isinstance(action, Answer) else None
+        return Reading(answer is not None, "" if answer else "no_answer", (Block(conclusion=answer or ""),), answer)
+
+
+class SKRFormat(DirectFormat):
+    """SKR: searches once or not at all, as the questions most like this one were answered best (arXiv:2310.05002).
+
+    The first step notes the way that was chosen; the rest is what the format of that name does.
+    """
+
+    name = "skr"
+    instructions = ()
+    ways: ClassVar[tuple[type[DirectFormat], ...]] = (DirectFormat, RAGFormat)
+
+    def __init__(self, prompts: PromptSet | None = None, *, neighbours: Neighbours | None = None, **shown: Any) -> None:
+        super().__init__(prompts, **shown)
+        self.neighbours = neighbours
+        self._ways = {way.name: way(prompts, **shown) for way in self.ways}
+
+    @property
+    def fingerprint(self) -> str:
+        known = self.neighbours.fingerprint if self.neighbours else ""
+        return fingerprint(known, *(way.fingerprint for way in self._ways.values()))
+
+    def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
+        if steps:
+            return self._way(steps).own_step(question, steps[1:])
+        return Note(self.neighbours.label(question.question) if self.neighbours else self.ways[0].name)
+
+    def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
+        return self._way(steps).must_answer(steps[1:], max_steps)
+
+    def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
+        return self._way(steps).prompt(question, steps[1:], final=final)
+
+    def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
+        return self._way(steps).parse(completion, steps[1:], final=final)
+
+    def _way(self, steps: Sequence[Step]) -> DirectFormat:
+        chosen = steps[0].action if steps else None
+        return self._ways[chosen.evidence if isinstance(chosen, Note) else self.ways[0].name]
+
+
+class AdaptiveFormat(SKRFormat):
+    """Adaptive-RAG: no search, one, or IRCoT, as SKR chooses; the paper asks a trained T5 (arXiv:2403.14403)."""
+
+    name = "adaptive"
+    ways = (DirectFormat, RAGFormat, IRCoTFormat)
+
+
+_QUERY_END = "<|end_search_query|>"
+_BOX = "\n\n\\boxed{"
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+
+
+def _line(text: str) -> str:
+    """Return the first line of a text, in case that a server went on behind it."""
+    return one_line(text.strip().partition("\n")[0])
+
+
+def _pile(steps: Sequence[Step]) -> list[Passage]:
+    """Return all passages once, with their best score, best first."""
+    best: dict[str, Passage] = {}
+    for passage in (passage for step in steps for passage in step.passages):
+        if passage.id not in best or passage.score > best[passage.id].score:
+            best[passage.id] = passage
+    return sorted(best.values(), key=lambda passage: -passage.score)[:_MOST_PASSAGES]
+
+
 def _found(steps: Sequence[Step]) -> tuple[Passage, ...] | None:
     """Return the passages of the latest search; None if there was none."""
     return next((step.passages for step in reversed(steps) if isinstance(step.action, Search)), None)
@@ -95,6 +356,19 @@ def _answer(text: str) -> str:
     return "" if body in ECHOES else body
 
 
+# In the order of ReasonRAG's Table 2, by what they do.
 BASELINES: dict[str, type[ReasonRAGFormat]] = {
-    format.name: format for format in (DirectFormat, CoTFormat, RAGFormat, IterRetGenFormat)
+    format.name: format
+    for format in (
+        DirectFormat,
+        CoTFormat,
+        RAGFormat,
+        FLAREFormat,
+        SKRFormat,
+        AdaptiveFormat,
+        IterRetGenFormat,
+        IRCoTFormat,
+        SelfAskFormat,
+        SearchO1Format,
+    )
 }

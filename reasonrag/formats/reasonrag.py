@@ -23,7 +23,7 @@ from reasonrag.core.types import (
     Trajectory,
 )
 from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, quotable
-from reasonrag.formats.tags import before_tag, last_tag, tags_with_text
+from reasonrag.formats.tags import last_tag, tags_with_text
 
 _TAGS = ("query", "evidence", "answer")
 # Queries with their evidence, and the answer, each by its first letter.
@@ -45,6 +45,7 @@ class ReasonRAGFormat(InstructedFormat):
     append_only = False
     instructions: ClassVar[tuple[str, ...]] = ("reasoning", "grounding", "answer")
     optional: ClassVar[tuple[str, ...]] = ("system",)
+    asks: ClassVar[str] = "<query>"  # what a query stands behind; before it is the policy's reasoning
 
     def stage(self, steps: Sequence[Step]) -> Stage:
         """Return what comes after `steps`. A step that could not be parsed leaves the stage as it was."""
@@ -103,11 +104,11 @@ class ReasonRAGFormat(InstructedFormat):
             match step.action:
                 case Search(query):
                     context = "\n".join(passage.contents for passage in step.passages)
-                    blocks.append(Block(before_tag(step.completion.text, "query"), query, context))
-                case Note(evidence) if blocks:
+                    blocks.append(Block(step.completion.text.partition(self.asks)[0].strip(), query, context))
+                case Note(evidence) if blocks and not blocks[-1].conclusion:
                     blocks[-1] = replace(blocks[-1], conclusion=evidence)
                 case Answer(answer) if not blocks:
-                    blocks.append(Block(before_tag(step.completion.text, "answer"), conclusion=answer))
+                    blocks.append(Block(step.completion.text.partition("<answer>")[0].strip(), conclusion=answer))
         malformed = [step.action.reason for step in trajectory.steps if isinstance(step.action, Malformed)]
         reason = malformed[0] if malformed else "" if trajectory.answer is not None else "no_answer"
         return Reading(not reason, reason, tuple(blocks), trajectory.answer)
@@ -187,6 +188,7 @@ class View:
     documents: tuple[tuple[str, str], ...]  # (title, text), in the order shown
     stage: Stage
     final: bool
+    line: bool  # the next line is wanted, as some baselines write: a sentence, a question, or the answer
 
 
 def read(prompt: Prompt) -> View:
@@ -213,4 +215,5 @@ def read(prompt: Prompt) -> View:
         documents=tuple(documents),
         stage=Stage.GROUNDING if grounding else Stage.REASONING,
         final=prompt.stop == ("</answer>",),
+        line=prompt.stop == ("\n",),
     )

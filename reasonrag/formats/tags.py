@@ -157,12 +157,3 @@ def tags_with_text(text: str, names: Sequence[str]) -> list[tuple[str, str, str]
             found.append((text[end : opening.start()].strip(), opening[2], body))
             end = closing.end()
     return found
-
-
-def before_tag(text: str, name: str) -> str:
-    """Return the stripped text before the first `<name>`; all of the text if there is none.
-
-    >>> before_tag("first this <query>a</query>", "query")
-    'first this'
-    """
-    return text.partition(f"<{name}>")[0].strip()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.types import Passage, Question, Trajectory
+from reasonrag.core.types import Completion, Passage, Prompt, Question, Trajectory
 from reasonrag.formats import BASELINES, FORMATS, Block, Format, StreamFormat
+from reasonrag.formats.neighbours import Neighbours
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine
 
@@ -186,16 +188,25 @@ class _Passages:
         self._passages = passages
 
     async def search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]:
-        return [tuple(Passage(str(n), text) for n, text in enumerate(self._passages[q])) for q in queries]
+        return [tuple(Passage(text, text) for text in self._passages[query]) for query in queries]
 
     async def aclose(self) -> None:
         pass
 
 
+def _with_logprobs(text: str, p: list[float]) -> Completion:
+    """A completion of as many tokens as there are probabilities."""
+    return Completion(text, token_ids=tuple(range(len(p))), logprobs=tuple(math.log(each) for each in p))
+
+
 def play(golden: dict[str, Any]) -> tuple[Format, Trajectory]:
     """The golden trajectory, run by the engine."""
-    format = (FORMATS | BASELINES)[golden["format"]]()
-    llm = ScriptedLLM(golden["completions"])
+    labels = golden.get("labels")
+    format = (FORMATS | BASELINES)[golden["format"]](
+        **({"neighbours": Neighbours(labels, tuple(labels.values()))} if labels else {})
+    )
+    said = [text if isinstance(text, str) else _with_logprobs(**text) for text in golden["completions"]]
+    llm = ScriptedLLM(said)
     engine = Engine(llm, _Passages(golden["passages"]), format, max_steps=golden["max_steps"])  # type: ignore[arg-type]
     question = Question("1", golden["question"], tuple(golden["golden_answers"]))
     (trajectory,) = asyncio.run(engine.run([Trajectory(question)], seeds=[0]))
@@ -210,8 +221,12 @@ def turn(format: Format, trajectory: Trajectory) -> Turn:
         said
         for step in trajectory.steps
         if step.asked
-        for said in (["engine", step.prompt.messages[-1].content], ["policy", step.completion.text])
+        for said in (["engine", _shown(step.prompt)], ["policy", step.completion.text])
     ]
+
+
+def _shown(prompt: Prompt) -> str:
+    return "\n".join(filter(None, (prompt.messages[-1].content, prompt.prefix)))
 
 
 def page() -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from reasonrag.core.types import Answer, Completion, Passage, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
-from reasonrag.formats.tags import SEALED, before_tag, last_tag, tags
+from reasonrag.formats.tags import SEALED, last_tag, tags
 from tests.toys import QUESTION
 
 SIZE = 50_000
@@ -130,7 +130,7 @@ def test_any_shape_is_read_in_linear_time(name):
 @pytest.mark.slow
 def test_tags_are_found_in_linear_time():
     names = ["think", "search", "information", "answer"]
-    calls = {"tags": tags, "last_tag": last_tag, "before_tag": lambda text, names: before_tag(text, names[-1])}
+    calls = {"tags": tags, "last_tag": last_tag}
 
     def measure(text):
         return {name: seconds(partial(call, text, names)) for name, call in calls.items()}
