@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,7 +51,7 @@ def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[
 
 @click.command()
 @RUN
-@click.option("--question", required=True, help="Id of a question.")
+@click.option("--question", default="", help="Id of a question; without one, some are named.")
 @click.option("--in-dataset", help="Data set of the question, if two data sets have a question with this id.")
 @click.option("--depth", type=click.IntRange(min=1), help="Steps from the question that are shown (default: all).")
 @click.option("--best", is_flag=True, help="Show the best path and its siblings only.")
@@ -132,45 +132,50 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
     Questions for RL, in Search-R1's format:
       reasonrag export runs/hotpot --to verl --out data
     """
-    import inspect
-
-    from reasonrag.core.errors import ConfigError
-    from reasonrag.core.text import printable
     from reasonrag.publish.exchange import EXPORTERS
 
-    exporter = EXPORTERS[form]
-    takes = inspect.signature(exporter).parameters
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if unused := chosen.keys() - takes.keys():
-        raise ConfigError(f"--{min(unused)} has no meaning for --to {form}; leave it out")
-    if "log" in takes:
-        chosen["log"] = lambda line: print(printable(line))
-    _print_counts(exporter(run, out, **chosen), out)
+    _exchange(EXPORTERS[form], f"--to {form}", run, out, given)
 
 
 @click.command("import")
 @click.argument("source", type=PATH)
-@click.option("--from", "form", type=click.Choice(["proguide", "trl"]), required=True, help="Format of SOURCE.")
-@click.option("--test", type=PATH, help="File of held-out rows with the same fields.")
-@out("A folder that `dpo train --data` reads.")
-def import_(source: Path, form: str, test: Path | None, out: Path) -> None:
-    """Import preference pairs from another tool. Missing fields stay null; pairs that contradict each other are named.
+@click.option(
+    "--from", "form", type=click.Choice(["inspect", "proguide", "trl"]), required=True, help="Format of SOURCE."
+)
+@click.option("--test", type=PATH, help="File of held-out pairs with the same fields.")
+@out("A folder that `dpo train --data` reads; of inspect, `build-tree --recording`.")
+def import_(source: Path, form: str, out: Path, **given: Path | None) -> None:
+    """Import preference pairs, or an agent's log, from another tool.
+
+    Missing fields of pairs stay null, and pairs that contradict each other are named.
 
     \b
       reasonrag import RAG_ProGuide.json --from proguide --out data/proguide
       reasonrag dpo train --data data/proguide --model Qwen/Qwen2.5-7B-Instruct --out policies/proguide
+    A log of inspect_ai in JSON (inspect log dump FILE.eval > agent.json), to branch each step of its agent:
+      reasonrag import agent.json --from inspect --out recordings/inspect
     """
-    from reasonrag.core.text import printable
     from reasonrag.publish.exchange import IMPORTERS
 
-    counts = IMPORTERS[form](source, out, test=test, log=lambda line: print(printable(line)))
-    _print_counts(counts, out)
+    _exchange(IMPORTERS[form], f"--from {form}", source, out, given)
 
 
-def _print_counts(counts: Mapping[str, int], out: Path) -> None:
+def _exchange(
+    tool: Callable[..., Mapping[str, int]], choice: str, source: Path, out: Path, given: Mapping[str, object]
+) -> None:
+    """Run an exporter or importer with the options that it takes, and print how many rows it wrote."""
+    import inspect
+
+    from reasonrag.core.errors import ConfigError
     from reasonrag.core.text import printable
 
-    rows = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    takes = inspect.signature(tool).parameters
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if unused := chosen.keys() - takes.keys():
+        raise ConfigError(f"--{min(unused)} has no meaning for {choice}; leave it out")
+    if "log" in takes:
+        chosen["log"] = lambda line: print(printable(line))
+    rows = ", ".join(f"{name} {count:,}" for name, count in tool(source, out, **chosen).items())
     print(printable(f"rows: {rows}\ndata: {out}"))
 
 

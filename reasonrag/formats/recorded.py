@@ -67,6 +67,8 @@ class RecordedFormat(ToolCallsFormat):
         conversations: dict[str, list[Call]] = {}
         for call in calls:
             conversations.setdefault(call["conversation"], []).append(call)
+        sent = (message for told in conversations.values() for message in told[-1]["request"]["messages"])
+        self._thoughts_are_sent = any("<think>" in str(m.get("content")) for m in sent if m["role"] == "assistant")
         unused = Counter(filter(None, (self._take(told, questions) for told in conversations.values())))
         self.questions = [q for q in questions if (q.dataset, q.id) in self.trajectories]
         said = ", ".join(f"{count} {reason}" for reason, count in unused.items())
@@ -84,6 +86,10 @@ class RecordedFormat(ToolCallsFormat):
         opening = self._openings[question.dataset, question.id]
         messages = [message for message in opening if not (final and message.role == "tools")]
         return Prompt((*messages, *self.called(steps)))
+
+    def _words(self, message: str) -> str:
+        words = super()._words(message)  # a reasoning parser keeps thoughts apart, and most agents drop them
+        return words if self._thoughts_are_sent else words.rpartition("</think>")[2].strip()
 
     def documents(self, passages: Sequence[Passage]) -> str:
         if passages and passages[0].id == _FOUND:

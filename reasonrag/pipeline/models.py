@@ -28,7 +28,7 @@ Role = Literal["policy", "judge"]
 
 PAPER_POLICY = "Qwen/Qwen2.5-7B-Instruct"
 _POLICY_CHOICES = (
-    "http://HOST:PORT/v1 with --policy-model (vLLM, SGLang, any OpenAI-compatible server; several with commas), "
+    "http://HOST:PORT/v1 (vLLM, SGLang, any OpenAI-compatible server; several with commas), "
     "hf:NAME_OR_PATH (transformers in this process), vllm:NAME_OR_PATH (vLLM in this process), "
     "demo[:FORMAT] (a tiny model for the demo world), "
     "extractive (no neural network), python:PACKAGE.MODULE:FACTORY (your own)"

@@ -17,7 +17,7 @@ from reasonrag.core.text import one_line
 from reasonrag.core.types import Message, Passage, Prompt
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.models import is_served, open_llm
 from reasonrag.rollout import derive_seed, gather_all
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.journal import Journal
@@ -132,4 +132,6 @@ def open_simulated(config: Config) -> SimulatedRetriever:
     settings = config.retrieval.simulator
     if settings.spec is None:
         raise ConfigError("retriever simulated needs a model that writes passages; give retrieval.simulator.spec")
+    if is_served(settings.llm) and settings.model is None:
+        raise ConfigError(f"{settings.spec} needs the name of the model that it serves; give retrieval.simulator.model")
     return SimulatedRetriever(open_llm(settings.llm, "judge"), settings, seed=config.seed)

@@ -155,7 +155,7 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
         nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, known_ids, n=3, cutoff=0.0)))
         raise DataError(
             f"{run} has no tree of question {question_id!r}{in_dataset}; "
-            + (f"the nearest ids are {nearest}" if nearest else "it has no trees at all")
+            + (f"the nearest ids are {nearest} (--question)" if nearest else "it has no trees at all")
         )
     if len(matches) > 1:
         names = ", ".join(map(repr, matches))

@@ -26,7 +26,7 @@ class TrainSettings(Section):
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     data: str | None = execution(
         None,
-        "preference pairs: a run's folder, Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub",
+        "a run's folder; or preference pairs as Parquet or JSONL files, or OWNER/NAME[@REVISION][:CONFIG] on the Hub",
         "--data",
     )
     model: str | None = execution(

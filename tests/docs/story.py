@@ -46,6 +46,7 @@ NOT_RUN = {
     "make online": "minutes; `make smoke` and quickstart.md run its steps",
     "make test": "this is it",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
+    "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
     "trl dpo": "TRL's own; tests/e2e/test_dataset.py gives it our pairs",
 }
 # Ours, of which every option, preset and configuration file is read, and nothing run.
@@ -60,6 +61,7 @@ READ_ONLY = {
     "reasonrag env serve": "does not end; tests/agents/test_environment.py serves one",
     "reasonrag record": "does not end; tests/agents/test_recorder.py records",
     "reasonrag build-tree --recording": "needs a recorded agent; tests/formats/test_recorded.py has one",
+    "reasonrag import agent.json --from inspect": "needs its log; tests/publish/exchange/test_inspect_log.py has one",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
 }
 

@@ -82,6 +82,15 @@ def test_a_conversation_is_a_trajectory_whose_prompts_are_what_the_agent_sent() 
     assert "tools" not in chat_with_tools(final.messages)
 
 
+def test_thoughts_that_the_agent_did_not_send_again_are_not_shown_again() -> None:
+    calls = conversation("one")
+    calls[0]["message"] |= {"reasoning_content": "I do not know that."}  # as a reasoning parser keeps it apart
+    form = RecordedFormat(calls, [QUESTION], parser="hermes")
+    ((trajectory,),) = form.trajectories.values()
+    assert "I do not know that." in trajectory.steps[0].completion.text
+    assert "I do not know that." not in str(trajectory.steps[1].prompt)
+
+
 def test_what_cannot_be_branched_is_named() -> None:
     other = conversation("other", "Who wrote Emma?")
     rewritten = conversation("rewritten")

@@ -271,7 +271,9 @@ def test_a_tool_over_http_that_answers_in_text_gets_the_named_variables_alone(
             while not _listens(port):
                 time.sleep(0.05)
             assert asked(open_backend(config), "Quillfane launched")[0][0].title == "Quillfane"
-            with pytest.raises(ConfigError, match="no tool 'find': it has search, read"):
+            named = settings("mcp", url=address, tool="listed", title="headline", text="snippet")
+            assert [p.contents for p in asked(open_backend(named), "ships")[0]] == ["Quillfane\nAbout ships."]
+            with pytest.raises(ConfigError, match="no tool 'find': it has search, listed, read"):
                 asked(open_backend(settings("mcp", url=address, tool="find")), "x")
         finally:
             process.kill()

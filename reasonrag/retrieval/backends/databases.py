@@ -14,7 +14,7 @@ from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.backends.base import LibraryBackend, QueryVectors, Ranking, library, needed, ranking
 
-_TABLE, _PATH = "retrieval.backend.collection, the name of a table", "retrieval.backend.path"
+_TABLE, _PATH = "retrieval.backend.collection, the name of a table or collection", "retrieval.backend.path"
 _NEAREST = (
     "SELECT {id}, {title}, {text}, 1 - ({vector} <=> %(vector)s::vector) FROM {table} "
     "ORDER BY {vector} <=> %(vector)s::vector LIMIT %(top_k)s"

@@ -42,7 +42,7 @@ APIS: dict[str, dict[str, Any]] = {
     "api": {"request": {"query": "{query}", "top_k": "{top_k}"}, "results": "results"},
 }
 """What is known of an API. A value in `retrieval.backend` replaces the one here."""
-_WEB = {"serper": "https://google.serper.dev/search", "tavily": "https://api.tavily.com/search"}
+_WEB = {"serper": ["https://google.serper.dev/search"], "tavily": ["https://api.tavily.com/search"]}
 
 
 class ApiRetriever(HttpBackend):
@@ -59,7 +59,7 @@ class ApiRetriever(HttpBackend):
         kind, known = str(config.kind), {"id": "id", "score": "score"}
         given = {name: value for name, value in config.backend if value}
         self._names = names = BackendConfig(**(known | APIS[kind] | given))
-        url = config.url[0] if config.url else _WEB.get(kind, "")
+        (url, *_) = needed(config.url or _WEB.get(kind), config, "retrieval.url")
         check_url(url, example="https://search.example.org/v1" if kind == "api" else "http://127.0.0.1:9200")
         self._url = URL(url)
         if APIS[kind] is _LUCENE:

@@ -51,7 +51,8 @@ def open_mcp(config: RetrievalConfig) -> LibraryBackend:
         except Exception as error:
             written.seek(0)
             said = f"{base.first_of(error)} {written.read()[-_READ_OF_ERRORS:]}"
-            raise ConnectionError(excerpt(f"{type(base.first_of(error)).__name__}: {said}")) from error
+            begun = f"{command[0]}: " if names.command else ""
+            raise ConnectionError(excerpt(f"{begun}{type(base.first_of(error)).__name__}: {said}")) from error
         if tool not in known:
             raise ConfigError(f"the MCP server has no tool {tool!r}", quoting=f"it has {', '.join(known)}")
         return client
@@ -93,7 +94,7 @@ def open_mcp(config: RetrievalConfig) -> LibraryBackend:
 
 def _documents(value: Any, texts: list[str], names: BackendConfig) -> list[tuple[Any, Any, Any]]:
     """Return what a tool found: in structured content, in JSON as text, or in texts of which each is a passage."""
-    if value is None and len(texts) == 1:
+    if len(texts) == 1 and value in (None, {"result": texts[0]}):  # a tool that returns text has it twice
         try:
             value = json.loads(texts[0])
         except (ValueError, RecursionError):
