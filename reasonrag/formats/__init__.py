@@ -15,6 +15,7 @@ from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerpr
 from reasonrag.core.types import Question
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
 from reasonrag.formats.baselines import BASELINES, FLAREFormat, SKRFormat
+from reasonrag.formats.dialects import R1SearcherFormat, ReActFormat
 from reasonrag.formats.hiprag import HiPRAGFormat
 from reasonrag.formats.neighbours import Neighbours
 from reasonrag.formats.reasonrag import ReasonRAGFormat
@@ -33,7 +34,10 @@ log = structlog.get_logger()
 # `max_passage_chars`; so is each of `BASELINES`.
 FORMATS: dict[str, Callable[..., Format]] = {
     format.name: format
-    for format in (ReasonRAGFormat, SearchR1Format, HiPRAGFormat, SearchP1Format, WhenToSearchFormat, ToolCallsFormat)
+    for format in (
+        *(ReasonRAGFormat, SearchR1Format, HiPRAGFormat, SearchP1Format, WhenToSearchFormat),
+        *(ToolCallsFormat, R1SearcherFormat, ReActFormat),
+    )
 }
 
 

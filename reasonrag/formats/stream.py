@@ -40,6 +40,9 @@ class StreamFormat(InstructedFormat):
     are wrong, `reason` is the gravest: `written_observation`, `unclosed_TAG` or `unopened_TAG`, `no_answer`, `order`,
     `thought_order` (searches, observations and answer are in order, thoughts are missing or too many), `stray_text`,
     `empty_TAG`. A turn with only one of the last three is still usable.
+
+    A checkpoint that was trained with marks instead of tags has a `dialect`: what it writes is rewritten into tags
+    before it is parsed, and only then.
     """
 
     append_only = True
@@ -51,6 +54,10 @@ class StreamFormat(InstructedFormat):
     cue: ClassVar[str] = "<answer>"  # inserted to force an answer
     thinks: ClassVar[str] = "think"  # the tag around a thought
     concludes: ClassVar[str] = "think"  # the tag around the conclusion from the passages
+    # Patterns of a checkpoint's own marks, each with the tags that it stands for; applied in order.
+    dialect: ClassVar[tuple[tuple[re.Pattern[str], str], ...]] = ()
+    query_mark: ClassVar[str] = ""  # what a checkpoint writes before a query, if that is not the tag
+    final_stops: ClassVar[tuple[str, ...]] = ("</answer>",)  # where the answer is forced
     # The order of the tags: thought T, search S, observation I, conclusion R (T if that is a thought), answer A.
     grammar: ClassVar[re.Pattern[str]] = re.compile("T(SIT)*A")
 
@@ -62,7 +69,7 @@ class StreamFormat(InstructedFormat):
         )
         turn = self.turn(steps)
         if final:
-            return Prompt(messages, _joined((*turn, Span(self.cue))), ("</answer>",))
+            return Prompt(messages, _joined((*turn, Span(self.cue))), self.final_stops)
         return Prompt(messages, turn, self.stops)
 
     def turn(self, steps: Sequence[Step]) -> tuple[Span, ...]:
@@ -83,11 +90,12 @@ class StreamFormat(InstructedFormat):
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Parse the tag that ends the completion: a search or the answer. Anything else ends the trajectory."""
+        completion = self._in_tags(self.cue + completion if final else completion)
         if final:
             body, closing, _ = completion.partition("</answer>")
-            # The tag is open already; a policy that opens it again means the same.
-            body = body.rpartition("<answer>")[2]
-            return self._answer(body, forced=True) if closing else Malformed("unclosed_answer", ends=True)
+            # The cue has opened the tag; a policy that opens it again means the same.
+            _, opened, body = body.rpartition("<answer>")
+            return self._answer(body, forced=True) if opened and closing else Malformed("unclosed_answer", ends=True)
         for tag in (self.search, "answer"):
             if completion.rstrip().endswith(f"</{tag}>"):
                 opened = completion.rfind(f"<{tag}>")
@@ -107,17 +115,23 @@ class StreamFormat(InstructedFormat):
             if isinstance(step.action, Search):
                 observations.append(self.documents(step.passages))
             turn.append(self.after(step.action, SEALED))
-        return self._read("".join(turn), observations, trajectory.answer)
+        return self._read(self._in_tags("".join(turn)), observations, trajectory.answer)
 
     def read_text(self, text: str) -> Reading:
         """Parse a trajectory of unknown origin: an observation is the text in its tag after a search (`tags.seal`).
 
         The answer is the last one that does not repeat an instruction, well-formed or not.
         """
-        sealed, observations = seal(text, self._names, search=self.search, found=self.found)
+        sealed, observations = seal(self._in_tags(text), self._names, search=self.search, found=self.found)
         answers = [body for _, body in tags(sealed, ("answer",)) if body not in ECHOES]
         answer = answers[-1].replace(SEALED, "") if answers else ""
         return self._read(sealed, observations, answer or None)
+
+    def _in_tags(self, text: str) -> str:
+        """Return the text with the marks of the dialect rewritten into tags."""
+        for mark, meaning in self.dialect:
+            text = mark.sub(meaning, text)
+        return text
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -190,7 +204,7 @@ class StreamFormat(InstructedFormat):
 
     def _cue_of(self, step: Step) -> str:
         """Return the text that was inserted before a step that had to answer."""
-        return self.cue if step.prompt.stop == ("</answer>",) else ""
+        return self.cue if step.prompt.stop == self.final_stops else ""
 
     def _answer(self, body: str, *, forced: bool = False) -> Action:
         body = body.strip()

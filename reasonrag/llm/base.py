@@ -101,7 +101,8 @@ def restore_stop(text: str, stop: tuple[str, ...]) -> str:
     """Append the closing tag at which a server stopped.
 
     OpenAI-compatible servers drop the stop string and rarely report which one it was. If `text` ends inside `<x>` and
-    `</x>` is a stop string, that one is appended; otherwise `text` is returned as it is.
+    `</x>` is a stop string, that one is appended (likewise `<|begin|>` and `<|end|>`, `[` and `]`); otherwise `text` is
+    returned as it is.
 
     >>> restore_stop("So the next query is <query>Jaws", ("</query>", "</answer>"))
     'So the next query is <query>Jaws</query>'
@@ -110,11 +111,19 @@ def restore_stop(text: str, stop: tuple[str, ...]) -> str:
     """
     innermost, innermost_start = "", -1
     for closing in stop:
-        start = text.rfind(f"<{closing[2:]}") if closing.startswith("</") else -1
+        opening = _opening(closing)
+        start = text.rfind(opening) if opening else -1
         is_open = start >= 0 and text.rfind(closing) < start
         if is_open and start > innermost_start:
             innermost, innermost_start = closing, start
     return text + innermost
+
+
+def _opening(closing: str) -> str:
+    for end, begin in (("</", "<"), ("<|end", "<|begin"), ("]", "[")):
+        if closing.startswith(end):
+            return begin + closing[len(end) :]
+    return ""
 
 
 def public_name(path_or_name: str) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.types import Completion, Passage, Prompt, Question, Trajectory
+from reasonrag.core.types import Completion, Passage, Prompt, Question, Search, Trajectory
 from reasonrag.formats import BASELINES, FORMATS, Block, Format, StreamFormat
 from reasonrag.formats.neighbours import Neighbours
 from reasonrag.llm.scripted import ScriptedLLM
@@ -60,6 +61,18 @@ _ABOUT = {
         "call* answer, one message each; words before a call are free",
         "`max_steps` - 1 calls",
     ),
+    "r1_searcher": (
+        "R1-Searcher",
+        "arXiv:2503.05592",
+        "think[ (query documents)* ] answer",
+        "`max_steps` - 1 searches",
+    ),
+    "react": (
+        "ReAct, FireAct",
+        "arXiv:2210.03629, arXiv:2310.05915",
+        "(Thought search Observation)* Thought finish, a line each",
+        "`max_steps` - 1 searches",
+    ),
 }
 
 _INTRODUCTION = """\
@@ -76,7 +89,7 @@ example of each, as the engine runs it. `parse` reads trajectories from any sour
 prompt a policy in a format, give `--format NAME`, or `--set format.name=NAME` if the command lacks that flag; a trained
 policy's folder names its format.
 
-ReasonRAG starts a new chat for every step; four others write one growing turn, so that a trajectory is one training row
+ReasonRAG starts a new chat for every step; six others write one growing turn, so that a trajectory is one training row
 and the sampled token ids are never encoded again. With the `default` prompts, ReasonRAG's chats share one system
 prompt, and those of a trajectory begin alike up to the newest thought: an engine with a prefix cache computes little
 twice. `tool_calls` adds messages to one chat, which the policy's own chat template writes.
@@ -92,7 +105,7 @@ In every format:
 - An answer or query that only repeats the instruction ("and", "the answer") does not count.
 - Queries, blocks and the answer are also read from trajectories that are not well-formed, as far as possible.
 
-In the four that are one growing turn:
+In those that are one growing turn:
 
 - At the end of the budget the engine opens the answer's tag for the policy (*inserted at the end*). The answer counts
   like any other, and the trajectory is well-formed if the rest is. See the Search-P1 example.
@@ -173,6 +186,20 @@ search concluded where the next message says something besides its call; silent 
 """
 
 
+_DIALECTS = """\
+
+`r1_searcher` and `react` are for published checkpoints that write marks of their own (`StreamFormat.dialect`). Whatever
+such a policy writes is rewritten into the tags of `search_r1` before it is parsed, and only then, so every reward and
+metric reads it; the reasons above name those tags. Both were held to published trajectories. Of R1-Searcher's 595 all
+are well-formed, with every query and answer as recorded; of FireAct's 262, 260 are, and one answer differs from its
+log, which took a thought along. Their own instructions are not shipped: write them into
+`FOLDER/r1_searcher/instruction.txt` and add `--prompts FOLDER`. A checkpoint with tags like `<documents>` needs no
+patterns: subclass `StreamFormat` and name them ([Extending](extend.md)).
+"""
+
+_BEHIND = {"tool_calls": _TOOL_CALLS, "react": _DIALECTS}
+
+
 def load(name: str) -> dict[str, Any]:
     """The golden trajectory of a format: what goes in, and what is `expected`."""
     golden: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
@@ -231,7 +258,7 @@ def _shown(prompt: Prompt) -> str:
 
 def page() -> str:
     """The whole page."""
-    return _INTRODUCTION + _table() + _RULES + "".join(_section(name) for name in FORMATS) + _TOOL_CALLS
+    return _INTRODUCTION + _table() + _RULES + "".join(_section(name) + _BEHIND.get(name, "") for name in FORMATS)
 
 
 def _table() -> str:
@@ -242,7 +269,7 @@ def _table() -> str:
     for name, format in ((name, make()) for name, make in FORMATS.items()):
         title, paper, form, budget = _ABOUT[name]
         if isinstance(format, StreamFormat):
-            behind = f"`<{format.found}>`" + " `<conclusion>`" * (name == "hiprag")
+            behind = _code(*re.findall(r"<\|?\w+\|?>|\w+:", format.after(Search("q"), "")))
             put_in = (_code(*format.stops), _code(format.opening), behind, _code(format.cue))
         else:
             put_in = (_code("</query>", "</evidence>", "</answer>"), "", "a chat that shows the passages", "")
@@ -253,7 +280,7 @@ def _table() -> str:
 
 
 def _code(*texts: str) -> str:
-    return " ".join(f"`{text}`".replace("\n", " ") for text in texts if text)
+    return " ".join(f"`{text}`".replace("\n", " ").replace("|", "\\|") for text in texts if text)
 
 
 def _section(name: str) -> str:

@@ -124,6 +124,9 @@ def test_how_many_searches_a_step_limit_allows(kind):
     def searching(prompt, sampling):
         if not prompt.stop:  # a message: a call where there is something to call
             return CALL % "x" if "tools" in [message.role for message in prompt.messages] else "x"
+        if (closing := prompt.stop[0]) in ("]", "<|end_of_query|>"):
+            act = "Action: finish[" if prompt.stop == ("]",) else "Action: search["
+            return f"{act}x]" if closing == "]" else f"<|begin_of_query|>x{closing}"
         opening = prompt.stop[0].replace("/", "")
         if prompt.prefix.endswith("<conclusion>"):
             return "x</conclusion>"
