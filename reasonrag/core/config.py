@@ -267,8 +267,8 @@ class FormatConfig(Section):
 
     name: str = setting(
         "reasonrag",
-        "format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, tool_calls, or "
-        "python:PACKAGE.MODULE:NAME; to evaluate, also a baseline: direct, cot, rag, flare, skr, "
+        "format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, tool_calls, r1_searcher, react, "
+        "or python:PACKAGE.MODULE:NAME; to evaluate, also a baseline: direct, cot, rag, flare, skr, "
         "adaptive, iter_retgen, ircot, self_ask, search_o1",
         "--format",
     )

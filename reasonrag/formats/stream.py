@@ -94,8 +94,8 @@ class StreamFormat(InstructedFormat):
         if final:
             body, closing, _ = completion.partition("</answer>")
             # The cue has opened the tag; a policy that opens it again means the same.
-            _, opened, body = body.rpartition("<answer>")
-            return self._answer(body, forced=True) if opened and closing else Malformed("unclosed_answer", ends=True)
+            _, opening, body = body.rpartition("<answer>")
+            return self._answer(body, forced=True) if opening and closing else Malformed("unclosed_answer", ends=True)
         for tag in (self.search, "answer"):
             if completion.rstrip().endswith(f"</{tag}>"):
                 opened = completion.rfind(f"<{tag}>")

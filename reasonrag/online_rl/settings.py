@@ -226,6 +226,12 @@ class RLSettings(TrainSettings):
             )
         if self.rollout.top_p < 1 and self.importance != "off":
             raise ValueError("rollout.top_p below 1 changes the sampling distribution; set importance to off")
+        confidence = self.reward.outcome.search_confidence if self.reward.name == "outcome" else 0
+        if confidence and self.rollout.top_p < 1 and self.rollout.engine != "generate":
+            raise ValueError(
+                "reward.outcome.search_confidence needs log-probabilities, which only rollout.engine generate has with "
+                "rollout.top_p below 1; choose that engine, or set rollout.top_p to 1"
+            )
         if self.judge.model is not None and self.judge.spec is None:
             raise ValueError("a judge's model is named, but no judge; add --judge with its server, or leave it out")
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ def reward_uses(settings: RLSettings, format: Format) -> Uses:
     if reward.name == "prm":  # a model, which is opened once
         return Uses(judge=False, encoder=False, plans=False)
     nobody = ScriptedLLM(())
-    parts, uses_judge = RewardParts(format, policy=nobody, encoder=LexicalEncoder()), False
+    parts, uses_judge = RewardParts(format, policy=nobody, encoder=LexicalEncoder(), decode=str), False
     try:
         open_reward(reward, parts)
     except ConfigError:
@@ -224,12 +224,17 @@ def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, 
 
 
 def open_task_reward(
-    settings: RLSettings, task: Task, policy: LLM, journal: Path
+    settings: RLSettings,
+    task: Task,
+    policy: LLM,
+    journal: Path,
+    *,
+    decode: Callable[[Sequence[int]], str] | None = None,
 ) -> tuple[Reward, JudgeService | None, list[Any]]:
     """Open the reward with its judge, encoder and plans; also return the judge and what has to be closed at the end.
 
-    The `policy` answers HiPRAG's queries without a search. The `journal` keeps the calls of the judge, and those that
-    searches pay for, so that none is paid for twice.
+    The `policy` answers HiPRAG's queries without a search; `decode` is its tokenizer's, if it reports log-probs. The
+    `journal` keeps the calls of the judge, and those that searches pay for, so that none is paid for twice.
 
     Raises:
         InputError: a part cannot be opened; parts opened before it are closed.
@@ -238,7 +243,7 @@ def open_task_reward(
 
     uses = task.uses
     closing: list[Any] = []
-    parts = RewardParts(task.format, policy=policy, plans=task.plans)
+    parts = RewardParts(task.format, policy=policy, plans=task.plans, decode=decode)
     if uses.encoder:
         parts = replace(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
     try:

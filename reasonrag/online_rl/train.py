@@ -107,7 +107,8 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         local, weights, llm = self._policy(chat, common["model"])
 
         async def opened() -> tuple[Reward, JudgeService | None, list[Any]]:  # a journal is of the thread that opens it
-            return open_task_reward(settings, self.task, llm, self.out / f"judge-{process}.sqlite")
+            journal = self.out / f"judge-{process}.sqlite"
+            return open_task_reward(settings, self.task, llm, journal, decode=chat.decode)
 
         reward, judge, closing = self.runner.run(opened())
         self.closing += closing

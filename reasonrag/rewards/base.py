@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -74,7 +74,8 @@ class RewardParts:
     """What rewards are built from; each takes what it needs, and raises at once if that is missing.
 
     `judge` decides what rules cannot; `policy` is the model being trained, which HiPRAG asks again without a search;
-    `encoder` compares queries; `scorer` values steps; `plans` are Search-P1's, by data set and question id.
+    `encoder` compares queries; `scorer` values steps; `plans` are Search-P1's, by data set and question id; `decode`
+    turns sampled ids into text, if their log-probabilities are known.
     """
 
     format: Format
@@ -83,3 +84,4 @@ class RewardParts:
     encoder: Encoder | None = None
     scorer: StepScorer | None = None
     plans: Mapping[tuple[str, str], ReferencePlan] = field(default_factory=dict)
+    decode: Callable[[Sequence[int]], str] | None = None

@@ -36,6 +36,13 @@ class OutcomeSettings(Section):
     answer_present: Annotated[
         Share, Field(description="minimum reward of a trajectory that has any final answer; at most format_weight")
     ] = 0.0
+    search_confidence: Annotated[
+        Share,
+        Field(
+            description="beta of beta-GRPO (arXiv:2505.17281): an answer counts as wrong if the policy gave some token "
+            "of its searches a lower probability; 0: none does"
+        ),
+    ] = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -167,6 +174,13 @@ class WhenToSearchSettings(Section):
     ] = "lexical"
     no_stage_one: Annotated[bool, Field(description="ablation: begin with stage 2")] = False
     no_stage_two: Annotated[bool, Field(description="ablation: stay in stage 1")] = False
+    unified: Annotated[
+        bool,
+        Field(
+            description="ablation: no stages, both terms of Eq. 10 and 11 at once (Table 2); a wrong answer can then "
+            "earn more than a right one"
+        ),
+    ] = False
     no_r_s: Annotated[bool, Field(description="ablation: ignore the similarity of queries (Eq. 9 is 0)")] = False
 
     @field_validator("switch_step")
@@ -178,11 +192,11 @@ class WhenToSearchSettings(Section):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> WhenToSearchSettings:
-        if self.no_stage_one and self.no_stage_two:
-            raise ValueError("no_stage_one and no_stage_two leave no stage; choose one of them")
+        if self.no_stage_one + self.no_stage_two + self.unified > 1:
+            raise ValueError("of no_stage_one, no_stage_two and unified, two leave no stage; choose one of them")
         # The two r_a differ by 2 - beta * rc_cap; r_s, from -1 to 0, can offset 1 of that.
         limit = 2 if self.no_r_s else 1
-        if not self.eq10_as_printed and self.beta * self.rc_cap >= limit:
+        if not (self.eq10_as_printed or self.unified) and self.beta * self.rc_cap >= limit:
             raise ValueError(
                 f"beta {self.beta} times rc_cap {self.rc_cap} is {limit} or more: a wrong answer would earn as much as "
                 "a right one (Eq. 9 to 12); lower one of them, or take the equations as they are printed "

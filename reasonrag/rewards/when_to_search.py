@@ -137,6 +137,15 @@ def answer_reward_2(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int | 
     return 1.0 - beta * _capped(rc, rc_cap) if correct else -1.0
 
 
+def answer_reward_unified(correct: bool, rc: int, *, beta: float = 0.3, rc_cap: int | None = 3) -> float:
+    """Return r_a without stages, for Table 2: the second term of eq. 10 if the answer is wrong, else that of eq. 11.
+
+    >>> round(answer_reward_unified(True, 2), 4), round(answer_reward_unified(False, 2), 4)
+    (0.4, -0.4)
+    """
+    return (answer_reward_2 if correct else answer_reward_1)(correct, rc, beta=beta, rc_cap=rc_cap)
+
+
 def _capped(rc: int, cap: int | None) -> int:
     return rc if cap is None else min(rc, cap)
 
@@ -168,8 +177,8 @@ def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:
 class WhenToSearchReward(BatchReward):
     """Eq. 12. The stage follows `switch_step`, or the retrievals per question that `observe` reports.
 
-    Parts: `correct`, `r_f`, `r_s`, `r_a`, `stage` 1 or 2, `concise` (for a single query), `avg_sim` (for several, as in
-    eq. 9). A part that does not apply is None.
+    Parts: `correct`, `r_f`, `r_s`, `r_a`, `stage` 1 or 2 (0 if it is `unified`), `concise` (for a single query),
+    `avg_sim` (for several, as in eq. 9). A part that does not apply is None.
     """
 
     def __init__(self, settings: WhenToSearchSettings, parts: RewardParts) -> None:
@@ -187,8 +196,10 @@ class WhenToSearchReward(BatchReward):
         self._retrievals = RiseWatch(settings.auto_window, settings.auto_min_rise)
 
     def stage(self, step: int) -> int:
-        """Return 1 or 2, the stage at an optimizer step."""
+        """Return 1 or 2, the stage at an optimizer step; 0 without stages."""
         settings = self.settings
+        if settings.unified:
+            return 0
         if settings.no_stage_one or settings.no_stage_two:
             return 2 if settings.no_stage_one else 1
         if settings.switch_step == "auto":
@@ -227,7 +238,7 @@ class WhenToSearchReward(BatchReward):
         r_s = parts["r_s"] = await self._search_reward(read, vectors)
         correct = await self._correct(read)
         parts["correct"] = float(correct)
-        answer_reward = answer_reward_1 if stage == 1 else answer_reward_2
+        answer_reward = (answer_reward_unified, answer_reward_1, answer_reward_2)[stage]
         rc, rc_cap = int(parts["rc"] or 0), None if settings.eq10_as_printed else settings.rc_cap
         r_a = parts["r_a"] = answer_reward(correct, rc, beta=settings.beta, rc_cap=rc_cap)
         return when_to_search_reward(r_a, r_s, r_f)

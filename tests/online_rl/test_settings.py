@@ -62,6 +62,10 @@ def flat(tree: RLSettings) -> dict[str, object]:
         ({"loss_type": "ppo"}, "loss_type"),
         ({"reward__hiprag__lambda_f": 2}, "less than or equal to 1"),
         ({"retrieval__corpus": "c.jsonl", "retrieval__url": "http://h:1"}, "both a corpus and a retrieval server"),
+        (
+            {"reward__outcome__search_confidence": 0.4, "rollout__top_p": 0.9, "importance": "off"},
+            "needs log-probabilities, which only rollout.engine generate has",
+        ),
         ({"judge__model": "org/judge"}, "a judge's model is named, but no judge"),
     ],
 )
@@ -78,6 +82,10 @@ def test_a_contradiction_is_one_clear_line(wrong, told):
         ({"credit": "step"}, "in format 'search_r1' a trajectory is one training row"),
         ({"format__name": "no_such"}, "format 'no_such' is unknown"),
         ({"data": None}, "nothing to train on"),
+        (
+            {"format__name": "tool_calls", "reward__outcome__search_confidence": 0.4},
+            "reads a search tag, and format 'tool_calls' has none",
+        ),
         ({"judge__spec": "no-such"}, "names no backend"),
         ({"judge__spec": "extractive"}, "extractive cannot judge"),
     ],

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from importlib.util import find_spec
 
 import pytest
 
 from reasonrag.core.errors import ConfigError, JudgeError, RunError
 from reasonrag.core.settings import validate
-from reasonrag.core.types import Trajectory
+from reasonrag.core.types import Completion, Prompt, Search, Step, Trajectory
+from reasonrag.formats import FORMATS
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards import REWARDS, RewardSettings, open_reward
 from reasonrag.rewards.batch import BatchReward
+from reasonrag.rewards.outcome import search_confidence
+from reasonrag.rollout import Engine
 from tests.rewards.toys import parts, score, trajectory, values
-from tests.toys import QUESTION
+from tests.toys import QUESTION, ToyRetriever
 
 
 def said(answer: str, *, stray: str = "") -> Trajectory:
@@ -72,6 +79,102 @@ def test_a_value_that_is_given_wins_over_the_preset():
     assert (settings.metric, settings.format_weight, settings.answer_present) == ("f1", 0.2, 0.1)
 
 
+# beta-GRPO (arXiv:2505.17281). A token is a character here, so the span of a search can be seen.
+
+
+def sampled(format, *words):
+    """A trajectory whose policy gave each character the probability 1/2, but `?` 1/8 and `!` 1/16."""
+    chances = {"?": -3.0, "!": -4.0}
+    replies = []
+    for text in words:
+        logprobs = tuple(chances.get(char, -1.0) * math.log(2) for char in text)
+        replies.append(Completion(text, token_ids=tuple(map(ord, text)), logprobs=logprobs))
+    engine = Engine(ScriptedLLM(replies), ToyRetriever(), FORMATS[format](), max_steps=8)
+    (made,) = asyncio.run(engine.run([Trajectory(QUESTION)], seeds=[0]))
+    return made
+
+
+def spelled(ids):
+    return "".join(map(chr, ids))
+
+
+DOUBTS = {  # a thought and an answer in doubt, a search in doubt, the second of two in doubt
+    "search_r1": ("<think>a film{}</think>", "<search>who made {}Jaws</search>", "<answer>{}</answer>"),
+    "hiprag": ("a film{}</reasoning>", "<search>who made {}Jaws</search>", "</think><answer>{}</answer>"),
+    "r1_searcher": ("a film{}", "<|begin_of_query|>who made {}Jaws<|end_of_query|>", "</think><answer>{}</answer>"),
+    "react": ("Thought: a film{}\n", "Action: search[who made {}Jaws]", "Thought: so\nAction: finish[{}]"),
+}
+
+
+@pytest.mark.parametrize("format", DOUBTS)
+def test_a_right_answer_after_a_search_in_doubt_counts_as_wrong(format):
+    thought, search, answer = DOUBTS[format]
+    concluded = ["c</conclusion>"] if format == "hiprag" else []
+
+    def attempt(in_thought, in_searches, answer_text="Steven Spielberg"):
+        words = []
+        for doubt in in_searches:
+            words += [thought.format(in_thought) + search.format(doubt), *concluded]
+        return sampled(format, *words, answer.format(answer_text))
+
+    batch = [attempt("!", [""]), attempt("", ["?"]), attempt("", ["", "!"]), attempt("!", ["?"], "George Lucas")]
+    lowest = [0.5, 0.125, 0.0625, 0.125]
+    for beta in (0.06, 0.1, 0.2, 0.6):
+        ours = open_reward(
+            validate(RewardSettings, {"outcome": {"search_confidence": beta}}), parts(format, decode=spelled)
+        )
+        found = score(ours, *batch)
+        assert [round(each.parts["confidence"], 9) for each in found] == lowest
+        expected = [float(right and sure >= beta) for right, sure in zip((1, 1, 1, 0), lowest, strict=True)]
+        assert [each.value for each in found] == expected
+    (unsearched,) = score(ours, sampled(format, answer.format("Steven Spielberg")))
+    assert (unsearched.value, unsearched.parts["confidence"]) == (1.0, None)
+
+
+def test_the_tokens_of_a_search_are_those_of_its_text():
+    chat = ChatTemplate.load(str(find_spec("reasonrag").submodule_search_locations[0]) + "/demo/stream_policy")
+    before, search = "<think>a film, but which one?</think>\n", "<search>director of Crimson Harbor</search>"
+    ids = (*chat.encode(before), *chat.encode(search))
+    for place in range(len(ids)):
+        logprobs = tuple(-9.0 if at == place else -1.0 for at in range(len(ids)))
+        step = Step(Prompt(()), Completion(before + search, token_ids=ids, logprobs=logprobs), Search("q"))
+        sure = search_confidence(Trajectory(QUESTION, (step,)), "<search>", chat.decode)
+        assert sure == math.exp(-9.0 if place >= len(chat.encode(before)) else -1.0)
+
+
+@pytest.mark.parametrize("preset", [None, "search-r1-v0.3"])
+def test_beta_0_is_the_outcome_reward(preset):
+    batch = [said("Steven Spielberg"), said("George Lucas", stray="so"), trajectory("search_r1", "<think>no</think>")]
+    plain = score(reward(preset=preset), *batch)
+    assert score(reward(preset=preset, search_confidence=0.0), *batch) == plain
+
+
+def test_an_unsure_answer_keeps_what_its_form_earns():
+    unsure = sampled(
+        "search_r1", "<think>t</think><search>!</search>", "<think>c</think><answer>Steven Spielberg</answer>"
+    )
+    settings = {"outcome": {"preset": "search-r1-v0.3", "search_confidence": 0.4}}
+    (found,) = score(open_reward(validate(RewardSettings, settings), parts("search_r1", decode=spelled)), unsure)
+    assert (found.value, found.parts["em"], found.parts["answer"]) == (0.2, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("format", "decode", "message"),
+    [("search_r1", None, "only `rl train` knows them"), ("reasonrag", spelled, "'reasonrag' has none")],
+)
+def test_confidence_that_cannot_be_known_is_refused_at_once(format, decode, message):
+    settings = validate(RewardSettings, {"outcome": {"search_confidence": 0.4}})
+    with pytest.raises(ConfigError, match=message) as told:
+        open_reward(settings, parts(format, decode=decode))
+    assert "\n" not in str(told.value)
+
+
+def test_a_policy_without_log_probabilities_ends_the_run_and_is_never_scored():
+    settings = validate(RewardSettings, {"outcome": {"search_confidence": 0.4}})
+    with pytest.raises(ConfigError, match="reports none"):
+        score(open_reward(settings, parts("search_r1", decode=spelled)), said("Steven Spielberg"))
+
+
 def test_a_trajectory_that_has_not_ended_is_not_scored():
     (found,) = score(reward(), Trajectory(QUESTION))
     assert (found.value, found.cause) == (None, "unfinished")
@@ -121,6 +224,7 @@ def test_what_the_user_has_to_mend_is_raised():
         ({"outcome": {"answer_present": 0.3, "format_weight": 0.2}}, "a malformed wrong answer would earn more"),
         ({"outcome": {"preset": "search-r1-v0.4"}}, "did you mean 'search-r1-v0.3'"),
         ({"when_to_search": {"no_stage_one": True, "no_stage_two": True}}, "leave no stage"),
+        ({"when_to_search": {"unified": True, "no_stage_two": True}}, "leave no stage"),
         ({"when_to_search": {"rc_cap": 7}}, "a wrong answer would earn as much"),
         ({"when_to_search": {"rc_cap": 4}}, "is 1 or more: a wrong answer would earn as much"),
         ({"when_to_search": {"rc_cap": 7, "no_r_s": True}}, "is 2 or more: a wrong answer would earn as much"),

@@ -209,6 +209,15 @@ def test_eq_10_and_11_as_printed_count_every_search():
         assert [round(each.parts["r_a"], 4) for each in found] == [wrong, right]
 
 
+def test_the_unified_reward_of_table_2_has_both_terms_at_every_step():
+    ours = reward(unified=True, no_r_s=True)
+    batch = [when_to_search("Jaws"), when_to_search("Jaws", "shark", answer=WRONG), when_to_search()]
+    for step in (0, 99, 100, 10_000):
+        found = score(ours, *batch, step=step)
+        assert values(found) == [1.7, 0.6, 2.0]  # 1 - 0.3; -1 + 0.6; 1; and 1 for the form
+        assert {each.parts["stage"] for each in found} == {0.0}
+
+
 def test_f1_and_a_judge_can_tell_what_is_correct():
     close = when_to_search("Jaws", answer="Spielberg")
     assert [score(reward(**s), close)[0].parts["correct"] for s in ({}, {"correct": "f1", "f1_threshold": 0.6})] == [
