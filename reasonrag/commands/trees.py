@@ -162,13 +162,13 @@ async def _print_first_tree(build: Build, console: Console, stop: Stop) -> None:
     progress.total, progress.unit = build.config.search.iterations, "iterations"
     progress.written.clear()
 
-    def count() -> None:
-        progress.done += 1
+    def count(change: int) -> None:
+        progress.done += change < 0
 
     try:
         await check(build.parts)
         async with stop.show(progress, build.drain):
-            tree = await build.search.run(build.parts.questions[0], completed=count)
+            tree = await build.search.run(build.parts.questions[0], watch=count)
     finally:
         build.run_folder.add_seconds(progress.seconds)
         await build.parts.aclose()

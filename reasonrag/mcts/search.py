@@ -215,14 +215,14 @@ class TreeSearch:
         self.seed = seed
         self.recorded = recorded
 
-    async def run(self, question: Question, *, completed: Callable[[], object] | None = None) -> Tree:
-        """Return the finished tree of a question; call `completed` after each iteration.
+    async def run(self, question: Question, *, watch: Callable[[int], object] = int) -> Tree:
+        """Return the finished tree of a question; call `watch` with 1 as an iteration begins, with -1 as it ends.
 
         Raises:
             LLMError, RetrievalError: a backend gave up. The iterations in flight have ended then, and their calls are
                 in the journal, if there is one.
         """
-        search = _Search(self, question, completed)
+        search = _Search(self, question, watch)
         try:
             await search.run()
         finally:
@@ -233,7 +233,7 @@ class TreeSearch:
 class _Search:
     """The search of one question."""
 
-    def __init__(self, shared: TreeSearch, question: Question, on_completed: Callable[[], object] | None) -> None:
+    def __init__(self, shared: TreeSearch, question: Question, watch: Callable[[int], object]) -> None:
         self.engine = shared.engine
         self.evaluator = shared.evaluator
         self.settings = shared.settings
@@ -241,7 +241,7 @@ class _Search:
         self.tree = Tree(question)
         self.verdicts = 0
         self.completed = 0
-        self.on_completed = on_completed
+        self.watch = watch
         self.in_flight: deque[_Iteration] = deque()
         self.recorded = shared.recorded(question)
 
@@ -319,6 +319,7 @@ class _Search:
         for node in self.tree.path_up(selected):
             node.visits += 1
         self.in_flight.append(_Iteration(selected, expands, task))
+        self.watch(1)
 
     async def _expand(self, trajectory: Trajectory, seed: int, evaluation_seed: int) -> tuple[Trajectory, Evaluation]:
         return await self._evaluate(await self.engine.step(trajectory, seed=seed), evaluation_seed)
@@ -344,8 +345,7 @@ class _Search:
         self.completed += 1
         for ancestor in self.tree.path_up(node):
             _back_up(ancestor, value)
-        if self.on_completed is not None:
-            self.on_completed()
+        self.watch(-1)
 
     def _seed(self, *parts: int | str) -> int:
         # Data set and id: two merged data sets may both have a question "1".

@@ -177,15 +177,18 @@ class Build:
 
     async def _work(self, question: Question) -> None:
         journal, value = self.run_folder.journal, self.config.value
-        left = self.config.search.iterations
+        left, begun = self.config.search.iterations, 0
 
-        def count() -> None:
-            nonlocal left
-            left -= 1
-            self.progress.iterations += 1
+        def count(change: int) -> None:
+            nonlocal left, begun
+            begun += change
+            self.progress.begun += change
+            if change < 0:
+                left -= 1
+                self.progress.iterations += 1
 
         try:
-            tree = await self.search.run(question, completed=count)
+            tree = await self.search.run(question, watch=count)
             rows = tree_rows(tree, self.parts.format, alpha=value.alpha, weighting=value.weighting)
             await journal.put_tree(question.dataset, question.id, pack(rows, tree_schema()))
         except Interrupted:
@@ -198,6 +201,7 @@ class Build:
             return
         finally:
             self.progress.planned -= left  # a tree may end before its iterations do
+            self.progress.begun -= begun
         self.progress.done += 1
         self.progress.written["nodes"] += len(rows)
         self.progress.written["pairs"] += count_pairs_of(rows, self.config)

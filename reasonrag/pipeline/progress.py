@@ -15,7 +15,7 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.slots import SlotCounts
 
 _RECENT_S = 60.0  # the pace of the calls is that of the last minute
-_SUMMED = ("done", "failed", "done_before", "planned", "iterations")  # over processes
+_SUMMED = ("done", "failed", "done_before", "planned", "iterations", "begun")  # over processes
 
 
 class Usage(NamedTuple):
@@ -54,6 +54,7 @@ class Progress:
         written: rows written so far by kind ("nodes", "pairs"), in the order shown.
         planned: iterations (of an evaluation, steps) of the units that this process works on, if it knows; those that
             have ended count with what they took. They say how far the work is while none has ended.
+        begun: iterations in flight, which count as half done: with a lag they are most of what a young tree has.
         part: what `planned` and `iterations` count.
     """
 
@@ -66,6 +67,7 @@ class Progress:
     written: Counter[str] = field(default_factory=Counter)
     planned: int = 0
     iterations: int = 0
+    begun: int = 0
     part: str = "iterations"
     causes: Counter[str] = field(default_factory=Counter)  # of what failed
     started: float = field(default_factory=time.monotonic)
@@ -123,12 +125,14 @@ class Progress:
     def eta_s(self) -> float | None:
         """Seconds left: the replies that the work left needs, as many as that so far, at the pace of the calls.
 
-        None before the first call. What a journal replays says how much the work needs, and takes no time itself.
+        None before the first reply. What a journal replays says how much the work needs, and takes no time itself;
+        what is in flight counts as half done.
         """
         usage, (done, left) = self.usage, self._work
         if not done or not usage.calls:
             return None
-        return self.seconds * left / done * (usage.calls + usage.replayed) / usage.calls
+        calls = usage.calls + sum(model.slots.in_flight for model, _ in self._models) / 2
+        return self.seconds * left / done * (calls + usage.replayed) / calls
 
     @property
     def share(self) -> float:
@@ -137,10 +141,11 @@ class Progress:
         return done / max(done + left, 1)
 
     @property
-    def _work(self) -> tuple[int, int]:
+    def _work(self) -> tuple[float, float]:
         """What this process has done and what is left: iterations where they are planned, else units."""
         if self.planned:
-            return self.iterations, self.planned - self.iterations
+            done = self.iterations + self.begun / 2
+            return done, self.planned - done
         ended = self.done + self.failed
         return ended - self.done_before, self.total - ended
 

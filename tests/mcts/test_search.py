@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import accumulate
 
 import pytest
 
@@ -25,11 +26,11 @@ def random_policy(prompt, sampling):
     return f"<query>Jaws {draw:.2f}</query>" if draw < 0.95 else "nonsense"
 
 
-def build(settings: SearchConfig, *, policy=random_policy, seed: int = 0, k: int = 2, max_steps: int = 8):
+def build(settings: SearchConfig, *, policy=random_policy, seed: int = 0, k: int = 2, max_steps: int = 8, watch=int):
     llm = ScriptedLLM(policy)
     engine = Engine(llm, ToyRetriever(), ReasonRAGFormat(), max_steps=max_steps)
     search = TreeSearch(engine, RolloutEvaluator(engine, k=k, alpha=0.9), settings, seed=seed)
-    return asyncio.run(search.run(QUESTION)), llm
+    return asyncio.run(search.run(QUESTION, watch=watch)), llm
 
 
 def shape(tree: Tree):
@@ -51,8 +52,11 @@ def test_every_rollout_step_is_kept_and_was_asked_once(lag):
 
 @pytest.mark.parametrize("lag", [0, 1, 8])
 def test_the_root_is_visited_once_an_iteration(lag):
-    tree, _ = build(SearchConfig(lag=lag, iterations=12))
+    changes: list[int] = []
+    tree, _ = build(SearchConfig(lag=lag, iterations=12), watch=changes.append)
     assert tree.root.visits == 12
+    assert sum(changes) == 0 and changes.count(-1) == 12  # begun and ended
+    assert max(accumulate(changes)) == lag + 1
 
 
 @pytest.mark.parametrize("lag", [0, 1, 8])

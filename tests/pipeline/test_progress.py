@@ -28,6 +28,8 @@ def test_the_time_left_follows_from_iterations_while_no_question_has_ended():
     progress.iterations = 400
     assert near(at(progress, 30, calls=500).eta_s, 90) and progress.share == 0.25
     assert "0/100 questions, 0 failed, 400/1600 iterations" in progress.line()
+    progress.begun = 800  # of the other 1,200 are in flight, half done
+    assert near(progress.eta_s, 30) and progress.share == 0.5
 
 
 def test_what_a_journal_replays_says_how_much_is_left_and_takes_no_time():
