@@ -36,7 +36,7 @@ def rl() -> None:
 @rl.command("train")
 @settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model", "chat_template")
 @settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans")
-@settings("RLSettings", "method", "loss_type", "beta", "credit", "learning_rate", "max_steps", *_ROLLOUT)
+@settings("RLSettings", "method", "algorithm", "loss_type", "beta", "credit", "learning_rate", "max_steps", *_ROLLOUT)
 @settings("RLSettings", "guards", "rollout.url", "rollout.ahead", "seed", "save_steps", "report_to", "merge")
 @configuration("RLSettings")
 @OUT
@@ -53,7 +53,7 @@ def rl_train(out: Path | None, **given: Any) -> None:
     Rollouts by a vLLM server, which gets the weights before each batch:
       reasonrag rl train --preset search-r1 --dataset hotpotqa --model Qwen/Qwen2.5-3B-Instruct \\
           --rollout-url http://127.0.0.1:8000/v1 --out policies/search-r1
-    Without a GPU, in the demo world (also demo-hiprag, demo-search-p1, demo-when-to-search):
+    Without a GPU, in the demo world (also demo-hiprag, demo-hiprag-ppo, demo-search-p1, demo-when-to-search):
       reasonrag rl train --preset demo-outcome --out runs/demo/outcome
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.

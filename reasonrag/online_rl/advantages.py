@@ -1,4 +1,4 @@
-"""Advantages within a group of rewards (arXiv:2402.03300, sec. 4.1; "Learning when to search", eq. 5)."""
+"""Advantages of trajectories (arXiv:2402.03300, sec. 4.1; "Learning when to search", eq. 5), and of their tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def group_advantages(
 
     Args:
         rewards: `[G]`; a member without a reward is left out of the baseline and gets advantage 0.
-        baseline: the mean of the group, or the mean of the other members (RLOO).
+        baseline: the mean of the group, or the mean of the other members (RLOO, arXiv:2402.14740, sec. 2.3).
         scale: divide by the sample standard deviation of the same rewards, or not at all (Dr. GRPO).
         epsilon: added to the deviation; a group without variance is not divided, and its advantages are 0.
 
@@ -57,6 +57,29 @@ def advantage_scale(
         return scale, 1.0
     known = [reward for reward in rewards if reward is not None]
     return "none", (stdev(known) if len(known) > 1 else 0.0) + epsilon
+
+
+def gae(rewards: Sequence[float], values: Sequence[float], *, gamma: float = 1.0, lam: float = 1.0) -> list[float]:
+    """Return the `[T]` advantages of a trajectory's tokens (arXiv:1506.02438, eq. 16); with `values` they are returns.
+
+    What others wrote between the tokens is no step in time: verl leaves such tokens out likewise.
+
+    Args:
+        rewards: `[T]`, by token that the policy wrote.
+        values: `[T]` what was expected before each token; zeros give the plain returns (REINFORCE).
+        gamma: discount, in (0, 1].
+        lam: in [0, 1]; with 1, an advantage is the return less the value.
+
+    >>> gae([0.0, 1.0], [0.5, 0.25], lam=0.5)
+    [0.125, 0.75]
+    """
+    advantages: list[float] = []
+    following = later = 0.0  # the value of the next token, and its advantage
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        later = reward + gamma * following - value + gamma * lam * later
+        following = value
+        advantages.append(later)
+    return advantages[::-1]
 
 
 def has_variance(rewards: Sequence[float | None], *, tolerance: float = 1e-6) -> bool:

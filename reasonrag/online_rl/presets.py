@@ -52,6 +52,15 @@ _SEARCH_R1: Tree = {
     "retrieval": {"top_k": 3},
 }
 
+# HiPRAG (arXiv:2510.07794, sec. 4.3) on the same scripts: lambda_f 0.2, lambda_p 0.4, 400 steps.
+_HIPRAG: Tree = {
+    **_SEARCH_R1,
+    "format": {"name": "hiprag", "max_steps": 5},
+    "reward": {"name": "hiprag", "hiprag": {"lambda_f": 0.2, "lambda_p": 0.4}},
+    "max_steps": 400,
+    "save_steps": 50,
+}
+
 RL_PRESETS: dict[str, Tree] = {
     # After DPO, in ReasonRAG's format: 8 steps and 3 passages (arXiv:2505.14069). The paper has no online stage; the
     # batch and the optimizer are those of verl-agent's search run (arXiv:2505.10978), which also trains on steps.
@@ -66,13 +75,17 @@ RL_PRESETS: dict[str, Tree] = {
         "retrieval": {"top_k": 3},
     },
     "search-r1": _SEARCH_R1,
-    # HiPRAG (arXiv:2510.07794, sec. 4.3) on the same scripts: lambda_f 0.2, lambda_p 0.4, 400 steps.
-    "hiprag": {
-        **_SEARCH_R1,
-        "format": {"name": "hiprag", "max_steps": 5},
-        "reward": {"name": "hiprag", "hiprag": {"lambda_f": 0.2, "lambda_p": 0.4}},
-        "max_steps": 400,
-        "save_steps": 50,
+    "hiprag": _HIPRAG,
+    # Its main experiments: train_ppo_format.sh of its code, one attempt a question, verl's defaults where it says
+    # nothing (entropy bonus, token-mean loss, clip range of values; gamma and lambda are 1).
+    "hiprag-ppo": {
+        **_HIPRAG,
+        "algorithm": "ppo",
+        "loss_type": "dapo",
+        "learning_rate": 1e-6,
+        "ppo": {"learning_rate": 1e-5, "warmup_ratio": 0.015, "value_clip": 0.5},
+        "rollout": {**_SEARCH_R1["rollout"], "group_size": 1},
+        "trainer": {"entropy_coef": 1e-3},
     },
     # Search-P1 (App. B): 16 attempts (32 for 3B), temperature 0.6 and top-p 0.95, so that rollouts and the trainer
     # follow different distributions, clip 0.2 to 0.28, KL 0.001, 4 calls. The accuracy of sampled answers, every 10
@@ -129,6 +142,15 @@ RL_PRESETS: dict[str, Tree] = {
     # A third of these questions need no search: a needless one is detected only if the policy knows the answer.
     "demo-hiprag": _demo(
         "demo:hiprag", {"name": "hiprag"}, split="train-famous", validation={**_DEMO["validation"], "metric": "acc"}
+    ),
+    "demo-hiprag-ppo": _demo(
+        "demo:hiprag",
+        {"name": "hiprag"},
+        algorithm="ppo",
+        split="train-famous",
+        ppo={"learning_rate": 1e-3},
+        rollout={**_DEMO["rollout"], "group_size": 1, "questions_per_step": 64},
+        validation={**_DEMO["validation"], "metric": "acc"},
     ),
     "demo-search-p1": _demo("demo:search_p1", {"name": "search-p1"}),
     "demo-when-to-search": _demo(

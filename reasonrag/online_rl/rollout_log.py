@@ -15,9 +15,9 @@ from reasonrag.core.secrets import redact_data
 from reasonrag.core.types import Trajectory
 from reasonrag.evaluation.metrics import scores
 from reasonrag.formats import Format
-from reasonrag.online_rl.advantages import Scale, group_advantages
+from reasonrag.online_rl.advantages import Baseline, Scale, group_advantages
 from reasonrag.online_rl.collector import Batch, Sample
-from reasonrag.online_rl.rows import Credit, by_token, owners, step_advantages
+from reasonrag.online_rl.rows import Credit, over_tokens, owners, step_advantages
 from reasonrag.rewards.batch import trajectory_text
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import rollout_schema
@@ -32,27 +32,35 @@ def write_rollouts(
     step: int,
     process: int,
     format: Format,
+    baseline: Baseline = "group",
     scale: Scale = "group",
     spread: float = 1.0,
     credit: Credit = "trajectory",
+    by_row: Sequence[float] = (),
 ) -> None:
     """Write this process's rollouts for training step `step + 1`; after a restart, a repeated step replaces its file.
 
-    Advantages are scaled within a group by `scale`, and divided by `spread` (see `advantage_scale`); those of the rows
-    follow from `credit` (see `rows.training_rows`), and the rewards of steps add their mean over a row's tokens.
+    Advantages are those of `group_advantages`, divided by `spread` (see `advantage_scale`); those of the rows follow
+    from `credit` (see `rows.training_rows`), and the rewards of steps add their mean over a row's tokens. If each token
+    has its own, `by_row` are their means in each row of the batch, and a trajectory has the mean of its rows.
     """
     # TRL computes the same advantages for its loss (tests/online_rl/test_trainer.py compares them). It does so in
     # float32 and after this log is written; these are float64, and a group without variance has exactly 0.
     rows = []
+    means = iter(by_row)
     for group in batch.groups:
-        advantages = [advantage / spread for advantage in group_advantages(group.rewards, scale=scale)]
+        compared = group_advantages(group.rewards, baseline=baseline, scale=scale)
+        advantages = [advantage / spread for advantage in compared]
         of_steps = step_advantages(group)
         for sample, advantage in zip(group.samples, advantages, strict=True):
             of_rows = []
             for row in sample.transcripts:
                 shared = fmean(advantages[owner] for owner in owners(group, sample, row, credit))
-                extra = sum(by_token(sample, row, of_steps[sample.index])) / max(sum(row.mask), 1)
+                extra = sum(over_tokens(sample, row, of_steps[sample.index])) / max(sum(row.mask), 1)
                 of_rows.append(shared + extra)
+            if by_row:
+                of_rows = [next(means) for _ in of_rows]
+                advantage = fmean(of_rows)
             # Secrets are redacted only here: the trainer needs the exact tokens that the policy sampled.
             rows.append(_without_secrets(_row(sample, advantage, of_rows, step + 1, format)))
     folder.mkdir(parents=True, exist_ok=True)

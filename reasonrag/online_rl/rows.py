@@ -30,7 +30,8 @@ class Row:
         mask: `[T]` 1 for the tokens that are trained on.
         weight: 1 / K in a trajectory with K rows that are trained on, so that their sum is 1; else 0.
         owners: numbers of the trajectories, in the batch, whose mean advantage the row gets.
-        extra: `[T]` what the rewards of its steps add to that, at the tokens of each step; () if they have none.
+        extra: `[T]` what the rewards of its steps add to that, at the tokens of each step; () if they have none. Where
+            each token has an advantage, the rewards of the tokens instead.
     """
 
     tokens: Transcript
@@ -45,7 +46,9 @@ class Row:
         return cls(Transcript((token_id,), (token_id,), (0,), (0.0,), False), (0,), 0.0, (0,))
 
 
-def training_rows(groups: Sequence[Group], *, mask_truncated: bool, credit: Credit = "trajectory") -> list[Row]:
+def training_rows(
+    groups: Sequence[Group], *, mask_truncated: bool, credit: Credit = "trajectory", by_token: bool = False
+) -> list[Row]:
     """Return the rows of all trajectories, in order; each trajectory has at least one.
 
     A trajectory without a reward has masks of zeros, so it counts in no mean and no loss. So has a truncated row if
@@ -55,6 +58,7 @@ def training_rows(groups: Sequence[Group], *, mask_truncated: bool, credit: Cred
         groups: of a batch.
         mask_truncated: leave rows out of the loss that a token limit cut off.
         credit: whose advantage a row gets (`owners`).
+        by_token: let `extra` be the rewards of tokens (`token_rewards`).
 
     Raises:
         ValueError: the columns of a row differ in length; TRL would silently fill a short mask with ones.
@@ -65,7 +69,10 @@ def training_rows(groups: Sequence[Group], *, mask_truncated: bool, credit: Cred
         of_steps = step_advantages(group)
         for sample in group.samples:
             trained = [_is_trained_on(sample, tokens, mask_truncated) for tokens in sample.transcripts]
-            for tokens, is_trained in zip(sample.transcripts, trained, strict=True):
+            extras = [over_tokens(sample, tokens, of_steps[sample.index]) for tokens in sample.transcripts]
+            if by_token:
+                extras = token_rewards(sample, trained)
+            for tokens, is_trained, extra in zip(sample.transcripts, trained, extras, strict=True):
                 _check_lengths(sample, tokens)
                 rows.append(
                     Row(
@@ -73,7 +80,7 @@ def training_rows(groups: Sequence[Group], *, mask_truncated: bool, credit: Cred
                         tokens.mask if is_trained else (0,) * len(tokens.mask),
                         1.0 / sum(trained) if is_trained else 0.0,
                         tuple(first + owner for owner in owners(group, sample, tokens, credit)),
-                        by_token(sample, tokens, of_steps[sample.index]),
+                        extra,
                     )
                 )
         first += len(group.samples)
@@ -109,15 +116,40 @@ def step_advantages(group: Group) -> list[list[float]]:
     return advantages
 
 
-def by_token(sample: Sample, row: Transcript, advantages: Sequence[float]) -> tuple[float, ...]:
-    """Return `[T]` the advantage of the step that wrote each token of a row, 0 at inserted ones; () without any."""
-    if not advantages or sample.trajectory is None:
+def over_tokens(
+    sample: Sample, row: Transcript, numbers: Sequence[float], *, at_end: bool = False
+) -> tuple[float, ...]:
+    """Return `[T]` the number of the step that wrote each token of a row, 0 at inserted ones; () without any.
+
+    With `at_end`, only the last token of a step has it.
+    """
+    if not numbers or sample.trajectory is None:
         return ()
     written: list[float] = []
-    for step, advantage in zip(sample.trajectory.steps[: row.steps], advantages, strict=False):
-        written += [advantage] * len(step.completion.token_ids or ())
+    for step, number in zip(sample.trajectory.steps[: row.steps], numbers, strict=False):
+        tokens = len(step.completion.token_ids or ())
+        written += [0.0 if at_end and token < tokens - 1 else number for token in range(tokens)]
     values = iter(written[len(written) - sum(row.mask) :])  # a row ends with its last step
     return tuple(next(values) if own else 0.0 for own in row.mask)
+
+
+def token_rewards(sample: Sample, trained: Sequence[bool]) -> list[tuple[float, ...]]:
+    """Return `[T]` of each row: a step's reward at its last token, the trajectory's at the last one that is trained on.
+
+    Search-R1 and verl place them there (`apply_kl_penalty` and the reward managers of verl, on which HiPRAG's script
+    runs). Rows that are not trained on have ().
+    """
+    steps = [reward or 0.0 for reward in sample.score.steps]
+    rewards: list[tuple[float, ...]] = [()] * len(trained)
+    outcome = sample.score.value
+    for number in reversed([number for number, is_trained in enumerate(trained) if is_trained]):
+        row = sample.transcripts[number]
+        of_row = list(over_tokens(sample, row, steps, at_end=True) or (0.0,) * len(row.mask))
+        if outcome is not None:
+            of_row[max(place for place, own in enumerate(row.mask) if own)] += outcome
+            outcome = None
+        rewards[number] = tuple(of_row)
+    return rewards
 
 
 def columns(rows: Sequence[Row], samples: Sequence[Sample]) -> dict[str, list[Any] | None]:

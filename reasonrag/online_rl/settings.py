@@ -34,7 +34,9 @@ class RolloutSettings(Section):
     cannot correct: it has to be off then.
     """
 
-    group_size: int = setting(8, "trajectories per question: G of GRPO", "--group-size", ge=2)
+    group_size: int = setting(
+        8, "trajectories per question: G of GRPO; 1 is for ppo and reinforce++ only", "--group-size", ge=1
+    )
     questions_per_step: int = setting(16, "questions per batch of rollouts", "--questions-per-step", ge=1)
     minibatches: int = setting(1, "optimizer steps per batch of rollouts", ge=1)
     ahead: bool = setting(
@@ -80,6 +82,16 @@ class SamplingSettings(Section):
         "stops if it is empty",
         ge=1,
     )
+
+
+class PPOSettings(Section):
+    """Advantages of tokens, and PPO's value model. The defaults are verl's."""
+
+    gamma: float = setting(1.0, "discount of later rewards, per token", gt=0, le=1)
+    lam: float = setting(1.0, "lambda of GAE; 1 uses whole returns, 0 the next value alone", ge=0, le=1)
+    value_clip: float = setting(0.5, "clipping range of a value around that before the update", gt=0)
+    learning_rate: float = setting(1e-5, "peak learning rate of the value model", gt=0)
+    warmup_ratio: float = setting(0.0, "share of the steps during which that learning rate rises", ge=0, lt=1)
 
 
 class PlanSettings(Section):
@@ -137,7 +149,7 @@ class ValidationSettings(Section):
 
 
 class RLSettings(TrainSettings):
-    """Group-relative policy optimisation on rollouts with retrieval (GRPO, DAPO)."""
+    """Policy optimisation on rollouts with retrieval (GRPO, DAPO, PPO, RLOO, REINFORCE++)."""
 
     data: str | None = execution(None, DATASET, "--dataset")
     split: str | None = execution(None, "split of a known data set: train, dev or test", "--split")
@@ -161,6 +173,14 @@ class RLSettings(TrainSettings):
     guards: GuardSettings = GuardSettings()
     validation: ValidationSettings = ValidationSettings()
 
+    algorithm: Literal["grpo", "ppo", "rloo", "reinforce++"] = setting(
+        "grpo",
+        "what a reward is compared with. grpo: the mean of the group, scale_rewards divides it; rloo: the mean of the "
+        "others in the group; ppo: what a value model expects at each token (GAE); reinforce++: the mean of the batch. "
+        "The last two make the KL penalty part of the reward",
+        "--algorithm",
+    )
+    ppo: PPOSettings = PPOSettings()
     loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = setting(
         "dapo",
         "loss function, by its name in TRL. The choices differ in how the loss is averaged over tokens",
@@ -177,7 +197,9 @@ class RLSettings(TrainSettings):
         None, "upper clipping range of the probability ratio, clip-higher (default: epsilon)", gt=0
     )
     scale_rewards: Literal["group", "batch", "none"] = setting(
-        "group", "what divides the advantages: the standard deviation of the group, that of the batch, or nothing"
+        "group",
+        "what divides the advantages: the standard deviation of the group, that of the batch, or nothing. Nothing "
+        "divides those of rloo; ppo and reinforce++ know no group, and take the batch for it",
     )
     credit: Literal["trajectory", "step"] = setting(
         "trajectory",
@@ -232,9 +254,25 @@ class RLSettings(TrainSettings):
                 "reward.outcome.search_confidence needs log-probabilities, which only rollout.engine generate has with "
                 "rollout.top_p below 1; choose that engine, or set rollout.top_p to 1"
             )
+        if self.rollout.group_size == 1 and (not self.by_token or self.sampling.dynamic):
+            comparing = "sampling.dynamic" if self.by_token else f"algorithm {self.algorithm}"
+            raise ValueError(
+                f"{comparing} compares the trajectories of a question, and rollout.group_size is 1; take 2 or more, or "
+                "algorithm ppo or reinforce++ without dynamic sampling"
+            )
+        if self.by_token and self.credit == "step":
+            raise ValueError(
+                f"credit step is the mean advantage of trajectories with the same steps, and algorithm "
+                f"{self.algorithm} gives each token its own; leave credit out"
+            )
         if self.judge.model is not None and self.judge.spec is None:
             raise ValueError("a judge's model is named, but no judge; add --judge with its server, or leave it out")
         return self
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each token has an advantage, instead of each trajectory."""
+        return self.algorithm in ("ppo", "reinforce++")
 
     def accumulation(self, processes: int) -> int:
         """Return the forward passes of one optimizer step on each process.

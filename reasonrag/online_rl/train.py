@@ -1,4 +1,4 @@
-"""A policy trained online: TRL's GRPO on the engine's rollouts (arXiv:2402.03300, arXiv:2503.14476)."""
+"""A policy trained online: TRL's GRPO on the engine's rollouts (arXiv:2402.03300, arXiv:2503.14476), or PPO."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row
+from reasonrag.training.model import load_weights, lora_config
 from reasonrag.training.run import TrainingData, TrainingRun, save_policy
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         return GRPOConfig, {
             "gradient_accumulation_steps": accumulation,
             "steps_per_generation": accumulation * rollout.minibatches,
-            "num_generations": rollout.group_size,
+            # TRL takes no group of one; its own figures are then about the batch, and its advantages are not used.
+            "num_generations": rollout.group_size if rollout.group_size > 1 else rollout.questions_per_step,
             "temperature": rollout.temperature,
             "top_p": rollout.top_p,
             # The rollouts are not cut at this length; Dr. GRPO divides by it as a constant.
@@ -124,7 +126,9 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             validation = Validation(
                 self.task.held_out, held_out_engine, reward, settings.validation.metric, settings.seed
             )
-        self.watch = Watch(Guards(settings.guards), validation, reward, settings.validation.steps)
+        self.watch = Watch(
+            Guards(settings.guards), validation, reward, settings.validation.steps, by_group=not settings.by_token
+        )
         plan = BatchPlan(
             self.task.questions,
             rollout.group_size,
@@ -152,11 +156,15 @@ class OnlineRLRun(TrainingRun[RLSettings]):
                 self.out / "rollouts",
                 rollout.minibatches,
                 settings.credit,
+                "others" if settings.algorithm == "rloo" else "group",
+                settings.ppo if settings.by_token else None,
             ),
             watch=self.watch,
             importance=self._importance is not None,
             **common,
         )
+        if settings.algorithm == "ppo":
+            trainer.critic = self._critic(trainer)
         trainer.add_callback(
             WatchCallback(
                 trainer,
@@ -165,6 +173,27 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             )
         )
         return trainer
+
+    def _critic(self, trainer: Any) -> Any:
+        """Return PPO's value model, which starts from the same weights as the policy."""
+        import torch
+        from peft import get_peft_model
+
+        from reasonrag.online_rl.ppo import Critic
+
+        _reject_sharded_weights(
+            self.arguments, "PPO's value model, which is not, does not fit beside them; use whole copies (--multi_gpu)"
+        )
+        settings = self.settings
+        model = load_weights(self.source, settings)
+        with torch.random.fork_rng():  # every process draws the same adapter, and the rollouts draw as they would
+            torch.manual_seed(settings.seed)
+            if settings.method == "lora" and not self.source.is_adapter:
+                model = get_peft_model(model, lora_config(settings.lora))
+            critic = Critic(model, settings, trainer.accelerator)
+        if self.arguments.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return critic
 
     def _begin(self, trainer: Any, judge: JudgeService | None, step: int) -> None:
         self._open_plans(trainer, judge, step)
@@ -233,7 +262,11 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         """Return the engine's LLM: on the trainer's weights, or on a server that is sent them."""
         rollout, source = self.settings.rollout, self.source
         if rollout.url is None:
-            _reject_sharded_weights(self.arguments)
+            _reject_sharded_weights(
+                self.arguments,
+                "they cannot make rollouts here; use a vLLM server with --rollout-url, or train adapters or a smaller "
+                "model with whole copies (--multi_gpu)",
+            )
             engine = ContinuousLLM if self._continuous(model) else TransformersLLM.borrowing
             local: BorrowingLLM = engine(chat, name=source.name, batch_size=rollout.batch_size)
             self.closing.append(local)
@@ -283,20 +316,17 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         self.runner.close()
 
 
-def _reject_sharded_weights(arguments: Any) -> None:
-    """Raise if an engine in this process would have to run sharded weights.
+def _reject_sharded_weights(arguments: Any, reason: str) -> None:
+    """Raise if the weights are sharded over processes.
 
-    Every forward pass of sharded weights involves all processes, but each needs a different number of passes.
+    Every forward pass of sharded weights involves all processes, but in rollouts each needs a different number of them.
 
     Raises:
-        ConfigError: the weights are sharded.
+        ConfigError: they are; `reason` says why they cannot be, and what to do.
     """
     flags = [os.environ.get(f"ACCELERATE_USE_{name}", "").lower() for name in ("FSDP", "DEEPSPEED")]
     if any(flag in ("true", "1") for flag in flags) or arguments.fsdp or arguments.deepspeed:
-        raise ConfigError(
-            "the weights are sharded over processes (FSDP, DeepSpeed), so they cannot make rollouts here; use a vLLM "
-            "server with --rollout-url, or train adapters or a smaller model with whole copies (--multi_gpu)"
-        )
+        raise ConfigError(f"the weights are sharded over processes (FSDP, DeepSpeed), so {reason}")
 
 
 def _save_best(trainer: Any, out: Path, card: Any) -> None:

@@ -1,10 +1,10 @@
 """TRL's GRPOTrainer on our rollouts: it receives token rows with rewards, and never sees a tag or a judge.
 
 TRL expects one row per trajectory. A format that asks with a fresh prompt at each step gives several: TRL computes the
-advantages of the trajectories, and then each row gets its own. TRL 1.16 documents `rollout_func` only in part;
-tests/online_rl/test_trainer.py checks what is relied on: tokens with mask 0 get no gradient, a mask may hold weights,
-prompts come repeated and in whole groups, a trajectory without a reward gets no advantage, and a row without an end
-token counts as truncated.
+advantages of the trajectories, and then each row gets its own; so do tokens, in PPO. TRL 1.16 documents `rollout_func`
+only in part; tests/online_rl/test_trainer.py checks what is relied on: tokens with mask 0 get no gradient, a mask may
+hold weights, prompts come repeated and in whole groups, a trajectory without a reward gets no advantage, and a row
+without an end token counts as truncated.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -36,10 +37,12 @@ from reasonrag.core.text import one_line
 from reasonrag.llm.continuous import BorrowingLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import merged_parameters
-from reasonrag.online_rl.advantages import advantage_scale
-from reasonrag.online_rl.collector import Batch, Collector
+from reasonrag.online_rl.advantages import Baseline, advantage_scale, group_advantages
+from reasonrag.online_rl.collector import Batch, Collector, Group
+from reasonrag.online_rl.ppo import Critic, mean, token_advantages, whitened
 from reasonrag.online_rl.rollout_log import batch_metrics, write_rollouts
 from reasonrag.online_rl.rows import REWARD, Credit, Row, columns, training_rows
+from reasonrag.online_rl.settings import PPOSettings
 from reasonrag.online_rl.validation import Watch, mean_metrics
 from reasonrag.training.callbacks import GuardedTrainer
 from reasonrag.training.throughput import ENOUGH_TOKENS
@@ -67,6 +70,8 @@ class Rollouts:
     folder: Path  # gets a file of trajectories per step
     batch_steps: int = 1  # optimizer steps that use one batch
     credit: Credit = "trajectory"  # whose advantage a row gets
+    baseline: Baseline = "group"  # what a trajectory is compared with
+    tokens: PPOSettings | None = None  # if each token has an advantage
 
 
 class BackgroundRunner:
@@ -102,7 +107,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         self.watch = watch
         self.pushed: int | None = None  # the step of the weights that the engine has
         self.next: tuple[int, Future[Batch]] | None = None  # the next batch, and the step of its weights
-        self.rows: list[Row] = []  # of this process's current batch
+        self.critic: Critic | None = None  # of PPO; set after __init__, which sets the seed
+        self.groups: list[Group] = []  # of this process's current batch
+        self.rows: list[Row] = []  # and its training rows
+        self.write: Callable[..., None]  # writes its rollouts
         self.written = torch.empty(0)  # `[R, T]` of rows that are scored next: above 0 where the policy wrote a token
         self.averaging: str = self.args.loss_type
         if self.averaging in ("grpo", "dr_grpo"):
@@ -130,7 +138,12 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             then = step + self.rollouts.batch_steps
             if then < self.state.max_steps:  # after `_record`: the reward has observed this batch
                 self.next = step, runner.start(collector.batch(number + 1, step=then))
-        rows = training_rows(batch.groups, mask_truncated=self.mask_truncated_completions, credit=self.rollouts.credit)
+        rows = training_rows(
+            batch.groups,
+            mask_truncated=self.mask_truncated_completions,
+            credit=self.rollouts.credit,
+            by_token=self.rollouts.tokens is not None,
+        )
         # TRL divides the rows of each process into so many parts of one size, and drops what remains.
         parts = self.args.steps_per_generation
         count = -(-max(gather_object([len(rows)])) // parts) * parts
@@ -180,9 +193,59 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if tokens := self.rollouts.tokens:
+            self.beta = self.args.beta  # here TRL scores the tokens with the reference model, too
         out: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if tokens:
+            out["advantages"] = self._by_token(out, tokens)
+            self.beta = 0.0  # the penalty is in the rewards, and not in the loss
+        elif self.rollouts.baseline == "others":
+            own = [group_advantages(group.rewards, baseline="others", scale="none") for group in self.groups]
+            out["advantages"] = torch.tensor(own, device=out["advantages"].device).flatten()
         scored = torch.tensor(sum(row[REWARD] is not None for row in inputs), device=self.accelerator.device)
         return self.weigh(out, scored=int(self.accelerator.gather(scored).sum()))
+
+    def _by_token(self, out: dict[str, Any], settings: PPOSettings) -> Any:
+        """Return `[R, T]` whitened advantages of PPO, whose critic then learns from the batch, or of REINFORCE++.
+
+        REINFORCE++ (arXiv:2501.03262) is the same without a critic: all values are 0, and lambda is 1.
+        """
+        own = (out["completion_mask"] * out["tool_mask"]) > 0
+        rewards = pad_sequence([torch.tensor(row.extra) for row in self.rows], batch_first=True)
+        rewards = pad(rewards, (0, own.size(1) - rewards.size(1))).to(own.device)
+        metrics = {}
+        if self.beta:
+            kl = (self._old_logps(out) - out["ref_per_token_logps"]) * own
+            rewards = rewards - self.beta * kl
+            metrics["kl"] = float(mean(kl, own, self.accelerator))
+        values, lam, critic = torch.zeros_like(rewards), 1.0, self.critic
+        batch = {name: out[name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+        if critic is not None:
+            batch["number"] = torch.arange(len(own), device=own.device)
+            values, lam = critic.values(self._split(batch), rewards), settings.lam
+        owners = [row.owners[0] for row in self.rows]
+        advantages = token_advantages(rewards, values, own, owners, gamma=settings.gamma, lam=lam)
+        if critic is not None:
+            batch |= {"own": own, "values": values, "returns": advantages + values}
+            metrics |= critic.learn(batch, self._split, step=self.state.global_step)
+            if not math.isfinite(metrics["critic/loss"]):
+                raise self._not_finite("the loss of the value model")
+        if self.scale_rewards != "none":
+            advantages = whitened(advantages, own, self.accelerator)
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+        self.write(by_row=(advantages.sum(1) / own.sum(1).clamp(min=1)).tolist())
+        return advantages
+
+    def _old_logps(self, out: dict[str, Any]) -> Any:
+        """Return the `[R, T]` log-probabilities before this batch, which TRL computes if several steps use it."""
+        if (known := out.get("old_per_token_logps")) is not None:
+            return known
+        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
+        mask = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
+        length, size = out["completion_ids"].size(1), self.args.per_device_train_batch_size
+        with torch.no_grad():
+            return self._get_per_token_logps_and_entropies(self.model, ids, mask, length, size)[0]
 
     def weigh(self, out: dict[str, Any], *, scored: int) -> dict[str, Any]:
         """Return TRL's batch with an advantage for each of its `[R]` rows, and with weights of tokens as its mask.
@@ -192,7 +255,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         its tokens the same weight, `dr_grpo` divides by a constant.
 
         Args:
-            out: its `advantages` are `[N]`, one per trajectory of this process.
+            out: its `advantages` are `[N]`, one per trajectory of this process, or `[R, T]`, one per token.
             scored: trajectories with a reward, on all processes.
         """
         gather, advantages = self.accelerator.gather, out["advantages"]
@@ -207,13 +270,14 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         # TRL takes a mask whose sum is below 1 for an empty one: no token that counts may weigh less.
         lightest = gather(torch.where(weights > 0, weights, torch.inf).min()).min()
         lightest = torch.where(lightest.isinf(), 1.0, lightest)
-        of_rows = torch.stack([advantages[list(row.owners)].mean() for row in self.rows])
-        if any(row.extra for row in self.rows):  # TRL takes an advantage for each token, too
-            of_rows = of_rows[:, None].repeat(1, out["completion_mask"].size(1))
-            for number, row in enumerate(self.rows):
-                of_rows[number, : len(row.extra)] += torch.tensor(row.extra, device=of_rows.device)
+        if advantages.dim() == 1:
+            advantages = torch.stack([advantages[list(row.owners)].mean() for row in self.rows])
+            if any(row.extra for row in self.rows):  # TRL takes an advantage for each token, too
+                advantages = advantages[:, None].repeat(1, out["completion_mask"].size(1))
+                for number, row in enumerate(self.rows):
+                    advantages[number, : len(row.extra)] += torch.tensor(row.extra, device=advantages.device)
         return out | {
-            "advantages": of_rows,
+            "advantages": advantages,
             "tool_mask": out["tool_mask"] * (weights / lightest)[:, None],
             "num_items_in_batch": total / lightest,
         }
@@ -241,7 +305,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
 
         So a batch of steps needs no more memory than a batch of trajectories, and less of it is padding.
         """
-        parts = list(_parts(inputs, self._part_sizes(inputs)))
+        parts = self._split(inputs)
         share = 1 / len(parts) if self.averaging == "bnpo" else 1.0  # a mean over each part; the others are sums
         metrics = self._metrics["train" if self.model.training else "eval"]
         before = {name: len(values) for name, values in metrics.items()}
@@ -262,6 +326,9 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             if len(of_parts) == len(parts) > 1:  # means over tokens of a part
                 values[-len(parts) :] = [float((weights * torch.tensor(of_parts)).sum() / weights.sum().clamp(min=1))]
         return loss
+
+    def _split(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        return list(_parts(inputs, self._part_sizes(inputs)))
 
     def _part_sizes(self, inputs: dict[str, Any]) -> list[int]:
         """Return how many rows each forward pass takes of a batch whose rows are sorted, longest first."""
@@ -302,17 +369,21 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if said and self.accelerator.is_main_process:
             log.warning(said, step=step + 1)
         scale, spread = advantage_scale(self.scale_rewards, [score.value for score in scores])
-        process = self.args.process_index
-        write_rollouts(
+        self.groups = batch.groups
+        self.write = partial(
+            write_rollouts,
             batch,
             self.rollouts.folder,
             step=step,
-            process=process,
+            process=self.args.process_index,
             format=format,
-            scale=scale,
-            spread=spread,
+            baseline=self.rollouts.baseline,
+            scale=scale if self.rollouts.baseline == "group" else "none",
+            spread=spread if self.rollouts.baseline == "group" else 1.0,
             credit=self.rollouts.credit,
         )
+        if self.rollouts.tokens is None:  # the advantages of tokens are known later
+            self.write()
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         # A validation comes between two steps: TRL would log the next step's metrics with it.
@@ -321,11 +392,15 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def save_extra_state(self, checkpoint: Path) -> None:
         self.watch.save(checkpoint)
+        if self.critic is not None:
+            self.critic.save(checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self.watch.restore(Path(checkpoint))
+            if self.critic is not None:
+                self.critic.restore(Path(checkpoint))
 
     @contextlib.contextmanager
     def _current_weights(self, step: int) -> Iterator[None]:

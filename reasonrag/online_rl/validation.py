@@ -15,6 +15,7 @@ import structlog
 
 from reasonrag.core.types import Question
 from reasonrag.llm.base import Sampling
+from reasonrag.online_rl.advantages import has_variance
 from reasonrag.online_rl.collector import roll_out
 from reasonrag.online_rl.rollout_log import trajectory_metrics
 from reasonrag.online_rl.settings import GuardSettings
@@ -151,6 +152,7 @@ class Watch:
     validation: Validation | None
     reward: Reward
     every: int  # steps between two validations
+    by_group: bool = True  # whether only rewards of a group are compared
     metrics: dict[str, float] = field(default_factory=dict)  # of the last batch
     collapse: str = ""  # why the guards have stopped the run
     equal: int = 0  # batches in a row in which no group had two different rewards
@@ -163,7 +165,8 @@ class Watch:
         Args:
             rewards: those of the whole batch; None where one is missing.
         """
-        self.equal = self.equal + 1 if self.metrics.get("rollout/flat_groups") == 1.0 else 0
+        flat = self.metrics.get("rollout/flat_groups") == 1.0 if self.by_group else not has_variance(rewards)
+        self.equal = self.equal + 1 if flat else 0
         known = sorted({reward for reward in rewards if reward is not None})
         if not known or self.equal % _EQUAL_AGAIN != 1:
             return ""
