@@ -22,7 +22,7 @@ from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed
-from tests.agents.serving import serving
+from tests.serving import serving
 from tests.toys import QUESTION, ToyRetriever
 
 QUESTIONS = [QUESTION, replace(QUESTION, id="q2", question="Who directed Star Wars?", golden_answers=("George Lucas",))]

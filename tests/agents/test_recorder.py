@@ -15,8 +15,8 @@ import pytest
 from reasonrag.agents.recorder import Recorder, RecordSettings, record
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.serving import App, ListenSettings, Receive, Response, Scope
-from reasonrag.storage.recordings import CALLS, read_calls
-from tests.agents.serving import serving
+from reasonrag.storage.records import CALLS, read_calls
+from tests.serving import serving
 
 KEY = "sk-proj-abcdefghijklmnop1234567890ABCDEFGHIJ"
 

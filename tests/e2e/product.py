@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from aiohttp import web
 
 from reasonrag.core.types import Message, Prompt
 from reasonrag.demo.reader import ExtractiveLLM
@@ -22,6 +22,7 @@ from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests import warmed
 from tests.llm.fake_openai import FakeOpenAI, Fault
+from tests.serving import HttpServer
 
 REASONRAG = str(Path(sys.executable).with_name("reasonrag"))
 Row = dict[str, Any]
@@ -139,39 +140,17 @@ class ExtractiveServer(FakeOpenAI):
         return len(self.requests) - self.paid.total()
 
 
-class Refusing:
+class Refusing(HttpServer):
     """A server that answers every request with one status, and repeats the key that it was given."""
 
     def __init__(self, status: int) -> None:
-        self.asked = 0
-        outer = self
+        super().__init__()
+        self.asked, self._status = 0, status
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked += 1
-                key = self.headers.get("Authorization", "no key")
-                body = json.dumps({"error": {"message": f"this key is not known: {key}"}}).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_route("*", "/{path:.*}", self._refuse)
 
-            do_POST = do_GET
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def __enter__(self) -> Refusing:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    async def _refuse(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        message = f"this key is not known: {request.headers.get('Authorization', 'no key')}"
+        return web.json_response({"error": {"message": message}}, status=self._status)

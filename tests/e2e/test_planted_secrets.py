@@ -104,17 +104,8 @@ def verdict(request: product.Row) -> str:
 class LostIndex(ExtractiveServer):
     """A retrieval server whose index is behind a password, which it tells everybody but the first to ask."""
 
-    async def _serve(self) -> None:
-        app = web.Application()
-        app.router.add_post("/retrieve", self._retrieve)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self._port = runner.addresses[0][1]
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_post("/retrieve", self._retrieve)
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         self.requests.append(await request.json())

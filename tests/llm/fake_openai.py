@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+
+from tests.serving import HttpServer
 
 Reply = Callable[[dict[str, Any]], str]
 
@@ -42,7 +43,7 @@ class Slow:
 Fault = Answer | Disconnect | Slow
 
 
-class FakeOpenAI:
+class FakeOpenAI(HttpServer):
     """`/v1/chat/completions`, `/v1/completions` and `/v1/models`, in a thread of its own.
 
     with FakeOpenAI(lambda request: "<answer>Jaws</answer>") as server:
@@ -98,53 +99,15 @@ class FakeOpenAI:
         self.looks = 0  # at the list of models
         self._ignores_n, self._ignores_stop, self._strict = ignores_n, ignores_stop, strict
         self._latency_s, self._edit = latency_s, edit
-        self._port: int | None = None
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        super().__init__()
 
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._port}/v1"
-
-    def start(self) -> FakeOpenAI:
-        self._thread.start()
-        assert self._ready.wait(60), "the fake server did not start"
-        return self
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-        self._loop.close()
-
-    def __enter__(self) -> FakeOpenAI:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    async def _serve(self) -> None:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._completions)
-        app.router.add_post("/v1/completions", self._completions)
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_post("/v1/chat/completions", self._completions)
+        router.add_post("/v1/completions", self._completions)
         if self._models is not None:
-            app.router.add_get("/v1/models", self._list)
+            router.add_get("/v1/models", self._list)
         if self._prompt_tokens is not None:
-            app.router.add_post("/tokenize", self._tokenize)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self._port = runner.addresses[0][1]
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
-        # Handlers of connections that a killed client left behind.
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+            router.add_post("/tokenize", self._tokenize)
 
     async def _list(self, request: web.Request) -> web.Response:
         self.looks += 1

@@ -20,11 +20,12 @@ from reasonrag.llm.server import ServerLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import NCCLTransport, send_chunks
 from tests import warmed
+from tests.serving import HttpServer
 
 WHOLE = ["pause?mode=wait", "start", "finish", "reset_prefix_cache?reset_running_requests=true", "resume"]
 
 
-class FakeVLLM:
+class FakeVLLM(HttpServer):
     """A vLLM server on loopback: it writes "WEIGHTS/CACHE", the push that each of the two is from.
 
     Attributes:
@@ -40,33 +41,13 @@ class FakeVLLM:
         self.cache: Any = None
         self.paused = False
         self.asked = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._stop, self._running = asyncio.Event(), asyncio.Event()
+        self._running = asyncio.Event()
         self._running.set()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        super().__init__()
 
-    def __enter__(self) -> FakeVLLM:
-        self._thread.start()
-        assert self._ready.wait(60)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        app = web.Application()
-        app.router.add_post("/v1/completions", self._complete)
-        app.router.add_post("/{name}", self._control)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_post("/v1/completions", self._complete)
+        router.add_post("/{name}", self._control)
 
     async def _control(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]

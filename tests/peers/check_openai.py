@@ -9,11 +9,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,10 @@ from reasonrag.core import event_loop
 from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.recordings import read_calls
+from reasonrag.storage.records import read_calls
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.llm.fake_openai import FakeOpenAI
+from tests.peers.world import serving
 
 QUESTIONS = demo_questions("dev")[:10]
 KEY = "sk-proj-Kd83hdksl29fhdJSk3ldkf93hdksl2ka"
@@ -60,18 +58,6 @@ def as_tools(request: dict[str, Any], answer: dict[str, Any]) -> None:
             choice["finish_reason"] = "tool_calls"
 
 
-@contextmanager
-def recording(upstream: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "reasonrag", "record", "--upstream", upstream, "--out", "agent", "--port", "0"]
-    proxy = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert proxy.stdout
-        yield proxy.stdout.readline().split()[2]
-    finally:
-        proxy.send_signal(signal.SIGTERM)
-        assert proxy.wait(60) == 128 + signal.SIGTERM
-
-
 def agent(client: openai.OpenAI, question: str, retriever: BM25Retriever) -> str:
     """Answer a question as people write such loops."""
     messages: list[Any] = [
@@ -93,7 +79,7 @@ def agent(client: openai.OpenAI, question: str, retriever: BM25Retriever) -> str
 def main() -> None:
     retriever = BM25Retriever.open(demo_corpus(0), cache=Path("cache"))
     with FakeOpenAI(model, edit=as_tools) as server:
-        with recording(server.base_url) as proxy:
+        with serving("record", "--upstream", server.base_url, "--out", "agent", "--port", "0") as proxy:
             client = openai.OpenAI(base_url=f"{proxy}/v1", api_key=KEY)
             answers = [agent(client, question.question, retriever) for question in QUESTIONS]
         calls = list(read_calls(Path("agent")))

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
-import subprocess
-import sys
 import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +17,7 @@ os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "CI": "1"
 from openenv.core import GenericEnvClient  # noqa: E402
 
 from examples.openenv_grpo import reward_from_environment, rollouts  # noqa: E402
-
-
-@contextmanager
-def environment() -> Any:
-    command = [sys.executable, "-m", "reasonrag", "env", "serve", "--preset", "demo-outcome", "--port", "0"]
-    server = subprocess.Popen([*command, "--set", "retrieval.cache=cache"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout
-        yield server.stdout.readline().split()[2]
-    finally:
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 128 + signal.SIGTERM
+from tests.peers.world import serving  # noqa: E402
 
 
 def play(url: str, question: dict[str, str]) -> tuple[float, float]:
@@ -106,7 +91,8 @@ def train(url: str, questions: list[dict[str, str]]) -> dict[str, float]:
 
 
 def main() -> None:
-    with environment() as url:
+    served = ("env", "serve", "--preset", "demo-outcome", "--port", "0", "--set", "retrieval.cache=cache")
+    with serving(*served) as url:
         with urllib.request.urlopen(f"{url}/questions") as listed:
             questions = json.load(listed)[:QUESTIONS]
         assert [play(url, question) for question in questions] == [(0.0, 0.0)] * QUESTIONS

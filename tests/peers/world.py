@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +18,18 @@ FOLDER = ROOT / "build" / "peers" / "world"
 def reasonrag(*words: object) -> None:
     """Run a command of ours, in our environment; its output goes to stderr."""
     subprocess.run([PYTHON, "-m", "reasonrag", *map(str, words)], cwd=ROOT, check=True, stdout=2)
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[str]:
+    """Run a server of ours in this environment; yield its address."""
+    server = subprocess.Popen([sys.executable, "-m", "reasonrag", *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout
+        yield server.stdout.readline().split()[2]
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 128 + signal.SIGTERM
 
 
 def run(policy: str, *, limit: int = 100, iterations: int = 6) -> Path:

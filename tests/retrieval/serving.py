@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,13 +17,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.bm25 import BM25Retriever
-from reasonrag.retrieval.server import RetrievalApp, RetrievalService, ServeSettings, serve
+from reasonrag.retrieval.server.app import RetrievalApp, serve
+from reasonrag.retrieval.server.service import RetrievalService, ServeSettings
 from tests.e2e.world import pages
+from tests.serving import serving as serving_app
 
 SEA = [Passage(row["id"], row["contents"]) for row in pages()]
 
@@ -51,19 +50,10 @@ def sea_index(cache: Path) -> BM25Retriever:
 
 @contextmanager
 def serving(retriever: Retriever, **settings: Any) -> Iterator[int]:
-    """A server in a thread; yields its port."""
+    """A server in a thread; yields its port. The retriever stays open."""
     limits = ServeSettings(**settings)
-    app = RetrievalApp(RetrievalService(retriever, limits), limits)
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the product's
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(20)
+    with serving_app(RetrievalApp(RetrievalService(retriever, limits), limits), close=False) as port:
+        yield port
 
 
 class ServerProcess:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from reasonrag.core.types import Passage
 from reasonrag.retrieval.backends import base
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.storage.questions import passage_id
+from tests.serving import HttpServer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -30,37 +30,17 @@ async def echo(request: web.Request) -> web.Response:
     return web.json_response({"result": [[found(query)] * asked["topk"] for query in asked["queries"]]})
 
 
-class Server:
-    """An HTTP server in a thread. Requests are answered by `script`, one handler each, then by `echo`."""
+class Server(HttpServer):
+    """Answers requests by `script`, one handler each, then by `echo`; runs once it is made."""
 
     def __init__(self, port: int = 0) -> None:
+        super().__init__(port)
         self.script: list[Handler] = []
         self.requests: list[Any] = []
-        self.port = port
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        self.start()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def stop(self) -> None:
-        if not self._loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
-            self._loop.close()
-
-    async def _start(self) -> None:
-        app = web.Application()
-        app.router.add_post("/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_post("/{path:.*}", self._answer)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append((request.path, await request.json()))
