@@ -120,8 +120,8 @@ def questions(folder: Path, count: int) -> list[str]:
 
 
 def serve(folder: Path) -> None:
-    from reasonrag.retrieval.server import ServeSettings
-    from reasonrag.retrieval.server import serve as serve_until_signal
+    from reasonrag.retrieval.server.app import serve as serve_until_signal
+    from reasonrag.retrieval.server.service import ServeSettings
 
     sys.exit(serve_until_signal(BM25Retriever(IndexFolder(folder)), ServeSettings(port=0)))
 

@@ -15,7 +15,7 @@ from reasonrag.agents.recorder import RecordSettings
 from reasonrag.core.settings import Flag
 from reasonrag.reproduce import PAPERS
 from reasonrag.reproduce.paper import Paper
-from reasonrag.retrieval.server.settings import ServeSettings
+from reasonrag.retrieval.server.service import ServeSettings
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean"}
 

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import structlog
 from pydantic import BaseModel, Field, ValidationError
@@ -121,20 +121,15 @@ class CurrentPolicy:
     """An `LLM` that is another one in each task, such as the client of a session: one engine serves all of them."""
 
     name = "outside"
-    current: ClassVar[ContextVar[Completes]] = ContextVar("policy")
+    current: ClassVar[ContextVar[Any]] = ContextVar("policy")  # with an `LLM`'s `complete`
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return `[n]` completions of the current task's policy."""
-        return await self.current.get().complete(prompt, sampling)
+        completions: tuple[Completion, ...] = await self.current.get().complete(prompt, sampling)
+        return completions
 
     async def aclose(self) -> None:
         """Do nothing: whoever sets a policy closes it."""
-
-
-class Completes(Protocol):
-    """The part of `LLM` that the engine calls."""
-
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]: ...
 
 
 class Session:
@@ -326,11 +321,7 @@ class EnvironmentApp(App):
         await send({"type": "websocket.close"})
 
     def _choose(self, asked: Reset) -> Question:
-        """Return the question that a client asks for.
-
-        Raises:
-            Refusal: there is no such question.
-        """
+        """Return the question that a client asks for; raise Refusal if there is none."""
         found: Question | None = None
         if asked.question is not None and asked.golden_answers is not None:
             own = asked.question_id or asked.question
@@ -357,11 +348,7 @@ def _constant(value: Any) -> Endpoint:
 
 
 def open_environment(settings: RLSettings, journal: Path) -> tuple[Task, Engine, Reward, list[Any]]:
-    """Open what `rl train` trains on, for a `CurrentPolicy`; the list is what `close_parts` closes with the task.
-
-    Raises:
-        ConfigError, DataError: something is missing or cannot work; see `open_task`.
-    """
+    """Open what `rl train` trains on, for a `CurrentPolicy`; the list is what `close_parts` closes with the task."""
     task, policy = open_task(settings), CurrentPolicy()
     reward, _, closing = open_task_reward(settings, task, policy, journal)
     config, retriever = task.config, batched_retrievers(task)[0]
@@ -370,11 +357,7 @@ def open_environment(settings: RLSettings, journal: Path) -> tuple[Task, Engine,
 
 
 def serve_environment(settings: RLSettings, listening: EnvironmentSettings) -> int:
-    """Serve what `rl train` would train on until SIGTERM or Ctrl-C, and return the exit code.
-
-    Raises:
-        ConfigError, DataError: see `open_environment` and `run_app`.
-    """
+    """Serve what `rl train` would train on until SIGTERM or Ctrl-C, and return the exit code."""
     with TemporaryDirectory(prefix="reasonrag-") as folder:  # a judge's verdicts, for as long as the server runs
         task, engine, reward, closing = open_environment(settings, Path(folder, "journal.sqlite"))
         app = EnvironmentApp(engine, reward, task.questions, listening, partial(close_parts, closing, task))

@@ -11,10 +11,9 @@ from reasonrag.core.errors import ConfigError
 
 
 def import_plugin(path: str) -> Any:
-    """Import the object that `PACKAGE.MODULE:NAME` names, from where Python looks, or from the working folder.
+    """Import the object that `PACKAGE.MODULE:NAME` names; raise ConfigError if that fails.
 
-    Raises:
-        ConfigError: the import fails.
+    It is looked for where Python looks, then in the working folder.
     """
     module, _, name = path.partition(":")
     if (folder := str(Path.cwd())) not in sys.path:

@@ -162,11 +162,7 @@ class App:
         await _send_response(response, send)
 
     async def converse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a WebSocket until it is closed.
-
-        Raises:
-            Refusal: there is none at this path.
-        """
+        """Serve a WebSocket until it is closed; raise Refusal if there is none at this path."""
         raise Refusal(404, "there is no WebSocket here")
 
     def check(self, headers: Headers, path: str) -> None:
@@ -188,11 +184,7 @@ class App:
                 )
 
     def route(self, scope: Scope) -> Endpoint:
-        """Return what answers a request.
-
-        Raises:
-            Refusal: nothing does.
-        """
+        """Return what answers a request; raise Refusal if nothing does."""
         path = scope["path"]
         if path not in self.routes:
             known = [f"{method} {known}" for known, (method, _) in self.routes.items()]
@@ -203,11 +195,7 @@ class App:
         return endpoint
 
     async def body(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request.
-
-        Raises:
-            Refusal: it is too large, does not come, or the client left.
-        """
+        """Return the body of a request; raise Refusal if it is too large, does not come, or the client left."""
         limit = self.settings.max_body_bytes
         refusal = Refusal(413, f"the body is larger than {limit} bytes: send less in one request")
         if int(dict(scope["headers"]).get(b"content-length", 0)) > limit:

@@ -53,11 +53,7 @@ class LocalRetriever(ABC):
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]: ...
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """Return `[len(queries)]` rankings of at most `top_k` passages, best first. An empty query finds nothing.
-
-        Raises:
-            RetrievalError: the search failed, for example for lack of memory.
-        """
+        """Search as `Retriever` says; raise RetrievalError if that fails, for example for lack of memory."""
         if len(queries) * len(self._passages) <= self._at_once:
             return self._search(list(queries), top_k)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)

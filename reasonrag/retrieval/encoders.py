@@ -205,6 +205,7 @@ class SentenceEncoder:
 
     def __init__(self, encoder: TextEncoder) -> None:
         self._encoder = encoder
+        self.identity = dict(encoder.identity)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
@@ -216,11 +217,7 @@ class SentenceEncoder:
 
 
 def open_encoder(spec: str) -> LexicalEncoder | SentenceEncoder:
-    """Open the `lexical` encoder, or a model by Hub id or folder.
-
-    Raises:
-        ConfigError: the model cannot be opened.
-    """
+    """Open the `lexical` encoder, or a model by Hub id or folder; raise ConfigError if it cannot be opened."""
     if spec == "lexical":
         return LexicalEncoder()
     return SentenceEncoder(open_text_encoder(EncoderConfig(name=spec, batch_size=32)))

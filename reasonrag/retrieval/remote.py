@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.http import TOKEN_ENV, Retries, Unavailable, backoff, bearer_header, check_url
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.backends.base import CHECK_TIMEOUT_S, HttpBackend, Ranking
+from reasonrag.retrieval.backends.base import CHECK_TIMEOUT_S, HttpBackend, Ranking, found_passage
 from reasonrag.retrieval.corpus import passage_contents
-from reasonrag.storage.questions import passage_id
-from reasonrag.storage.records import text_id
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -84,11 +81,7 @@ class RemoteRetriever(HttpBackend):
         self._headers = bearer_header(os.environ.get(token_env), f"the token in {token_env}")
 
     async def check(self) -> None:
-        """Raise if no server answers a query.
-
-        Raises:
-            RetrievalError: none of them does.
-        """
+        """Raise RetrievalError if no server answers a query."""
         failures, timeout_s = [], min(self._timeout_s, CHECK_TIMEOUT_S)
         for server in self._servers:
             try:
@@ -164,7 +157,4 @@ def _passage(item: Mapping[str, Any]) -> Passage:
     contents = passage_contents(document)
     if contents is None:
         raise ValueError
-    score = item.get("score")
-    if not isinstance(score, int | float) or not math.isfinite(score):
-        score = 0.0
-    return Passage(text_id(document.get("id")) or passage_id(contents), contents, float(score))
+    return found_passage(document.get("id"), contents, item.get("score"))

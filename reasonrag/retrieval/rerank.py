@@ -38,9 +38,7 @@ class CrossEncoderReranker:
         self,
         name_or_path: str,
         *,
-        revision: str | None = None,
         device: str | None = None,
-        batch_size: int = 32,
         max_tokens: int | None = None,
         trust_remote_code: bool = False,
     ) -> None:
@@ -52,7 +50,7 @@ class CrossEncoderReranker:
             ConfigError: sentence-transformers is missing, the model cannot be found, or it does not score pairs.
         """
         require_dense(f"reranker {name_or_path!r}", otherwise="leave the reranker out")
-        files = find_files(name_or_path, revision=revision)
+        files = find_files(name_or_path)
         _check_head(files)
         with loading(f"reranker {files.name!r}"):
             self._model = import_module("sentence_transformers").CrossEncoder(
@@ -67,7 +65,6 @@ class CrossEncoderReranker:
                 f"{files.name!r} classifies pairs into {self._model.num_labels} classes; a reranker gives a pair one "
                 "score"
             )
-        self._batch_size = batch_size
         self.fingerprint = short_hash([files.checksum(), max_tokens])
 
     def score(self, query: str, passages: Sequence[Passage]) -> list[float]:
@@ -78,9 +75,7 @@ class CrossEncoderReranker:
 
         # No sigmoid, because good passages would all become 1.0 in half precision.
         pairs = [(valid_unicode(query), passage.contents) for passage in passages]  # tokenizers refuse lone surrogates
-        scores: list[float] = self._model.predict(
-            pairs, batch_size=self._batch_size, activation_fn=Identity(), show_progress_bar=False
-        ).tolist()
+        scores: list[float] = self._model.predict(pairs, activation_fn=Identity(), show_progress_bar=False).tolist()
         return scores
 
 

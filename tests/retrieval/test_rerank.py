@@ -169,7 +169,7 @@ def test_scores_are_those_of_the_model(model):
     query, pairs = "sharks and ships", [("sharks and ships", film.contents) for film in FILMS]
     logits = CrossEncoder(str(model), device="cpu").predict(pairs, activation_fn=torch.nn.Identity()).tolist()
     probabilities = CrossEncoder(str(model), device="cpu").predict(pairs).tolist()
-    scores = CrossEncoderReranker(str(model), device="cpu", batch_size=2).score(query, FILMS)
+    scores = CrossEncoderReranker(str(model), device="cpu").score(query, FILMS)
     assert scores == pytest.approx(logits, abs=1e-5)
     assert [1 / (1 + math.exp(-score)) for score in scores] == pytest.approx(probabilities, abs=1e-5)
     assert len({round(score, 4) for score in scores}) == 5

@@ -18,8 +18,8 @@ from reasonrag.core.serving import Refusal
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.remote import RemoteRetriever
-from reasonrag.retrieval.server import ServeSettings, serve
-from reasonrag.retrieval.server.service import RetrievalService
+from reasonrag.retrieval.server.app import serve
+from reasonrag.retrieval.server.service import RetrievalService, ServeSettings
 from tests.retrieval.serving import SEA, ask, call, found, gauge, sea_index, serving, wait_for
 from tests.toys import ToyRetriever
 

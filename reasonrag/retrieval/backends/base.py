@@ -20,7 +20,7 @@ from reasonrag.core.settings import identity
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import passage_contents
-from reasonrag.retrieval.encoders import TextEncoder, open_text_encoder
+from reasonrag.retrieval.encoders import SentenceEncoder, open_text_encoder
 from reasonrag.retrieval.index.settings import EncoderConfig
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.questions import passage_id
@@ -218,27 +218,6 @@ class HttpBackend(Backend):
         return body
 
 
-class QueryVectors:
-    """The vectors of queries, by the model that made those of the passages (`retrieval.encoder`)."""
-
-    def __init__(self, config: RetrievalConfig) -> None:
-        """Open the encoder; `python:PACKAGE.MODULE:FACTORY` calls a function that returns a `TextEncoder`."""
-        name = needed(config.encoder, config, "retrieval.encoder, the model that made the vectors")
-        if name.startswith("python:"):
-            self._encoder: TextEncoder = import_plugin(name.removeprefix("python:"))()
-        else:
-            self._encoder = open_text_encoder(EncoderConfig(name=name, device=config.device))
-        self.identity = dict(self._encoder.identity)
-        self._turn = asyncio.Lock()
-
-    async def of(self, queries: Sequence[str]) -> list[list[float]]:
-        """Return `[len(queries), dims]`."""
-        async with self._turn:
-            vectors = await asyncio.to_thread(self._encoder.encode_queries, queries)
-        found: list[list[float]] = vectors.tolist()
-        return found
-
-
 async def _read(response: aiohttp.ClientResponse, server: str) -> bytes:
     """Read the body; raise if it is larger than rankings can be."""
     body = bytearray()
@@ -262,6 +241,14 @@ def needed(value: T | None, config: RetrievalConfig, setting: str) -> T:
     if not value:
         raise ConfigError(f"retriever {config.kind} needs {setting}; docs/your-search.md has an example")
     return value
+
+
+def query_encoder(config: RetrievalConfig) -> SentenceEncoder:
+    """Open the model that made the vectors of the passages; `python:...` names a function that returns one."""
+    name = needed(config.encoder, config, "retrieval.encoder, the model that made the vectors")
+    if name.startswith("python:"):
+        return SentenceEncoder(import_plugin(name.removeprefix("python:"))())
+    return SentenceEncoder(open_text_encoder(EncoderConfig(name=name, device=config.device)))
 
 
 def library(name: str, config: RetrievalConfig, package: str) -> Any:
@@ -345,15 +332,17 @@ def ranking(rows: Iterable[tuple[Any, Any, Any]], names: BackendConfig) -> Ranki
         texts = {"title": reach(fields, names.title or "title"), "text": reach(fields, names.text or "text")}
         contents = passage_contents({"contents": whole, **texts})
         if contents is not None:
-            passages.append(Passage(text_id(id_) or passage_id(contents), contents, _finite(score)))
+            passages.append(found_passage(id_, contents, score))
     if held is not None and not passages:
         what = f"the documents found have no text in {names.text or 'text'!r}; give retrieval.backend.text. They hold"
         raise RetrievalError(what, quoting=held, cause="unreadable")
     return tuple(passages)
 
 
-def _finite(score: Any) -> float:
+def found_passage(id_: Any, contents: str, score: Any) -> Passage:
+    """Return a passage with an id made of its contents if it has none, and the score 0 if it has no finite one."""
     try:
-        return float(score) if math.isfinite(score) else 0.0
+        score = float(score) if math.isfinite(score) else 0.0
     except (TypeError, OverflowError):
-        return 0.0
+        score = 0.0
+    return Passage(text_id(id_) or passage_id(contents), contents, score)

@@ -12,7 +12,7 @@ from typing import Any
 
 from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError
-from reasonrag.retrieval.backends.base import LibraryBackend, QueryVectors, Ranking, library, needed, ranking
+from reasonrag.retrieval.backends.base import LibraryBackend, Ranking, library, needed, query_encoder, ranking
 
 _TABLE, _PATH = "retrieval.backend.collection, the name of a table or collection", "retrieval.backend.path"
 _NEAREST = (
@@ -32,7 +32,7 @@ def open_qdrant(config: RetrievalConfig) -> LibraryBackend:
         ConfigError: qdrant-client or the encoder is missing, or it is not said where and what the collection is.
     """
     qdrant, names = library("qdrant_client", config, "qdrant-client"), config.backend
-    collection, vectors = needed(names.collection, config, _TABLE), QueryVectors(config)
+    collection, vectors = needed(names.collection, config, _TABLE), query_encoder(config)
     at: dict[str, Any] = {"timeout": max(1, round(config.timeout_s))}
     if config.url:
         at |= {"url": config.url[0], "api_key": os.environ.get(names.key_env or ""), "check_compatibility": False}
@@ -45,7 +45,7 @@ def open_qdrant(config: RetrievalConfig) -> LibraryBackend:
 
     async def find(queries: list[str], top_k: int) -> list[Ranking]:
         limits = {"using": names.vector, "limit": top_k, "with_payload": True}
-        asked = [qdrant.models.QueryRequest(query=vector, **limits) for vector in await vectors.of(queries)]
+        asked = [qdrant.models.QueryRequest(query=vector, **limits) for vector in await vectors.encode(queries)]
         rankings = []
         for reply in await client.query_batch_points(collection, asked):
             points = [(point.payload or {}, point) for point in reply.points]
@@ -95,7 +95,7 @@ def _open_sql(
     statement = names.sql or sql.format(**columns)
     if not names.sql:
         needed(names.collection, config, _TABLE)
-    vectors = QueryVectors(config) if "%(vector)s" in statement else None
+    vectors = query_encoder(config) if "%(vector)s" in statement else None
     plain = names.model_copy(update={"title": "title", "text": "text"})
     idle: list[Any] = []
 
@@ -114,7 +114,7 @@ def _open_sql(
         if config.kind == "sqlite":  # in FTS5's language, quoted words have no other meaning
             values["query"] = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", queries[0])) or '""'
         if vectors:
-            values["vector"] = str((await vectors.of(queries))[0])
+            values["vector"] = str((await vectors.encode(queries))[0])
         rows = await asyncio.to_thread(ask, values)
         return [ranking(((str(id_), {"title": title, "text": text}, s) for id_, title, text, s in rows), plain)]
 

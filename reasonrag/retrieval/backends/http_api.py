@@ -11,13 +11,13 @@ from reasonrag.core.config import BackendConfig, RetrievalConfig
 from reasonrag.core.http import Unavailable, check_url
 from reasonrag.retrieval.backends.base import (
     HttpBackend,
-    QueryVectors,
     Ranking,
     documents,
     fill,
     key_header,
     known_as,
     needed,
+    query_encoder,
     ranking,
 )
 from reasonrag.retrieval.batched import JournalStore, without_secrets
@@ -65,7 +65,7 @@ class ApiRetriever(HttpBackend):
         if APIS[kind] is _LUCENE:
             index = needed(names.collection, config, "retrieval.backend.collection, the name of an index")
             self._url = self._url / index / "_search"
-        self._vectors = QueryVectors(config) if "{vector}" in json.dumps(names.request) else None
+        self._vectors = query_encoder(config) if "{vector}" in json.dumps(names.request) else None
         encoder = self._vectors.identity if self._vectors else None
         super().__init__(kind, known_as(config, encoder), timeout_s=config.timeout_s)
         self._headers = key_header(names)
@@ -106,7 +106,7 @@ class ApiRetriever(HttpBackend):
         values: dict[str, Any] = {"query": query, "top_k": top_k}
         values |= {"title": names.title or "title", "text": names.text or "text"}
         if self._vectors:
-            (values["vector"],) = await self._vectors.of([query])
+            (values["vector"],) = await self._vectors.encode([query])
         asked = fill(names.request, values)
         sent = {"json": asked} if names.method == "POST" else {"params": {n: str(v) for n, v in asked.items()}}
         body = await self._send(self._url, timeout_s, method=names.method, **sent)

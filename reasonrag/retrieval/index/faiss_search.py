@@ -161,11 +161,7 @@ def _leaders(scores: Vectors, bound: float, top_k: int) -> Rows:
 
 
 def load_faiss() -> Any:
-    """Import faiss.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import faiss; raise ConfigError if it is not installed."""
     if find_spec("faiss") is None:
         raise ConfigError("dense search needs faiss, which is not installed; pip install 'reasonrag[dense]'")
     return import_module("faiss")

@@ -201,11 +201,7 @@ class IndexFolder:
             raise DataError(f"index {self.path}: {part}/{_MANIFEST} is damaged; {_REBUILD}") from None
 
     def need(self, part: Part) -> Manifest:
-        """Read the manifest of a part that has to exist.
-
-        Raises:
-            DataError: the part is missing, or its manifest is damaged.
-        """
+        """Read the manifest of a part; raise DataError if the part is missing, or its manifest is damaged."""
         manifest = self.manifest(part)
         if manifest is None:
             content = f"is an index of {', '.join(self.parts())}" if self.parts() else "is not an index"

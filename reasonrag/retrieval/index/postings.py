@@ -38,11 +38,7 @@ class Tokenizer:
     """Tokenizes passages and queries alike: drops case, accents and stop-words, and stems words."""
 
     def __init__(self, settings: BM25Config) -> None:
-        """Look up stemmer and stop-words.
-
-        Raises:
-            ConfigError: the stemmer or the list of stop-words is unknown.
-        """
+        """Look up stemmer and stop-words; raise ConfigError if one is unknown."""
         try:
             self._stemmer = Stemmer.Stemmer(settings.stemmer) if settings.stemmer else None
             self._stopwords = frozenset(bm25s.tokenization.Tokenizer(stopwords=settings.stopwords).stopwords)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
 
 import structlog
+from pydantic import ValidationError
 
 from reasonrag.core.errors import RetrievalError
-from reasonrag.core.serving import App, Receive, Refusal, Response, Scope, run_app
+from reasonrag.core.serving import App, Receive, Refusal, Response, Scope, describe_problems, run_app
+from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.server.protocol import RetrieveRequest, reply
-from reasonrag.retrieval.server.service import RetrievalService
-from reasonrag.retrieval.server.settings import ServeSettings
+from reasonrag.retrieval.server.service import RetrievalService, RetrieveRequest, ServeSettings
 
 log = structlog.get_logger()
+
+_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # json.dumps makes an encoder for each reply
 
 
 def serve(retriever: Retriever, settings: ServeSettings, *, about: str = "") -> int:
@@ -62,7 +67,7 @@ class RetrievalApp(App):
         metrics = self._service.metrics
         with metrics.in_flight.track_inprogress():
             try:
-                request = RetrieveRequest.read(await self.body(scope, receive))
+                request = parsed(await self.body(scope, receive))
                 rankings = await self._service.retrieve(request)
                 response = Response(reply(rankings, scores=request.return_scores))
             except Refusal as refusal:
@@ -86,3 +91,27 @@ class RetrievalApp(App):
         from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
         return Response(self._service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def parsed(body: bytes) -> RetrieveRequest:
+    """Parse a request; raise Refusal with status 422 and the problems, without any value of the request."""
+    try:
+        return RetrieveRequest.model_validate_json(body)
+    except ValidationError as error:
+        hint = 'expected {"queries": ["..."], "topk": 3, "return_scores": true}'
+        raise Refusal(422, f"{describe_problems(error)}; {hint}") from None
+
+
+def reply(rankings: Sequence[Sequence[Passage]], *, scores: bool) -> bytes:
+    """Write an answer as Search-R1's server does (`search_r1/search/retrieval_server.py`).
+
+    It is `{"result": [ranking, ...]}`, one ranking per query, best passage first. A passage is
+    `{"document": {"id", "contents"}, "score"}` with scores, and the document alone without.
+    """
+    result = [[_item(passage, scores) for passage in ranking] for ranking in rankings]
+    return _as_json({"result": result}).encode(errors="replace")
+
+
+def _item(passage: Passage, scores: bool) -> dict[str, Any]:
+    document = {"id": passage.id, "contents": passage.contents}
+    return {"document": document, "score": passage.score} if scores else document

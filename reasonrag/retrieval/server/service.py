@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Annotated
 
 import structlog
+from pydantic import BaseModel, Field
 
 from reasonrag.core.errors import BackendError
-from reasonrag.core.serving import Refusal
+from reasonrag.core.serving import ListenSettings, Refusal
+from reasonrag.core.settings import setting
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore, Ranking
-from reasonrag.retrieval.server.protocol import RetrieveRequest
-from reasonrag.retrieval.server.settings import ServeSettings
 
 log = structlog.get_logger()
 
@@ -25,6 +26,34 @@ _BATCHES_IN_WORK = 2
 _PREFIX = "reasonrag_retrieval"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class ServeSettings(ListenSettings):
+    """Settings of `serve`. Only `max_query_chars` can change a ranking.
+
+    Limits hold for one request, unless they say otherwise.
+    """
+
+    top_k: int = setting(3, "passages per search. A request may ask for another number", "--top-k", ge=1)
+    max_top_k: int = setting(1000, "maximum passages per query", ge=1)
+    max_passages: int = setting(100_000, "maximum passages of a request: queries times passages per query", ge=1)
+    max_queries: int = setting(4096, "maximum queries of a request", ge=1)
+    max_query_chars: int = setting(4096, "characters of a query; longer queries are cut", ge=1)
+    max_queue: int = setting(16384, "maximum unanswered queries of all requests", ge=1)
+    window_ms: float = setting(
+        0.0, "milliseconds that a query waits for others; those that arrive during a search go together anyway", ge=0
+    )
+    max_batch: int = setting(256, "maximum queries that are searched together", ge=1)
+    cached_rankings: int = setting(0, "rankings kept in memory for repeated queries", ge=0)
+    health_timeout_s: float = setting(10.0, "timeout in seconds of the query behind /health", gt=0)
+
+
+class RetrieveRequest(BaseModel):
+    """The body of Search-R1's `POST /retrieve`. If `topk` is absent, null or 0, the server's default counts."""
+
+    queries: list[str]
+    topk: Annotated[int, Field(ge=0)] | None = None
+    return_scores: bool = False
 
 
 class Metrics:
