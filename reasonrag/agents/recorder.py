@@ -24,7 +24,7 @@ from reasonrag.core.serving import App, Endpoint, ListenSettings, Receive, Refus
 from reasonrag.core.settings import setting
 from reasonrag.core.text import valid_unicode
 from reasonrag.storage.files import claim_folder, lock
-from reasonrag.storage.recordings import CALLS, read_calls
+from reasonrag.storage.records import CALLS, read_calls
 
 log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from reasonrag.formats.stream import StreamFormat
 from reasonrag.formats.tool_calls import ToolCallsFormat, parser_of
 from reasonrag.formats.when_to_search import WhenToSearchFormat
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.storage.recordings import read_calls
+from reasonrag.storage.records import read_calls
 
 log = structlog.get_logger()
 

@@ -44,11 +44,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
-    """Write a JSON file, whole or not at all.
-
-    Raises:
-        ValueError: the value holds NaN or an infinity, which JSON has no word for.
-    """
+    """Write a JSON file, whole or not at all; raise ValueError for NaN and infinities, which JSON has no word for."""
     write_text(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -202,11 +202,7 @@ def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence
 
 
 def shard_paths(folder: Path, stem: str) -> list[Path]:
-    """Return the paths of `stem-00000-of-000NN.parquet`, ..., in order.
-
-    Raises:
-        RunError: shards are missing.
-    """
+    """Return the paths of `stem-00000-of-000NN.parquet`, ..., in order; raise RunError if shards are missing."""
     paths = sorted(folder.glob(f"{stem}-*-of-*.parquet"))
     full_set = [f"{stem}-{number:05d}-of-{len(paths):05d}.parquet" for number in range(len(paths))]
     if not paths or [path.name for path in paths] != full_set:

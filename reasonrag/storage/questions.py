@@ -23,6 +23,7 @@ from reasonrag.core.types import Passage, Question
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.records import SUFFIXES, Row, RowProblems, read_rows, text_id
 from reasonrag.storage.runs import read_run
+from reasonrag.storage.shards import common_text
 from reasonrag.storage.tables import tree_schema
 
 log = structlog.get_logger()
@@ -45,23 +46,17 @@ _BODIES = ("sentences", "content", "paragraph_text", "text", "contents")
 _HUB_TIMEOUT_S = 10.0
 
 
-def load_questions(
-    dataset: str, *, split: str | None = None, limit: int | None = None, seed: int = 0
-) -> list[Question]:
+def load_questions(dataset: str, *, split: str | None = None) -> list[Question]:
     """Load and check the questions of a file or of a known data set on the Hub, in file order.
 
     Args:
         dataset: a .jsonl(.gz, .zst), .json or .parquet file with FlashRAG's fields (id, question, golden_answers,
             metadata; `answers` and `answer` are read too), or a name in `KNOWN`. Other columns join `metadata`.
         split: split of a known data set; None takes the first one in `KNOWN`.
-        limit: largest number of questions; more are sampled at random. None takes all.
-        seed: random seed of the sample. The same seed, limit and file give the same questions.
 
     Raises:
         DataError: the name is unknown, the Hub cannot be reached, or rows cannot be used (all are named).
     """
-    if limit is not None and limit < 1:
-        raise DataError(f"limit is {limit}; a sample needs at least one question")
     path = Path(dataset)
     problems = RowProblems(dataset)
     if path.is_file() or dataset.lower().endswith(SUFFIXES):
@@ -70,7 +65,7 @@ def load_questions(
         name, rows = _file_name(path), read_rows(path, problems)
     else:
         name, rows = dataset, _hub_rows(dataset, split)
-    return sample_questions(_parse(rows, name, problems), limit, seed=seed)
+    return _parse(rows, name, problems)
 
 
 def sample_questions(questions: list[Question], limit: int | None, *, seed: int = 0) -> list[Question]:
@@ -141,7 +136,7 @@ def leave_out(questions: list[Question], places: Iterable[str]) -> list[Question
     """
     for place in places:
         texts, ids = _named_questions(Path(place).expanduser())
-        kept = [q for q in questions if _bare(q.question) not in texts and (q.dataset, q.id) not in ids]
+        kept = [q for q in questions if common_text(q.question) not in texts and (q.dataset, q.id) not in ids]
         report = log.info if len(kept) < len(questions) else log.warning
         report("questions left out", named_in=place, count=len(questions) - len(kept), kept=len(kept))
         questions = kept
@@ -161,7 +156,7 @@ def _named_questions(place: Path) -> tuple[set[str], set[tuple[str, str]]]:
         columns = ("dataset", "question_id", "question", "parent_id")
         for row in read_shards(place / "trees", "nodes", tree_schema(), columns=columns):
             if row["parent_id"] == -1:
-                texts.add(_bare(row["question"]))
+                texts.add(common_text(row["question"]))
                 ids.add((row["dataset"], row["question_id"]))
         return texts, ids
     problems = RowProblems(str(place))
@@ -169,17 +164,13 @@ def _named_questions(place: Path) -> tuple[set[str], set[tuple[str, str]]]:
         text, dataset = row.get("question"), row.get("dataset")
         row_id = text_id(row.get("question_id", row.get("id")))
         if isinstance(text, str) and text.strip():
-            texts.add(_bare(text))
+            texts.add(common_text(text))
         elif row_id is None:
             problems.add("neither question nor id", number)
         if row_id is not None and (isinstance(dataset, str) or not text):
             ids.add((dataset if isinstance(dataset, str) else _file_name(place), row_id))
     problems.check("Give each row the text of a question, or its data set and id.")
     return texts, ids
-
-
-def _bare(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 def _file_name(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import IO, Any
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line, quoted, valid_unicode
 
+CALLS = "calls.jsonl"  # of a recording
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
 
 Row = tuple[int, Any]
@@ -186,3 +187,24 @@ def text_id(value: object) -> str | None:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     return valid_unicode(str(value)).strip() or None
+
+
+def read_calls(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield `conversation`, `call`, `request`, `message` and `finish_reason` of each call that `record` kept, in order.
+
+    A last line that a kill cut off is left out.
+
+    Raises:
+        DataError: the file cannot be read, or another line is no call.
+    """
+    file = folder / CALLS
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}); name a folder of `reasonrag record`") from error
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            row = json.loads(line)
+            yield {key: row[key] for key in ("conversation", "call", "request", "message", "finish_reason")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file}, line {number} is no recorded call; was it edited?") from error

@@ -23,11 +23,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Return the shard that `--shard I/S` names.
-
-        Raises:
-            ConfigError: the text is not I/S with 0 <= I < S.
-        """
+        """Return the shard that `--shard I/S` names; raise ConfigError if it is not of that form with 0 <= I < S."""
         number, slash, of = text.partition("/")
         if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
             raise ConfigError(f"--shard {text!r} is not I/S; the 8 shards of a run are 0/8, 1/8, ..., 7/8")

@@ -15,7 +15,13 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Question
-from reasonrag.storage.questions import KNOWN, load_questions, paragraph_corpus, questions_fingerprint
+from reasonrag.storage.questions import (
+    KNOWN,
+    load_questions,
+    paragraph_corpus,
+    questions_fingerprint,
+    sample_questions,
+)
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA.name} is not beside the repository")
@@ -198,17 +204,14 @@ def test_a_file_has_no_splits(tmp_path: Path) -> None:
     assert "no splits" in refusal(write(tmp_path / "a.jsonl", row()), split="dev")
 
 
-def test_limit_has_to_be_positive(tmp_path: Path) -> None:
-    assert "limit is 0" in refusal(write(tmp_path / "a.jsonl", row()), limit=0)
-
-
 def test_limit_takes_a_seeded_sample_in_file_order(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *(row(f"{i:03}") for i in range(100)))
-    ids = [q.id for q in load_questions(path, limit=10, seed=3)]
+    questions = load_questions(path)
+    ids = [q.id for q in sample_questions(questions, 10, seed=3)]
     assert ids == sorted(ids) and len(set(ids)) == 10
-    assert ids == [q.id for q in load_questions(path, limit=10, seed=3)]
-    assert ids != [q.id for q in load_questions(path, limit=10, seed=4)]
-    assert len(load_questions(path, limit=1000)) == 100
+    assert ids == [q.id for q in sample_questions(questions, 10, seed=3)]
+    assert ids != [q.id for q in sample_questions(questions, 10, seed=4)]
+    assert sample_questions(questions, 1000) == questions
 
 
 @pytest.mark.slow
