@@ -26,11 +26,7 @@ class ChatTemplate:
     """A tokenizer of transformers with its chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Wrap a loaded tokenizer.
-
-        Raises:
-            ConfigError: the tokenizer has no chat template.
-        """
+        """Wrap a loaded tokenizer; raise ConfigError if it has no chat template."""
         if not tokenizer.chat_template:
             raise _no_template("the model's tokenizer", str(tokenizer.get_vocab().keys()))
         self.tokenizer = tokenizer
@@ -176,11 +172,7 @@ def check_chat_template(path_or_name: str, template: str | None = None) -> None:
 
 
 def template_identity(template: str | None) -> str:
-    """Return what a template adds to a model's name: "", or its name with a checksum of its text.
-
-    Raises:
-        ConfigError: there is no such template.
-    """
+    """Return what a template adds to a model's name: "", or its name with a checksum of its text."""
     if template is None:
         return ""
     return f"+{Path(template).stem}@{hashlib.sha256(_read_template(template).encode()).hexdigest()[:8]}"
@@ -223,11 +215,7 @@ def _no_end(template: str, end: str, vocabulary: str) -> ConfigError:
 
 
 def check_folder(path_or_name: str) -> None:
-    """Raise if a name is plainly a path and does not exist, before the Hub is asked for it.
-
-    Raises:
-        ConfigError: the folder does not exist.
-    """
+    """Raise ConfigError if a name is plainly a path and does not exist, before the Hub is asked for it."""
     path = Path(path_or_name).expanduser()
     looks_like_path = path.is_absolute() or path_or_name.startswith(("./", "../", "~")) or path_or_name.count("/") > 1
     if looks_like_path and not path.is_dir():

@@ -157,16 +157,15 @@ def _as_stored(completion: Completion) -> Completion:
 
 def _encode(completion: Completion) -> dict[str, Any]:
     """Return the fields of a completion that are not None, numbers packed."""
-    fields: dict[str, Any] = {"text": completion.text, "finish_reason": completion.finish_reason.value}
-    if completion.token_ids is not None:
-        fields["token_ids"] = _pack(completion.token_ids, "i")
-    if completion.logprobs is not None:
-        fields["logprobs"] = _pack(completion.logprobs, "f")
-    if completion.prompt_tokens is not None:
-        fields["prompt_tokens"] = completion.prompt_tokens
-    if completion.completion_tokens is not None:
-        fields["completion_tokens"] = completion.completion_tokens
-    return fields
+    fields = {
+        "text": completion.text,
+        "finish_reason": completion.finish_reason.value,
+        "token_ids": _pack(completion.token_ids, "i"),
+        "logprobs": _pack(completion.logprobs, "f"),
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _decode(stored: dict[str, Any]) -> Completion:
@@ -181,9 +180,9 @@ def _decode(stored: dict[str, Any]) -> Completion:
     )
 
 
-def _pack(numbers: Iterable[float], code: str) -> str:
+def _pack(numbers: Iterable[float] | None, code: str) -> str | None:
     """Return numbers as text that takes a quarter of their JSON: base64 of an array of int32 ("i") or float32 ("f")."""
-    return binascii.b2a_base64(array(code, numbers), newline=False).decode()
+    return None if numbers is None else binascii.b2a_base64(array(code, numbers), newline=False).decode()
 
 
 def _numbers(stored: str | list[Any] | None, code: str) -> tuple[Any, ...] | None:

@@ -53,7 +53,8 @@ class PrefixCache:
                 self._compute(inner_model(model), group)
             missing -= ready
         cache = self._joined(wanted, [len(ids) for ids in wanted])
-        self._evict()
+        while self._bytes > self.max_bytes:
+            self._drop(next(iter(self._entries)))
         return cache
 
     def _alike(self, ready: Collection[Ids]) -> list[list[Ids]]:
@@ -120,10 +121,6 @@ class PrefixCache:
         self._entries[ids] = tensors
         insort(self._sorted, ids)
         self._bytes += _size(tensors)
-
-    def _evict(self) -> None:
-        while self._bytes > self.max_bytes:
-            self._drop(next(iter(self._entries)))
 
     def _drop(self, ids: Ids) -> None:
         self._bytes -= _size(self._entries.pop(ids))

@@ -47,23 +47,6 @@ class Row:
     stop: tuple[str, ...]
 
 
-def generate_rows(
-    model: Any,
-    chat: ChatTemplate,
-    rows: Sequence[Row],
-    *,
-    end_ids: Collection[int],
-    prefixes: PrefixCache | None = None,
-) -> list[Completion]:
-    """Return `[len(rows)]` completions, written in one batch; the arguments are those of `RowBatch`."""
-    batch = RowBatch(model, chat, end_ids=end_ids, prefixes=prefixes)
-    futures: list[Future[Completion]] = [Future() for _ in rows]
-    batch.join(list(zip(rows, futures, strict=True)))
-    while len(batch):
-        batch.write()
-    return [future.result() for future in futures]
-
-
 def left_padded(prompts: Sequence[Sequence[int]], width: int, device: Any) -> tuple[Tensor, Tensor]:
     """Return `[B, width]` ids and their attention mask. The mask hides the padding, so any id will do there."""
     import torch

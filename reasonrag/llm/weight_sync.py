@@ -26,7 +26,7 @@ import structlog
 from reasonrag.core.errors import ConfigError, LLMError, ReasonRAGError
 from reasonrag.core.http import Retries, Unavailable, check_url
 from reasonrag.llm.openai_wire import readable
-from reasonrag.llm.weight_transfer import NCCLTransport
+from reasonrag.llm.weight_transfer import NCCLTransport, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +128,7 @@ class VLLMServerSync:
             self._reset_prefix_cache()
         except Exception as error:
             raise _failed(
-                f"{self._root} did not take the weights of push {self._pushed + 1}: {_reason(error)}. It may hold a "
+                f"{self._root} did not take the weights of push {self._pushed + 1}: {reason(error)}. It may hold a "
                 "part of them, so it stays paused; push again, or restart it"
             ) from error
         try:
@@ -177,7 +177,7 @@ class VLLMServerSync:
         except TimeoutError as error:
             raise _failed(f"{path}: no answer in {timeout_s:g} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"{path}: {_reason(error)}") from error
+            raise Unavailable(f"{path}: {reason(error)}") from error
         if status == 200:
             return raw
         if status == 404:
@@ -200,10 +200,6 @@ def _post(url: str, timeout_s: float) -> tuple[int, bytes]:
 
 def _failed(message: str) -> LLMError:
     return LLMError(message, cause="weight_sync")
-
-
-def _reason(error: BaseException) -> str:
-    return readable(str(error).encode("utf-8", "replace")) or type(error).__name__
 
 
 def _rank() -> int:

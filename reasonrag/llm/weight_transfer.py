@@ -52,12 +52,12 @@ class NCCLTransport:
             self._client.init_communicator(device=self.device)
         except ImportError as error:
             raise ConfigError(
-                f"weights cannot be sent from here ({_reason(error)}); install reasonrag[train,vllm] beside the trainer"
+                f"weights cannot be sent from here ({reason(error)}); install reasonrag[train,vllm] beside the trainer"
             ) from error
         except (NotImplementedError, RuntimeError) as error:
-            raise ConfigError(f"weights cannot be sent to {self.root}: {_reason(error)}") from error
+            raise ConfigError(f"weights cannot be sent to {self.root}: {reason(error)}") from error
         except Exception as error:
-            raise LLMError(f"{self.root}: {_reason(error)}", cause="weight_sync") from error
+            raise LLMError(f"{self.root}: {reason(error)}", cause="weight_sync") from error
 
     def send(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Send chunk by chunk. The tensors of a chunk are computed before the workers are told to receive it.
@@ -178,5 +178,6 @@ def _merged(parameter: Any, layers: Sequence[Any]) -> Any:
                 p.data.copy_(before)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Return what an error says, else its type."""
     return excerpt(str(error), 200) or type(error).__name__

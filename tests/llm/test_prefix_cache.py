@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.prefix_cache import PrefixCache, reusable
-from reasonrag.llm.row_sampling import Row, generate_rows
+from reasonrag.llm.row_sampling import Row, RowBatch
 
 VOCABULARY = 400
 
@@ -36,6 +37,15 @@ def small_model(kind: str):
     model = AutoModelForCausalLM.from_config(config).eval()
     model.generation_config = GenerationConfig()
     return model
+
+
+def generate_rows(model, chat, rows, **options):
+    """The completions of rows that are written in one batch."""
+    batch, futures = RowBatch(model, chat, end_ids=(), **options), [Future() for _ in rows]
+    batch.join(list(zip(rows, futures, strict=True)))
+    while batch:
+        batch.write()
+    return [future.result() for future in futures]
 
 
 def trajectories(steps: int = 4) -> list[list[Row]]:
@@ -69,11 +79,11 @@ def test_a_shared_prefix_is_computed_once_and_changes_no_text(kind, chat):
     assert reusable(model)
     computed: list[int] = []
     for rows in trajectories():
-        plain = [generate_rows(model, chat, [row], end_ids=())[0] for row in rows]
+        plain = [generate_rows(model, chat, [row])[0] for row in rows]
         watch = model.register_forward_pre_hook(
             lambda module, _, inputs: computed.append(inputs["input_ids"].numel()), with_kwargs=True
         )
-        cached = generate_rows(model, chat, rows, end_ids=(), prefixes=prefixes)
+        cached = generate_rows(model, chat, rows, prefixes=prefixes)
         watch.remove()
         for one, other in zip(plain, cached, strict=True):
             assert one.token_ids == other.token_ids
@@ -91,9 +101,9 @@ def test_rows_that_are_done_leave_the_batch_of_a_model_with_convolutions(chat):
     watch = model.register_forward_pre_hook(
         lambda module, _, inputs: computed.append(inputs["input_ids"].shape[0]), with_kwargs=True
     )
-    together = generate_rows(model, chat, rows, end_ids=())
+    together = generate_rows(model, chat, rows)
     watch.remove()
-    alone = [generate_rows(model, chat, [row], end_ids=())[0] for row in rows]
+    alone = [generate_rows(model, chat, [row])[0] for row in rows]
     assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
     assert computed[0] == len(rows) and computed[-1] == 1
 
@@ -101,7 +111,7 @@ def test_rows_that_are_done_leave_the_batch_of_a_model_with_convolutions(chat):
 def test_it_holds_no_more_than_its_bound_between_batches(chat):
     model, prefixes = small_model("llama"), PrefixCache(max_bytes=60_000)
     for rows in trajectories():
-        generate_rows(model, chat, rows, end_ids=(), prefixes=prefixes)
+        generate_rows(model, chat, rows, prefixes=prefixes)
         held = sum(tensor.nbytes for entry in prefixes._entries.values() for tensor in entry)
         assert 0 < held == prefixes._bytes <= 60_000
         assert sorted(prefixes._entries) == prefixes._sorted
@@ -110,8 +120,8 @@ def test_it_holds_no_more_than_its_bound_between_batches(chat):
 def test_a_prompt_of_one_token_has_no_prefix(chat):
     model = small_model("llama")
     rows = [Row((5,), 0, 0.0, 1.0, 4, ()), Row((5,), 0, 0.0, 1.0, 4, ())]
-    plain = generate_rows(model, chat, rows, end_ids=())
-    assert plain == generate_rows(model, chat, rows, end_ids=(), prefixes=PrefixCache())
+    plain = generate_rows(model, chat, rows)
+    assert plain == generate_rows(model, chat, rows, prefixes=PrefixCache())
 
 
 def test_nothing_is_kept_over_a_change_of_the_weights(chat):
@@ -123,7 +133,7 @@ def test_nothing_is_kept_over_a_change_of_the_weights(chat):
             model.lm_head.weight.mul_(scale)
             model.model.layers[0].self_attn.k_proj.weight.mul_(scale)
             (made,) = asyncio.run(llm.complete(asked, Sampling(temperature=0.0, max_tokens=12, seed=0)))
-            (plain,) = generate_rows(model, chat, [Row(made.prompt_token_ids, 0, 0.0, 1.0, 12, asked.stop)], end_ids=())
+            (plain,) = generate_rows(model, chat, [Row(made.prompt_token_ids, 0, 0.0, 1.0, 12, asked.stop)])
         texts.append(made.token_ids)
         assert made.token_ids == plain.token_ids
         assert llm._prefixes is None
