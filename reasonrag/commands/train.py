@@ -64,17 +64,7 @@ def dpo_train(out: Path | None, **given: Any) -> None:
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
-    from reasonrag.core.settings import gather, validate
-    from reasonrag.training.settings import DPO_PRESETS, DPOSettings
-
-    config = validate(DPOSettings, gather(DPO_PRESETS, **sources(given)))
-    # Imported late: wrong settings are reported before TRL is loaded.
-    from reasonrag.commands.defaults import with_pairs_and_model
-
-    config = with_pairs_and_model(config, print_line)
-    from reasonrag.dpo.train import DPORun
-
-    run_training(DPORun(config, out, log=print_line))
+    _train("DPO", "reasonrag.dpo.train:DPORun", out, given)
 
 
 @click.group()
@@ -103,16 +93,7 @@ def sft_train(out: Path | None, **given: Any) -> None:
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
-    from reasonrag.core.settings import gather, validate
-    from reasonrag.training.settings import SFT_PRESETS, SFTSettings
-
-    config = validate(SFTSettings, gather(SFT_PRESETS, **sources(given)))
-    from reasonrag.commands.defaults import with_pairs_and_model
-
-    config = with_pairs_and_model(config, print_line)
-    from reasonrag.dpo.train import SFTRun
-
-    run_training(SFTRun(config, out, log=print_line))
+    _train("SFT", "reasonrag.dpo.train:SFTRun", out, given)
 
 
 @click.group()
@@ -137,16 +118,21 @@ def prm_train(out: Path | None, **given: Any) -> None:
     training.json says how good it is on held-out questions. If the training run is killed or stopped, the same command
     resumes it from the last checkpoint.
     """
-    from reasonrag.core.settings import gather, validate
-    from reasonrag.training.settings import PRM_PRESETS, PRMSettings
+    _train("PRM", "reasonrag.prm.train:PRMRun", out, given)
 
-    config = validate(PRMSettings, gather(PRM_PRESETS, **sources(given)))
+
+def _train(kind: str, run: str, out: Path | None, given: dict[str, Any]) -> None:
+    """Train on recorded steps: `kind` is what the settings and their presets are called by, `run` the training run."""
+    from reasonrag.core.plugins import import_plugin
+    from reasonrag.core.settings import gather, validate
+    from reasonrag.training import settings as models
+
+    config = validate(getattr(models, f"{kind}Settings"), gather(getattr(models, f"{kind}_PRESETS"), **sources(given)))
+    # Imported late: wrong settings are reported before TRL is loaded.
     from reasonrag.commands.defaults import with_pairs_and_model
 
     config = with_pairs_and_model(config, print_line)
-    from reasonrag.prm.train import PRMRun
-
-    run_training(PRMRun(config, out, log=print_line))
+    run_training(import_plugin(run)(config, out, log=print_line))
 
 
 def print_line(line: str) -> None:

@@ -54,7 +54,7 @@ class Contradictions:
     def add(self, name: str, prompt: object, chosen: Sequence[Said], rejected: Sequence[Said]) -> None:
         """Add a pair: its name, the prompt in any form that JSON can hold, and the steps of both sides."""
         self.total += 1
-        state = _digest(prompt)
+        state = hashlib.sha256(json.dumps(prompt, default=as_fields).encode()).hexdigest()
         texts = [[text for _, text in side] for side in (chosen, rejected)]
         contents = [[_content(*said) for said in side] for side in (chosen, rejected)]
         by_text, by_content = self._add(name, state, *texts), self._add(name, state, *contents)
@@ -115,7 +115,3 @@ def _content(type: str, text: str) -> Said:
 
 def _key(*parts: object) -> bytes:
     return hashlib.sha256(json.dumps(parts).encode()).digest()[:16]
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, default=as_fields).encode()).hexdigest()

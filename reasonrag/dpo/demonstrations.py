@@ -180,12 +180,14 @@ def _steps(attempt: _Attempt, format: Format, read_ids: bool) -> Iterator[tuple[
         stop = row.get("stop") or format.prompt(attempt.question, steps, final=forced).stop
         prompt = read_prompt(attempt.steps[:number], stop, read_ids=read_ids)
         end = step_end({**row, "stop": stop})
-        if end == "stop" and _ids(row) is None and _ends_turn(row["action"], format):
+        # A search in a growing turn is followed by its passages; any other step ends the policy's turn.
+        ends_turn = row["action"] == "answer" or not format.append_only
+        if end == "stop" and _ids(row) is None and ends_turn:
             end = "turn"
         yield FORCED if forced else row["action"], StepText(prompt, row["text"], end, _ids(row))
         passages = tuple(Passage(**passage) for passage in row["passages"] or ())
         completion = Completion(row["text"], token_ids=_ids(row) if read_ids else None)
-        steps = (*steps, Step(prompt, completion, _action(row), passages))
+        steps = (*steps, Step(prompt, completion, _ACTIONS[row["action"]](row["content"]), passages))
     if (text := answer_asked(attempt.question, steps, format, final=not attempt.forced)) is not None:
         yield "answer" if attempt.forced else FORCED, text
 
@@ -200,11 +202,6 @@ def read_prompt(path: Sequence[Row], stop: Sequence[str], *, read_ids: bool) -> 
     turn = (open_turn(path) if read_ids else None) or whole
     messages = tuple(Message(message["role"], message["content"]) for message in row["prompt"])
     return Prompt(messages, tuple(Span(span["text"], _ids(span)) for span in turn), tuple(stop))
-
-
-def _ends_turn(action: str, format: Format) -> bool:
-    """Return whether the policy's turn is over after a step; a search in a growing turn is followed by its passages."""
-    return action == "answer" or not format.append_only
 
 
 def _ids(row: Row) -> tuple[int, ...] | None:
@@ -233,7 +230,3 @@ def answer_asked(question: Question, steps: tuple[Step, ...], format: Format, *,
     ids = last.completion.token_ids if text == last.completion.text else None
     fits = same and text.endswith(prompt.stop or "")
     return StepText(prompt, text, "turn" if ids is None else "stop", ids) if fits else None
-
-
-def _action(row: Row) -> Action:
-    return _ACTIONS[row["action"]](row["content"])

@@ -156,20 +156,13 @@ def open_examples(
     pairs, encoded = encode([*train, *test], chat, turn_end=settings.turn_end)
     if log is not None and str(encoded):
         log(str(encoded))
-    kept, report = fit(
-        {"train": pairs[: len(train)], "test": pairs[len(train) :]},
-        settings,
-        context=context,
-        shifted=encoded.shifted,
-        shared_prompts=shared_prompts,
-        noun=preferences.noun,
-        log=log,
-    )
-    checksum = _checksum(preferences)
+    splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
+    odd = {"shifted": encoded.shifted, "shared_prompts": shared_prompts, "noun": preferences.noun}
+    kept, report = fit(splits, settings, context=context, log=log, **odd)
     return Examples(
         kept["train"],
         kept["test"],
-        checksum,
+        _checksum(preferences),
         preferences.card,
         settings.data,
         report,
@@ -236,15 +229,13 @@ def fit(
     settings: PairSettings,
     *,
     context: int | None,
-    shifted: int = 0,
-    shared_prompts: int = 0,
-    noun: str = "pairs",
     log: Callable[[str], None] | None = None,
+    **reported: Any,
 ) -> tuple[dict[str, list[Pair]], LengthReport]:
     """Return the pairs that fit, whole, by split; and the lengths of all.
 
     The limit is `settings.max_length`, else the longest pair, but never above the model's `context`. `train` must not
-    be empty. `shifted`, `shared_prompts` and `noun` are passed on to the report, which `log` receives before a refusal.
+    be empty. What is `reported` goes into the report, which `log` receives before a refusal.
 
     Raises:
         DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
@@ -265,9 +256,7 @@ def fit(
         left_out=left_out,
         max_length=limit,
         limited_by=limited_by,
-        shifted=shifted,
-        shared_prompts=shared_prompts,
-        noun=noun,
+        **reported,
     )
     if log is not None:
         for line in report.lines():

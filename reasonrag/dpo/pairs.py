@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
+from typing import Any
 
 from reasonrag.spre import (
     Decision,
@@ -86,19 +87,9 @@ def derive_pairs(
                 yield _step_pair(prompt, chosen, rejected, reward) | provenance | {"turn": turn}
 
 
-def count_pairs(
-    tree: Sequence[Row],
-    *,
-    alpha: float,
-    min_margin: float,
-    reward: PairReward,
-    weighting: Weighting,
-    min_rollouts: int,
-    min_confidence: float,
-) -> int:
+def count_pairs(tree: Sequence[Row], **comparison: Any) -> int:
     """Return the number of pairs that `derive_pairs` yields for one tree, at a third of the time."""
-    settings = (alpha, min_margin, reward, weighting, min_rollouts, min_confidence)
-    return sum(1 for _ in _preferences(tree, *settings, Counter()))
+    return sum(1 for _ in _preferences(tree, left_out=Counter(), **comparison))
 
 
 def derive_trajectory_pairs(
@@ -119,14 +110,7 @@ def derive_trajectory_pairs(
     trajectory is in one pair at most, so that a question with many does not outweigh the others. A trajectory with a
     step that could not be parsed is never chosen. What other trees repeat or reverse is left out, as in `derive_pairs`.
 
-    Args:
-        nodes: rows of `tables.tree_schema`, the nodes of a question together and by id.
-        policy: name of the model that wrote the steps.
-        config_hash: of the run that made the trees.
-        min_margin: smallest difference of F1, in [0, 1].
-        read_ids: as in `derive_pairs`.
-        repeated: as in `derive_pairs`.
-        left_out: counts what is left out, by cause: "reversed".
+    The arguments are those of `derive_pairs`; `min_margin` is the smallest difference of F1, in [0, 1].
     """
     left_out = Counter() if left_out is None else left_out
     for tree, seen in _trees(nodes, repeated):

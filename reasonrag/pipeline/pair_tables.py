@@ -121,25 +121,11 @@ def pairs_of(
         repeated: as in `derive_pairs`.
         left_out: counts what is left out, by cause.
     """
+    common: dict[str, Any] = {"policy": policy, "config_hash": config_hash, "read_ids": config.policy.reads_ids}
+    common |= {"repeated": repeated, "left_out": left_out}
     if config.pairs.level == "trajectory":
-        return derive_trajectory_pairs(
-            nodes,
-            policy=policy,
-            config_hash=config_hash,
-            min_margin=config.pairs.min_margin,
-            read_ids=config.policy.reads_ids,
-            repeated=repeated,
-            left_out=left_out,
-        )
-    return derive_pairs(
-        nodes,
-        policy=policy,
-        config_hash=config_hash,
-        read_ids=config.policy.reads_ids,
-        repeated=repeated,
-        left_out=left_out,
-        **_comparison(config),
-    )
+        return derive_trajectory_pairs(nodes, min_margin=config.pairs.min_margin, **common)
+    return derive_pairs(nodes, **_comparison(config), **common)
 
 
 def _comparison(config: Config) -> dict[str, Any]:

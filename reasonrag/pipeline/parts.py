@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import structlog
 
@@ -17,7 +17,7 @@ from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.pipeline.models import check_llm, is_reader, open_llm
+from reasonrag.pipeline.models import check_llm, is_reader, is_served, open_llm
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.backends.frameworks import as_retriever
 from reasonrag.retrieval.base import Retriever
@@ -152,9 +152,16 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
         # A LangChain or LlamaIndex retriever may stand in a module as it is, without a function that returns it.
         return as_retriever(found(config, questions) if callable(found) else found, settings)
     if settings.kind == "simulated":
-        from reasonrag.pipeline.simulated import open_simulated
+        from reasonrag.pipeline.simulated import SimulatedRetriever
 
-        return open_simulated(config)
+        simulator = settings.simulator
+        if simulator.spec is None:
+            raise ConfigError("retriever simulated needs a model that writes passages; give retrieval.simulator.spec")
+        if is_served(simulator.llm) and simulator.model is None:
+            raise ConfigError(
+                f"{simulator.spec} needs the name of the model that it serves; give retrieval.simulator.model"
+            )
+        return SimulatedRetriever(open_llm(simulator.llm, "judge"), simulator, seed=config.seed)
     if settings.kind not in (None, "bm25", "remote", "dense", "hybrid"):
         return open_backend(settings)
     if settings.index is not None:
@@ -241,15 +248,6 @@ def set_aside(question: Question, error: Exception, progress: Progress) -> str:
     return cause
 
 
-@runtime_checkable
-class Checkable(Protocol):
-    """A part that can check whether it will work, such as a client of a server."""
-
-    async def check(self) -> None:
-        """Raise one clear error if it will not work."""
-        ...
-
-
 async def check(parts: Parts, *, begun: bool = False) -> None:
     """Check that all servers answer, before any call is paid for.
 
@@ -260,7 +258,7 @@ async def check(parts: Parts, *, begun: bool = False) -> None:
         LLMError, RetrievalError, ConfigError: a part will not work; one clear line.
     """
 
-    async def check_one(part: Checkable) -> None:
+    async def check_one(part: Any) -> None:
         try:
             await part.check()
         except BackendError as error:
@@ -268,5 +266,5 @@ async def check(parts: Parts, *, begun: bool = False) -> None:
                 raise
             log.warning(f"the run goes on, as it had begun: {error}")
 
-    opened: tuple[object, ...] = (parts.policy, parts.judge, parts.retriever)
-    await asyncio.gather(*(check_one(part) for part in opened if isinstance(part, Checkable)))
+    opened = (parts.policy, parts.judge, parts.retriever)
+    await asyncio.gather(*(check_one(part) for part in opened if hasattr(part, "check")))

@@ -11,13 +11,12 @@ import re
 from collections.abc import Sequence
 from random import Random
 
-from reasonrag.core.config import Config, SimulatorConfig
-from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.config import SimulatorConfig
+from reasonrag.core.errors import RetrievalError
 from reasonrag.core.text import one_line
 from reasonrag.core.types import Message, Passage, Prompt
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.pipeline.models import is_served, open_llm
 from reasonrag.rollout import derive_seed, gather_all
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.journal import Journal
@@ -50,9 +49,7 @@ class SimulatedRetriever:
     def __init__(self, llm: LLM, settings: SimulatorConfig, *, seed: int) -> None:
         """Take an open model, which is closed with this retriever."""
         self.llm = self._inner = llm
-        self.settings = settings
-        self._seed = seed
-        self.noise = settings.noise
+        self.settings, self.noise, self._seed = settings, settings.noise, seed
         drawn = [settings.temperature, settings.max_tokens, settings.noise, settings.last_noise, settings.noise_steps]
         known = [llm.name, drawn, seed, _SYSTEM, _TASK, _USEFUL, _NOISY]
         self.fingerprint = f"{SIMULATED}-{short_hash(known)}"
@@ -67,12 +64,7 @@ class SimulatedRetriever:
         return self.noise != before
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
-        """Return `[len(queries)]` rankings of at most `top_k` invented passages. An empty query finds nothing.
-
-        Raises:
-            RetrievalError: the model wrote no passage, whatever the seed.
-            LLMError: it does not answer.
-        """
+        """Return rankings as `Retriever` does; raise RetrievalError if the model writes none, whatever the seed."""
         return await gather_all(self._write(query, top_k) for query in queries)
 
     async def check(self) -> None:
@@ -125,13 +117,3 @@ def noise_at(step: int, settings: SimulatorConfig) -> float:
         return settings.noise
     done = min(step / settings.noise_steps, 1.0)
     return settings.noise + (math.pow(_BASE, done) - 1) / (_BASE - 1) * (settings.last_noise - settings.noise)
-
-
-def open_simulated(config: Config) -> SimulatedRetriever:
-    """Open the model of `retrieval.simulator`; raise ConfigError if none is named, or it cannot work here."""
-    settings = config.retrieval.simulator
-    if settings.spec is None:
-        raise ConfigError("retriever simulated needs a model that writes passages; give retrieval.simulator.spec")
-    if is_served(settings.llm) and settings.model is None:
-        raise ConfigError(f"{settings.spec} needs the name of the model that it serves; give retrieval.simulator.model")
-    return SimulatedRetriever(open_llm(settings.llm, "judge"), settings, seed=config.seed)

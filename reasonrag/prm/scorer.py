@@ -15,12 +15,13 @@ from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError, LLMError
 from reasonrag.core.plugins import import_plugin
-from reasonrag.core.types import Completion, FinishReason, Prompt
+from reasonrag.core.types import Completion, Prompt
 from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText, encode
 from reasonrag.llm.base import StepScorer
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import load_model
 from reasonrag.llm.model_folder import model_identity
+from reasonrag.spre import step_end
 from reasonrag.storage.files import read_json
 
 PRM_FILE = "prm.json"
@@ -75,8 +76,11 @@ class ProcessRewardModel:
 
     def _rows(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[tuple[int, ...]]:
         """Return the token ids of each step behind its prompt, as they were in training."""
-        texts = [StepText(prompt, done.text, _end(prompt, done), done.token_ids) for prompt, done in steps]
-        checked = [CheckedRow("a step", StepSides((text,), ()), None, 0, ("", "")) for text in texts]
+        checked = []
+        for prompt, done in steps:
+            end = step_end({"text": done.text, "stop": prompt.stop, "finish_reason": done.finish_reason})
+            step = StepText(prompt, done.text, end, done.token_ids)
+            checked.append(CheckedRow("a step", StepSides((step,), ()), None, 0, ("", "")))
         try:
             pairs, _ = encode(checked, self.chat, turn_end="as_sampled")
         except DataError as error:
@@ -129,10 +133,3 @@ def log_odds(model: Any, input_ids: Any, attention_mask: Any, token_ids: tuple[i
     logits = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, logits_to_keep=ends).logits
     last = logits[torch.arange(len(place), device=place.device), place].float()
     return last[:, token_ids[0]] - last[:, token_ids[1]]
-
-
-def _end(prompt: Prompt, completion: Completion) -> str:
-    """Return what ended a step, as `spre.step_end` does for a node."""
-    if completion.text.endswith(prompt.stop):
-        return "stop"
-    return "turn" if completion.finish_reason is FinishReason.STOP else "length"

@@ -56,19 +56,9 @@ class RunCounts:
         self.pair_depths: Counter[int] = Counter()
         self.contradictions = Contradictions(repeated)
         self.pairs_on_one_trajectory = 0
-        names = (
-            "iterations",
-            "steps",
-            "rounds",
-            "f1",
-            "em",
-            *_TOKENS,
-            "tokens_in_pairs",
-            "chosen_tokens",
-            "margin",
-            "confidence",
-        )
-        self.values = {name: array("d") for name in names}
+        of_trees = ("iterations", "steps", "rounds", "f1", "em", *_TOKENS)
+        of_pairs = ("tokens_in_pairs", "chosen_tokens", "margin", "confidence")
+        self.values = {name: array("d") for name in (*of_trees, *of_pairs)}
 
     def add(self, tree: QuestionTree) -> None:
         """Count one more tree, its nodes and its pairs."""

@@ -83,9 +83,10 @@ def tables(metrics: Mapping[str, Any]) -> Group:
     spreads = []
     for name, values in distributions.items():
         spreads.append((name, *(f"{values[column]:.4g}" if values else "-" for column in _SPREAD)))
+    counts = ((name, str(count), f"{count / total:.1%}" if total else "") for name, count, total in _counts(metrics))
     calls = [(kind, *(_known(used.get(column)) for column in _USED)) for kind, used in metrics["calls"].items()]
     return Group(
-        _table(("", "number", "share"), _count_rows(metrics)),
+        _table(("", "number", "share"), counts),
         _table(("chosen \\ rejected", *rejected), pair_types),
         _table(("", *_SPREAD), spreads),
         _table(("calls of", *(column.replace("_", " ") for column in _USED)), calls),
@@ -123,12 +124,6 @@ def _number(value: float | None) -> str:
 
 def _inert(text: str) -> str:
     return printable(one_line(text))
-
-
-def _count_rows(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield each count with its name and, if it is a part of a total, its share."""
-    for name, count, total in _counts(metrics):
-        yield name, str(count), f"{count / total:.1%}" if total else ""
 
 
 def _counts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
