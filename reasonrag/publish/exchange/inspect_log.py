@@ -15,7 +15,7 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.text import one_line
 from reasonrag.publish.exchange.exporters import output, write_json_lines
-from reasonrag.storage.recordings import CALLS
+from reasonrag.storage.records import CALLS
 
 QUESTIONS = "questions.jsonl"
 

@@ -12,7 +12,7 @@ from reasonrag.core.errors import DataError
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.publish.exchange import IMPORTERS
 from reasonrag.storage.questions import load_questions
-from reasonrag.storage.recordings import read_calls
+from reasonrag.storage.records import read_calls
 
 LONG = "Jaws is a film by Steven Spielberg. " * 4
 THOUGHT = {"type": "reasoning", "reasoning": "I have to look."}
