@@ -60,7 +60,7 @@ def _by_name(key: str) -> Callable[[F], F]:
     is_flag=True,
     help="Compare policies with a reasonrag.yaml also with one that has none and is asked otherwise.",
 )
-@settings("Config", "format.prompts", "format.labels", "policy.max_tokens", "seed", "judge.spec", "judge.model")
+@settings("Config", "format.prompts", "baselines.labels", "policy.max_tokens", "seed", "judge.spec", "judge.model")
 @click.option(
     "--judged",
     type=Several(lambda name: name.strip().lower(), "name"),

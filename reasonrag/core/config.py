@@ -154,7 +154,7 @@ class ModelConfig(Section):
     spec: str | None = execution(
         None,
         "model that acts: http(s)://HOST:PORT/v1 (several servers: URL,URL), hf:NAME_OR_PATH, vllm:NAME_OR_PATH, "
-        "demo[:FORMAT], extractive, or python:PACKAGE.MODULE:FACTORY",
+        "demo[:FORMAT], demo-reader, extractive, or python:PACKAGE.MODULE:FACTORY",
         "--policy",
         env="REASONRAG_POLICY",
     )
@@ -275,6 +275,15 @@ class FormatConfig(Section):
     tool_parser: Literal["hermes", "llama3", "gemma", "gemma4"] | None = setting(
         None, "how the policy writes the calls of format tool_calls (default: as its chat template does)"
     )
+    prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")
+    max_steps: int = setting(
+        8, "maximum actions of the policy in a trajectory; the last one must answer", "--max-turns", ge=1
+    )
+
+
+class BaselinesConfig(Section):
+    """What formats that only evaluate need besides a prompt. The labels, not their folder, are part of the identity."""
+
     labels: str | None = execution(
         None,
         "evaluation of training questions in formats direct and rag (adaptive: also ircot), from which formats skr and "
@@ -284,10 +293,6 @@ class FormatConfig(Section):
     neighbours: int = setting(5, "labelled questions that vote, the most similar ones", ge=1)
     encoder: str = setting("lexical", "what compares questions: lexical, or a sentence-transformers model")
     threshold: float = setting(0.2, "probability of a token below which format flare searches", gt=0, lt=1)
-    prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")
-    max_steps: int = setting(
-        8, "maximum actions of the policy in a trajectory; the last one must answer", "--max-turns", ge=1
-    )
 
 
 class SearchConfig(Section):
@@ -405,6 +410,7 @@ class Config(Section):
     policy: ModelConfig = ModelConfig()
     judge: JudgeConfig = JudgeConfig()
     format: FormatConfig = FormatConfig()
+    baselines: BaselinesConfig = BaselinesConfig()
     search: SearchConfig = SearchConfig()
     value: ValueConfig = ValueConfig()
     choice: ChoiceConfig = ChoiceConfig()

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reasonrag.core.errors import LLMError
-from reasonrag.core.text import inert, one_line
-from reasonrag.core.types import Completion, Prompt
+from reasonrag.core.text import inert, normalize_answer, one_line
+from reasonrag.core.types import Completion, Prompt, Question
+from reasonrag.demo.lexicon import SPLITS
 from reasonrag.demo.wording import (
     Asked,
     Kind,
@@ -36,6 +37,7 @@ from reasonrag.demo.wording import (
     word_set,
     year,
 )
+from reasonrag.demo.world import make_world
 from reasonrag.formats.base import Stage
 from reasonrag.formats.reasonrag import ECHOES, View, read
 from reasonrag.formats.tags import last_tag
@@ -43,15 +45,31 @@ from reasonrag.llm.base import Sampling
 
 Scored = tuple[str, float]
 
-_STOPS = (("</query>", "</answer>"), ("</evidence>",), ("</answer>",), ("\n",))
 _TEMPLATES = {
     "query": "So the next query is <query>{}</query>",
     "evidence": "Based on the query, the relevant evidence is <evidence>{}</evidence>",
     "answer": "So the answer is <answer>{}</answer>",
 }
-_SENTENCES = {"evidence": "{}", "answer": "So the answer is: {}."}  # IRCoT
+_SENTENCES = {"evidence": "{}", "answer": "So the answer is: {}."}  # IRCoT, FLARE
+_SEARCH_O1 = {
+    "query": "<|begin_search_query|>{}<|end_search_query|>",
+    "evidence": "**Final Information** {}",
+    "answer": "\\boxed{{{}}}",
+}
 _SELF_ASK = {"query": "Follow up: {}", "evidence": "Intermediate answer: {}", "answer": "So the final answer is: {}."}
 _ASKING = "Are follow up questions needed here: Yes."  # the first line of Self-Ask
+# How each contract is written, by the stop strings of its prompts.
+_DIALECTS = {
+    ("</query>", "</answer>"): _TEMPLATES,
+    ("</evidence>",): _TEMPLATES,
+    ("</answer>",): _TEMPLATES,
+    ("\n",): _SENTENCES,
+    ("<|end_search_query|>",): _SEARCH_O1,
+    ("<|end_search_result|>",): _SEARCH_O1,
+    ("}",): _SEARCH_O1 | {"answer": "{}}}"},
+}
+_LINE = re.compile(r"(Follow up: |[<‹]\|begin_search_query\|>)|(Intermediate answer: |[<‹]\|begin_search_result\|>)")
+_TURN_ENDS = re.compile(r"[<‹]\|end_search_\w+\|>")
 _EARLIEST = word_set("first earlier earliest older oldest before")
 _LATEST = word_set("later latest younger youngest recently recent newer newest last")
 _MOST = word_set("more most larger largest bigger higher highest longer")
@@ -86,7 +104,7 @@ class ExtractiveLLM:
             LLMError: the prompt is a judge's or of another format.
         """
         try:
-            if prompt.stop not in _STOPS:
+            if prompt.stop not in _DIALECTS:
                 raise ValueError(f"its stop strings are {prompt.stop!r}")
             view = read(prompt)
         except (ValueError, IndexError) as error:
@@ -98,9 +116,12 @@ class ExtractiveLLM:
         prompt_words = sum(len(message.content.split()) for message in prompt.messages)
         completions = []
         for number in range(sampling.n):
-            text = _Reader(view, sampling.temperature, (sampling.seed or 0) + number).write()
+            text = self._reader(view, sampling.temperature, (sampling.seed or 0) + number).write()
             completions.append(Completion(text, prompt_tokens=prompt_words, completion_tokens=len(text.split())))
         return tuple(completions)
+
+    def _reader(self, view: View, temperature: float, seed: int) -> _Reader:
+        return _Reader(view, temperature, seed)
 
     async def aclose(self) -> None:
         pass
@@ -116,9 +137,9 @@ class _Reader:
         self._asked = analyse(view.question)
         self._queries: list[str] = []
         self._evidence: list[str] = []
-        self._templates = _TEMPLATES
-        if view.line:
-            self._templates = _SELF_ASK if _ASKING in view.thoughts else _SENTENCES
+        self._templates = _DIALECTS[view.stop]
+        if self._templates is _SENTENCES and _ASKING in view.thoughts:
+            self._templates = _SELF_ASK
         for thought in view.thoughts:
             tag, body = last_tag(thought, tuple(_TEMPLATES)) or _of_line(thought)
             if tag == "query":
@@ -128,7 +149,7 @@ class _Reader:
 
     def write(self) -> str:
         """Return the next step in the format's words."""
-        view, found = self._view, self._extract() if self._view.documents else ""
+        view, found = self._view, self._extract()
         if view.stage is Stage.GROUNDING or (view.documents and self._templates is _SELF_ASK):
             return self._say("evidence", found) if found else self._templates["evidence"].format("None")
         if self._templates is _SENTENCES:
@@ -140,7 +161,10 @@ class _Reader:
                 return self._say("query", self._choose(queries))
         elif found:
             self._evidence.append(found)
-        return self._say("answer", self._choose(candidates(self._asked, self._evidence, self._queries)))
+        return self._say("answer", self._choose(self._answers()))
+
+    def _answers(self) -> list[Scored]:
+        return candidates(self._asked, self._evidence, self._queries)
 
     def _say(self, kind: str, body: str) -> str:
         body = one_line(inert(body)) or "unknown"
@@ -214,11 +238,65 @@ class _Reader:
         return " ".join(text if not title or mentions(text, title) else f"{title}: {text}" for title, text in chosen)
 
 
+class DemoReader(ExtractiveLLM):
+    """Understands the questions of one demo world, and knows its famous facts; every other fact it has to read.
+
+    It asks for the first fact that a question needs and that it neither knows nor sees. It answers once there is none,
+    and says "unknown" if it has to answer earlier. What it guesses has a low log-probability.
+    """
+
+    def __init__(self, world_seed: int = 0) -> None:
+        self.name = f"demo-reader:{world_seed}"
+        world = make_world(world_seed)
+        self._questions = {question.question: question for split in SPLITS for question in world.questions(split)}
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        completions = await super().complete(prompt, sampling)
+        return tuple(
+            replace(said, logprobs=(-3.0 if "unknown" in said.text else -0.05,) * len(said.text.split()))
+            for said in completions
+        )
+
+    def _reader(self, view: View, temperature: float, seed: int) -> _Reader:
+        if view.question not in self._questions:
+            raise LLMError(f"{self.name} answers questions of its demo world alone", cause="refused")
+        return _WorldReader(view, temperature, seed, self._questions[view.question])
+
+
+class _WorldReader(_Reader):
+    """A reading by somebody who knows which facts a question needs."""
+
+    def __init__(self, view: View, temperature: float, seed: int, question: Question) -> None:
+        super().__init__(view, temperature, seed)
+        read = normalize_answer("; ".join([*view.thoughts, *(text for _, text in view.documents)]))
+        noted = normalize_answer("; ".join(view.thoughts))
+        path = [] if question.metadata["known"] else question.metadata["path"]
+        self._question = question
+        self._missing = [hop["query"] for hop in path if normalize_answer(hop["evidence"]) not in read]
+        self._new = [hop["evidence"] for hop in path if normalize_answer(hop["evidence"]) not in noted]
+
+    def _extract(self) -> str:
+        shown = normalize_answer("; ".join(text for _, text in self._view.documents))
+        found = next((fact for fact in self._new if normalize_answer(fact) in shown), "")
+        if not found and self._missing and self._templates is _SENTENCES:
+            return f"{self._missing[0]} unknown"  # a guess, which is searched for next
+        return found
+
+    def _readiness(self) -> float:
+        return -50.0 if self._missing else 50.0
+
+    def _new_queries(self) -> list[Scored]:
+        return [(query, 0.0) for query in self._missing[:1]]
+
+    def _answers(self) -> list[Scored]:
+        return [("unknown" if self._missing else self._question.golden_answers[0], 0.0)]
+
+
 def _of_line(thought: str) -> tuple[str, str]:
-    """Return the kind and the content of an earlier line of a baseline."""
-    label, _, body = thought.partition(": ")
-    kinds = {"Follow up": "query", "Intermediate answer": "evidence"}
-    return (kinds[label], body) if label in kinds else ("" if thought == _ASKING else "evidence", thought)
+    """Return the kind and the content of an earlier line of a baseline; one without a mark is IRCoT's evidence."""
+    if mark := _LINE.search(thought):
+        return "query" if mark[1] else "evidence", _TURN_ENDS.split(thought[mark.end() :])[0]
+    return "" if thought == _ASKING or "boxed{" in thought else "evidence", thought
 
 
 def _overlap(query: frozenset[str], question: frozenset[str], rows: Sequence[tuple[str, str]]) -> list[float]:

@@ -68,6 +68,7 @@ from reasonrag.storage.tables import trajectory_schema
 
 _SHARD_ROWS = 2_000
 _JOURNAL = "journal.sqlite"
+_UNTRAINED = ("extractive", "demo-reader")
 
 Show = Callable[["Evaluation"], AbstractAsyncContextManager[object]]
 
@@ -147,7 +148,7 @@ class Evaluation:
     def _check_asked_alike(self) -> None:
         """Raise if a policy without a card is asked otherwise than one with a card, unless all of them have begun."""
         first = {name: points[0][1] for name, points in self.points.items()}
-        first = {name: config for name, config in first.items() if config.policy.spec != "extractive"}  # untrained
+        first = {name: config for name, config in first.items() if config.policy.spec not in _UNTRAINED}
         no_card = [name for name, config in first.items() if not carried_settings(config.policy.carrier)]
         if len(no_card) in (0, len(first)):
             return

@@ -61,7 +61,7 @@ def open_format(config: Config, *, warn: bool = True, to_train: bool = False) ->
     if make is ToolCallsFormat:
         options["parser"] = _tool_parser(config)
     elif make is FLAREFormat:
-        options["threshold"] = config.format.threshold
+        options["threshold"] = config.baselines.threshold
     elif isinstance(make, type) and issubclass(make, SKRFormat):
         options["neighbours"] = _neighbours(config, make)
     format: Format = make(
@@ -96,7 +96,7 @@ def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedForm
 
 
 def _neighbours(config: Config, format: type[SKRFormat]) -> Neighbours:
-    settings, ways = config.format, [way.name for way in format.ways]
+    settings, ways = config.baselines, [way.name for way in format.ways]
     if settings.labels is None:
         raise ConfigError(
             f"format {format.name} chooses among {', '.join(ways)} by what suited similar questions; evaluate training "

@@ -234,13 +234,6 @@ class SearchO1Format(ReasonRAGFormat):
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return the turn so far, with the box opened if `final`; behind a search, the chat that reads its passages."""
-        if self.stage(steps) is Stage.GROUNDING and not final:
-            said = [thought(step.completion.text) for step in steps if isinstance(step.action, Search)]
-            return self._chat("search_o1_documents", question, said, _found(steps), stop=())
-        messages = (
-            Message("system", self.texts["search_o1"]),
-            Message("user", f"Question: {quotable(question.question)}"),
-        )
         turn: list[Span] = []
         for step in steps:
             if isinstance(step.action, Search):
@@ -249,7 +242,13 @@ class SearchO1Format(ReasonRAGFormat):
                     turn.append(Span(_QUERY_END))
             elif isinstance(step.action, Note):
                 found = inert(step.action.evidence)
-                turn.append(Span(f"\n\n<|begin_search_result|>{found}<|end_search_result|>\n\n"))
+                turn.append(Span(f"\n\n<|begin_search_result|>{found}{_RESULT_END}\n\n"))
+        if self.stage(steps) is Stage.GROUNDING and not final:
+            said = "".join(span.text for span in turn).split("\n\n")
+            thoughts = [thought(part) for part in said if part.strip()]
+            return self._chat("search_o1_documents", question, thoughts, _found(steps), (_RESULT_END,))
+        user = Message("user", f"Question: {quotable(question.question)}")
+        messages = (Message("system", self.texts["search_o1"]), user)
         if final:
             return Prompt(messages, (*turn, Span(_BOX)), ("}",))
         return Prompt(messages, tuple(turn), (_QUERY_END,))
@@ -259,7 +258,7 @@ class SearchO1Format(ReasonRAGFormat):
             answer = one_line(completion.partition("}")[0])
             return Answer(answer, forced=True) if answer else Malformed("no_answer", ends=True)
         if self.stage(steps) is Stage.GROUNDING:
-            said = one_line(completion.rpartition("**Final Information**")[2])
+            said = one_line(completion.rpartition("**Final Information**")[2].removesuffix(_RESULT_END))
             return Note(said) if said else Malformed("no_information")
         _, searches, query = completion.rpartition(self.asks)
         if searches:
@@ -320,7 +319,7 @@ class AdaptiveFormat(SKRFormat):
     ways = (DirectFormat, RAGFormat, IRCoTFormat)
 
 
-_QUERY_END = "<|end_search_query|>"
+_QUERY_END, _RESULT_END = "<|end_search_query|>", "<|end_search_result|>"
 _BOX = "\n\n\\boxed{"
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 

@@ -181,14 +181,14 @@ def _evidence(body: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The contents of a prompt of this format: enough for a policy without a neural network."""
+    """The contents of a prompt in this layout: enough for a policy without a neural network."""
 
     question: str
     thoughts: tuple[str, ...]
     documents: tuple[tuple[str, str], ...]  # (title, text), in the order shown
     stage: Stage
     final: bool
-    line: bool  # the next line is wanted, as some baselines write: a sentence, a question, or the answer
+    stop: tuple[str, ...]
 
 
 def read(prompt: Prompt) -> View:
@@ -198,6 +198,8 @@ def read(prompt: Prompt) -> View:
         ValueError: the prompt was not written by this format.
     """
     question, *lines = prompt.messages[-1].content.split("\n")
+    if turn := [line for line in prompt.prefix.split("\n") if line.strip()]:
+        lines += ["Turn:", *turn]
     if not question.startswith("Question: "):
         raise ValueError("not a prompt of the reasonrag format: its last message does not open with 'Question: '")
     # Thoughts end at the documents or at the empty line before an instruction; none of them is empty.
@@ -208,12 +210,11 @@ def read(prompt: Prompt) -> View:
         if not title.startswith(f"[{len(documents) + 1}]"):
             break  # "None found.", or the empty line
         documents.append((title.partition("] ")[2], text))
-    grounding = prompt.stop == ("</evidence>",)
     return View(
         question=question.removeprefix("Question: "),
         thoughts=tuple(lines[1:end]),  # without their label
         documents=tuple(documents),
-        stage=Stage.GROUNDING if grounding else Stage.REASONING,
-        final=prompt.stop == ("</answer>",),
-        line=prompt.stop == ("\n",),
+        stage=Stage.GROUNDING if prompt.stop in (("</evidence>",), ("<|end_search_result|>",)) else Stage.REASONING,
+        final=prompt.stop in (("</answer>",), ("}",)),
+        stop=prompt.stop,
     )

@@ -31,7 +31,8 @@ _POLICY_CHOICES = (
     "http://HOST:PORT/v1 (vLLM, SGLang, any OpenAI-compatible server; several with commas), "
     "hf:NAME_OR_PATH (transformers in this process), vllm:NAME_OR_PATH (vLLM in this process), "
     "demo[:FORMAT] (a tiny model for the demo world), "
-    "extractive (no neural network), python:PACKAGE.MODULE:FACTORY (your own)"
+    "demo-reader[:WORLD_SEED] (a script for the demo world), extractive (no neural network), "
+    "python:PACKAGE.MODULE:FACTORY (your own)"
 )
 CHOICES: dict[Role, str] = {
     "policy": _POLICY_CHOICES,
@@ -116,7 +117,7 @@ def _parsed(config: ModelConfig, role: Role) -> tuple[str, str, str]:
 
 def is_reader(config: ModelConfig) -> bool:
     """Return whether this is a small model that can only write the format's steps, and so cannot judge."""
-    return (config.spec or "").partition(":")[0].lower() in ("extractive", "demo")
+    return (config.spec or "").partition(":")[0].lower() in ("extractive", "demo", "demo-reader")
 
 
 def has_gpu() -> bool:
@@ -214,6 +215,14 @@ def _extractive(rest: str, config: ModelConfig) -> LLM:
     return ExtractiveLLM()
 
 
+def _demo_reader(rest: str, config: ModelConfig) -> LLM:
+    from reasonrag.demo.reader import DemoReader
+
+    if rest and not rest.isdecimal():
+        raise ConfigError(f"demo-reader:{rest} is not of the form demo-reader:WORLD_SEED, such as demo-reader:0")
+    return DemoReader(int(rest or 0))
+
+
 BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
     "http": _server,
     "https": _server,
@@ -221,6 +230,7 @@ BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
     "vllm": _vllm,
     "demo": _demo,
     "demo-judge": _demo_judge,
+    "demo-reader": _demo_reader,
     "extractive": _extractive,
     "python": lambda path, config: import_plugin(path)(config),
 }
