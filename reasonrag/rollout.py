@@ -31,7 +31,7 @@ from reasonrag.core.types import (
     StopReason,
     Trajectory,
 )
-from reasonrag.formats.base import Format
+from reasonrag.formats.base import Format, Stage
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.retrieval.base import Retriever
 
@@ -124,6 +124,7 @@ class Engine:
         format: Format,
         *,
         max_steps: int = 8,
+        max_searches: int | None = None,
         top_k: int = 3,
         sampling: Sampling | None = None,
         first_steps: FirstSteps | None = None,
@@ -137,6 +138,8 @@ class Engine:
             retriever: answers the searches.
             format: turns steps into prompts and completions into actions.
             max_steps: actions of a trajectory, as the format counts them; the last one has to answer.
+            max_searches: searches of a trajectory; once the passages of the last one are read, it has to answer. None
+                leaves them to `max_steps`.
             top_k: passages per search.
             sampling: temperature, top_p and max_tokens of every step; the engine sets seed and n.
             first_steps: ends a run whose steps cannot be read; None for none.
@@ -147,6 +150,7 @@ class Engine:
         self.retriever = retriever
         self.format = format
         self.max_steps = max_steps
+        self.max_searches = max_searches
         self.top_k = top_k
         self.sampling = sampling or Sampling()
         self.first_steps = first_steps
@@ -165,13 +169,18 @@ class Engine:
         """
         if trajectory.stop_reason is not None:
             raise ValueError(f"a trajectory that ended ({trajectory.stop_reason}) cannot be continued")
+        made = sum(isinstance(step.action, Search) for step in trajectory.steps)
+        no_more = self.max_searches is not None and made >= self.max_searches
         own = self.format.own_step(trajectory.question, trajectory.steps)
-        if own is not None:
+        if own is not None and not (no_more and isinstance(own, Search)):
             step = Step(Prompt(()), Completion("", prompt_tokens=0, completion_tokens=0), own)
             return await self._take(trajectory, step)
         # The last step has to answer: a trajectory that only searches earns nothing, and its prefix would look
         # worthless.
         final = self.format.must_answer(trajectory.steps, self.max_steps)
+        # A growing turn holds the passages already; other formats show them once, in a step that cannot search.
+        is_read = self.format.append_only or self.format.stage(trajectory.steps) is not Stage.GROUNDING
+        final = final or (no_more and is_read)
         prompt = self.format.prompt(trajectory.question, trajectory.steps, final=final)
         known = self._known_reply(trajectory, prompt)
         completions = [known] if known else await self._ask(prompt, seed)

@@ -223,10 +223,13 @@ def of_evaluation(folder: Path) -> Comparison:
 def _compare_groups(
     done: Comparison, recorded: Mapping[str, Any], sides: Sequence[Mapping[str, Any]], seed: int
 ) -> None:
-    """Compare the intervals over all questions and by kind; questions are in the order of the evaluation."""
+    """Compare the intervals over all questions, by kind and by data set; questions are in the evaluation's order."""
     attempts = [{0: side} for side in sides]
-    for kind, group in {"": recorded, **recorded["by_kind"]}.items():
-        questions = [name for name, row in sides[0].items() if not kind or (row["kind"] or "other") == kind]
+    groups = [(recorded, list(sides[0]))]
+    for column, name in (("kind", "by_kind"), ("dataset", "by_dataset")):
+        for value, of_group in recorded.get(name, {}).items():
+            groups.append((of_group, [q for q, row in sides[0].items() if (row[column] or "other") == value]))
+    for group, questions in groups:
         for metric, found in group.items():
             is_interval = "mean" in found if isinstance(found, dict) else found is None and metric != "hops"
             if is_interval:

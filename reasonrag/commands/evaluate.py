@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
 
+_IN_PROCESS = ("hf:", "vllm:", "demo")  # policies that report log-probabilities
 _BY_NAME = {"format.name": "--format", "policy.chat_template": "--chat-template", "policy.card": "--card"}
 
-# A search in the reasonrag format takes three actions at least: itself, its evidence, and a later answer.
-_FIGURE_6 = "3,5,7,9,11 allow 1 to 5 searches in the reasonrag format (the paper's Figure 6), 2,3,4,5,6 in the others"
+# In the reasonrag format a search takes two actions: itself, and its evidence.
+_FIGURE_6 = "1,2,3,4,5 with --max-turns 11 as in the paper's Figure 6"
 
 
 def _swept(flag: str, parameter: str, convert: type[float], key: str, example: str) -> Callable[[F], F]:
@@ -38,7 +39,8 @@ def _swept(flag: str, parameter: str, convert: type[float], key: str, example: s
 def _by_name(key: str) -> Callable[[F], F]:
     """Add the option of a setting that may be given to all policies or to one."""
     flag, value = _BY_NAME[key], key.rpartition(".")[2].upper()
-    text = f"{flag_help('Config', key)} NAME=... sets that of one policy (repeatable)."
+    several = " Several, direct,rag, evaluate each; all: every baseline." if key == "format.name" else ""
+    text = f"{flag_help('Config', key)}{several} NAME=... sets that of one policy (repeatable)."
     return click.option(flag, key.replace(".", "__"), multiple=True, metavar=f"[NAME=]{value}", help=text)
 
 
@@ -68,8 +70,9 @@ def _by_name(key: str) -> Callable[[F], F]:
     help="Metrics for the judge: some of lasj,osr,usr (default: all).",
 )
 @_swept("--temperature", "temperatures", float, "policy.temperature", "0,1 (default: 0)")
-@_swept("--max-turns", "max_turns", int, "format.max_steps", _FIGURE_6)
-@_swept("--top-k", "top_ks", int, "retrieval.top_k", "1,3,5 as in the paper's Figure 7")
+@_swept("--max-turns", "max_turns", int, "format.max_steps", "3,5,7")
+@_swept("--max-searches", "max_searches", int, "format.max_searches", _FIGURE_6)
+@_swept("--top-k", "top_ks", int, "retrieval.top_k", "1,3,5,7,9 as in the paper's Figure 7")
 @settings("Config", "choice.prm", "choice.candidates", "choice.best_of")
 @click.option(
     "--choose",
@@ -80,6 +83,7 @@ def _by_name(key: str) -> Callable[[F], F]:
 )
 @RULES
 @settings("Config", "questions", "retrieval.kind", "retrieval.corpus", "retrieval.index", "retrieval.url")
+@settings("Config", "retrieval.compress")
 @settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
 @configuration("Config")
 @out("The folder of the report; the same command resumes it.")
@@ -88,6 +92,7 @@ def evaluate(
     policies: tuple[str, ...],
     temperatures: tuple[float, ...] | None,
     max_turns: tuple[int, ...] | None,
+    max_searches: tuple[int, ...] | None,
     top_ks: tuple[int, ...] | None,
     choose: tuple[str, ...] | None,
     rules: Rules,
@@ -131,6 +136,7 @@ def evaluate(
         out,
         temperatures=chosen_temperatures(temperatures, configs, asked),
         max_steps=max_turns,
+        max_searches=max_searches,
         top_ks=top_ks,
         choose=choose,
         rules=rules,
@@ -217,6 +223,9 @@ def policy_configs(
         for key, values in named.items():
             if chosen := values.pop(name, common[key]):
                 overrides[key] = chosen
+        if overrides.get("format.name") == "all":
+            del overrides["format.name"]
+            overrides["format.name"] = ",".join(_all_formats(load_config(**{**asked, "overrides": overrides})))
         config = load_config(**{**asked, "overrides": overrides})
         if not is_split_asked:
             overrides |= {"questions.dataset": held_out_sets(config.questions.dataset), "questions.split": None}
@@ -228,6 +237,23 @@ def policy_configs(
                 f"{_BY_NAME[key]} is given for {', '.join(values)}, but the policies are {', '.join(configs)}"
             )
     return configs
+
+
+def _all_formats(config: Config) -> list[str]:
+    """Return the formats of `--format all`: the papers' prompt baselines that can run here, and the policy's own."""
+    from reasonrag.core.errors import ConfigError
+    from reasonrag.formats import BASELINES, open_format
+
+    kept = []
+    for name in BASELINES:
+        try:
+            open_format(config.model_copy(update={"format": config.format.model_copy(update={"name": name})}))
+            if name == "flare" and not (config.policy.logprobs or (config.policy.spec or "").startswith(_IN_PROCESS)):
+                raise ConfigError("it needs log-probabilities, --set policy.logprobs=true for a server that has them")
+            kept.append(name)
+        except ConfigError as error:
+            print(f"--format all leaves out {name}: {error}", file=sys.stderr)
+    return list(dict.fromkeys((*kept, config.format.name)))
 
 
 def _is_split_asked(asked: Mapping[str, Any]) -> bool:

@@ -114,6 +114,20 @@ class RetrievalConfig(Section):
         None, "cross-encoder that reorders what an index finds: a Hub id or a folder", "--reranker"
     )
     rerank_depth: int = execution(20, "passages per query that the reranker reads", "--rerank-depth", ge=1)
+    compress: Literal["sentences", "recomp", "longllmlingua", "selective_context"] | None = execution(
+        None,
+        "shorten the passages before the policy reads them: sentences close to the query, or by RECOMP, LongLLMLingua "
+        "or Selective-Context",
+        "--compress",
+    )
+    compress_keep: float = execution(
+        0.5, "share of a passage that compression keeps; recomp decides for itself", gt=0, le=1
+    )
+    compress_model: str | None = execution(
+        None,
+        "model that compresses: an encoder for sentences (default: word counts), else a language model, by its Hub id "
+        "or folder (default: the library's)",
+    )
     gpu: bool = execution(False, "search the vectors of an index on all GPUs", "--gpu")
     device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")
     url: tuple[str, ...] = execution(
@@ -189,6 +203,9 @@ class ModelConfig(Section):
     temperature: float = setting(1.0, "sampling temperature; 0 is greedy decoding", "--temperature", ge=0, le=5)
     top_p: float = setting(1.0, "nucleus sampling: probability mass that is kept", gt=0, le=1)
     max_tokens: int = setting(512, "maximum tokens of one completion", "--max-tokens", ge=1)
+    think: bool | None = setting(
+        None, "tell the chat template of a server's model to think or not to (enable_thinking; default: its own)"
+    )
     logprobs: bool = execution(False, "request token log-probabilities from a server")
     processed_logprobs: bool = execution(False, "the server reports log-probabilities at the sampling temperature")
     timeout_s: float = execution(
@@ -278,6 +295,9 @@ class FormatConfig(Section):
     prompts: str = execution("default", "prompt texts: default, brief, or a folder", "--prompts")
     max_steps: int = setting(
         8, "maximum actions of the policy in a trajectory; the last one must answer", "--max-turns", ge=1
+    )
+    max_searches: int | None = setting(
+        None, "maximum searches of a trajectory; behind the last one it must answer", "--max-searches", ge=0
     )
 
 

@@ -14,13 +14,19 @@ from reasonrag.core.plots import Bar, BarChart, Line, Panel, save_charts
 from reasonrag.core.text import Rules, one_line, printable
 from reasonrag.core.types import Question
 from reasonrag.evaluation.summary import PolicyResult, failures, summarize
-from reasonrag.evaluation.tables import NAMES, Metrics, bold_note, evaluation_tables, results_table
+from reasonrag.evaluation.tables import NAMES, SPLIT, Metrics, bold_note, evaluation_tables, methods, results_table
 from reasonrag.storage.files import write_json, write_text
 
 if TYPE_CHECKING:
     import rich.table
 
 _IN_TERMINAL = ("em", "f1", "acc", "lasj", "osr", "usr", "retrievals", "steps", "format_rate")
+_AXES = {
+    "max_searches": "most retrievals",
+    "max_steps": "step limit",
+    "top_k": "passages per search",
+    "temperature": "temperature",
+}
 _PLOT_TITLES = {"em": "Exact match", "lasj": "Answers right in meaning", "osr": "Over-search", "usr": "Under-search"}
 
 
@@ -75,12 +81,23 @@ def summary_table(metrics: Metrics) -> rich.table.Table:
 def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
     tables = evaluation_tables(metrics)
     yield from ["# Evaluation", "", *_setup(metrics), "", *tables["policies"].markdown(), ""]
-    yield "A setting is named by temperature (t), step limit (s) and passages per search (k). Calls and tokens count"
-    yield "everything in the policy's folder, including other settings of a sweep."
+    yield "A setting is named by temperature (t), step limit (s) and passages per search (k), and by its format if"
+    yield "there are several. Calls and tokens count everything in the policy's folder, also other settings of a sweep."
     yield from ["", "## Results", "", "Mean over the questions, with its 95 % bootstrap interval."]
     yield "ACC: the prediction contains a golden answer. Searches: RC. Format rate: share of attempts that the format's"
     yield "own checker accepts. A missing answer scores 0; a question that failed because of a backend is not scored."
     yield from ["", *tables["results"].markdown()]
+    if tables["papers"].rows:
+        yield from ["", "## Data sets and methods", ""]
+        yield "The first setting of each method, and below it what the papers print of that method, with other models,"
+        yield "corpora and questions: as published, not measured here."
+        yield from ["", *tables["papers"].markdown()]
+    if tables["split"].rows:
+        correct = NAMES[metrics["with_and_without"][0]["correct"]]
+        yield from ["", "## With and without a search", ""]
+        yield f"Shares of the questions whose answer is right ({correct}) in the formats direct and rag: in both, only"
+        yield "with a search, only without one, or in neither (When-to-search, sec. 4.1 and Fig. 4). They add up to 1."
+        yield from ["", *tables["split"].markdown()]
     if metrics["judge"]:
         judge = metrics["judge"]
         yield from ["", "## Judge", ""]
@@ -129,8 +146,10 @@ def _setup(metrics: Metrics) -> Iterator[str]:
 
 
 def _plots(metrics: Metrics, folder: Path) -> list[Path]:
-    panels = list(_sweep_panels(metrics))
+    panels = sweep_panels(metrics)
     plots = save_charts(folder / "sweeps", panels) if panels else []
+    if splits := split_charts(metrics):
+        plots += save_charts(folder / "with-and-without", splits)
     judged = metrics["judge"]["metrics"] if metrics["judge"] else ()
     for metric in ("em", *judged):
         bars = tuple(_bars(metrics, metric))
@@ -140,33 +159,56 @@ def _plots(metrics: Metrics, folder: Path) -> list[Path]:
     return plots
 
 
-def _sweep_panels(metrics: Metrics) -> Iterator[Panel]:
-    """Yield EM over each setting that was swept, the others at their first value (arXiv:2505.14069, Fig. 6 and 7)."""
-    swept = {"max_steps": "step limit", "top_k": "passages per search", "temperature": "temperature"}
-    for axis, name in swept.items():
+def sweep_panels(metrics: Metrics) -> list[Panel]:
+    """Return EM over each setting that was swept, the others at their first value (arXiv:2505.14069, Fig. 6 and 7)."""
+    panels = []
+    for axis, name in _AXES.items():
         lines = []
-        for policy, settings in metrics["settings"].items():
-            fixed = swept.keys() - {axis}
-            fixed |= settings[0].keys() & {"choice"}  # not in older metrics
-            on_axis = [setting for setting in settings if all(setting[key] == settings[0][key] for key in fixed)]
-            values, mean, low, high = [], [], [], []
-            for setting in sorted(on_axis, key=lambda setting: float(setting[axis])):
+        for policy, format, first in methods(metrics):
+            settings = {setting["name"]: setting for setting in metrics["settings"][policy]}
+            here, points = settings[first], {}
+            fixed = here.keys() & {*_AXES, "choice", "format"} - {axis}  # some are not in older metrics
+            on_axis = [setting for setting in settings.values() if all(setting[key] == here[key] for key in fixed)]
+            for setting in sorted(on_axis, key=lambda setting: float(setting.get(axis) or 0)):
                 if em := metrics["policies"][policy][setting["name"]]["em"]:
-                    values.append(setting[axis])
-                    mean.append(em["mean"])
-                    low.append(em["low"])
-                    high.append(em["high"])
-            if values and len(on_axis) > 1:
-                lines.append(Line(policy, values, mean, low, high))
+                    points[setting.get(axis)] = em
+            if len(points) > 1:
+                bounds = ([em[bound] for em in points.values()] for bound in ("mean", "low", "high"))
+                lines.append(Line(_label(metrics, policy, format), list(points), *bounds))
         if lines:
-            yield Panel(f"EM over {name}", name, "EM", tuple(lines))
+            panels.append(Panel(f"EM over {name}", name, "EM", tuple(lines)))
+    return panels
+
+
+def split_charts(metrics: Metrics) -> list[BarChart]:
+    """Return the shares of questions that are right with and without a search (When-to-search, Fig. 4)."""
+    charts = []
+    for split in metrics.get("with_and_without", ()):
+        bars = []
+        for group, shares in {"all": split, **split.get("by_dataset", {}), **split["by_kind"]}.items():
+            bars += [
+                Bar(part, group, *(shares[part][key] for key in ("mean", "low", "high")))
+                for part in SPLIT
+                if shares[part]
+            ]
+        if bars:
+            charts.append(BarChart(f"Right with and without a search: {split['policy']}", "share", tuple(bars)))
+    return charts
+
+
+def _label(metrics: Metrics, policy: str, format: str) -> str:
+    """Return the short name of a policy in a format."""
+    formats = [of_format for of_policy, of_format, _ in methods(metrics) if of_policy == policy]
+    if len(formats) == 1:
+        return policy
+    return format if len(metrics["policies"]) == 1 else f"{policy} {format}"
 
 
 def _bars(metrics: Metrics, metric: str) -> Iterator[Bar]:
-    """Yield a metric of each policy at its first setting, over all questions and by kind."""
-    for policy, settings in metrics["settings"].items():
-        at_setting = metrics["policies"][policy][settings[0]["name"]]
+    """Yield a metric of each policy and format at its first setting, over all questions and by kind."""
+    for policy, format, setting in methods(metrics):
+        at_setting = metrics["policies"][policy][setting]
         for group, of_group in {"all questions": at_setting, **at_setting["by_kind"]}.items():
             value = of_group[metric]
             if value:
-                yield Bar(policy, group, value["mean"], value["low"], value["high"])
+                yield Bar(_label(metrics, policy, format), group, value["mean"], value["low"], value["high"])

@@ -18,16 +18,18 @@ from reasonrag.core.types import Question
 from reasonrag.evaluation.judged import COUNTED_AS, Verdicts
 from reasonrag.evaluation.metrics import METRICS, Scores, hops, kind
 from reasonrag.evaluation.sweep import Setting
+from reasonrag.evaluation.tables import SPLIT
 from reasonrag.storage.questions import splits_of_names
 from reasonrag.storage.runs import versions
 
 Metrics = dict[str, Any]
 
-# ("mean" or "difference", policy, number of the setting, metric)
+# ("mean", "difference" or "split", policy, number of the setting, metric or part)
 Key = tuple[str, str, int, str]
 Intervals = Mapping[str, Mapping[Key, Metrics | None]]  # by group of questions; "" is all of them
 
 RATES = ("osr", "usr")
+WITHOUT, WITH = "direct", "rag"  # the formats that are compared
 UNNAMED = "other"  # kind of the questions that have none, if others have one
 
 
@@ -68,8 +70,8 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
     """
     first = results[0]
     splits = splits_of_names(first.config.questions.dataset or "", first.config.questions.split)
-    groups = _groups(questions)
-    intervals = group_intervals(dict(_columns(results)), groups, seed=first.config.seed)
+    columns, groups = dict(_columns(results)), _groups(questions)
+    intervals = {by: group_intervals(columns, of_by, seed=first.config.seed) for by, of_by in groups.items()}
     policies: dict[str, Metrics] = {result.name: {} for result in results}
     settings: dict[str, list[Metrics]] = {result.name: [] for result in results}
     for result, point, outcome in _points(results):
@@ -81,7 +83,8 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         **policies[first.name][first.outcomes[0].setting.name],
         "policies": policies,
         "settings": settings,
-        "differences": _differences(results, intervals),
+        "differences": _differences(results, intervals["by_kind"]),
+        "with_and_without": list(_with_and_without(results, intervals)),
         "incomplete": list(_incomplete(results, len(questions))),
         "unjudged": list(_unjudged(results)),
         "judge": first.judge,
@@ -120,6 +123,14 @@ def _computed(result: PolicyResult) -> tuple[str, ...]:
 
 def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
     """Yield every column that needs an interval, `[n]` over the questions."""
+    for result, point, without in _pairs(results):
+        correct = [_by_question(outcome, _correct(result)) for outcome in (without, result.outcomes[point])]
+        for part, wanted in SPLIT.items():
+            pairs = zip(*correct, strict=True)
+            yield (
+                ("split", result.name, point, part),
+                [None if None in pair else tuple(map(bool, pair)) == wanted for pair in pairs],
+            )
     for result, point, outcome in _points(results):
         for metric in _computed(result):
             column = _column(outcome, metric)
@@ -129,11 +140,42 @@ def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
 
 
 def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outcome | None:
-    """Return what a policy is compared with at a setting: the baseline there, and that itself with its first rule."""
-    here = baseline.outcomes[point].setting
-    others = [outcome for outcome in baseline.outcomes if replace(outcome.setting, choice=here.choice) == here]
-    usual = baseline.outcomes[point] if result is not baseline else others[0]
+    """Return what a policy is compared with at a setting: the baseline there, in the first of its formats.
+
+    That itself is compared with its first rule.
+    """
+    formats = [outcome.setting.format for outcome in baseline.outcomes]
+    first = baseline.outcomes[: formats.count(formats[0])]
+    there = first[point % len(first)]
+    others = [outcome for outcome in first if replace(outcome.setting, choice=there.setting.choice) == there.setting]
+    usual = others[0] if result.outcomes[point] is there else there
     return None if usual is result.outcomes[point] else usual
+
+
+def _pairs(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome]]:
+    """Yield every setting of a policy that makes one search, with its outcome without any at the same setting."""
+    for result, point, outcome in _points(results):
+        if outcome.setting.format == WITH:
+            for other in result.outcomes:
+                if other.setting == replace(outcome.setting, format=WITHOUT):
+                    yield result, point, other
+
+
+def _correct(result: PolicyResult) -> str:
+    """Return the metric that says whether an answer is right: a judge's verdict if there is one, as in the paper."""
+    return "lasj" if "lasj" in _computed(result) else "em"
+
+
+def _with_and_without(results: Sequence[PolicyResult], intervals: Mapping[str, Intervals]) -> Iterator[Metrics]:
+    """Yield the shares of `SPLIT`, each with its interval, of all questions and of each group."""
+    for result, point, without in _pairs(results):
+        by: dict[str, dict[str, Metrics]] = {}
+        for name, groups in intervals.items():
+            by[name] = {}
+            for group, of_group in groups.items():
+                by[name][group] = {part: of_group["split", result.name, point, part] for part in SPLIT}
+        settings = {"without": without.setting.name, "with": result.outcomes[point].setting.name}
+        yield {"policy": result.name, **settings, "correct": _correct(result), **by["by_kind"].pop(""), **by}
 
 
 def _column(outcome: Outcome, metric: str) -> Column | Ratio:
@@ -142,46 +184,57 @@ def _column(outcome: Outcome, metric: str) -> Column | Ratio:
         steps = [verdicts.steps(metric) if verdicts else None for verdicts in outcome.verdicts]
         suboptimal = [counts.suboptimal if counts else None for counts in steps]
         return Ratio(suboptimal, [counts.known if counts else None for counts in steps])
+    return _by_question(outcome, metric)
+
+
+def _by_question(outcome: Outcome, metric: str) -> Column:
     if metric == "lasj":
         return [verdicts.lasj if verdicts else None for verdicts in outcome.verdicts]
     return [scores[metric] if scores else None for scores in outcome.scores]
 
 
-def _groups(questions: Sequence[Question]) -> dict[str, Sequence[int]]:
-    """Return the indices of all questions under "", and those of each kind if the data set names kinds."""
+def _groups(questions: Sequence[Question]) -> dict[str, dict[str, Sequence[int]]]:
+    """Return the indices of the questions of each group.
+
+    Those `by_kind` are all questions under "", and those of each kind if the data set names kinds; `by_dataset` there
+    are groups if there are several data sets.
+    """
     by_kind: dict[str, list[int]] = {}
+    by_dataset: dict[str, list[int]] = {}
     for index, question in enumerate(questions):
         by_kind.setdefault(kind(question) or UNNAMED, []).append(index)
-    groups: dict[str, Sequence[int]] = {"": range(len(questions))}
-    if set(by_kind) != {UNNAMED}:
-        groups.update(sorted(by_kind.items()))
-    return groups
+        by_dataset.setdefault(question.dataset, []).append(index)
+    named = sorted(by_kind.items()) if set(by_kind) != {UNNAMED} else ()
+    return {
+        "by_kind": {"": range(len(questions)), **dict(named)},
+        "by_dataset": {**by_dataset} if len(by_dataset) > 1 else {},
+    }
 
 
 def _metrics(
     result: PolicyResult,
     point: int,
     outcome: Outcome,
-    intervals: Intervals,
-    groups: Mapping[str, Sequence[int]],
+    intervals: Mapping[str, Intervals],
+    groups: Mapping[str, Mapping[str, Sequence[int]]],
     questions: Sequence[Question],
 ) -> Metrics:
     """Return the metrics of one policy at one setting."""
-    by_group: dict[str, Metrics] = {}
-    for group, members in groups.items():
-        metrics: Metrics = {
-            metric: intervals[group]["mean", result.name, point, metric] for metric in _computed(result)
-        }
-        if group:
-            metrics["hops"] = _mean_hops([questions[index] for index in members])
-            metrics["questions"] = len(members)
-        by_group[group] = metrics
+    by: dict[str, dict[str, Metrics]] = {name: {} for name in groups}
+    for name, of_name in groups.items():
+        for group, members in of_name.items():
+            found = intervals[name][group]
+            metrics: Metrics = {metric: found["mean", result.name, point, metric] for metric in _computed(result)}
+            if group:
+                metrics["hops"] = _mean_hops([questions[index] for index in members])
+                metrics["questions"] = len(members)
+            by[name][group] = metrics
     scored, total = outcome.ends.total(), len(questions)
     return {
         "policy": result.name,
         "setting": outcome.setting.name,
-        **by_group.pop(""),
-        "by_kind": by_group,
+        **by["by_kind"].pop(""),
+        **by,
         "questions": {"total": total, "scored": scored, "not_tried": total - scored - len(outcome.failures)},
         "failed": dict(sorted(Counter(outcome.failures.values()).items())),
         "ends": dict(sorted(outcome.ends.items())),
@@ -276,12 +329,17 @@ def _content(results: Sequence[PolicyResult]) -> Metrics:
             result.name: {
                 "policy": result.content["policy"],
                 **how_asked(result.config, result.content["prompts"]),
+                **({"format": ", ".join(formats)} if len(formats := _formats(result)) > 1 else {}),
                 **({"prm": prm} if (prm := result.content.get("prm")) else {}),
                 **({"judge_prompts": result.judge["prompts"]} if result.judge else {}),
             }
             for result in results
         },
     }
+
+
+def _formats(result: PolicyResult) -> list[str]:
+    return list(dict.fromkeys(outcome.setting.format for outcome in result.outcomes))
 
 
 def how_asked(config: Config, prompts: str) -> Metrics:
@@ -294,6 +352,7 @@ def how_asked(config: Config, prompts: str) -> Metrics:
         "top_p": config.policy.top_p,
         "max_tokens": config.policy.max_tokens,
         "passage_order": config.retrieval.passage_order,
+        **({"compress": config.retrieval.compress} if config.retrieval.compress else {}),
     }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from reasonrag.core.bootstrap import FALSE_DISCOVERIES
@@ -25,8 +28,11 @@ NAMES = {
     "osr": "OSR",
     "usr": "USR",
 }
+# Parts of the questions by whether the answer is right without a search and with one (When-to-search, sec. 4.1).
+SPLIT = {"both": (True, True), "only with": (False, True), "only without": (True, False), "neither": (False, False)}
 FEW = 10  # an interval over fewer questions than this says little
 _WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
+_IN_PAPERS = ("em", "f1", "acc", "lasj", "retrievals")
 _CELL_CHARS = 200  # of a name or a list of causes from outside
 
 
@@ -111,6 +117,17 @@ def points(metrics: Metrics) -> Iterator[tuple[str, str, Metrics]]:
             yield policy, setting, at_setting
 
 
+def methods(metrics: Metrics) -> Iterator[tuple[str, str, str]]:
+    """Yield every policy with each of its formats, and the name of the first setting in that format."""
+    for policy, settings in metrics["settings"].items():
+        own = metrics["content"]["policies"][policy].get("format", "")
+        first: dict[str, str] = {}
+        for setting in settings:
+            first.setdefault(setting.get("format") or own, setting["name"])
+        for format, name in first.items():
+            yield policy, format, name
+
+
 def measured(metrics: Metrics) -> list[str]:
     """Return the metrics that were computed, in the order of tables."""
     known = {metric for _, _, at_setting in points(metrics) for metric in at_setting}
@@ -123,6 +140,8 @@ def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
     return {
         "results": results_table(metrics, shown),
         "differences": differences_table(metrics, shown),
+        "papers": _papers_table(metrics, [metric for metric in _IN_PAPERS if metric in shown]),
+        "split": _split_table(metrics),
         "kinds": _kinds_table(metrics, shown),
         "judge": _judge_table(metrics),
         "policies": _policies_table(metrics),
@@ -163,6 +182,54 @@ def differences_table(metrics: Metrics, shown: Sequence[str], policies: Collecti
         rows.append([*point, str(by_metric["em"]["n"]), *differences])
     headings = ["policy", "setting", "baseline", "n", *(NAMES[metric] for metric in shown)]
     return Table("Policy minus baseline, paired by question", headings, rows, heads=3)
+
+
+@cache
+def _published() -> tuple[Mapping[str, str], ...]:
+    """Return the lines of `papers.csv`: a metric of a method in a table of a paper, as printed, by data set.
+
+    `format` is ours of that method, with `+` and a compression if the passages are shortened; `scale` is what the paper
+    prints for 1.
+    """
+    with Path(__file__).with_name("papers.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def _papers_table(metrics: Metrics, shown: Sequence[str]) -> Table:
+    """Return data sets times methods, and under each method what the papers print of it; empty for a single cell."""
+    sets, rows = metrics["dataset"], []
+    evaluated = list(methods(metrics))
+    for dataset in sets if len(sets) > 1 or len({format for _, format, _ in evaluated}) > 1 else ():
+        for policy, format, setting in evaluated:
+            at_setting = metrics["policies"][policy][setting]
+            found = at_setting["by_dataset"][dataset] if len(sets) > 1 else at_setting
+            n = str(found["em"]["n"] if found["em"] else 0)
+            compress = metrics["content"]["policies"][policy].get("compress")
+            method = f"{format}+{compress}" if compress else format
+            rows.append([dataset, method, policy, n, *_means(found, shown)])
+            printed: dict[str, dict[str, str]] = {}
+            for line in _published():
+                if line["format"] == method and line.get(dataset):
+                    source = (
+                        f"{line['paper']}, {line['table']}: {', '.join(filter(None, (line['method'], line['model'])))}"
+                    )
+                    value = float(line[dataset]) / float(line["scale"])
+                    printed.setdefault(source, {})[line["metric"]] = f"{value:.3f}"
+            rows += [[dataset, method, source, "", *(of.get(m, "") for m in shown)] for source, of in printed.items()]
+    headings = ["data set", "method", "policy, or paper", "n", *(NAMES[metric] for metric in shown)]
+    return Table("Data sets and methods, and what the papers print of them", headings, rows, heads=3)
+
+
+def _split_table(metrics: Metrics) -> Table:
+    """Return the shares of the questions that are right with and without a search, of all and of each group."""
+    rows = []
+    for split in metrics.get("with_and_without", ()):
+        groups = {"all": split, **split.get("by_dataset", {}), **split["by_kind"]}
+        for group, of_group in groups.items():
+            n = str(of_group["both"]["n"] if of_group["both"] else 0)
+            rows.append([group, split["policy"], split["with"], n, *_means(of_group, list(SPLIT))])
+    headings = ["questions", "policy", "setting", "n", *SPLIT]
+    return Table("Right with and without a search: shares of the questions", headings, rows, heads=3)
 
 
 def _kinds_table(metrics: Metrics, shown: Sequence[str]) -> Table:

@@ -90,7 +90,7 @@ class IterRetGenFormat(RAGFormat):
 
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         """Return a note before the last round: the answer, or all that was said instead, as the paper appends it."""
-        if sum(isinstance(step.action, Search) for step in steps) < self.rounds:
+        if not final and sum(isinstance(step.action, Search) for step in steps) < self.rounds:
             return Note(_answer(completion) or one_line(completion))
         return super().parse(completion, steps, final=final)
 

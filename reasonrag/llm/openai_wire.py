@@ -73,6 +73,7 @@ class Wire:
     vllm: bool = False
     logprobs: bool = False
     processed_logprobs: bool = False
+    think: bool | None = None
 
     @property
     def route(self) -> str:
@@ -125,6 +126,8 @@ class Wire:
             extra = {"add_special_tokens": False} if self.vllm and isinstance(encoded, str) else {}
             return {"prompt": encoded, **extra}
         chat = chat_with_tools(prompt.messages, as_sent=True)
+        if self.think is not None:
+            chat["chat_template_kwargs"] = {"enable_thinking": self.think}
         if not prompt.prefix:
             return chat
         chat["messages"].append({"role": "assistant", "content": valid_unicode(prompt.prefix)})

@@ -79,6 +79,7 @@ class ServerLLM:
         logprobs: bool = False,
         processed_logprobs: bool = False,
         seeded: bool = True,
+        think: bool | None = None,
         backoff_s: float = 0.5,
     ) -> None:
         """Describe the server; nothing is sent before the first call.
@@ -108,6 +109,7 @@ class ServerLLM:
             processed_logprobs: whether the server was started with `--logprobs-mode processed_logprobs` (vLLM). Its
                 logprobs are kept at any temperature, but at `top_p` 1 only, as they are normalised over the nucleus.
             seeded: whether to send seeds.
+            think: `enable_thinking` of the chat template, with `chat`; None leaves it to the template.
             backoff_s: wait before the first retry; it doubles with every further retry, with jitter.
 
         Raises:
@@ -125,7 +127,7 @@ class ServerLLM:
         self.name = name or (public_name(model) if model else "")
         self.dropped: set[str] = set() if seeded else {"seed"}
         self._missed: set[str] = set()  # what a reply had to have and had not
-        self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs)
+        self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs, think)
         self._key = api_key or None
         self._headers = bearer_header(api_key, "the API key")
         self._timeout_s = timeout_s

@@ -80,6 +80,8 @@ def check_llm(config: ModelConfig, role: Role) -> None:
             f"{spec}: a chat template is for hf: and vllm: models, and for --set {role}.api=completions; a server has "
             "that of its model, and is started with another one (vllm serve --chat-template FILE)"
         )
+    if config.think is not None and (config.api == "completions" or not is_served(config)):
+        raise ConfigError(f"{spec}: --set {role}.think is for a server with the chat API, which has the chat template")
     if scheme == "demo":
         demo_folder(rest)
 
@@ -162,6 +164,7 @@ def open_server(config: ModelConfig) -> ServerLLM:
         concurrency=config.concurrency,
         logprobs=config.logprobs,
         seeded=config.seeded,
+        think=config.think,
     )
 
 

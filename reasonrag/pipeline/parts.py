@@ -21,6 +21,7 @@ from reasonrag.pipeline.models import check_llm, is_reader, is_served, open_llm
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.backends.frameworks import as_retriever
 from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.compress import compressed
 from reasonrag.retrieval.open import open_backend, open_index
 from reasonrag.rewards.judge import JudgeService, ProcessJudge
 from reasonrag.rollout import Engine, FirstSteps
@@ -144,8 +145,13 @@ def _open_set(name: str, split: str | None, settings: QuestionsConfig) -> list[Q
 def open_retriever(config: Config, questions: list[Question]) -> Retriever:
     """Open the retriever of `retrieval.kind`; by default the given index or server, else BM25.
 
-    BM25 searches the given corpus, or the paragraphs that come with the questions.
+    BM25 searches the given corpus, or the paragraphs that come with the questions. What any of them finds is shortened
+    as `retrieval.compress` says.
     """
+    return compressed(_open_retriever(config, questions), config.retrieval)
+
+
+def _open_retriever(config: Config, questions: list[Question]) -> Retriever:
     settings = config.retrieval
     if settings.kind is not None and settings.kind.startswith("python:"):
         found = import_plugin(settings.kind.removeprefix("python:"))
@@ -211,6 +217,7 @@ def open_engine(
         retriever,
         format,
         max_steps=config.format.max_steps,
+        max_searches=config.format.max_searches,
         top_k=config.retrieval.top_k,
         sampling=sampling(config.policy),
         first_steps=first_steps,

@@ -89,11 +89,16 @@ def interval_chart(title: str, name: str, intervals: Sequence[tuple[str, float, 
         name: unique within the page.
         intervals: label, low, mean and high of each bar.
     """
-    bars = []
+    bars = [Bar("mean", shortened(label, _LABEL_COLUMNS), mean, low, high) for label, low, mean, high in intervals]
+    return bar_chart(BarChart(title, "mean and 95 % interval", tuple(bars)), name)
+
+
+def bar_chart(chart: BarChart, name: str) -> Chart:
+    """Draw bars with their intervals; `name` is unique within the page."""
+    labels = {bar.label for bar in chart.bars}
     descriptions = []
-    for label, low, mean, high in intervals:
-        bars.append(Bar("mean", shortened(label, _LABEL_COLUMNS), mean, low, high))
-        descriptions.append(f"{bars[-1].group}: {mean:.3f} [{low:.3f}, {high:.3f}].")
-    chart = BarChart(title, "mean and 95 % interval", tuple(bars))
+    for bar in chart.bars:
+        what = bar.group if len(labels) == 1 else f"{bar.group}, {bar.label}"
+        descriptions.append(f"{what}: {bar.mean:.3f} [{bar.low:.3f}, {bar.high:.3f}].")
     svg = chart_svg(chart, name=name, description=" ".join(descriptions))
-    return Chart(title, "", "", Markup(svg), [], [])
+    return Chart(chart.title, "", "", Markup(svg), [], [])

@@ -69,6 +69,16 @@ def direct(config):
     return RecordedLLM("direct", lambda n, prompt: f"<answer>{GOLD if n % 2 == 0 else 'nobody'}</answer>")
 
 
+def knower(config):
+    """Answers at once: right where N is even without passages, and where three does not divide N with them."""
+
+    def reply(n, prompt):
+        known = n % 3 != 0 if "Documents:" in prompt.messages[-1].content else n % 2 == 0
+        return f"<answer>{GOLD if known else 'nobody'}</answer>"
+
+    return RecordedLLM("knower", reply)
+
+
 def searcher(config):
     """Searches once; right where N is not a multiple of three. What it notes is hostile."""
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.openai_wire import Wire, readable
+from reasonrag.pipeline.models import check_llm
 
 LARGEST = 2**31 - 1
 UNUSABLE = [2**31, 10**12, 10**19, -1, True, 1.0, "1", None]
@@ -67,3 +70,15 @@ def test_an_error_body_is_read_without_any_secret_also_where_one_would_be_cut():
     shown = readable(body, "the-key")
     assert "so ***, and Bearer ***" in shown and len(shown) <= 200
     assert "the-key" not in readable(body, "the-key", limit=400)
+
+
+def test_a_model_is_told_to_think_or_not_only_if_someone_says_so():
+    prompt = Prompt((Message("user", "Who?"),))
+    bodies = [Wire("m", think=think).body(prompt, None, Sampling()) for think in (None, True, False)]
+    assert [body.get("chat_template_kwargs") for body in bodies] == [
+        None,
+        {"enable_thinking": True},
+        {"enable_thinking": False},
+    ]
+    with pytest.raises(ConfigError, match=r"policy\.think is for a server"):
+        check_llm(ModelConfig(spec="extractive", think=False), "policy")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from examples.own_format import AskFormat
 from reasonrag.core.config import SearchConfig
 from reasonrag.core.types import Malformed, Passage, Question, Search, StopReason, Trajectory
-from reasonrag.formats import FORMATS
+from reasonrag.formats import BASELINES, FORMATS
 from reasonrag.formats.stream import StreamFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.mcts import TreeSearch
@@ -45,6 +47,13 @@ class OnePassage:
         pass
 
 
+class Unsure(ScriptedLLM):
+    """No token of it was likely, which is when FLARE searches."""
+
+    async def complete(self, prompt, sampling):
+        return tuple(replace(said, logprobs=(-9.0,)) for said in await super().complete(prompt, sampling))
+
+
 def _mark(query):
     return f"mark-{derive_seed(query):08x}"
 
@@ -57,6 +66,10 @@ def _policy(prompt, sampling):
         tag for tag in ("<query>", "<ask>", "<tool_call>", "<search>") if tag in str(prompt) or tag == "<search>"
     )
     search = f"so {tag}{word}{tag.replace('<', '</')}" if prompt.stop else CALL % word
+    if prompt.stop == ("\n",):  # of the baselines that write line by line
+        search = f"Follow up: {word}"
+    elif prompt.stop == ("<|end_search_query|>",):
+        search = f"<|begin_search_query|>{word}<|end_search_query|>"
     conclusion = (
         f"{word}</conclusion>" if prompt.prefix.endswith("<conclusion>") else f"<conclusion>{word}</conclusion>"
     )
@@ -96,6 +109,20 @@ def test_every_search_of_an_attempt_is_read(kind):
             assert all(step.prompt.stop != ("</answer>",) for step in trajectory.steps[:-1])
     print(f"{kind}: 0 of {made} searches unread")
     assert made > ATTEMPTS
+
+
+@pytest.mark.parametrize("kind", KINDS | BASELINES)
+def test_at_a_limit_of_searches_at_most_so_many_are_made_and_all_are_read(kind):
+    question, made = Question("q", "Who directed Jaws?", ("Spielberg",)), Counter()
+    format = (KINDS | BASELINES)[kind]()
+    for limit in range(4):
+        engine = Engine(Unsure(_policy), OnePassage(), format, max_steps=9, max_searches=limit)
+        for ended in asyncio.run(engine.run([Trajectory(question)] * ATTEMPTS, seeds=range(ATTEMPTS))):
+            unread, searches = _unread(ended.steps)
+            assert not unread and len(searches) <= limit, [step.action for step in ended.steps]
+            made[limit] = max(made[limit], len(searches))
+    most = {"direct": 0, "cot": 0, "skr": 0, "adaptive": 0, "rag": 1, "iter_retgen": 3}.get(kind, 3)
+    assert made == {limit: min(limit, most) for limit in range(4)}, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
