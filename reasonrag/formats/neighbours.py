@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,11 +62,11 @@ class Neighbours:
         """
         found: dict[str, dict[str, bool]] = {}
         for config in sorted(Path(folder).expanduser().glob("*/config.yaml")):
-            way = read_yaml(config).get("format", {}).get("name")
-            if way in found:
-                raise ConfigError(f"{folder}: several policies or prompts were evaluated in format {way}; give one")
-            if way in ways:
-                found[way] = _right(config.parent / "trajectories")
+            for way, right in _right(config).items():
+                if way in found:
+                    raise ConfigError(f"{folder}: several policies or prompts were evaluated in format {way}; give one")
+                if way in ways:
+                    found[way] = right
         if missing := [way for way in ways if way not in found]:
             raise ConfigError(
                 f"{folder}: nothing was evaluated there in format {' or '.join(missing)}; evaluate training questions "
@@ -105,11 +106,14 @@ class Neighbours:
         return math.fsum(self._weights[word] for word in words)  # in any order of the set the same
 
 
-def _right(folder: Path) -> dict[str, bool]:
-    """Return which questions were answered exactly, at any setting."""
-    right: dict[str, bool] = {}
+def _right(config: Path) -> dict[str, dict[str, bool]]:
+    """Return by format which questions a policy answered exactly, at any setting; `config` is its config.yaml."""
+    folder, right = config.parent / "trajectories", dict[str, dict[str, bool]]()
+    own = read_yaml(config).get("format", {}).get("name")
     stems = {file.name.rpartition("-of-")[0].rpartition("-")[0] for file in folder.glob("*.parquet")}
     for stem in sorted(stems):
+        # A setting is named FORMAT_t0_s8_k3 if formats were swept.
+        of_format = right.setdefault(stem[: named.start()] if (named := re.search(r"_t[\d.e+-]+_s", stem)) else own, {})
         for row in read_shards(folder, stem, trajectory_schema(), columns=("question", "em")):
-            right[row["question"]] = right.get(row["question"], False) or row["em"] == 1
+            of_format[row["question"]] = of_format.get(row["question"], False) or row["em"] == 1
     return right

@@ -10,6 +10,7 @@ import pytest
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.evaluation.tables import SPLIT, evaluation_tables
+from reasonrag.formats.neighbours import Neighbours
 from tests.evaluation.test_report import KINDS
 from tests.evaluation.test_run import digests, rows, toys
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
@@ -103,6 +104,12 @@ def test_questions_fall_into_four_parts_by_what_a_search_changes(compared, out):
     assert {part: split[part]["mean"] for part in SPLIT} == pytest.approx({p: n / 12 for p, n in by_hand.items()})
     assert (out / "plots/with-and-without.svg").is_file()
     assert "| both | only with | only without | neither |" in (out / "report.md").read_text()
+
+
+def test_formats_of_one_policy_label_questions_for_skr(compared, out):
+    labels = Neighbours.read(str(out), ("direct", "rag"), k=1, encoder="lexical").labels
+    by_hand = {n: "direct" if n % 2 == 0 else "rag" for n in range(12) if n % 2 == 0 or n % 3 != 0}
+    assert labels == {f"Who directed film {n}?": way for n, way in by_hand.items()}
 
 
 def test_intervals_of_formats_and_data_sets_can_be_computed_anew(compared, out):
