@@ -283,8 +283,9 @@ def test_a_judge_that_is_gone_ends_the_training_with_code_2_and_it_goes_on_when_
     assert summary["steps"] == 3
 
 
-def test_two_processes_with_different_numbers_of_steps_train_as_one_does(tmp_path):
-    wanted = settings(**STEPS, seed=4)  # with 0, both questions have as many steps
+@pytest.mark.parametrize("more", [{}, {"algorithm": "ppo", "credit": "trajectory", "beta": 0.01}], ids=["grpo", "ppo"])
+def test_two_processes_with_different_numbers_of_steps_train_as_one_does(more, tmp_path):
+    wanted = settings(**STEPS | more, seed=4)  # with 0, both questions have as many steps
     done = child(wanted, tmp_path / "two", processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     trained(wanted, tmp_path / "one")
