@@ -407,7 +407,7 @@ async def choose(attempts: Sequence[Trajectory], rule: str, scorer: StepScorer |
     if rule == "majority" or scorer is None:
         answers = [normalize_answer(attempt.answer or "") for attempt in answered]
         return answered[answers.index(Counter(answers).most_common(1)[0][0])]
-    last = [attempt.steps[-1] for attempt in answered]
+    last = [[step for step in attempt.steps if step.asked][-1] for attempt in answered]
     values = await scorer.score([(step.prompt, step.completion) for step in last])
     return answered[values.index(max(values))]
 

@@ -99,8 +99,8 @@ def _neighbours(config: Config, format: type[SKRFormat]) -> Neighbours:
     settings, ways = config.baselines, [way.name for way in format.ways]
     if settings.labels is None:
         raise ConfigError(
-            f"format {format.name} chooses among {', '.join(ways)} by what suited similar questions; evaluate training "
-            "questions in each of them with one --out, and give that folder as --labels"
+            f"format {format.name} chooses among {', '.join(ways)} by what suited similar questions; run eval on "
+            f"training questions with --format {','.join(ways)}, and give its --out as --labels"
         )
     return Neighbours.read(settings.labels, ways, k=settings.neighbours, encoder=settings.encoder)
 

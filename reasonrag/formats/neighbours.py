@@ -19,8 +19,10 @@ from reasonrag.core.text import normalize_answer
 from reasonrag.formats.base import fingerprint
 from reasonrag.retrieval.encoders import open_text_encoder
 from reasonrag.retrieval.index.settings import EncoderConfig
-from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.parquet import read_batches
 from reasonrag.storage.tables import trajectory_schema
+
+_OF_SETTING = re.compile(r"(?:(.+)_)?t[\d.e-]+_s\d+")  # where several formats were evaluated, it begins with one
 
 
 class Neighbours:
@@ -58,19 +60,26 @@ class Neighbours:
         A question is labelled with the first of them that answered it exactly (EM 1), and left out if none did.
 
         Raises:
-            ConfigError: the folder lacks one of them or has several policies, or nothing was answered.
+            ConfigError: the folder lacks one of them, or has several policies, or none was answered exactly.
         """
         found: dict[str, dict[str, bool]] = {}
-        for config in sorted(Path(folder).expanduser().glob("*/config.yaml")):
-            for way, right in _right(config).items():
-                if way in found:
-                    raise ConfigError(f"{folder}: several policies or prompts were evaluated in format {way}; give one")
-                if way in ways:
-                    found[way] = right
+        policies: set[Path] = set()
+        for file in sorted(Path(folder).expanduser().glob("*/trajectories/*.parquet")):
+            policy = file.parent.parent
+            swept = _OF_SETTING.match(file.name)
+            way = (swept and swept[1]) or read_yaml(policy / "config.yaml")["format"]["name"]
+            if way in ways:
+                policies.add(policy)
+                right = found.setdefault(way, {})
+                for batch in read_batches(file, trajectory_schema(), columns=("question", "em")):
+                    for row in batch.to_pylist():
+                        right[row["question"]] = right.get(row["question"], False) or row["em"] == 1
+        if len(policies) > 1:
+            raise ConfigError(f"{folder}: several policies were evaluated there; what suits one does not label another")
         if missing := [way for way in ways if way not in found]:
             raise ConfigError(
-                f"{folder}: nothing was evaluated there in format {' or '.join(missing)}; evaluate training questions "
-                f"in each of {', '.join(ways)} with one --out (docs/formats.md), and give that folder as --labels"
+                f"{folder}: nothing was evaluated there in format {' or '.join(missing)}; run eval on training "
+                f"questions with --format {','.join(ways)}, and give its --out as --labels"
             )
         labels: dict[str, str] = {}
         for question in found[ways[0]]:
@@ -104,16 +113,3 @@ class Neighbours:
 
     def _weight(self, words: frozenset[str]) -> float:
         return math.fsum(self._weights[word] for word in words)  # in any order of the set the same
-
-
-def _right(config: Path) -> dict[str, dict[str, bool]]:
-    """Return by format which questions a policy answered exactly, at any setting; `config` is its config.yaml."""
-    folder, right = config.parent / "trajectories", dict[str, dict[str, bool]]()
-    own = read_yaml(config).get("format", {}).get("name")
-    stems = {file.name.rpartition("-of-")[0].rpartition("-")[0] for file in folder.glob("*.parquet")}
-    for stem in sorted(stems):
-        # A setting is named FORMAT_t0_s8_k3 if formats were swept.
-        of_format = right.setdefault(stem[: named.start()] if (named := re.search(r"_t[\d.e+-]+_s", stem)) else own, {})
-        for row in read_shards(folder, stem, trajectory_schema(), columns=("question", "em")):
-            of_format[row["question"]] = of_format.get(row["question"], False) or row["em"] == 1
-    return right

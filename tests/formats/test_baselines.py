@@ -215,14 +215,14 @@ def test_an_evaluation_of_training_questions_labels_them(tmp_path):
         overrides = {"questions.limit": 12, "questions.split": split, "policy.spec": "demo-reader", **more}
         return load_config(preset="demo", overrides={"format.name": format, "retrieval.top_k": 3, **overrides})
 
-    Evaluation({"d": config("direct", "train"), "r": config("rag", "train")}, known, temperatures=[0]).run_policies()
+    Evaluation({"p": config("direct,rag", "train")}, known, temperatures=[0]).run_policies()
     right = {}
-    for name in ("d", "r"):
-        (file,) = (known / name / "trajectories").glob("*.parquet")
+    for name in ("direct", "rag"):
+        (file,) = (known / "p" / "trajectories").glob(f"{name}_*.parquet")
         right[name] = {row["question"] for row in pq.read_table(file).to_pylist() if row["em"] == 1}
     skr = config("skr", "test", **{"baselines.labels": str(known)})
     labels = open_format(skr).neighbours.labels
-    assert labels == dict.fromkeys(right["r"], "rag") | dict.fromkeys(right["d"], "direct")
+    assert labels == dict.fromkeys(right["rag"], "rag") | dict.fromkeys(right["direct"], "direct")
     assert labels
     (result,) = Evaluation({"skr": skr}, tmp_path / "skr", temperatures=[0]).run_policies()
     assert {row["retrievals"] for row in result.outcomes[0].scores} <= {0, 1}
@@ -233,7 +233,7 @@ def test_an_evaluation_of_training_questions_labels_them(tmp_path):
 def test_a_baseline_trains_no_policy_and_skr_asks_for_its_labels():
     with pytest.raises(ConfigError, match="format rag is a baseline of the papers"):
         open_format(load_config(overrides={"format.name": "rag"}), to_train=True)
-    with pytest.raises(ConfigError, match="give that folder as --labels"):
+    with pytest.raises(ConfigError, match="give its --out as --labels"):
         open_format(load_config(overrides={"format.name": "skr"}))
 
 
