@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.plots import BarChart, Panel
+from tests import unsynced  # noqa: F401
 
 collect_ignore = ["peers"]  # of other tools, each in an environment of its own: `make peers`
 

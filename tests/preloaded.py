@@ -15,8 +15,9 @@ import trl.trainer.grpo_trainer
 import trl.trainer.sft_trainer
 
 import reasonrag
+from tests import unsynced
 
-LIBRARIES = (datasets, matplotlib, peft, pytest, transformers, trl)
+IMPORTED = (datasets, matplotlib, peft, pytest, transformers, trl, unsynced)
 
 for module in pkgutil.walk_packages(reasonrag.__path__, "reasonrag."):
     if not module.name.endswith("__main__"):

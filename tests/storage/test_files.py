@@ -21,6 +21,16 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_text() == "before\n" and [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_bytes_are_on_disk_before_the_name_is_and_the_name_before_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "notes.txt", []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append((os.fstat(handle).st_size, path.exists())))
+    write_text(path, "after\n")
+    (size, named), (_, folder_named) = synced
+    assert size == len("after\n") and not named and folder_named
+
+
 def test_json_comes_back_as_it_was_and_holds_no_nan(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_json(path, {"name": "Bücher\u2028", "counts": [1, None]})
