@@ -40,9 +40,12 @@ def write(paper: Paper, results: Results, rows: Evaluated, folder: Path) -> Path
 def page(paper: Paper, results: Results) -> Iterator[str]:
     """Yield the lines of the Markdown page in `docs/results/` that compares our results with the paper's."""
     yield from _head(paper, results)
-    yield from ["", "## Findings", "", *_against_base(paper, results)]
+    yield from ["", "## Findings", "", *_against(paper, results, BASE)]
     if paper.in_demo_world:
         yield from _signs(results)
+    else:  # no paper's signs to compare with
+        for origin in dict.fromkeys(second for _, second in paper.pairs if second != BASE):
+            yield from _against(paper, results, origin)
     for setting, found in results["settings"].items():
         yield from ["", f"## {setting[0].upper()}{setting[1:]}", "", *_variants(paper, found)]
         if not found["differences"]:
@@ -120,20 +123,20 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
         yield from ["", f"![{METRICS[paper.metrics[0]].label}]({paper.page}.svg)"]
 
 
-def _against_base(paper: Paper, results: Results) -> Iterator[str]:
-    """Yield how the main metric of each variant compares with the policy that all start from."""
+def _against(paper: Paper, results: Results, origin: str) -> Iterator[str]:
+    """Yield how the main metric of each variant compares with one that it was trained from."""
     main = paper.metrics[0]
     words = {1: "higher", -1: "lower", 0: "too close to tell", None: "unknown"}
     for setting, found in results["settings"].items():
         by_sign: dict[int | None, list[str]] = {}
         for first, second in paper.pairs:
             ours = found["differences"].get(f"{first} - {second}")
-            if second == BASE and ours:
+            if second == origin and ours:
                 interval = ours["all"][main]
                 by_sign.setdefault(sign(interval), []).append(f"`{first}` ({_difference(main, interval)})")
         if by_sign:
             parts = "; ".join(f"{words[way]} with {', '.join(names)}" for way, names in by_sign.items())
-            yield f"- {setting}: {METRICS[main].label}, compared with `{BASE}`, is {parts}."
+            yield f"- {setting}: {METRICS[main].label}, compared with `{origin}`, is {parts}."
 
 
 def _signs(results: Results) -> Iterator[str]:

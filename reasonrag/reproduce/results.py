@@ -197,7 +197,7 @@ def _trees(plan: Plan) -> Results:
 def _cost(summaries: Sequence[Results]) -> Results:
     """Return means over the seeds; of online training also the step of the best policy by validation."""
     cost: Results = {name: fmean(summary[name] for summary in summaries) for name in ("steps", "seconds")}
-    if all("pairs" in summary.get("data", {}).get("train", {}) for summary in summaries):
+    if all("rows" in summary.get("data", {}) for summary in summaries):
         # SFT is trained on each chosen step once, however many pairs it stands in.
         cost["examples"] = fmean(summary["data"]["rows"]["train"] for summary in summaries)
     if all("best" in summary for summary in summaries):

@@ -56,7 +56,10 @@ def test_the_loop_survives_kills_and_its_page_has_every_policy(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     figures = json.loads((out / "results" / "real-model.json").read_text(encoding="utf-8"))
     greedy, sampled = figures["settings"].values()
-    assert list(greedy["variants"]) == ["base", "sft", "sft-chosen", "dpo", "grpo"] and not figures["missing"]
+    assert (
+        list(greedy["variants"]) == ["base", "sft", "sft-chosen", "dpo", "dpo-alpha1", "grpo"]
+        and not figures["missing"]
+    )
     assert list(sampled["variants"]) == ["sft"] and greedy["variants"]["sft"]["questions"] == 6
     assert {cost["stage"] for cost in figures["costs"]} >= {"sft", "dpo", "grpo", "trees", "eval/base"}
     assert all(cost["cpu_s"] > 0 and cost["count"] for cost in figures["costs"])
