@@ -57,7 +57,7 @@ RUN_JSON = {
     "pairs.min_margin": "the threshold",
     "pairs.min_rollouts": "fewest trajectories behind each side",
     "pairs.min_confidence": "smallest probability that the order is right",
-    "pairs.reward": "what was compared: spre, judge, or f1 of whole trajectories",
+    "pairs.reward": "what was compared: spre, judge, prm, or f1 of whole trajectories",
     "pairs.alpha": "decay of the rewards; null for whole trajectories",
     "pairs.level": "step or trajectory",
     "calls.*.calls": "calls of policy, judge and search, over all processes that worked on the run",

@@ -392,8 +392,10 @@ class PairsConfig(Section):
         ge=0,
         le=1,
     )
-    reward: Literal["spre", "judge"] = execution(
-        "spre", "reward that pairs compare: SPRE, or the judge's values", "--pair-reward"
+    reward: Literal["spre", "judge", "prm"] = execution(
+        "spre",
+        "reward that pairs compare: SPRE, or the values of the judge or process reward model of --value",
+        "--pair-reward",
     )
     alpha: float | None = execution(
         None, "SPRE decay per action; 1 removes the shortest-path term (default: value.alpha)", "--alpha", gt=0, le=1
@@ -441,14 +443,15 @@ class Config(Section):
     def _no_contradiction(self) -> Config:
         if self.value.kind != "judge" and (self.judge.spec or self.judge.model):
             raise ValueError("a judge is named, but nodes are valued by rollouts; add --value judge, or leave it out")
-        if self.value.kind != "judge" and self.pairs.reward == "judge":
-            raise ValueError("pairs.reward is judge, but no judge values the nodes; add --value judge, or take spre")
-        if self.pairs.reward == "judge" and self.pairs.alpha is not None:
-            raise ValueError("pairs.alpha is for SPRE, but pairs.reward is judge; leave one of them out")
-        if self.pairs.reward == "judge" and self.pairs.min_confidence:
+        reward = self.pairs.reward
+        if reward not in ("spre", self.value.kind):
+            raise ValueError(f"pairs.reward is {reward}, but no {reward} values the nodes; add --value {reward}")
+        if reward != "spre" and self.pairs.alpha is not None:
+            raise ValueError(f"pairs.alpha is for SPRE, but pairs.reward is {reward}; leave one of them out")
+        if reward != "spre" and self.pairs.min_confidence:
             raise ValueError(
-                "pairs.min_confidence comes from the answers below two steps, but pairs.reward is judge; take spre, or "
-                "set pairs.min_confidence to 0"
+                f"pairs.min_confidence comes from the answers below two steps, but pairs.reward is {reward}; take "
+                "spre, or set pairs.min_confidence to 0"
             )
         choice, several = self.choice, self.choice.candidates > 1 or self.choice.best_of > 1
         asks = self.value.kind == "prm" or choice.candidates > 1
@@ -458,7 +461,7 @@ class Config(Section):
             raise ValueError("nothing asks the process reward model; add --value prm, --step-candidates or --best-of")
         if several and self.policy.temperature == 0:
             raise ValueError("greedy decoding always writes the same, which leaves no choice; add --temperature")
-        if self.pairs.level == "trajectory" and (self.pairs.reward == "judge" or self.pairs.alpha is not None):
+        if self.pairs.level == "trajectory" and (reward != "spre" or self.pairs.alpha is not None):
             raise ValueError("whole trajectories are compared by the F1 of their answers; leave reward and alpha out")
         return self
 

@@ -64,11 +64,11 @@ def derive_pairs(
         config_hash: of the run that made the trees.
         alpha: decay per action of SPRE, in (0, 1].
         min_margin: smallest difference of rewards, in [0, 1].
-        reward: "spre", or "judge" for the search's value Q.
+        reward: "spre", or "judge" or "prm" for the search's value Q.
         weighting: how trajectories are averaged.
         min_rollouts: fewest complete trajectories behind each side; an answer's reward is known and needs none.
         min_confidence: smallest probability that the order is right (`spre.confidence`), in [0, 1]; it is unknown for
-            "judge".
+            the others.
         read_ids: whether the policy read ids, so that an open turn kept those that were sampled; a server that is sent
             text encodes the turn anew.
         repeated: data set and id of the questions whose text another tree has too, so that only their pairs are

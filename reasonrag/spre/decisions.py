@@ -16,7 +16,7 @@ from reasonrag.core.text import normalize_answer
 from reasonrag.spre.estimate import Weighting, means_below
 from reasonrag.storage.parquet import Row
 
-PairReward = Literal["spre", "judge"]
+PairReward = Literal["spre", "judge", "prm"]
 Content = tuple[str, str]
 
 
@@ -50,7 +50,7 @@ def decisions_of(
     Args:
         tree: rows of `tables.tree_schema` of one question, by id.
         alpha: decay per action of SPRE, in (0, 1].
-        reward: "spre" is computed from the answers; "judge" pools the search's values Q, each weighted by the visits
+        reward: "spre" is computed from the answers; the others pool the search's values Q, each weighted by the visits
             that had a value.
         weighting: "visits" weighs the nodes of a decision, as the children of a node, by their visits.
 
@@ -61,7 +61,7 @@ def decisions_of(
     scores = [None if row["f1"] is None else row["f1"] * alpha ** row["depth"] for row in tree]
     visits = [row["visits"] for row in tree]
     ends = _ends_below(parents, scores)
-    if reward == "judge":
+    if reward != "spre":
         values, weights = [row["value"] for row in tree], [row["valued"] for row in tree]
     elif weighting == "visits":
         values, weights = means_below(parents, scores, visits), visits
