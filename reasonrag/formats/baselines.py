@@ -42,7 +42,6 @@ class DirectFormat(ReasonRAGFormat):
     name = "direct"
     room = "baselines"
     instructions: ClassVar[tuple[str, ...]] = ("direct",)
-    optional = ()
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
         return False  # the number of steps is fixed, and the last one answers
@@ -56,8 +55,7 @@ class DirectFormat(ReasonRAGFormat):
         return Answer(answer, forced=final) if answer else Malformed("no_answer", ends=True)
 
     def read_text(self, text: str) -> Reading:
-        answer = _answer(text) or None
-        return Reading(answer is not None, "" if answer else "no_answer", (Block(conclusion=answer or ""),), answer)
+        return _reading(_answer(text))
 
 
 class CoTFormat(DirectFormat):
@@ -191,7 +189,6 @@ class SelfAskFormat(ReasonRAGFormat):
     asks = "Follow up:"
     room = "baselines"
     instructions = ("self_ask", "rag")
-    optional = ()
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return the question and the lines so far, with the passages right behind a follow-up question."""
@@ -230,7 +227,6 @@ class SearchO1Format(ReasonRAGFormat):
     asks = "<|begin_search_query|>"
     room = "baselines"
     instructions = ("search_o1", "search_o1_documents")
-    optional = ()
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
         """Return the turn so far, with the box opened if `final`; behind a search, the chat that reads its passages."""
@@ -269,8 +265,7 @@ class SearchO1Format(ReasonRAGFormat):
 
     def read_text(self, text: str) -> Reading:
         action = self.parse(text.rpartition(_QUERY_END)[2], ())
-        answer = action.answer if isinstance(action, Answer) else None
-        return Reading(answer is not None, "" if answer else "no_answer", (Block(conclusion=answer or ""),), answer)
+        return _reading(action.answer if isinstance(action, Answer) else "")
 
 
 class SKRFormat(DirectFormat):
@@ -336,6 +331,10 @@ def _pile(steps: Sequence[Step]) -> list[Passage]:
         if passage.id not in best or passage.score > best[passage.id].score:
             best[passage.id] = passage
     return sorted(best.values(), key=lambda passage: -passage.score)[:_MOST_PASSAGES]
+
+
+def _reading(answer: str) -> Reading:
+    return Reading(bool(answer), "" if answer else "no_answer", (Block(conclusion=answer),), answer or None)
 
 
 def _found(steps: Sequence[Step]) -> tuple[Passage, ...] | None:
