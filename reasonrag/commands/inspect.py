@@ -55,17 +55,24 @@ def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[
 @click.option("--in-dataset", help="Data set of the question, if two data sets have a question with this id.")
 @click.option("--depth", type=click.IntRange(min=1), help="Steps from the question that are shown (default: all).")
 @click.option("--best", is_flag=True, help="Show the best path and its siblings only.")
-def show(run: Path, question: str, in_dataset: str | None, depth: int | None, best: bool) -> None:
-    """Print the tree of one question: visits, values, SPRE, the best path.
+@out("An SVG picture; nothing is printed then.", required=False)
+def show(run: Path, question: str, in_dataset: str | None, depth: int | None, best: bool, out: Path | None) -> None:
+    """Print the tree of one question: visits, values, SPRE, the best path, and which step is preferred to which.
 
     \b
       reasonrag show runs/hotpot --question 5a8b57f25542995d1e6f1371 --best
+      reasonrag show runs/hotpot --question 5a8b57f25542995d1e6f1371 --best --out tree.svg
     """
     from reasonrag.commands.console import table_console
-    from reasonrag.report.terminal import drawing
+    from reasonrag.report.terminal import drawing, picture
     from reasonrag.report.trees import tree_of
+    from reasonrag.storage.files import write_text
 
-    table_console().print(drawing(tree_of(run, question, in_dataset), depth=depth, best=best))
+    tree = tree_of(run, question, in_dataset)
+    if out is None:
+        table_console().print(drawing(tree, depth=depth, best=best))
+    else:
+        write_text(out, picture(tree, depth=depth, best=best) + "\n")
 
 
 @click.command()

@@ -30,7 +30,7 @@ UNREADABLE = (
     "run stops before more is paid for. 1 only warns"
 )
 PRM = "process reward model: the folder that `prm train` wrote, or python:PACKAGE.MODULE:NAME"
-EXCLUDE = "leave out the questions of a finished run of build-tree, or those named by text or id in a file"
+EXCLUDE = "leave out the questions of a run of build-tree or of rl train, or those named by text or id in a file"
 
 
 class QuestionsConfig(Section):

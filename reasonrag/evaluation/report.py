@@ -121,6 +121,8 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         yield from ["", "## By kind of question", ""]
         yield "Hops: searches that a question needs, according to the data set."
         yield from ["", *tables["kinds"].markdown()]
+    if tables["searches"].rows:
+        yield from ["", f"## {tables['searches'].caption}", "", *tables["searches"].markdown()]
     yield from ["", "## Failures", ""]
     if tables["failures"].rows:
         yield "These questions are not scored; the same command tries them again."

@@ -239,8 +239,22 @@ def _metrics(
         "failed": dict(sorted(Counter(outcome.failures.values()).items())),
         "ends": dict(sorted(outcome.ends.items())),
         "out_of_form": dict(sorted(outcome.out_of_form.items())),
+        "searches": _searches(outcome, questions),
         **({"judged": _judged(result.judge["metrics"], outcome)} if result.judge else {}),
     }
+
+
+def _searches(outcome: Outcome, questions: Sequence[Question]) -> dict[str, dict[str, dict[str, int]]]:
+    """Count attempts by data set, by whether a golden answer is in theirs, and by their number of searches."""
+    counts: dict[str, dict[str, Counter[int]]] = {}
+    for question, scores in zip(questions, outcome.scores, strict=True):
+        if scores is not None:
+            of_set = counts.setdefault(question.dataset, {"right": Counter(), "wrong": Counter()})
+            of_set["right" if scores["acc"] else "wrong"][int(scores["retrievals"] or 0)] += 1
+    by_set = {}
+    for name, of_set in counts.items():
+        by_set[name] = {end: {str(n): found[n] for n in sorted(found)} for end, found in of_set.items()}
+    return by_set
 
 
 def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:

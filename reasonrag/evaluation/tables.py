@@ -143,6 +143,7 @@ def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
         "papers": _papers_table(metrics, [metric for metric in _IN_PAPERS if metric in shown]),
         "split": _split_table(metrics),
         "kinds": _kinds_table(metrics, shown),
+        "searches": _searches_table(metrics),
         "judge": _judge_table(metrics),
         "policies": _policies_table(metrics),
         "out_of_form": _counts_table(
@@ -242,6 +243,21 @@ def _kinds_table(metrics: Metrics, shown: Sequence[str]) -> Table:
     rows.sort(key=lambda row: row[0])  # brings the policies of a kind together
     headings = ["kind", "policy", "setting", "n", "hops", *(NAMES[metric] for metric in shown)]
     return Table("By kind of question", headings, rows, heads=3)
+
+
+def _searches_table(metrics: Metrics) -> Table:
+    """Return how many searches right and wrong attempts made (Search-P1, Table 7 and Fig. 6b)."""
+    rows = []
+    for policy, setting, at_setting in points(metrics):
+        for dataset, ends in at_setting.get("searches", {}).items():  # not in files of earlier versions
+            for end, found in ends.items():
+                if attempts := sum(found.values()):
+                    mean = sum(int(searches) * count for searches, count in found.items()) / attempts
+                    few = [found.get(searches, 0) for searches in "012"]
+                    shares = [f"{count / attempts:.1%}" for count in (*few, attempts - sum(few))]
+                    rows.append([dataset, policy, setting, end, str(attempts), f"{mean:.2f}", *shares])
+    headings = ["data set", "policy", "setting", "attempts", "n", "searches", "none", "1", "2", "3 or more"]
+    return Table("Searches of right and of wrong attempts, by ACC", headings, rows, heads=4)
 
 
 def _judge_table(metrics: Metrics) -> Table:

@@ -101,10 +101,15 @@ def batch_metrics(batch: Batch, format: Format) -> dict[str, float]:
 
 
 def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, float]:
-    """Return EM, F1, ACC, retrievals, steps, whether the answer was forced, and whether the form is right."""
+    """Return EM, F1, ACC, retrievals, steps, whether the answer was forced, and whether the form is right.
+
+    `search_share` is the share of searches among the steps as the format separates them (arXiv:2510.07794, Fig. 2b).
+    """
     known = scores(trajectory)
     metrics = {name: float(known[name] or 0.0) for name in ANSWER_METRICS}
-    return metrics | {"format_rate": float(format.read(trajectory).well_formed)}
+    reading = format.read(trajectory)
+    share = len(reading.queries) / max(1, len(reading.blocks))
+    return metrics | {"format_rate": float(reading.well_formed), "search_share": share}
 
 
 def over_under(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:

@@ -388,7 +388,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         # A validation comes between two steps: TRL would log the next step's metrics with it.
         parent: Any = GRPOTrainer if not any(name.startswith("eval_") for name in logs) else GRPOTrainer.__base__
-        parent.log(self, logs, start_time)
+        parent.log(self, {**logs, "seconds": round(self.seconds, 2)}, start_time)
 
     def save_extra_state(self, checkpoint: Path) -> None:
         self.watch.save(checkpoint)

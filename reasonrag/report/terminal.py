@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -27,7 +27,7 @@ _USED = ("calls", "prompt_tokens", "completion_tokens", "cost")
 
 
 def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False) -> Group:
-    """Render a tree with rich, two lines per node: its action with its scores, then its text.
+    """Render a tree with rich, two lines per node: its action with its scores, then its text; below it, its pairs.
 
     Lines are cut at the console's width. Colours only repeat what the marks say.
 
@@ -54,15 +54,15 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
             hidden[above[node]] += 1
     for node, count in hidden.items():
         drawn[node].add(Text(f"+{count} nodes", style="dim"))
-    return Group(drawn[0], Text(_LEGEND, style="dim"))
+    return Group(drawn[0], Text(_LEGEND, style="dim"), *_preferences(tree, drawn))
 
 
-def picture(tree: QuestionTree) -> str:
-    """Return the best path of a tree and its siblings as an SVG file, which loads nothing."""
+def picture(tree: QuestionTree, *, depth: int | None = None, best: bool = True) -> str:
+    """Return a drawing of a tree as an SVG file, which loads nothing; arguments are those of `drawing`."""
     console = Console(record=True, width=110, file=io.StringIO())
-    console.print(drawing(tree, best=True))
+    console.print(drawing(tree, depth=depth, best=best))
     style = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # it names a server
-    return console.export_svg(title="Search tree: the best path and its siblings", code_format=style)
+    return console.export_svg(title=f"Search tree{': the best path and its siblings' * best}", code_format=style)
 
 
 def tables(metrics: Mapping[str, Any]) -> Group:
@@ -91,6 +91,15 @@ def tables(metrics: Mapping[str, Any]) -> Group:
         _table(("", *_SPREAD), spreads),
         _table(("calls of", *(column.replace("_", " ") for column in _USED)), calls),
     )
+
+
+def _preferences(tree: QuestionTree, drawn: Collection[int]) -> Iterator[Text]:
+    """Yield a line for each pair of nodes that are drawn, the clearest first."""
+    for pair in sorted(tree.pairs, key=lambda pair: -pair["margin"]):
+        chosen, rejected = pair["chosen_node_id"], pair["rejected_node_id"]
+        if chosen in drawn and rejected in drawn:
+            rewards = f"{_number(pair['chosen_reward'])} over {_number(pair['rejected_reward'])}"
+            yield Text(f"preferred: node {chosen} over node {rejected}, {rewards}")
 
 
 def _node(row: Row, best: bool) -> Text:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import DataError
+from reasonrag.storage.files import read_json
 from reasonrag.storage.parquet import Row, read_batches, read_shards, shard_paths
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
@@ -121,7 +122,7 @@ def read_trees(run: Path, summary: Mapping[str, Any]) -> Iterator[QuestionTree]:
 
 
 def tree_of(run: Path, question_id: str, dataset: str | None = None) -> QuestionTree:
-    """Return the tree of one question.
+    """Return the tree of one question, with its pairs if the run has any.
 
     Args:
         run: folder of a finished run.
@@ -161,7 +162,10 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
         names = ", ".join(map(repr, matches))
         raise DataError(f"{run} has a question {question_id!r} in several data sets ({names}); name one of them")
     (rows,) = matches.values()
-    return QuestionTree.of(rows, where=str(run))
+    level = ((read_json(run / "run.json") or {}).get("pairs") or {}).get("level")
+    of_run = (pair for split in ("train", "test") for pair in _pairs(run, level, split))
+    pairs = [pair for pair in of_run if _question_of(pair) == _question_of(rows[0])]
+    return QuestionTree.of(rows, pairs=pairs, where=str(run))
 
 
 def check_tree(rows: Sequence[Row], *, where: str = "the rows") -> None:

@@ -20,11 +20,11 @@ import structlog
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line, quoted, valid_unicode
 from reasonrag.core.types import Passage, Question
-from reasonrag.storage.parquet import read_shards
+from reasonrag.storage.parquet import read_batches, read_shards
 from reasonrag.storage.records import SUFFIXES, Row, RowProblems, read_rows, text_id
 from reasonrag.storage.runs import read_run
 from reasonrag.storage.shards import common_text
-from reasonrag.storage.tables import tree_schema
+from reasonrag.storage.tables import rollout_schema, tree_schema
 
 log = structlog.get_logger()
 
@@ -125,7 +125,7 @@ def merged(sets: Iterable[list[Question]]) -> list[Question]:
 
 
 def leave_out(questions: list[Question], places: Iterable[str]) -> list[Question]:
-    """Return the questions that no place names: the folder of a finished run, or a file of questions.
+    """Return the questions that no place names: the folder of a finished run or an online training, or a file.
 
     A row of a file names a question by its text (`question`, without regard to case and blanks), by its data set and id
     (`dataset` and `question_id` or `id`), or by both. Without a column `dataset`, an id is one of the data set that has
@@ -150,14 +150,19 @@ def _named_questions(place: Path) -> tuple[set[str], set[tuple[str, str]]]:
     texts: set[str] = set()
     ids: set[tuple[str, str]] = set()
     if not place.exists():
-        raise DataError(f"{place} does not exist; name a finished run or a file of questions with --exclude")
+        raise DataError(f"{place} does not exist; name a run, an online training or a file with --exclude")
     if place.is_dir():
-        read_run(place)
-        columns = ("dataset", "question_id", "question", "parent_id")
-        for row in read_shards(place / "trees", "nodes", tree_schema(), columns=columns):
-            if row["parent_id"] == -1:
-                texts.add(common_text(row["question"]))
-                ids.add((row["dataset"], row["question_id"]))
+        columns = ("dataset", "question_id", "question")
+        if files := sorted((place / "rollouts").glob("step-*.parquet")):
+            batches = (batch for file in files for batch in read_batches(file, rollout_schema(), columns=columns))
+            rows = (row for batch in batches for row in batch.to_pylist())
+        else:
+            read_run(place)
+            nodes = read_shards(place / "trees", "nodes", tree_schema(), columns=(*columns, "parent_id"))
+            rows = (node for node in nodes if node["parent_id"] == -1)
+        for row in rows:
+            texts.add(common_text(row["question"]))
+            ids.add((row["dataset"], row["question_id"]))
         return texts, ids
     problems = RowProblems(str(place))
     for number, row in read_rows(place, problems):

@@ -91,6 +91,10 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
         """Seconds of the whole training run, earlier processes included."""
         return self._seconds_before + time.monotonic() - self._started
 
+    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Log with the seconds of the whole training run, so that metrics can be seen by what they cost."""
+        super().log({**logs, "seconds": round(self.seconds, 2)}, *args, **kwargs)
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write none: training.json says how the model was made."""
 

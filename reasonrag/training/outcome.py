@@ -80,7 +80,7 @@ def summarise(
 def panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
     """Return a panel for each metric of the log, by step, in training and on held-out questions.
 
-    Online training also gets one with the components of the reward.
+    Online training also gets one with the components of the reward, and one of held-out EM by seconds.
     """
     is_online = any("rollout/em" in entry for entry in history)
     is_dpo = any("rewards/margins" in entry for entry in history)
@@ -95,16 +95,18 @@ def panels(history: Sequence[Mapping[str, Any]]) -> list[Panel]:
         components = sorted({key for entry in history for key in entry if key.startswith("reward/")})
         if lines := _lines(history, {key.removeprefix("reward/"): key for key in components}):
             drawn.append(Panel("components of the reward", "step", "mean", lines))
+        if lines := _lines(history, {"held-out": "eval_em"}, x="seconds"):
+            drawn.append(Panel("exact match by time", "seconds", "EM", lines))
     return drawn or [Panel("loss", "step", "loss", ())]
 
 
-def _lines(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str]) -> tuple[Line, ...]:
-    """Return a line for each key of the log that has any value; `keys` are by label."""
+def _lines(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str], *, x: str = "step") -> tuple[Line, ...]:
+    """Return a line for each key of the log that has any value; `keys` are by label, `x` is another key."""
     lines = []
     for label, key in keys.items():
-        entries = [entry for entry in history if entry.get(key) is not None]
+        entries = [entry for entry in history if entry.get(key) is not None and x in entry]
         if entries:
-            lines.append(Line(label, [float(e["step"]) for e in entries], [float(e[key]) for e in entries]))
+            lines.append(Line(label, [float(e[x]) for e in entries], [float(e[key]) for e in entries]))
     return tuple(lines)
 
 

@@ -88,6 +88,7 @@ ADDED = {
         "--dataset demo --policy {server} --policy-model reader"
     ),
     "reasonrag build-tree --dataset hotpotqa --limit 100": "--max-tokens 8 --max-unreadable 1",
+    "reasonrag build-tree --preset demo --limit 1 --seed 5": "--limit 1 --iterations 8",  # the very tree of the page
     "reasonrag build-tree --preset official": "--policy demo --limit 3 --iterations 24",  # or there is no pair
     "reasonrag eval": "--limit 2",
     "reasonrag eval --dataset demo:train": "--limit 12",  # of two questions, none may have a label

@@ -11,6 +11,7 @@ from rich.console import Console
 from reasonrag.core.bootstrap import Interval, intervals
 from reasonrag.evaluation.metrics import METRICS
 from reasonrag.evaluation.report import summary_table, write_report
+from reasonrag.evaluation.tables import evaluation_tables
 from tests.evaluation.test_run import toys
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 from tools.recompute import of_evaluation
@@ -98,7 +99,7 @@ def test_the_report_is_markdown_without_anything_of_a_model_or_of_a_kind_in_it(c
     assert "LasJ" not in page and "Judged" not in page and "Out of form" not in page
     assert r"\| \[x\]\(http\:\/\/evil\) \<b\>" in page
     tables = [block.split("\n") for block in page.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 5  # what was run, results, differences, kinds, failures
+    assert len(tables) == 6  # what was run, results, differences, kinds, searches, failures
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table if line}) == 1
 
@@ -119,6 +120,17 @@ def test_sweeps_are_drawn_as_one_line_a_policy_and_single_settings_are_not(compa
     shutil.copytree(out, tmp_path / "copy")
     evaluate(toys(out.parent / "toy.jsonl", "direct"), tmp_path / "copy")
     assert sorted(path.name for path in (tmp_path / "copy/plots").iterdir()) == ["em.png", "em.svg"]
+
+
+def test_searches_are_counted_by_whether_the_attempt_was_right(compared, out):
+    searches = {name: of["t1_s8_k1"]["searches"]["toy"] for name, of in compared["policies"].items()}
+    assert searches == {
+        "direct": {"right": {"0": 6}, "wrong": {"0": 5}},
+        "searcher": {"right": {"1": 7}, "wrong": {"1": 4}},
+    }
+    table = evaluation_tables(compared)["searches"]
+    assert table.rows[0] == ["toy", "direct", "t1_s8_k1", "right", "6", "0.00", "100.0%", "0.0%", "0.0%", "0.0%"]
+    assert f"## {table.caption}" in (out / "report.md").read_text()
 
 
 def test_a_policy_with_a_top_k_of_its_own_is_compared_at_its_own(tmp_path):

@@ -70,6 +70,8 @@ def test_training_json_is_clean_and_tells_every_step(whole):
     assert len(logged(summary["history"], "rollout/reward")) == 10
     for name in ("rollout/em", "rollout/format_rate", "rollout/tokens", "rollout/unscored", "entropy", "reward/words"):
         assert len(logged(summary["history"], name)) == 10
+    seconds = [entry["seconds"] for entry in summary["history"]]
+    assert seconds == sorted(seconds) and seconds[-1] <= summary["seconds"]
 
 
 def test_validation_looks_before_the_first_step_and_after_the_last(whole):
@@ -118,6 +120,8 @@ def test_a_training_on_steps_that_was_killed_ends_with_the_same_policy(tmp_path)
     assert child(wanted, tmp_path / "rl", kill_at=3).returncode == -signal.SIGKILL
     assert last_checkpoint(tmp_path / "rl").name == "checkpoint-2"
     resumed = quietly(wanted, tmp_path / "rl")["history"]
+    seconds = logged(resumed, "seconds")
+    assert seconds == sorted(seconds), "those before the kill count"
     assert logged(resumed, "loss") == logged(history, "loss")
     assert farthest(weights(tmp_path / "rl"), weights(tmp_path / "whole")) <= 1e-5
     rows = [rollouts(tmp_path / name, 3) for name in ("rl", "whole")]

@@ -12,8 +12,8 @@ from reasonrag.core.config import load_config
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import open_questions, open_retriever
-from reasonrag.storage.parquet import read_shards
-from reasonrag.storage.tables import tree_schema
+from reasonrag.storage.parquet import read_shards, write_parquet
+from reasonrag.storage.tables import rollout_schema, tree_schema
 
 SHIPS = ("Orlandis", "Quillfane", "Maravand", "Tessarine", "Volanthe", "Wyndelow")
 CAPTAINS = ("Benna Ruvik", "Tomas Eskel", "Idris Polwen", "Orrin Caddow", "Piet Harrowgill", "Freya Tolmark")
@@ -70,6 +70,17 @@ def test_data_sets_are_merged_and_equal_ids_stay_apart(both):
     assert {key[1] for key in keys("renamed.jsonl", questions__exclude=["run"])} == {
         k[1] for k in rest if k[0] == "ships"
     }
+
+
+def test_what_an_online_training_saw_is_left_out(both):
+    seen = {**dict.fromkeys(rollout_schema().names), "dataset": "ships", "golden_answers": ["x"]}
+    for step, ids in ((1, "03"), (2, "35")):
+        rows = [seen | {"question_id": id, "question": ship_row(int(id))["question"], "step": step} for id in ids]
+        Path("policy/rollouts").mkdir(parents=True, exist_ok=True)
+        write_parquet(Path(f"policy/rollouts/step-{step:06d}.parquet"), rows, rollout_schema())
+    rest = keys(both, questions__exclude="policy")
+    assert [id for name, id in rest if name == "ships"] == ["1", "2", "4"]
+    assert len([id for name, id in rest if name == "towns"]) == len(CAPTAINS)
 
 
 def test_every_data_set_needs_paragraphs_if_they_are_searched(both):
