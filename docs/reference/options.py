@@ -64,6 +64,7 @@ def _paper(paper: Paper) -> dict[str, Any]:
     return {
         "title": paper.title,
         "variants": [variant.name for variant in paper.variants],
+        "tables": list(paper.by_table),
         "builds_trees": paper.builds_trees,
         "in_demo_world": paper.in_demo_world,
         "seeds": paper.scale.seeds,

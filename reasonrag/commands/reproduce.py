@@ -52,6 +52,7 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
       reasonrag reproduce {name} --out runs/quick --seeds 1 --only {variants[0]} \\
           --limit 20 --test-limit 20 --max-steps 2
     """
+    further = ", or what this table of the paper asks for beside it," if paper["tables"] else ""
     short = f"Repeat {paper['title']}."
     inputs: list[Callable[[Any], Any]] = []
     limit, of_each = settings("Config", "questions.limit", show_keys=False), ""
@@ -91,8 +92,8 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
         click.option(
             "--only",
             multiple=True,
-            type=click.Choice(variants),
-            help="Compare only this variant with the base policy (repeatable).",
+            type=click.Choice([*variants, *paper["tables"]]),
+            help=f"Compare only this variant{further} with the base policy (repeatable).",
         ),
         _count("--jobs", 1, "Commands at a time, one thread each."),
     ]
@@ -142,7 +143,8 @@ def _reproduce(
     plan = Plan(out, stages(paper, out, scale))
     if model is not None and data is not None:
         prepare(Path(model), data, out)
-    code = plan.run(console.print, only=outputs(paper, out, scale, only or paper.names), jobs=jobs)
+    asked = [name for choice in only or paper.usual for name in paper.by_table.get(choice, (choice,))]
+    code = plan.run(console.print, only=outputs(paper, out, scale, asked), jobs=jobs)
     if code >= 128:
         console.print("stopped; all finished work is kept, and the same command resumes")
         return code

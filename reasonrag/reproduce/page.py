@@ -25,12 +25,14 @@ _OVER_SEEDS = (
 def write(paper: Paper, results: Results, rows: Evaluated, folder: Path) -> Path:
     """Write `PAGE.md`, `.json`, `.svg`, `.png` and `.values.csv.gz` into a folder; return the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    if paper.curves:
-        save_charts(folder / paper.page, list(_panels(paper, results)))
-    else:
-        label = METRICS[paper.metrics[0]].label
-        title = f"{label} in the demo world, 95 % intervals"
-        save_charts(folder / paper.page, [BarChart(title, label, tuple(_bars(paper, results)))])
+    label = METRICS[paper.metrics[0]].label
+    charts: list[Panel | BarChart] = list(_panels(paper, results))
+    if not paper.curves:
+        charts = [BarChart(f"{label} in the demo world, 95 % intervals", label, tuple(_bars(paper, results)))]
+    if spent := results.get("by_cost"):  # not in results of earlier versions
+        lines = (Line(name, *zip(*points, strict=True)) for name, points in spent.items())
+        charts.append(Panel("EM by what it has cost, trees included", "CPU seconds", "EM", tuple(lines)))
+    save_charts(folder / paper.page, charts)
     write_values(folder / f"{paper.page}.values.csv.gz", rows, paper.metrics)
     write_json(folder / f"{paper.page}.json", results, indent=1)
     write_text(folder / f"{paper.page}.md", "\n".join(page(paper, results)) + "\n")
@@ -108,8 +110,10 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
         yield f"They are computed from [{values}]({values}); `python -m tools.recompute` repeats that."
     yield ""
     yield f"- `{BASE}`: `{paper.policy}`, before training"
+    present = {name for found in results["settings"].values() for name in found["variants"]}
     for variant in paper.variants:
-        yield f"- `{variant.name}`: {variant.meaning}"
+        if not variant.table or variant.name in present:
+            yield f"- `{variant.name}`: {variant.meaning}"
     if results["missing"]:
         missing = []
         for name, seeds in results["missing"].items():
@@ -220,7 +224,7 @@ def _comparisons(results: Results) -> Iterator[str]:
 def _notes(paper: Paper, results: Results) -> Iterator[str]:
     """Yield what a reader has to know about the paper's rows, and ours."""
     rows = results["comparisons"]
-    if ppo := sum("PPO" in row["source"] for row in rows):
+    if ppo := sum("PPO" in row["source"] and "ppo" not in (row["first"], row["second"]) for row in rows):
         yield f"{ppo} of these {len(rows)} rows are of policies that the paper trained with PPO; ours train with GRPO."
     yield from paper.notes
 

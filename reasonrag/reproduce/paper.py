@@ -32,6 +32,7 @@ class Variant:
     settings: tuple[str, ...] = ()  # settings of `rl train` that replace the preset's
     plans: bool = False  # whether the reward needs reference plans
     blind: tuple[str, ...] = ()  # curves that are not drawn, because this reward does not measure what they count
+    table: str = ""  # the only table that has it, such as "table-11"; trained if that or its name is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class Paper(ABC):
     by_kind: tuple[str, ...] = ("em", "acc", "osr", "usr", "retrievals")  # metrics to report by kind of question too
     pairs_by_kind: tuple[tuple[str, str], ...] = ()
     curves: Mapping[str, str] = field(default_factory=dict)  # titles by key of the history; bars are shown if empty
+    main: str = ""  # the variant that those with a `table` are compared with
     tables: tuple[Table, ...] = ()
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader has to know about the paper's rows, and ours
@@ -131,6 +133,27 @@ class Paper(ABC):
     def names(self) -> tuple[str, ...]:
         """The policy that all start from, and the variants."""
         return (BASE, *(variant.name for variant in self.variants))
+
+    @property
+    def usual(self) -> tuple[str, ...]:
+        """What is compared unless more or less is asked for."""
+        return (BASE, *(variant.name for variant in self.variants if not variant.table))
+
+    @property
+    def by_table(self) -> dict[str, tuple[str, ...]]:
+        """The variants of each table that has some of its own, `main` among them."""
+        found: dict[str, tuple[str, ...]] = {}
+        for variant in self.variants:
+            if variant.table:
+                found[variant.table] = (*found.get(variant.table, (self.main,)), variant.name)
+        return found
+
+    def compared(self, present: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yield the differences to report, given what was run: `pairs`, and `main` minus each variant of a table."""
+        yield from self.pairs
+        for variant in self.variants:
+            if variant.table and variant.name in present:
+                yield self.main, variant.name
 
     @abstractmethod
     def method(self, steps: int | None) -> str:

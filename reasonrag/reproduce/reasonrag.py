@@ -17,6 +17,7 @@ from reasonrag.reproduce.paper import BASE, JUDGE, NO_GUARDS, Paper, Scale, Vari
 from reasonrag.reproduce.stages import Stage
 
 MAIN = "dpo-rollout"
+ONLINE_OUTCOME = "online-outcome"
 DPO = "dpo"
 _QUESTIONS = 600
 _ITERATIONS = 8
@@ -70,6 +71,17 @@ class OfflinePaper(Paper):
             train = ("sft" if name == "sft" else "dpo", "train", "--preset", "demo", "--data", str(source))
             settings = ("--seed", str(seed), "--set", f"max_steps={steps}")
             yield Stage.writing(folder / name, *train, *settings, needs=(source,))
+        yield _online(folder / ONLINE_OUTCOME, "demo-reasonrag", "demo", seed, scale, "reward.name=outcome")
+
+
+def _online(out: Path, preset: str, model: str, seed: int, scale: Scale, *settings: str) -> Stage:
+    """Return the command of an online stage; a model that is a folder is what it needs."""
+    steps = scale.max_steps or int(RL_PRESETS[preset]["max_steps"])
+    arguments = ["rl", "train", "--preset", preset, "--model", model, "--seed", str(seed)]
+    arguments += ["--limit", str(scale.questions or _QUESTIONS), "--max-steps", str(steps)]
+    for setting in (*settings, *NO_GUARDS):
+        arguments += ["--set", setting]
+    return Stage.writing(out, *arguments, needs=() if model == "demo" else (Path(model),))
 
 
 REASONRAG = OfflinePaper(
@@ -83,7 +95,9 @@ REASONRAG = OfflinePaper(
         Variant("dpo-judge", "DPO on steps, search valued by a judge (Eq. 6), pairs by SPRE"),
         Variant("dpo-judge-reward", "DPO on steps, search valued by a judge, pairs by its values too"),
         Variant(MAIN, "DPO on steps, search valued by rollouts (Eq. 1), pairs by SPRE; alpha 0.9"),
+        Variant(ONLINE_OUTCOME, "GRPO on exact match, a row per step: the paper's RL-ORL", table="fig-5"),
     ),
+    main=MAIN,
     pairs=(
         *product((MAIN, "dpo-judge", "dpo-judge-reward", "sft", "dpo-outcome"), (BASE,)),
         *product((MAIN,), ("sft", "dpo-outcome", "dpo-alpha1", "dpo-judge", "dpo-judge-reward")),
@@ -130,13 +144,9 @@ class OnlineAfterDPO(Paper):
         steps = min(_STEPS[MAIN], scale.max_steps or _STEPS[MAIN])
         dpo = ("dpo", "train", "--preset", "demo", "--data", str(trees), "--seed", str(seed))
         yield Stage.writing(policy, *dpo, "--set", f"max_steps={steps}", needs=(trees,))
-        steps = scale.max_steps or int(RL_PRESETS[self.preset]["max_steps"])
-        online = ("rl", "train", "--preset", self.preset, "--model", str(policy), "--seed", str(seed), *limit)
         for variant in self.variants:
             if variant.name != DPO:
-                settings = [part for setting in (*variant.settings, *NO_GUARDS) for part in ("--set", setting)]
-                out = folder / variant.name
-                yield Stage.writing(out, *online, "--max-steps", str(steps), *settings, needs=(policy,))
+                yield _online(folder / variant.name, self.preset, str(policy), seed, scale, *variant.settings)
 
 
 _CURVES = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date
 from statistics import fmean
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from reasonrag.core.bootstrap import add_adjusted
 from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.reproduce.measures import Results, Seeds, described, difference, mean_hops, read_seeds, verdict
-from reasonrag.reproduce.paper import Paper, Row, Scale, Table, evaluation_of
+from reasonrag.reproduce.paper import BASE, Paper, Row, Scale, Table, evaluation_of
 from reasonrag.reproduce.stages import Plan
 from reasonrag.storage.files import require_json
 from reasonrag.storage.runs import versions
@@ -49,22 +50,23 @@ def summarise(paper: Paper, plan: Plan, scale: Scale, rows: Evaluated) -> Result
     """
     settings = {setting: _at_setting(paper, of_setting) for setting, of_setting in rows.items()}
     seeds = {name: list(by_seed) for of_setting in rows.values() for name, by_seed in of_setting.items()}
-    missing = {name: [seed for seed in range(scale.seeds) if seed not in seeds.get(name, ())] for name in paper.names}
-    trained: dict[str, list[Results]] = {}
+    asked = [name for name in paper.names if name in seeds or name in paper.usual]
+    missing = {name: [seed for seed in range(scale.seeds) if seed not in seeds.get(name, ())] for name in asked}
+    trained: dict[str, dict[int, Results]] = {}
     for variant in paper.variants:
         for seed in seeds.get(variant.name, ()):
             summary = require_json(plan.out / f"seed-{seed}" / variant.name / "training.json", _ADVICE)
-            trained.setdefault(variant.name, []).append(summary)
+            trained.setdefault(variant.name, {})[seed] = summary
     curves: Results = {key: {} for key in paper.curves}
     for variant in paper.variants:
-        histories = [summary["history"] for summary in trained.get(variant.name, ())]
+        histories = [summary["history"] for summary in trained.get(variant.name, {}).values()]
         for key in curves.keys() - variant.blind:
             if points := _curve(histories, key):
                 curves[key][variant.name] = points
     return {
         "paper": paper.name,
         "date": date.today().isoformat(),
-        "command": command(paper, scale),
+        "command": command(paper, scale, seeds),
         "commands": [stage.line.replace(str(plan.out), "OUT") for stage in plan.stages if plan.is_done(stage)],
         "versions": versions(),
         "seeds": max((len(numbers) for numbers in seeds.values()), default=0),
@@ -74,8 +76,9 @@ def summarise(paper: Paper, plan: Plan, scale: Scale, rows: Evaluated) -> Result
         "settings": settings,
         "comparisons": list(comparisons(paper, settings)),
         "trees": _trees(plan),
-        "training": {name: _cost(summaries) for name, summaries in trained.items()},
+        "training": {name: _cost(list(by_seed.values())) for name, by_seed in trained.items()},
         "curves": curves,
+        "by_cost": dict(_by_cost(plan, trained, settings[GREEDY]["variants"])),
         **paper.facts(plan),
     }
 
@@ -85,7 +88,8 @@ def comparisons(paper: Paper, settings: Mapping[str, Results]) -> Iterator[Resul
 
     `settings` are those of `summarise`; a difference that was not run is "not run".
     """
-    for first, second in paper.pairs:
+    present = {name for at_setting in settings.values() for name in at_setting["variants"]}
+    for first, second in paper.compared(present):
         for metric in paper.metrics:
             for reported in _reported(paper, first, second, metric):
                 verdicts = {}
@@ -95,8 +99,8 @@ def comparisons(paper: Paper, settings: Mapping[str, Results]) -> Iterator[Resul
                 yield {"first": first, "second": second, "metric": metric, **reported, "verdicts": verdicts}
 
 
-def command(paper: Paper, scale: Scale) -> str:
-    """Return the command that makes the whole page, without its folders."""
+def command(paper: Paper, scale: Scale, present: Collection[str] = ()) -> str:
+    """Return the command that makes the whole page, without its folders; `present` has been run."""
     options = {
         "seeds": scale.seeds,
         "limit": scale.questions,
@@ -105,6 +109,9 @@ def command(paper: Paper, scale: Scale) -> str:
         "max-steps": scale.max_steps,
     }
     flags = "".join(f" --{name} {value}" for name, value in options.items() if value is not None)
+    if tables := [table for table, names in paper.by_table.items() if not set(names) - {paper.main} - set(present)]:
+        others = [name for name in paper.usual if name in present and name not in (BASE, paper.main)]
+        flags += "".join(f" --only {name}" for name in (*others, *tables))
     flags = paper.inputs + flags
     return f"reasonrag reproduce {paper.name}{flags}"
 
@@ -112,7 +119,7 @@ def command(paper: Paper, scale: Scale) -> str:
 def _at_setting(paper: Paper, seeds: Mapping[str, Seeds]) -> Results:
     """Return all variants and differences at one setting."""
     differences = {}
-    for first, second in paper.pairs:
+    for first, second in paper.compared(seeds):
         if first in seeds and second in seeds:
             found = difference(seeds[first], seeds[second], paper.metrics)
             if found:
@@ -203,6 +210,31 @@ def _cost(summaries: Sequence[Results]) -> Results:
     if all("best" in summary for summary in summaries):
         cost["best"] = [summary["best"] and summary["best"]["step"] for summary in summaries]
     return cost
+
+
+def _by_cost(
+    plan: Plan, trained: Mapping[str, Mapping[int, Results]], greedy: Mapping[str, Results]
+) -> Iterator[tuple[str, list[list[float]]]]:
+    """Yield each variant with EM by CPU seconds, its trees and plans included (ReasonRAG, Fig. 5; Search-P1, Fig. 6a).
+
+    Points are means over the seeds: the validations of an online training, else the ends of the training, greedily.
+    """
+    stages = {stage.out: stage for stage in plan.stages}
+    for name, by_seed in trained.items():
+        curves = []
+        for seed, summary in by_seed.items():
+            needed = [stages[plan.out / f"seed-{seed}" / name]]
+            for stage in needed:  # it grows until everything is in it
+                needed += [stages[path] for path in stage.needs if stages[path] not in needed]
+            spent = [plan.cpu_s.get(stage.line, math.nan) for stage in needed]  # unknown of earlier versions
+            before, last = sum(spent[1:]), spent[0]
+            looked = [entry for entry in summary["history"] if {"seconds", "eval_em"} <= entry.keys()]
+            points = [(before + last * entry["seconds"] / summary["seconds"], entry["eval_em"]) for entry in looked]
+            ends = [(0.0, greedy[BASE]["all"]["em"]["mean"]), (before + last, greedy[name]["all"]["em"]["mean"])]
+            curves.append(points or ends)
+        means = [[fmean(values) for values in zip(*points, strict=True)] for points in zip(*curves, strict=False)]
+        if all(math.isfinite(x) for x, _ in means):
+            yield name, means
 
 
 def _curve(histories: Sequence[Sequence[Mapping[str, Any]]], key: str) -> list[tuple[int, float]]:

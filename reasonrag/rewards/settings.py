@@ -181,6 +181,7 @@ class WhenToSearchSettings(Section):
             "earn more than a right one"
         ),
     ] = False
+    no_r_a: Annotated[bool, Field(description="ablation: ignore whether the answer is right (r_a is 0)")] = False
     no_r_s: Annotated[bool, Field(description="ablation: ignore the similarity of queries (Eq. 9 is 0)")] = False
 
     @field_validator("switch_step")

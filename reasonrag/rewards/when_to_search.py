@@ -240,7 +240,8 @@ class WhenToSearchReward(BatchReward):
         parts["correct"] = float(correct)
         answer_reward = (answer_reward_unified, answer_reward_1, answer_reward_2)[stage]
         rc, rc_cap = int(parts["rc"] or 0), None if settings.eq10_as_printed else settings.rc_cap
-        r_a = parts["r_a"] = answer_reward(correct, rc, beta=settings.beta, rc_cap=rc_cap)
+        r_a = 0.0 if settings.no_r_a else answer_reward(correct, rc, beta=settings.beta, rc_cap=rc_cap)
+        parts["r_a"] = r_a
         return when_to_search_reward(r_a, r_s, r_f)
 
     async def _search_reward(self, read: Read, vectors: asyncio.Future[Vectors] | None) -> float:

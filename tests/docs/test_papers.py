@@ -1,17 +1,30 @@
-"""Every function, setting and test that docs/papers.md names is there."""
+"""Every function, setting, test and command that docs/papers.md names is there, and every table and figure in it."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from docs.reference.settings import fields
 from reasonrag.core.config import Config
 from reasonrag.online_rl.settings import RLSettings
-from tests.docs.story import PAGES, ROOT
+from tests.docs.story import PAGES, ROOT, read
+
+# Tables and figures of each paper, appendices included, and the file that has its text.
+COUNTS = {
+    "ReasonRAG": (5, 14, "reasonrag"),
+    "HiPRAG": (6, 8, "hiprag"),
+    "Search-P1": (13, 10, "search-p1"),
+    "Learning when to search": (9, 7, "when-to-search"),
+}
+TEXTS = ROOT.parent / "shared" / "papers"
 
 PACKAGE = ROOT / "reasonrag"
 TEXT = PAGES["docs/papers.md"].read_text(encoding="utf-8")
@@ -70,3 +83,50 @@ def test_every_test_of_the_tables_exists() -> None:
             path, _, function = place.partition("::")
             assert (ROOT / path).exists(), place
             assert not function or function in defined(ROOT / path), place
+
+
+def shown() -> Iterator[tuple[str, str, str, str]]:
+    """Paper, table or figure (`Table 4`), verdict, and where it is here, of every one that the page lists."""
+    paper = ""
+    for line in TEXT[TEXT.index("## Every table and figure") :].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        paper = line.removesuffix(":") if line.removesuffix(":") in COUNTS else paper
+        if line.startswith("| ") and len(cells) == 4 and cells[0] != "number":
+            kind = ""
+            for part in cells[0].split(", "):
+                kind, _, numbers = part.rpartition(" ") if " " in part else (kind, "", part)
+                first, _, last = numbers.partition("-")
+                for number in range(int(first), int(last or first) + 1):
+                    yield paper, f"{kind} {number}", cells[2], cells[3]
+
+
+def test_every_table_and_figure_has_one_verdict_and_they_are_counted() -> None:
+    found = list(shown())
+    expected = [(paper, f"Table {n}") for paper, (tables, *_) in COUNTS.items() for n in range(1, tables + 1)]
+    expected += [(paper, f"Fig. {n}") for paper, (_, figures, _) in COUNTS.items() for n in range(1, figures + 1)]
+    assert sorted((paper, number) for paper, number, *_ in found) == sorted(expected)
+    verdicts = Counter((verdict, number[:5] == "Table") for _, number, verdict, _ in found)
+    counted = re.findall(r"^- \*\*(\w+)\*\* \((\d+) tables, (\d+) figures\)", TEXT, re.MULTILINE)
+    names = sorted({verdict for _, _, verdict, _ in found})
+    assert sorted(counted) == [(name, str(verdicts[name, True]), str(verdicts[name, False])) for name in names]
+
+
+def test_what_is_made_here_names_its_command_and_every_command_can_be_read() -> None:
+    for paper, number, verdict, here in shown():
+        commands = re.findall(r"`reasonrag ([^`]+)`", here)
+        assert (verdict in ("made", "part")) == bool(commands), f"{paper}, {number}"
+        for command in commands:
+            out = ("--out", "OUT") if command.split()[0] in ("eval", "reproduce", "build-tree", "rl") else ()
+            read((*shlex.split(command), *out))
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not TEXTS.is_dir(), reason="../shared/papers is not there")
+@pytest.mark.parametrize("paper", COUNTS)
+def test_the_counts_are_those_of_the_papers(paper: str) -> None:
+    tables, figures, file = COUNTS[paper]
+    captions = re.findall(r"^(Table|Figure) (\d+):", (TEXTS / f"{file}.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name: {int(n) for kind, n in captions if kind == name} for name in ("Table", "Figure")} == {
+        "Table": set(range(1, tables + 1)),
+        "Figure": set(range(1, figures + 1)),
+    }

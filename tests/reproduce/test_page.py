@@ -72,6 +72,8 @@ def evaluate(folder, name, em, searches, needless):
 def trained(folder, name, best):
     (folder / name).mkdir(parents=True)
     history = [{"step": step, "eval_em": best - 0.1 + step / 60, "reward/bonus": step / 10} for step in range(7)]
+    for entry in history if name == "with" else ():  # not in those of earlier versions
+        entry["seconds"] = entry["step"] * 5.0
     summary = {"steps": 6, "seconds": 30.0, "best": {"step": 6, "value": best}, "history": history}
     (folder / name / "training.json").write_text(json.dumps(summary))
 
@@ -165,6 +167,20 @@ def test_curves_are_means_over_seeds_and_what_is_not_there_is_left_out(figures, 
     svg = (tmp_path / "results" / "toy.svg").read_text(encoding="utf-8")
     assert "bonus of rollouts" in svg and "never there" not in svg
     assert (tmp_path / "results" / "toy.png").stat().st_size > 1000
+
+
+def test_em_is_drawn_by_what_each_variant_has_cost(plan, figures, tmp_path):
+    assert figures["by_cost"] == {}  # a plan of an earlier version does not say it
+    plan.cpu_s = {stage.line: 60.0 for stage in plan.stages}
+    rows = evaluated(PAPER, plan, SCALE)
+    figures = summarise(PAPER, plan, SCALE, rows)
+    spent = figures["by_cost"]
+    assert (spent["with"][0], spent["with"][-1]) == (pytest.approx([0, 0.7]), pytest.approx([60, 0.8]))
+    greedy = figures["settings"]["greedy"]["variants"]
+    ends = [[0, greedy[BASE]["all"]["em"]["mean"]], [60, greedy["without"]["all"]["em"]["mean"]]]
+    assert spent["without"] == ends
+    write(PAPER, figures, rows, tmp_path / "results")
+    assert "EM by what it has cost" in (tmp_path / "results" / "toy.svg").read_text(encoding="utf-8")
 
 
 def test_every_interval_can_be_computed_anew_from_the_values_beside_the_page(plan, tmp_path):

@@ -15,7 +15,7 @@ from reasonrag.reproduce import PAPERS
 from reasonrag.reproduce.measures import METRICS
 from reasonrag.reproduce.online import OnlinePaper
 from reasonrag.reproduce.paper import BASE, Scale, outputs, stages
-from reasonrag.reproduce.reasonrag import MAIN
+from reasonrag.reproduce.reasonrag import MAIN, ONLINE_OUTCOME
 
 SMALL = Scale(seeds=2, questions=30, test_questions=10, max_steps=8)
 every_paper = pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
@@ -55,8 +55,12 @@ def test_variants_differ_in_their_reward_and_in_nothing_else(paper):
     settings = trainings(paper)
     assert list(settings) == [variant.name for variant in paper.variants]
     for first, second in combinations(settings.values(), 2):
-        assert first.reward != second.reward
-        assert first.model_copy(update={"reward": second.reward, "plans": second.plans}) == second
+        if first.algorithm != second.algorithm:  # PPO makes as many rollouts, of more questions
+            rollouts = {found.rollout.group_size * found.rollout.questions_per_step for found in (first, second)}
+            assert len(rollouts) == 1
+            continue
+        assert (first.reward, first.judge) != (second.reward, second.judge)
+        assert first.model_copy(update={name: getattr(second, name) for name in ("reward", "plans", "judge")}) == second
     for found in settings.values():
         assert (found.max_steps, found.limit, found.seed, found.model) == (8, 30, 0, paper.policy)
         assert found.guards.format_rate_drop == found.guards.max_length_growth == 0
@@ -66,6 +70,7 @@ def test_the_switches_are_those_of_each_ablation():
     hiprag = {name: found.reward.hiprag for name, found in trainings(PAPERS["hiprag"]).items()}
     assert {name: found.lambda_p for name, found in hiprag.items()} == {
         **{"lp-0": 0, "lp-0.2": 0.2, "lp-0.4": 0.4, "lp-0.6": 0.6, "over-only": 0.4, "under-only": 0.4},
+        **{"ppo": 0.4, "beta-grpo": 0.4},
     }
     assert [name for name, found in hiprag.items() if not found.under_search] == ["over-only"]
     assert [name for name, found in hiprag.items() if not found.over_search] == ["under-only"]
@@ -73,11 +78,20 @@ def test_the_switches_are_those_of_each_ablation():
     assert [name for name, found in search_p1.items() if found.reward.name == "outcome"] == ["outcome"]
     assert [name for name, found in search_p1.items() if found.plans] == [
         *("full", "no-self", "format-strict", "format-none", "outcome-binary"),
+        *("ppo", "path-0.2", "path-0.4", "outcome-0.8", "outcome-1", "judge-0.1", "judge-0.2"),
     ]
+    weights = {
+        name: (found.reward.search_p1.lambda_p, found.reward.search_p1.lambda_a) for name, found in search_p1.items()
+    }
+    assert {name: found for name, found in weights.items() if found != (0.3, 0.6)} == {
+        **{"path-0.2": (0.2, 0.6), "path-0.4": (0.4, 0.6), "outcome-0.8": (0.3, 0.8), "outcome-1": (0.3, 1)},
+    }
     when = {name: found.reward.when_to_search for name, found in trainings(PAPERS["when-to-search"]).items()}
     assert {found.switch_step for found in when.values()} == {4}
-    assert [(found.no_stage_one, found.no_stage_two, found.no_r_s) for found in when.values()] == [
-        *((False, False, False), (True, False, False), (False, True, False), (False, False, True)),
+    switches = ("no_stage_one", "no_stage_two", "no_r_s", "unified", "no_r_a")
+    assert [[name for name in switches if getattr(found, name)] for found in when.values()] == [
+        [],
+        *([name] for name in switches),
     ]
 
 
@@ -147,7 +161,7 @@ def test_one_variant_of_table_3_brings_what_it_reads_and_nothing_else(name):
     assert [stage.out.name for stage in plan if stage.arguments[1] == "train"] == [name]
     read = {argument for stage in plan for argument in stage.arguments if argument.startswith("OUT")}
     assert read == {str(path) for path in wanted}, "what a command reads is written by another"
-    assert sum(stage.arguments[0] == "build-tree" for stage in plan) == 1
+    assert sum(stage.arguments[0] == "build-tree" for stage in plan) == (name != ONLINE_OUTCOME)
 
 
 def test_trees_valued_by_a_judge_get_as_many_calls_as_trees_valued_by_rollouts():
@@ -155,6 +169,19 @@ def test_trees_valued_by_a_judge_get_as_many_calls_as_trees_valued_by_rollouts()
     assert "--iterations 4 --out OUT/seed-0/trees-rollout" in lines[0]
     assert "--iterations 64 --max-calls 23 --value judge --judge demo-judge" in lines[1]
     assert any(f"max_steps=150 --out OUT/seed-0/{MAIN}" in line for line in lines)
+
+
+@pytest.mark.parametrize("paper", [paper for paper in PAPERS.values() if paper.by_table], ids=lambda paper: paper.name)
+def test_what_one_table_asks_for_is_trained_and_compared_only_if_it_is_asked_for(paper):
+    usual = outputs(paper, Path("OUT"), SMALL, paper.usual)
+    for names in paper.by_table.values():
+        assert names[0] == paper.main in paper.usual
+        for name in names[1:]:
+            assert not any(name in path.parts for path in usual)
+            assert (paper.main, name) in paper.compared([name]) and (paper.main, name) not in paper.compared(
+                paper.usual
+            )
+            assert any({paper.main, name} <= table.rows.keys() for table in paper.tables)
 
 
 @every_paper

@@ -216,6 +216,8 @@ def test_the_unified_reward_of_table_2_has_both_terms_at_every_step():
         found = score(ours, *batch, step=step)
         assert values(found) == [1.7, 0.6, 2.0]  # 1 - 0.3; -1 + 0.6; 1; and 1 for the form
         assert {each.parts["stage"] for each in found} == {0.0}
+    (without,) = score(reward(no_r_a=True, no_r_s=True), when_to_search("Jaws", answer=WRONG))
+    assert (without.value, without.parts["correct"], without.parts["r_a"]) == (1.0, 0.0, 0.0), "the form alone"
 
 
 def test_f1_and_a_judge_can_tell_what_is_correct():
