@@ -151,7 +151,9 @@ class _Reader:
         """Return the next step in the format's words."""
         view, found = self._view, self._extract()
         if view.stage is Stage.GROUNDING or (view.documents and self._templates is _SELF_ASK):
-            return self._say("evidence", found) if found else self._templates["evidence"].format("None")
+            if not found and self._templates is _TEMPLATES:
+                return "<evidence>None</evidence>"
+            return self._say("evidence", found or "None")
         if self._templates is _SENTENCES:
             if found and not self._decide(self._readiness()):
                 return self._say("evidence", found)

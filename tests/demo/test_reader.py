@@ -92,6 +92,9 @@ def test_evidence_is_the_sentence_that_fits_the_query_with_its_title():
 @pytest.mark.parametrize("passages", [(), (BRIDGE,)])
 def test_evidence_is_none_where_nothing_overlaps(passages):
     assert ask("Who wrote Zinc?", searched("Zinc author", *passages)) == [Note("")]
+    prompt = FORMAT.prompt(Question("q", "Who wrote Zinc?", ("gold",)), (searched("Zinc author", *passages),))
+    (said,) = asyncio.run(ExtractiveLLM().complete(prompt, GREEDY))
+    assert said.text == "<evidence>None</evidence>"
 
 
 @pytest.mark.parametrize(
