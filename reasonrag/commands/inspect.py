@@ -51,7 +51,7 @@ def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[
 
 @click.command()
 @RUN
-@click.option("--question", default="", help="Id of a question; without one, some are named.")
+@click.option("--question", default="", help="Id of a question. Without one, some are named.")
 @click.option("--in-dataset", help="Data set of the question, if two data sets have a question with this id.")
 @click.option("--depth", type=click.IntRange(min=1), help="Steps from the question that are shown (default: all).")
 @click.option("--best", is_flag=True, help="Show the best path and its siblings only.")
