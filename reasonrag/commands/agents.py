@@ -53,6 +53,32 @@ def serve(**given: Any) -> None:
     sys.exit(serve_environment(load_rl_settings(RL_PRESETS, **sources(given)), listening))
 
 
+@env.command()
+@settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model")
+@settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans", "rollout.group_size")
+@configuration("RLSettings")
+@out("A folder.")
+def export(out: Path, **given: Any) -> None:
+    """Write questions, reward, rollouts and search for verl, which trains the policy.
+
+    What is written is what `rl train` with the same options trains on.
+
+    \b
+    Search-R1's reward on your own questions:
+      reasonrag env export --preset search-r1 --dataset questions.jsonl --corpus corpus.jsonl --out data/verl
+      python -m verl.trainer.main_ppo $(cat data/verl/overrides.txt) trainer.total_training_steps=1005
+    In the demo world:
+      reasonrag env export --preset demo-outcome --out data/verl
+    """
+    from reasonrag.agents.verl import export_task
+    from reasonrag.online_rl.presets import RL_PRESETS
+    from reasonrag.online_rl.settings import load_rl_settings
+
+    counts = export_task(load_rl_settings(RL_PRESETS, **sources(given)), out)
+    print(f"rows: {', '.join(f'{name} {count:,}' for name, count in counts.items())}")
+    print(f"task: {out}, whose overrides.txt is for verl's command line")
+
+
 @click.command()
 @click.option("--upstream", required=True, metavar="URL", help="Base URL of the model's server, with the version.")
 @out("A folder; the same command adds to it.")

@@ -26,7 +26,7 @@ from reasonrag.core.types import (
     Trajectory,
 )
 from reasonrag.formats.base import Block, InstructedFormat, Reading
-from reasonrag.formats.tags import SEALED, elements, seal, tags, without_seals
+from reasonrag.formats.tags import SEALED, elements, observed, seal, tags, without_seals
 
 # Placeholder texts of the instructions. A policy that repeats one has neither asked nor answered.
 ECHOES = frozenset({"and", "query", "answer", "the answer", "a precise query", "..."})
@@ -126,6 +126,10 @@ class StreamFormat(InstructedFormat):
         answers = [body for _, body in tags(sealed, ("answer",)) if body not in ECHOES]
         answer = answers[-1].replace(SEALED, "") if answers else ""
         return self._read(sealed, observations, answer or None)
+
+    def observed(self, text: str) -> list[tuple[str, str]]:
+        """Return what the policy wrote up to each observation of a text, with the observation; at last the rest."""
+        return observed(self._in_tags(text), self._names, search=self.search, found=self.found)
 
     def _in_tags(self, text: str) -> str:
         """Return the text with the marks of the dialect rewritten into tags."""

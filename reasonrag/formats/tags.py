@@ -63,6 +63,17 @@ def seal(text: str, names: Sequence[str], *, search: str, found: str) -> tuple[s
     return "".join([*pieces, text[copied:]]), bodies
 
 
+def observed(text: str, names: Sequence[str], *, search: str, found: str) -> list[tuple[str, str]]:
+    """Return what was written up to each observation with the observation, and at last what follows with "".
+
+    >>> observed("<q>a</q> <i>b</i> so", ["q", "i"], search="q", found="i")
+    [('<q>a</q> ', 'b'), (' so', '')]
+    """
+    sealed, observations = seal(text, names, search=search, found=found)
+    written = re.split(f"<{found}>{SEALED}(?:</{found}>)?", sealed)
+    return list(zip(written, [*observations, ""], strict=True))
+
+
 def _end_of_unclosed(
     marks: re.Pattern[str], text: str, start: int, end: int, *, search: str, opening: str
 ) -> int | None:

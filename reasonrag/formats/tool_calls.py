@@ -19,7 +19,7 @@ from typing import Any
 from reasonrag.core.text import inert, one_line, valid_unicode
 from reasonrag.core.types import Action, Answer, Malformed, Message, Prompt, Question, Search, Step, Trajectory
 from reasonrag.formats.base import Block, InstructedFormat, Reading, fingerprint
-from reasonrag.formats.tags import SEALED, seal
+from reasonrag.formats.tags import observed
 
 # Where in a message a call begins and ends, its name, and its arguments.
 Call = tuple[int, int, Any, Any]
@@ -37,6 +37,8 @@ _GEMMA4 = re.compile(r"call:([\w.-]+)\{")
 _TOKENS = re.compile(
     r'<\|python_tag\|>|<\|tool_call>|<tool_call\|>|<\|tool_response>|<(?:start|end)_function_call>|<\|"\|>|<escape>'
 )
+# What is left of a chat template between messages once its special tokens are gone.
+_ROLES = re.compile(r"\b(?:user|tool)\n(<tool_response>)|(</tool_response>)\s*assistant\n")
 
 
 def _tagged(text: str) -> Iterator[Call]:
@@ -183,10 +185,12 @@ class ToolCallsFormat(InstructedFormat):
 
     def read_text(self, text: str) -> Reading:
         """Parse messages in a row, each search followed by its result in `<tool_response>`."""
-        sealed, observations = seal(text, (self.search, self.found), search=self.search, found=self.found)
-        messages = re.split(f"<{self.found}>{SEALED}(?:</{self.found}>)?", sealed)
-        found = [*observations, ""]
-        return self._reading([(self.parse(m, ()), m, context) for m, context in zip(messages, found, strict=True)])
+        return self._reading([(self.parse(message, ()), message, found) for message, found in self.observed(text)])
+
+    def observed(self, text: str) -> list[tuple[str, str]]:
+        """Return the messages of a text, each with what its search found; roles between them are left out."""
+        text = _ROLES.sub(r"\1\2", text)
+        return observed(text, (self.search, self.found), search=self.search, found=self.found)
 
     def _reading(self, said: Sequence[tuple[Action, str, str]]) -> Reading:
         """Return the reading of steps, each an action, its message, and what its search found."""

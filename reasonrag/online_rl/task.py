@@ -136,8 +136,10 @@ def open_task(settings: RLSettings) -> Task:
     )
 
 
-def reward_uses(settings: RLSettings, format: Format) -> Uses:
+def reward_uses(settings: RLSettings, format: Format, *, text_only: bool = False) -> Uses:
     """Return which parts the reward needs. It is opened once with stand-ins, so that a mistake is found early.
+
+    With `text_only`, neither the policy nor its log-probabilities can be asked.
 
     Raises:
         ConfigError: there is no such reward, it needs a judge and has none, or it does not use given plans.
@@ -152,6 +154,8 @@ def reward_uses(settings: RLSettings, format: Format) -> Uses:
         return Uses(judge=False, encoder=False, plans=False)
     nobody = ScriptedLLM(())
     parts, uses_judge = RewardParts(format, policy=nobody, encoder=LexicalEncoder(), decode=str), False
+    if text_only:
+        parts = replace(parts, policy=None, decode=None)
     try:
         open_reward(reward, parts)
     except ConfigError:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Completion, Search, Trajectory
-from reasonrag.formats.stream import StreamFormat
 from reasonrag.rewards.base import RewardParts
 from reasonrag.rewards.batch import BatchReward, Read
 from reasonrag.rewards.settings import OutcomeSettings
@@ -82,8 +82,9 @@ class OutcomeReward(BatchReward):
         """
         super().__init__(parts)
         self.settings = settings
-        stream = parts.format if isinstance(parts.format, StreamFormat) else None
-        self._opening = None if stream is None else stream.query_mark or f"<{stream.search}>"
+        form: Any = parts.format
+        mark = getattr(form, "query_mark", None)  # formats of one growing turn have one
+        self._opening = None if mark is None else mark or f"<{form.search}>"
         self._decode = parts.decode
         if settings.search_confidence and self._opening is None:
             raise ConfigError(

@@ -47,6 +47,7 @@ NOT_RUN = {
     "make test": "this is it",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
     "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
+    "python -m verl": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
     "trl dpo": "TRL's own; tests/e2e/test_dataset.py gives it our pairs",
 }
 # Ours, of which every option, preset and configuration file is read, and nothing run.
@@ -99,6 +100,7 @@ ADDED = {
     "reasonrag eval --dataset dev.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
     "reasonrag eval --dataset questions.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
     "reasonrag prm train": "--model demo --set max_steps=1 --set dtype=float32",
+    "reasonrag env export": "--limit 4 --set validation.limit=2",
     "reasonrag rl plan": "--limit 2 --policy demo:search_p1",  # the server speaks another format
     "reasonrag rl train": (
         "--max-steps 1 --questions-per-step 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "

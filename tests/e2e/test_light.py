@@ -20,7 +20,18 @@ COMMANDS = (
     *("build-tree", "pairs", "demo", "demo world", "doctor"),
     *("index", "index build", "index serve", "index doctor", "index recall"),
     *("report", "show", "stats", "graph", "export", "import", "publish", "parse", "eval"),
-    *("dpo", "dpo train", "sft", "sft train", "rl", "rl train", "rl plan", "reproduce", "reproduce hiprag"),
+    *(
+        "dpo",
+        "dpo train",
+        "sft",
+        "sft train",
+        "rl",
+        "rl train",
+        "rl export",
+        "rl plan",
+        "reproduce",
+        "reproduce hiprag",
+    ),
 )
 
 

@@ -1,7 +1,8 @@
-"""RLHFDataset and `default_compute_score` on 200 exported questions: each answer scored as in our trees."""
+"""RLHFDataset, `default_compute_score`, reward manager, agent loop, tool: questions of trees, and four whole tasks."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sys
@@ -10,23 +11,40 @@ from pathlib import Path
 
 import world
 
+MODEL = str(world.ROOT / "reasonrag" / "demo" / "stream_policy")
+# What rl train takes, and what verl's text cannot give.
+TASKS = {
+    "demo-outcome": ["--set", "reward.outcome.preset=search-r1-v0.3"],
+    "demo-hiprag": ["--set", "reward.hiprag.over_search=false"],
+    "demo-search-p1": ["--limit", "40"],
+    "demo-when-to-search": ["--set", "reward.when_to_search.unified=true"],
+}
+SIZE = ["--max-steps", "1", "--questions-per-step", "16", "--set", "validation.steps=0"]
+
 
 def main() -> dict[str, object]:
-    from omegaconf import OmegaConf
     from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    counts = questions_of_trees(tokenizer)
+    for preset, options in TASKS.items():
+        counts += whole_task(preset, options, tokenizer)
+    assert counts["recorded rollouts"] >= 500 and not counts["of them scored otherwise than recorded"]
+    counts += own_loop(Path("demo-outcome-verl"), tokenizer)
+    counts += search_tool()
+    return {"of them scored otherwise than recorded": 0, **counts}
+
+
+def questions_of_trees(tokenizer) -> Counter[str]:
     from verl.trainer.ppo.reward import get_custom_reward_fn
-    from verl.utils.dataset.rl_dataset import RLHFDataset
     from verl.utils.reward_score import default_compute_score
 
     run = world.run("demo:search_r1")
     world.reasonrag("export", run, "--to", "verl", "--out", Path.cwd() / "verl")
-    files = sorted(str(path) for path in Path("verl").glob("*.parquet"))
-    tokenizer = AutoTokenizer.from_pretrained(world.ROOT / "reasonrag" / "demo" / "stream_policy")
-    rows = RLHFDataset(files, tokenizer, OmegaConf.create({"max_prompt_length": 1024, "return_raw_chat": True}))
+    rows = dataset(tokenizer, *Path("verl").glob("*.parquet"))
     assert len(rows) == 200
     # verl's own loader of a reward function, with the path of the file that the export wrote.
-    given = {"path": "verl/reward.py", "name": "compute_score"}
-    own_score = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": given}}))
+    own_score = get_custom_reward_fn(config("reward.custom_reward_function.path=verl/reward.py"))
     by_question = {}
     for row in (rows[number] for number in range(len(rows))):
         by_question[row["extra_info"]["dataset"], row["extra_info"]["question_id"]] = row
@@ -48,7 +66,145 @@ def main() -> dict[str, object]:
             assert world.opened_twice(turn), (turn, em)
             counts["scored otherwise, all with an answer's tag opened twice"] += 1
     assert counts["answers of names that verl refuses"]
-    return dict(counts)
+    return counts
+
+
+def whole_task(preset: str, options: list[str], tokenizer) -> Counter[str]:
+    """Let verl's reward manager score what `rl train` has recorded, by the text alone."""
+    import pyarrow.parquet
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    from reasonrag.formats import FORMATS
+
+    trained, exported = Path.cwd() / preset, Path.cwd() / f"{preset}-verl"
+    world.reasonrag("rl", "train", "--preset", preset, *options, *SIZE, "--out", trained)
+    plans = ["--plans", trained / "plans.parquet"] if preset == "demo-search-p1" else []
+    world.reasonrag("env", "export", "--preset", preset, *options, *plans, "--out", exported)
+    rows = dataset(tokenizer, exported / "train.parquet")
+    row_of = {row["extra_info"]["question_id"]: row for row in (rows[n] for n in range(len(rows)))}
+    counts = Counter({"questions of whole tasks": len(rows)})
+    opening = FORMATS[preset.removeprefix("demo-").replace("-", "_").replace("outcome", "search_r1")]().opening
+
+    async def score() -> None:
+        manager = load_reward_manager(config(*(exported / "overrides.txt").read_text().splitlines()), tokenizer)
+        for rollout in pyarrow.parquet.read_table(next((trained / "rollouts").glob("*.parquet"))).to_pylist():
+            row = row_of[rollout["question_id"]]
+            # verl's responses begin with the policy's first token.
+            ids = tokenizer(rollout["turn"].removeprefix(opening), add_special_tokens=False)["input_ids"]
+            tensors = {
+                "responses": torch.tensor([ids]),
+                "attention_mask": torch.ones(1, len(ids) + 3, dtype=torch.long),
+            }
+            named = {name: [row[name]] for name in ("data_source", "reward_model", "extra_info")}
+            data = DataProto.from_dict(tensors=tensors, non_tensors=named)
+            scored = (await manager.run_single(data))["reward_score"]
+            counts["recorded rollouts"] += 1
+            counts[f"of them {preset}, different values"] += 0
+            seen.add(scored)
+            if scored != rollout["reward"]:
+                print(preset, scored, rollout["reward"], rollout["turn"], file=sys.stderr)
+                counts["of them scored otherwise than recorded"] += 1
+
+    seen: set[float] = set()
+    asyncio.run(score())
+    counts[f"of them {preset}, different values"] = len(seen)
+    return counts
+
+
+def own_loop(exported: Path, tokenizer) -> Counter[str]:
+    """Roll questions out by our engine in verl's loop, on a server that is greedy, and by ours alone."""
+    import hydra
+    import torch
+    from omegaconf import OmegaConf
+    from transformers import AutoModelForCausalLM
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+    from verl.workers.rollout.replica import TokenOutput
+
+    from reasonrag.core.types import Trajectory
+    from reasonrag.online_rl.settings import load_rl_settings
+    from reasonrag.online_rl.task import open_task
+    from reasonrag.pipeline.models import open_llm
+    from reasonrag.pipeline.parts import open_engine
+    from reasonrag.rewards.batch import trajectory_text
+
+    class Greedy:
+        model = AutoModelForCausalLM.from_pretrained(MODEL)
+
+        async def generate(self, request_id, prompt_ids, sampling_params):
+            asked = torch.tensor([prompt_ids])
+            limits = {"max_new_tokens": sampling_params["max_tokens"], "stop_strings": sampling_params["stop"]}
+            made = self.model.generate(asked, do_sample=False, tokenizer=tokenizer, **limits)
+            ids = made[0, len(prompt_ids) :].tolist()
+            return TokenOutput(token_ids=ids, log_probs=[0.0] * len(ids))
+
+    loop = hydra.utils.instantiate(
+        OmegaConf.load(exported / "agent.yaml")[0],
+        trainer_config=DictConfigWrap(config(*(exported / "overrides.txt").read_text().splitlines())),
+        server_manager=Greedy(),
+        tokenizer=tokenizer,
+    )
+    settings = load_rl_settings({}, file=exported / "task.yaml")
+    task = open_task(settings)
+    rows = dataset(tokenizer, exported / "train.parquet")
+    counts: Counter[str] = Counter()
+
+    async def run() -> None:
+        greedy = task.config.policy.model_copy(update={"spec": "demo:search_r1", "temperature": 0.0})
+        setup = task.config.model_copy(update={"policy": greedy})
+        engine = open_engine(setup, open_llm(greedy, "policy"), task.retriever, task.format)
+        for number in range(20):
+            made = await loop.run({"temperature": 0.0}, **rows[number])
+            (ours,) = await engine.run([Trajectory(task.questions[number])], seeds=[0])
+            assert tokenizer.decode(made.response_ids, skip_special_tokens=True) == trajectory_text(ours)
+            written = [i for i, m in zip(made.response_ids, made.response_mask, strict=True) if m]
+            assert written == [i for step in ours.steps for i in step.completion.token_ids]
+            counts["rollouts in verl's loop with our engine's tokens"] += 1
+
+    asyncio.run(run())
+    return counts
+
+
+def search_tool() -> Counter[str]:
+    """Let verl load our search and call it: the passages are those that our format shows."""
+    from verl.tools.function_tool import normalize_function_tool_return
+    from verl.tools.tool_registry import load_all_tools
+
+    from reasonrag.online_rl.settings import load_rl_settings
+    from reasonrag.online_rl.task import open_task
+
+    options = ["--preset", "demo-outcome", "--format", "tool_calls", "--limit", "20"]
+    world.reasonrag("env", "export", *options, "--out", Path.cwd() / "tools")
+    overrides = config(*Path("tools/overrides.txt").read_text().splitlines())
+    (tool,) = load_all_tools(None, overrides.actor_rollout_ref.rollout.multi_turn.function_tool_path)
+    task = open_task(load_rl_settings({}, file=Path("tools/task.yaml")))
+
+    async def call() -> None:
+        for question in task.questions:
+            (passages,) = await task.retriever.search([question.question], task.config.retrieval.top_k)
+            shown, _, _ = normalize_function_tool_return(await tool.call({"query": question.question}))
+            assert shown.text == task.format.documents(passages)
+
+    asyncio.run(call())
+    assert tool.tool_schema.model_dump(exclude_unset=True) == json.loads(task.format.tools)[0]
+    return Counter({"searches by verl's tool as our format shows them": len(task.questions)})
+
+
+def dataset(tokenizer, *files: Path):
+    from omegaconf import OmegaConf
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    options = OmegaConf.create({"max_prompt_length": 1024, "return_raw_chat": True})
+    return RLHFDataset(sorted(map(str, files)), tokenizer, options)
+
+
+def config(*overrides: str):
+    """Return verl's own configuration with overrides; an unknown name is an error."""
+    import hydra
+
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        return hydra.compose("ppo_trainer", overrides=list(overrides))
 
 
 if __name__ == "__main__":

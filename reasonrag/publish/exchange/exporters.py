@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -65,6 +65,7 @@ _identity = Described(
     ("index", "int64", "unique"),
     ("dataset", "string", "name of the data set or file"),
     ("question_id", "string", "the question's id there"),
+    ("question", "string", "its text"),
 )
 verl_schema = Described(
     "One question.",
@@ -347,10 +348,9 @@ def export_verl(run: Path, out: Path, *, prompts: str | None = None, log: Log = 
     """
     format = SearchR1Format(PromptSet.find(prompts or "default"))
 
-    def asked(question: Question) -> tuple[str, list[Row]]:
-        messages = format.prompt(question, ()).messages
+    def asked(question: Question) -> tuple[str, Sequence[Message]]:
         name = f"searchR1_{question.dataset}" if question.dataset in KNOWN else question.dataset
-        return name, [{"role": message.role, "content": message.content} for message in messages]
+        return name, format.prompt(question, ()).messages
 
     counts, own = _export_questions(run, out, "verl-export.json", asked)
     write_text(out / "reward.py", _REWARD.read_text(encoding="utf-8"))
@@ -375,10 +375,10 @@ def export_search_r1(run: Path, out: Path, *, prompts: str | None = None, log: L
             "so every response would score 0; add an example answer to it"
         )
 
-    def asked(question: Question) -> tuple[str, list[Row]]:
+    def asked(question: Question) -> tuple[str, Sequence[Message]]:
         text = one_line(inert(question.question))
         content = f"{instruction} Question: {text}{'' if text.endswith('?') else '?'}\n"
-        return question.dataset if question.dataset in KNOWN else "nq", [{"role": "user", "content": content}]
+        return question.dataset if question.dataset in KNOWN else "nq", [Message("user", content)]
 
     counts, own = _export_questions(run, out, "search-r1-export.json", asked)
     if own:
@@ -387,7 +387,7 @@ def export_search_r1(run: Path, out: Path, *, prompts: str | None = None, log: L
 
 
 def _export_questions(
-    run: Path, out: Path, marker: str, asked: Callable[[Question], tuple[str, list[Row]]]
+    run: Path, out: Path, marker: str, asked: Callable[[Question], tuple[str, Sequence[Message]]]
 ) -> tuple[dict[str, int], str]:
     """Write the questions of a run's trees, of which `asked` returns the `data_source` and the prompt.
 
@@ -406,7 +406,11 @@ def _export_questions(
     index = 0
     with output(out, marker, "train.parquet", "test.parquet", "reward.py") as counts:
         for split, nodes in splits.items():
-            rows = [_question_row(node, asked, split, number) for number, node in enumerate(nodes, index)]
+            rows = []
+            for number, node in enumerate(nodes, index):
+                golden = tuple(node["golden_answers"])
+                question = Question(node["question_id"], node["question"], golden, dataset=node["dataset"])
+                rows.append(verl_row(question, *asked(question), split, number))
             index += len(rows)
             if rows:
                 counts[split] = len(rows)
@@ -414,16 +418,20 @@ def _export_questions(
     return counts, ", ".join(sorted({node["dataset"] for nodes in splits.values() for node in nodes} - KNOWN.keys()))
 
 
-def _question_row(node: Row, asked: Callable[[Question], tuple[str, list[Row]]], split: str, index: int) -> Row:
-    golden_answers, identity = node["golden_answers"], {name: node[name] for name in ("dataset", "question_id")}
-    question = Question(node["question_id"], node["question"], tuple(golden_answers), dataset=node["dataset"])
-    data_source, prompt = asked(question)
+def verl_row(question: Question, source: str, prompt: Sequence[Message], split: str, index: int) -> Row:
+    """Return a row of `verl_schema`."""
     return {
-        "data_source": data_source,
-        "prompt": prompt,
+        "data_source": source,
+        "prompt": [{"role": message.role, "content": message.content} for message in prompt],
         "ability": "fact-reasoning",
-        "reward_model": {"style": "rule", "ground_truth": {"target": golden_answers}},
-        "extra_info": {"split": split, "index": index, **identity},
+        "reward_model": {"style": "rule", "ground_truth": {"target": list(question.golden_answers)}},
+        "extra_info": {
+            "split": split,
+            "index": index,
+            "dataset": question.dataset,
+            "question_id": question.id,
+            "question": question.question,
+        },
     }
 
 

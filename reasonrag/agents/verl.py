@@ -1,0 +1,257 @@
+"""A whole online task for verl: questions, our reward of its texts, our rollouts or our search (`env export`).
+
+verl scores a response by its text alone. So the text is taken apart into the steps that our engine would have made of
+it, and the reward reads these. A format of one growing turn is rolled out by our engine on verl's own servers
+(`agent_loop`); for `tool_calls`, verl's own loop calls our retriever (`search_tool`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from reasonrag.agents.environment import CurrentPolicy
+from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.settings import dump
+from reasonrag.core.text import one_line
+from reasonrag.core.types import (  # fmt: skip
+    Answer,
+    Completion,
+    FinishReason,
+    Malformed,
+    Passage,
+    Prompt,
+    Question,
+    Search,
+    Span,
+    Step,
+    StopReason,
+    Trajectory,
+)
+from reasonrag.formats import Format, PromptSet, Reading, StreamFormat, open_format
+from reasonrag.formats.tool_calls import ToolCallsFormat
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.row_sampling import sampled_completion
+from reasonrag.online_rl.reference_plans import load_plans
+from reasonrag.online_rl.settings import RLSettings, load_rl_settings
+from reasonrag.online_rl.task import Task, Uses, batched_retrievers, open_task, reward_uses
+from reasonrag.online_rl.transcript import transcripts
+from reasonrag.pipeline.models import open_llm
+from reasonrag.pipeline.parts import judge_service, open_engine
+from reasonrag.publish.exchange.exporters import output, verl_row, verl_schema
+from reasonrag.retrieval.base import Retriever
+from reasonrag.retrieval.encoders import open_encoder
+from reasonrag.rewards import Reward, RewardParts, open_reward
+from reasonrag.rewards.batch import trajectory_text
+from reasonrag.storage.files import write_text
+from reasonrag.storage.parquet import write_parquet
+
+Textual = StreamFormat | ToolCallsFormat
+
+_LOADER = """\
+\"\"\"Written by `reasonrag env export`; the settings are in task.yaml beside it.\"\"\"
+
+from pathlib import Path
+
+from reasonrag.agents import verl
+
+{name} = verl.{maker}(Path(__file__).parent)
+"""
+
+
+def export_task(settings: RLSettings, out: Path) -> dict[str, int]:
+    """Write what `rl train` would train on, for verl; return the questions by split, `test` being those of validation.
+
+    Raises:
+        ConfigError, DataError: see `open_task` and `check`; nothing is written then.
+    """
+    task = open_task(settings)
+    check(settings, task.format)
+    rollout, place, numbers = "actor_rollout_ref.rollout", out.resolve(), count()
+    named: dict[str, object] = {"data.return_raw_chat": "true", f"{rollout}.n": settings.rollout.group_size}
+    with output(out, "verl-task.json", "*.parquet", "*.py", "task.yaml", "agent.yaml", "overrides.txt") as counts:
+        for split, key, questions in (("train", "train", task.questions), ("test", "val", task.held_out)):
+            rows = []
+            for question in questions:
+                messages = [message for message in task.format.prompt(question, ()).messages if message.role != "tools"]
+                rows.append(verl_row(question, question.dataset, messages, split, next(numbers)))
+            if rows:
+                counts[split] = len(rows)
+                write_parquet(out / f"{split}.parquet", rows, verl_schema())
+                named[f"data.{key}_files"] = place / f"{split}.parquet"
+        write_text(out / "task.yaml", dump(settings))
+        write_text(out / "reward.py", _LOADER.format(name="compute_score", maker="reward_function"))
+        named["reward.custom_reward_function.path"] = place / "reward.py"
+        if isinstance(task.format, StreamFormat):
+            loop = {"name": "reasonrag", "_target_": f"{__name__}.agent_loop", "folder": str(place)}
+            write_text(out / "agent.yaml", json.dumps([loop], indent=2) + "\n")
+            named[f"{rollout}.agent.default_agent_loop"] = "reasonrag"
+            named[f"{rollout}.agent.agent_loop_config_path"] = place / "agent.yaml"
+        else:
+            write_text(out / "tools.py", _LOADER.format(name="search", maker="search_tool"))
+            named[f"{rollout}.agent.default_agent_loop"] = "tool_agent"
+            named[f"{rollout}.multi_turn.enable"] = "true"
+            named[f"{rollout}.multi_turn.function_tool_path"] = place / "tools.py"
+            # verl cuts what a tool returns at 256 characters otherwise.
+            shown = settings.retrieval.top_k * (settings.retrieval.max_passage_chars + 1000)
+            named[f"{rollout}.multi_turn.max_tool_response_length"] = shown
+        write_text(out / "overrides.txt", "".join(f"{name}={value}\n" for name, value in named.items()))
+    return counts
+
+
+def check(settings: RLSettings, form: Format) -> Uses:
+    """Return what the reward needs.
+
+    Raises:
+        ConfigError: the reward needs more than a text shows: other prompts, steps, the policy, log-probabilities.
+    """
+    if not isinstance(form, Textual):
+        raise ConfigError(f"format {form.name!r} writes several prompts, and verl scores one text; choose another")
+    name, when = settings.reward.name, settings.reward.when_to_search
+    if name in ("spre", "prm"):
+        raise ConfigError(f"reward {name} is of single steps, which verl's texts do not show; choose another")
+    if name == "when-to-search" and not (when.no_stage_one or when.no_stage_two or when.unified):
+        raise ConfigError(
+            "verl tells a reward no training step, so the stage has to be fixed: export twice, with "
+            "reward.when_to_search.no_stage_two and then with no_stage_one"
+        )
+    uses = reward_uses(settings, form, text_only=True)
+    if uses.plans and settings.plans is None:
+        raise ConfigError(
+            "verl's policy makes no reference plans: add --plans with a file of `rl plan`, or set "
+            "reward.search_p1.reference_track to false"
+        )
+    return uses
+
+
+def trajectory_of(form: Textual, question: Question, response: str) -> Trajectory:
+    """Return the steps that the engine would have made of a response: a search for each observation, and the last one.
+
+    `response` begins where the policy does: behind the words with which the format opens its turn.
+    """
+    text = getattr(form, "opening", "") + response
+    steps: list[Step] = []
+    for written, found in form.observed(text):
+        action = form.parse(written.rstrip(), tuple(steps))
+        steps.append(Step(Prompt(()), Completion(written), action, (Passage("", found),) if found else ()))
+    last = steps.pop()
+    if isinstance(last.action, Search):  # nothing was found, so nothing was searched: an answer had been asked for
+        last = replace(last, action=Malformed("unexpected_search", ends=True))
+    ended = StopReason.ANSWERED if isinstance(last.action, Answer) else StopReason.NO_ANSWER
+    whole = replace(last, prompt=Prompt((), (Span(text),)), completion=Completion(""))
+    return Trajectory(question, (*steps, whole), ended)
+
+
+class TextFormat:
+    """A format that reads a trajectory by its text, as that is all there is."""
+
+    def __init__(self, form: Textual) -> None:
+        self._form = form
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._form, name)
+
+    def read(self, trajectory: Trajectory) -> Reading:
+        return self._form.read_text(trajectory_text(trajectory))
+
+
+def reward_function(folder: Path) -> Callable[..., Any]:
+    """Return verl's `compute_score`. A reward that is missing, as after a failure of the judge, is a RunError."""
+
+    async def compute_score(
+        data_source: str, solution_str: str, ground_truth: Mapping[str, Any], extra_info: Mapping[str, Any], **_: Any
+    ) -> dict[str, float]:
+        form, reward = _reward(folder)
+        question = question_of({"extra_info": extra_info, "reward_model": {"ground_truth": ground_truth}})
+        (score,) = await reward.score([trajectory_of(form, question, solution_str)], step=0)
+        if score.value is None:
+            raise RunError(f"a response to question {question.id} has no reward ({score.cause})")
+        common = ("em", "f1", "cem", "rc", "well_formed")
+        return {"score": score.value, **{name: float(score.parts[name] or 0.0) for name in common}}
+
+    return compute_score
+
+
+def question_of(row: Mapping[str, Any]) -> Question:
+    """Return the question of a row of `verl_schema`."""
+    about, golden = row["extra_info"], row["reward_model"]["ground_truth"]["target"]
+    return Question(about["question_id"], about["question"], tuple(map(str, golden)), dataset=about["dataset"])
+
+
+@cache
+def _reward(folder: Path) -> tuple[Any, Reward]:
+    settings = load_rl_settings({}, file=folder / "task.yaml")
+    form: Any = open_format(settings.as_config(), warn=False)
+    uses, as_text = check(settings, form), TextFormat(form)
+    parts: partial[RewardParts] = partial(RewardParts, as_text)
+    if uses.judge:
+        prompts = PromptSet.find(settings.format.prompts)
+        parts = partial(parts, judge=judge_service(open_llm(settings.judge, "judge"), settings.judge, prompts))
+    if uses.encoder:
+        parts = partial(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
+    if uses.plans and settings.plans is not None:
+        parts = partial(parts, plans=load_plans(Path(settings.plans)))
+    return form, open_reward(settings.reward, parts())
+
+
+@cache
+def _task(folder: Path) -> tuple[Task, Retriever]:
+    task = open_task(load_rl_settings({}, file=folder / "task.yaml"))
+    return task, batched_retrievers(task)[0]
+
+
+def search_tool(folder: Path) -> Callable[..., Any]:
+    """Register our search with verl, with the name and the description that the format gives it; return it."""
+    from verl.tools.function_tool import function_tool
+
+    task, retriever = _task(folder)
+    form: Any = task.format
+
+    async def search(query: str) -> str:
+        (passages,) = await retriever.search([one_line(query)], task.config.retrieval.top_k)
+        return str(form.documents(passages))
+
+    function_tool(form.function, schema=json.loads(form.tools)[0])(search)
+    return search
+
+
+class agent_loop:  # noqa: N801 - verl makes one for each rollout, by this name
+    """Our engine as one of verl's agent loops: a trajectory on verl's server, as the tokens that were sampled."""
+
+    def __init__(self, folder: str, *, server_manager: Any, tokenizer: Any, trainer_config: Any, **_: Any) -> None:
+        self._task, self._retriever = _task(Path(folder))
+        self._server, self._chat = server_manager, ChatTemplate(tokenizer)
+        self._most = trainer_config.config.actor_rollout_ref.rollout.response_length
+
+    async def run(self, sampling_params: Mapping[str, Any], **row: Any) -> Any:
+        """Return an `AgentLoopOutput` whose mask is 1 for what the policy wrote."""
+        from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+        self._params = sampling_params
+        CurrentPolicy.current.set(self)
+        engine = open_engine(self._task.config, CurrentPolicy(), self._retriever, self._task.format)
+        (trajectory,) = await engine.run([Trajectory(question_of(row))], seeds=[0])
+        (made,) = transcripts(trajectory, self._chat)
+        return AgentLoopOutput(
+            prompt_ids=list(made.prompt_ids),
+            response_ids=list(made.completion_ids[: self._most]),
+            response_mask=list(made.mask[: self._most]),
+            response_logprobs=None if made.logprobs is None else list(made.logprobs[: self._most]),
+            num_turns=2 * len(trajectory.steps),
+            metrics=AgentLoopMetrics(),
+        )
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        """Return what the policy on verl's server writes, up to a stop string or the token limit."""
+        ids = self._chat.token_ids(prompt)
+        params = {**self._params, "stop": list(prompt.stop), "max_tokens": sampling.max_tokens}
+        made = await self._server.generate(request_id=uuid4().hex, prompt_ids=list(ids), sampling_params=params)
+        reason = FinishReason.LENGTH if len(made.token_ids) >= sampling.max_tokens else FinishReason.STOP
+        return (sampled_completion(self._chat, ids, made.token_ids, made.log_probs, reason, prompt.stop),)

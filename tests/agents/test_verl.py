@@ -1,0 +1,159 @@
+"""A whole task for verl, without verl: `make peers` lets verl's own classes read and score it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import runpy
+
+import pytest
+
+from reasonrag.agents.verl import TextFormat, export_task, question_of, trajectory_of
+from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.settings import validate
+from reasonrag.core.types import Search, Trajectory
+from reasonrag.formats import FORMATS, StreamFormat
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.online_rl.presets import RL_PRESETS
+from reasonrag.online_rl.settings import load_rl_settings
+from reasonrag.publish.exchange.exporters import verl_schema
+from reasonrag.rewards import RewardParts, RewardSettings, open_reward
+from reasonrag.rewards.batch import trajectory_text
+from reasonrag.rollout import Engine
+from reasonrag.storage.parquet import read_parquet
+from tests.toys import QUESTION, ToyRetriever
+
+TEXTUAL = [name for name, make in FORMATS.items() if name == "tool_calls" or isinstance(make(), StreamFormat)]
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Jaws"}}\n</tool_call>'
+SEARCHES = {
+    "search_r1": "<think>t</think><search>Jaws</search>",
+    "hiprag": "<step><reasoning>t</reasoning><search>Jaws</search>",
+    "search_p1": "<reasoning>t</reasoning><tool_call>Jaws</tool_call>",
+    "when_to_search": "<think>t</think><search>Jaws film</search>",
+    "r1_searcher": "t <|begin_of_query|>Jaws<|end_of_query|>",
+    "react": "Thought: t\nAction: search[Jaws]",
+    "tool_calls": f"t {CALL}",
+}
+OTHERS = [
+    *("c</conclusion>", "<conclusion>c</conclusion>", "<reflect>r</reflect>", "<answer>Steven Spielberg</answer>"),
+    *("</think>\n<answer>Spielberg</answer>", "<reasoning>r</reasoning><answer>Steven Spielberg</answer>", "nonsense"),
+    *("<information>mine</information> <answer>x</answer>", "<search> </search>", "t</reasoning><answer>and</answer>"),
+    *("Thought: c\nAction: finish[Steven Spielberg]", "<think>c</think> so <answer>Steven Spielberg</answer>", ""),
+]
+TURNS = [*[SEARCHES["tool_calls"]] * 4, "Steven Spielberg", "<think>c</think>Spielberg"]
+REWARDS = [
+    {"outcome": {"preset": "search-r1-v0.3"}},
+    {"name": "hiprag", "hiprag": {"lambda_p": 0}},
+    {"name": "search-p1", "search_p1": {"self_track": False, "reference_track": False, "outcome": "binary"}},
+    {"name": "when-to-search", "when_to_search": {"unified": True}},
+]
+
+
+def attempts(name):
+    """What the engine makes of a policy that mostly searches, and writes what it likes."""
+
+    def says(prompt, sampling):
+        rng = random.Random(f"{prompt}{sampling.seed}")
+        if name == "tool_calls":  # without functions a call is none; verl's own loop ends otherwise
+            return rng.choice(TURNS if prompt.messages[1].role == "tools" else TURNS[-2:])
+        return rng.choice([*[SEARCHES[name]] * 8, *OTHERS])
+
+    engine = Engine(ScriptedLLM(says), ToyRetriever(), FORMATS[name](), max_steps=4)
+    return asyncio.run(engine.run([Trajectory(QUESTION)] * 80, seeds=range(80)))
+
+
+def response_of(trajectory, form):
+    """The text that verl decodes: without what stands before the policy's first word, and without special tokens."""
+    if isinstance(form, StreamFormat):
+        return trajectory_text(trajectory).removeprefix(form.opening)
+    said = []
+    for step in trajectory.steps:
+        said.append(step.completion.text)
+        if isinstance(step.action, Search):
+            shown = form.documents(step.passages)
+            said.append(f"\nuser\n<tool_response>\n{shown}\n</tool_response>\nassistant\n")
+    return "".join(said)
+
+
+@pytest.mark.parametrize("name", TEXTUAL)
+def test_a_text_is_worth_what_the_trajectory_behind_it_is_worth(name):
+    form = FORMATS[name]()
+    made = attempts(name)
+    texts = [trajectory_of(form, QUESTION, response_of(trajectory, form)) for trajectory in made]
+    assert [text.answer for text in texts] == [trajectory.answer for trajectory in made]
+    values = set()
+    for given in REWARDS:
+        settings = validate(RewardSettings, given)
+        known = asyncio.run(open_reward(settings, RewardParts(form)).score(made, step=0))
+        found = asyncio.run(open_reward(settings, RewardParts(TextFormat(form))).score(texts, step=0))
+        assert found == known
+        values |= {score.value for score in known}
+    assert len(values) > 5, "or nothing was compared"
+
+
+def settings(**more):
+    overrides = {"limit": 6, "validation.limit": 3, "format.name": "search_r1", **more}
+    return load_rl_settings(RL_PRESETS, preset="demo-outcome", overrides=overrides)
+
+
+def test_a_task_is_questions_a_reward_and_rollouts(tmp_path):
+    assert export_task(settings(), tmp_path / "out") == {"train": 6, "test": 3}
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"train.parquet", "test.parquet", "reward.py", "agent.yaml", "task.yaml", "overrides.txt"} <= files
+    (first, *_) = read_parquet(tmp_path / "out/train.parquet", verl_schema())
+    score = runpy.run_path(str(tmp_path / "out/reward.py"))["compute_score"]
+    question = question_of(first)
+    asked = first["data_source"], f"<think>t</think><answer>{question.golden_answers[0]}</answer>"
+    found = asyncio.run(score(*asked, first["reward_model"]["ground_truth"], first["extra_info"], extra=1))
+    assert found == {"score": 1.0, "em": 1.0, "f1": 1.0, "cem": 1.0, "rc": 0.0, "well_formed": 1.0}
+
+
+def test_tool_calls_are_rolled_out_by_verl_with_our_search(tmp_path):
+    export_task(settings(**{"format.name": "tool_calls"}), tmp_path / "out")
+    assert "verl.search_tool" in (tmp_path / "out/tools.py").read_text()
+    assert "function_tool_path=" in (tmp_path / "out/overrides.txt").read_text()
+    (first, *_) = read_parquet(tmp_path / "out/train.parquet", verl_schema())
+    assert [message["role"] for message in first["prompt"]] == ["system", "user"], "verl's template shows the function"
+
+
+def silent(trajectory):
+    """A reward that has none."""
+
+
+def test_a_reward_that_fails_is_no_score(tmp_path):
+    export_task(settings(**{"reward.name": f"python:{__name__}:silent"}), tmp_path / "out")
+    score = runpy.run_path(str(tmp_path / "out/reward.py"))["compute_score"]
+    (first, *_) = read_parquet(tmp_path / "out/train.parquet", verl_schema())
+    with pytest.raises(RunError, match="has no reward"):
+        asyncio.run(score("", "<answer>x</answer>", first["reward_model"]["ground_truth"], first["extra_info"]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"format.name": "reasonrag"}, "writes several prompts, and verl scores one text"),
+        ({"reward.name": "spre"}, "of single steps"),
+        ({"reward.outcome.search_confidence": 0.4}, "only `rl train` knows them"),
+        ({"reward.name": "when-to-search"}, "the stage has to be fixed"),
+        ({"reward.name": "hiprag", "judge.spec": "demo-judge"}, "hiprag.over_search to false"),
+        ({"reward.name": "search-p1", "judge.spec": "demo-judge"}, "makes no reference plans"),
+    ],
+)
+def test_what_a_text_does_not_show_is_refused_before_anything_is_written(wrong, told, tmp_path):
+    with pytest.raises(ConfigError, match=told) as caught:
+        export_task(settings(**wrong), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_same_task_is_written_again(tmp_path):
+    export_task(settings(), tmp_path / "out")
+    first = (tmp_path / "out/train.parquet").read_bytes()
+    export_task(replace_limit(settings(), 4), tmp_path / "out")
+    assert len(read_parquet(tmp_path / "out/train.parquet", verl_schema())) == 4
+    export_task(settings(), tmp_path / "out")
+    assert (tmp_path / "out/train.parquet").read_bytes() == first
+
+
+def replace_limit(before, limit):
+    return before.model_copy(update={"limit": limit})
