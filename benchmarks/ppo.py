@@ -58,7 +58,8 @@ def show(given: Any, out: Path) -> None:
         by_seed = ", ".join(f"{value:.3f}" for value in means["by_seed"]["acc"])
         table.row(f"ACC, {name}", interval_text(means["all"]["acc"]), f"({by_seed})")
         for metric in ("em", "retrievals", "osr", "usr", "format_rate"):
-            table.row(f"  {metric}", means["all"][metric]["mean"])
+            if (known := means["all"][metric]) is not None:  # a rate of steps, if there are such steps
+                table.row(f"  {metric}", known["mean"])
     for name in given.algorithms:
         for other in (BEFORE, "grpo"):
             if name == other or other not in rows:

@@ -126,43 +126,41 @@ class Critic:
                     weight.grad = self.sum(torch.zeros_like(weight) if weight.grad is None else weight.grad)
             norms.append(float(nn.utils.clip_grad_norm_(self.weights.values(), settings.max_grad_norm)))
             rising = ppo.warmup_ratio * settings.max_steps
-            for group in self.optimizer.param_groups:
-                group["lr"] = ppo.learning_rate * min(1.0, (step + number) / rising if rising else 1.0)
+            rate = ppo.learning_rate * min(1.0, (step + number) / rising if rising else 1.0)
+            self.optimizer.param_groups[0]["lr"] = rate
             self.optimizer.step()
             self.optimizer.zero_grad()
             losses.append(float(self.sum(done)))
-        own, returns = batch["own"], batch["returns"]
-        errors, variance = (
-            mean((returns - guess) ** 2, own, self.accelerator)
-            for guess in (batch["values"], mean(returns, own, self.accelerator))
-        )
+        own, returns, everywhere = batch["own"], batch["returns"], self.accelerator
+        errors = mean((returns - batch["values"]) ** 2, own, everywhere)
+        variance = mean((returns - mean(returns, own, everywhere)) ** 2, own, everywhere)
         return {
             "critic/loss": sum(losses) / len(losses),
             "critic/grad_norm": sum(norms) / len(norms),
-            "critic/value": float(mean(batch["values"], own, self.accelerator)),
+            "critic/value": float(mean(batch["values"], own, everywhere)),
             "critic/explained_variance": float(1 - errors / (variance + 1e-8)),
         }
 
-    def sum(self, tensor: Any) -> Any:
-        """Return the sum over all processes."""
+    def sum(self, tensor: Any) -> Any:  # over all processes
         return self.accelerator.reduce(tensor, reduction="sum")
 
     def save(self, folder: Path) -> None:
         """Write the trained weights and the state of their optimizer."""
-        tensors = {name: weight.data for name, weight in self.weights.items()}
+        tensors = {}
         for name, weight in self.weights.items():
+            tensors[name] = weight.data
             tensors |= {f"{name}:{key}": value for key, value in self.optimizer.state[weight].items()}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / STATE)
 
     def restore(self, folder: Path) -> None:
         """Go on from what `save` wrote."""
-        tensors = load_file(folder / STATE)
-        for name, weight in self.weights.items():
-            weight.data.copy_(tensors.pop(name))
-        for name, tensor in tensors.items():
-            weight, key = self.weights[name.rpartition(":")[0]], name.rpartition(":")[2]
-            # AdamW counts its steps on the CPU.
-            self.optimizer.state[weight][key] = tensor if key == "step" else tensor.to(weight.device)
+        for stored, tensor in load_file(folder / STATE).items():
+            name, _, key = stored.partition(":")
+            weight = self.weights[name]
+            if key:  # AdamW counts its steps on the CPU
+                self.optimizer.state[weight][key] = tensor if key == "step" else tensor.to(weight.device)
+            else:
+                weight.data.copy_(tensor)
 
     def _forward(self, part: dict[str, Any]) -> Any:
         """Return `[R, T]` values before each token of the completions."""

@@ -38,6 +38,11 @@ def _demo(model: str, reward: Tree, **more: object) -> Tree:
     return {**_DEMO, "model": model, "reward": reward, **judge, **more}
 
 
+# A third of these questions need no search: a needless one is detected only if the policy knows the answer.
+_DEMO_HIPRAG = _demo(
+    "demo:hiprag", {"name": "hiprag"}, split="train-famous", validation={**_DEMO["validation"], "metric": "acc"}
+)
+
 # Search-R1's GRPO scripts, release v0.3 (arXiv:2503.09516): 512 questions, 5 attempts each, 4 searches.
 _SEARCH_R1: Tree = {
     **_GRPO,
@@ -139,19 +144,13 @@ RL_PRESETS: dict[str, Tree] = {
     "demo-outcome": _demo("demo:search_r1", {"name": "outcome"}),
     # With the others' 3e-4 it is as accurate, and an attempt in twenty is out of form.
     "demo-reasonrag": _demo("demo", {"name": "spre"}, learning_rate=1e-4),
-    # A third of these questions need no search: a needless one is detected only if the policy knows the answer.
-    "demo-hiprag": _demo(
-        "demo:hiprag", {"name": "hiprag"}, split="train-famous", validation={**_DEMO["validation"], "metric": "acc"}
-    ),
-    "demo-hiprag-ppo": _demo(
-        "demo:hiprag",
-        {"name": "hiprag"},
-        algorithm="ppo",
-        split="train-famous",
-        ppo={"learning_rate": 1e-3},
-        rollout={**_DEMO["rollout"], "group_size": 1, "questions_per_step": 64},
-        validation={**_DEMO["validation"], "metric": "acc"},
-    ),
+    "demo-hiprag": _DEMO_HIPRAG,
+    "demo-hiprag-ppo": {
+        **_DEMO_HIPRAG,
+        "algorithm": "ppo",
+        "ppo": {"learning_rate": 1e-3},
+        "rollout": {**_DEMO["rollout"], "group_size": 1, "questions_per_step": 64},
+    },
     "demo-search-p1": _demo("demo:search_p1", {"name": "search-p1"}),
     "demo-when-to-search": _demo(
         "demo:when_to_search", {"name": "when-to-search", "when_to_search": {"switch_step": 20}}, split="train-famous"

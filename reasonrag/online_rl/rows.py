@@ -69,9 +69,8 @@ def training_rows(
         of_steps = step_advantages(group)
         for sample in group.samples:
             trained = [_is_trained_on(sample, tokens, mask_truncated) for tokens in sample.transcripts]
-            extras = [over_tokens(sample, tokens, of_steps[sample.index]) for tokens in sample.transcripts]
-            if by_token:
-                extras = token_rewards(sample, trained)
+            spread = [over_tokens(sample, tokens, of_steps[sample.index]) for tokens in sample.transcripts]
+            extras = token_rewards(sample, trained) if by_token else spread
             for tokens, is_trained, extra in zip(sample.transcripts, trained, extras, strict=True):
                 _check_lengths(sample, tokens)
                 rows.append(

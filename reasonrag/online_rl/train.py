@@ -181,9 +181,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
 
         from reasonrag.online_rl.ppo import Critic
 
-        _reject_sharded_weights(
-            self.arguments, "PPO's value model, which is not, does not fit beside them; use whole copies (--multi_gpu)"
-        )
+        _reject_sharded_weights(self.arguments, "PPO cannot train its value model; use whole copies (--multi_gpu)")
         settings = self.settings
         model = load_weights(self.source, settings)
         with torch.random.fork_rng():  # every process draws the same adapter, and the rollouts draw as they would

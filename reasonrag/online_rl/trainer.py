@@ -368,7 +368,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         said = self.watch.equal_rewards([score.value for score in scores])
         if said and self.accelerator.is_main_process:
             log.warning(said, step=step + 1)
-        scale, spread = advantage_scale(self.scale_rewards, [score.value for score in scores])
+        rewards = [score.value for score in scores]
+        scale, spread = advantage_scale(self.scale_rewards if self.rollouts.baseline == "group" else "none", rewards)
         self.groups = batch.groups
         self.write = partial(
             write_rollouts,
@@ -378,8 +379,8 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             process=self.args.process_index,
             format=format,
             baseline=self.rollouts.baseline,
-            scale=scale if self.rollouts.baseline == "group" else "none",
-            spread=spread if self.rollouts.baseline == "group" else 1.0,
+            scale=scale,
+            spread=spread,
             credit=self.rollouts.credit,
         )
         if self.rollouts.tokens is None:  # the advantages of tokens are known later
