@@ -114,10 +114,10 @@ class RetrievalConfig(Section):
         None, "cross-encoder that reorders what an index finds: a Hub id or a folder", "--reranker"
     )
     rerank_depth: int = execution(20, "passages per query that the reranker reads", "--rerank-depth", ge=1)
-    compress: Literal["sentences", "recomp", "longllmlingua", "selective_context"] | None = execution(
+    compress: Literal["sentences", "recomp", "selective_context"] | None = execution(
         None,
-        "shorten the passages before the policy reads them: sentences close to the query, or by RECOMP, LongLLMLingua "
-        "or Selective-Context",
+        "shorten the passages before the policy reads them: to sentences close to the query, or by RECOMP or "
+        "Selective-Context",
         "--compress",
     )
     compress_keep: float = execution(
@@ -125,8 +125,8 @@ class RetrievalConfig(Section):
     )
     compress_model: str | None = execution(
         None,
-        "model that compresses: an encoder for sentences (default: word counts), else a language model, by its Hub id "
-        "or folder (default: the library's)",
+        "model that compresses, a Hub id or a folder: an encoder for sentences (default: word counts), a summarizer "
+        "for recomp (default: the paper's)",
     )
     gpu: bool = execution(False, "search the vectors of an index on all GPUs", "--gpu")
     device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")

@@ -146,47 +146,21 @@ def _recomp(config: RetrievalConfig) -> Compressor:
     return LibraryCompressor(summary)
 
 
-def _longllmlingua(config: RetrievalConfig) -> Compressor:
-    """Open LongLLMLingua (arXiv:2310.06839): keeps the tokens that a language model finds surprising, given a query."""
-    named = {"model_name": config.compress_model} if config.compress_model else {}
-    with loading("LLMLingua"):
-        lingua = _library("llmlingua").PromptCompressor(device_map=config.device or "cpu", **named)
-    options = {"rank_method": "longllmlingua", "condition_in_question": "after_condition", "condition_compare": True}
-
-    def shorter(query: str, text: str) -> str:
-        found = lingua.compress_prompt(
-            [text],
-            question=query,
-            rate=config.compress_keep,
-            concate_question=False,
-            use_context_level_filter=False,
-            **options,
-        )
-        return str(found["compressed_prompt"])
-
-    return LibraryCompressor(shorter)
-
-
 def _selective_context(config: RetrievalConfig) -> Compressor:
-    """Open Selective-Context (arXiv:2310.06201): drops the phrases that a language model expects, whatever is asked."""
+    """Open Selective-Context (arXiv:2310.06201): drops the phrases that GPT-2 expects, whatever is asked."""
+    if config.compress_model:
+        raise ConfigError("selective_context asks GPT-2 and no other model; leave retrieval.compress_model out")
     with loading("Selective-Context"):
-        selective = _library("selective_context").SelectiveContext(
-            model_type=config.compress_model or "gpt2", lang="en"
-        )
+        try:
+            library: Any = import_module("selective_context")
+        except ImportError as error:
+            raise ConfigError("--compress selective_context needs a library; pip install selective-context") from error
+        selective = library.SelectiveContext(model_type="gpt2", lang="en")
     return LibraryCompressor(lambda query, text: str(selective(text, reduce_ratio=1 - config.compress_keep)[0]))
-
-
-def _library(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        package = name.replace("_", "-")
-        raise ConfigError(f"retrieval.compress needs the library {package}; pip install {package}") from error
 
 
 _COMPRESSORS: dict[str, Callable[[RetrievalConfig], Compressor]] = {
     "sentences": lambda config: SentenceCompressor(config.compress_model, config.compress_keep),
     "recomp": _recomp,
-    "longllmlingua": _longllmlingua,
     "selective_context": _selective_context,
 }
