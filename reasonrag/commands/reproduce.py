@@ -52,7 +52,6 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
       reasonrag reproduce {name} --out runs/quick --seeds 1 --only {variants[0]} \\
           --limit 20 --test-limit 20 --max-steps 2
     """
-    further = ", or what this table of the paper asks for beside it," if paper["tables"] else ""
     short = f"Repeat {paper['title']}."
     inputs: list[Callable[[Any], Any]] = []
     limit, of_each = settings("Config", "questions.limit", show_keys=False), ""
@@ -93,7 +92,7 @@ def _add_command(name: str, paper: Mapping[str, Any]) -> None:
             "--only",
             multiple=True,
             type=click.Choice([*variants, *paper["tables"]]),
-            help=f"Compare only this variant{further} with the base policy (repeatable).",
+            help="Compare only this with the base policy: a variant, or all that a table asks for (repeatable).",
         ),
         _count("--jobs", 1, "Commands at a time, one thread each."),
     ]
