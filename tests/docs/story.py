@@ -47,7 +47,7 @@ NOT_RUN = {
     "make test": "this is it",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
     "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
-    "python -m verl": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
+    "python -m verl.trainer.main_ppo": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
     "trl dpo": "TRL's own; tests/e2e/test_dataset.py gives it our pairs",
 }
 # Ours, of which every option, preset and configuration file is read, and nothing run.
@@ -210,7 +210,7 @@ def read(words: tuple[str, ...]) -> None:
     file, preset = given.get("file"), given.get("preset")
     if file or preset:
         path = ROOT / file if file else None
-        if words[:2] in (("rl", "train"), ("env", "serve")):
+        if words[:2] in (("rl", "train"), ("env", "serve"), ("env", "export")):
             load_rl_settings(RL_PRESETS, preset=preset, file=path)
         elif words[:2] == ("dpo", "train"):
             validate(DPOSettings, gather(DPO_PRESETS, preset=preset, file=path))
