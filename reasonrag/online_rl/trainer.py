@@ -365,10 +365,10 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         # The reward has to observe the same scores on all processes.
         scores = gather_object([sample.score for sample in batch.samples])
         self.watch.reward.observe(scores, step=step)
-        said = self.watch.equal_rewards([score.value for score in scores])
+        rewards = [score.value for score in scores]
+        said = self.watch.equal_rewards(rewards)
         if said and self.accelerator.is_main_process:
             log.warning(said, step=step + 1)
-        rewards = [score.value for score in scores]
         scale, spread = advantage_scale(self.scale_rewards if self.rollouts.baseline == "group" else "none", rewards)
         self.groups = batch.groups
         self.write = partial(
