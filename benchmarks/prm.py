@@ -9,6 +9,7 @@ same attempts for all rules. Repeated, the command goes on where it was stopped.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -64,7 +65,11 @@ def show(given: Any, out: Path) -> None:
     table = Table(__doc__)
     folders = {seed: out / f"seed-{seed}" for seed in range(given.seeds)}
     plan = Plan(out, [stage for seed, folder in folders.items() for stage in stages(folder, seed, given)])
-    if code := plan.run(lambda line: print(line, file=sys.stderr), jobs=1):
+    figures = os.dup(1)
+    os.dup2(2, 1)  # what the commands say, too, is no figure
+    code = plan.run(lambda line: print(line, file=sys.stderr), jobs=1)
+    os.dup2(figures, 1)
+    if code:
         sys.exit(code)
     found = [require_json(folder / "prm" / "training.json", "run again")["measures"] for folder in folders.values()]
     for name, label in (
