@@ -27,7 +27,7 @@ COMMANDS = (
         "sft train",
         "rl",
         "rl train",
-        "rl export",
+        "env export",
         "rl plan",
         "reproduce",
         "reproduce hiprag",

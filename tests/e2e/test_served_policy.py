@@ -124,13 +124,13 @@ class DemoServer(FakeOpenAI):
     def __init__(self, **options: Any) -> None:
         super().__init__(self._write, **options)
         self._llm = TransformersLLM(str(demo_folder()), device="cpu")
-        self._asking, self._runner = ThreadPoolExecutor(1), asyncio.Runner()
+        self._asking, self._answers = ThreadPoolExecutor(1), asyncio.Runner()
 
     def _write(self, body: dict[str, Any]) -> str:
         messages = tuple(Message(m["role"], m["content"]) for m in body["messages"])
         sampling = Sampling(temperature=body["temperature"], max_tokens=body["max_tokens"])
         prompt = Prompt(messages, stop=tuple(body.get("stop", ())))
-        (completion,) = self._asking.submit(self._runner.run, self._llm.complete(prompt, sampling)).result()
+        (completion,) = self._asking.submit(self._answers.run, self._llm.complete(prompt, sampling)).result()
         return completion.text
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.types import Answer, Completion, FinishReason, Prompt, Step, StopReason, Trajectory
+from reasonrag.core.types import Answer, Completion, FinishReason, Message, Prompt, Step, StopReason, Trajectory
 from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.evaluation.run import Evaluation, choose
 from reasonrag.formats import ReasonRAGFormat
@@ -55,8 +55,11 @@ def policy(config):
     return ScriptedLLM(lambda prompt, sampling: f"<answer>{letters[sampling.seed % 4] * 2}</answer>", name="letters")
 
 
+ASKED = Prompt((Message("user", "Who?"),))
+
+
 def attempt(*answers):
-    steps = [Step(Prompt(()), Completion(text, token_ids=(1,)), Answer(text)) for text in answers]
+    steps = [Step(ASKED, Completion(text, token_ids=(1,)), Answer(text)) for text in answers]
     return Trajectory(QUESTION, tuple(steps), StopReason.ANSWERED if steps else StopReason.NO_ANSWER)
 
 

@@ -67,10 +67,10 @@ def test_a_tree_is_cut_below_a_depth_and_beside_the_best_path_with_the_number_of
 
 
 def test_show_prints_the_tree_of_one_question_or_says_what_is_there(run, capsys):
-    inspect.show.callback(run, "q3", None, None, False)
+    inspect.show.callback(run, "q3", None, None, False, None)
     assert tree_of(run, "q3").root["question"] in capsys.readouterr().out
     with pytest.raises(DataError, match="the nearest ids"):
-        inspect.show.callback(run, "q33", None, None, False)
+        inspect.show.callback(run, "q33", None, None, False, None)
 
 
 def test_graphs_are_written_in_either_form(run, tmp_path, capsys):
