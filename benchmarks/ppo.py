@@ -9,12 +9,12 @@ command goes on where it was stopped. About 3 CPU minutes a seed and algorithm.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.process import run_plan
 from benchmarks.table import Table, options
 from reasonrag.evaluation.tables import interval_text
 from reasonrag.reproduce.measures import Seeds, described, difference, read_seeds
@@ -49,8 +49,7 @@ def show(given: Any, out: Path) -> None:
     table = Table(__doc__)
     folders = {seed: out / f"seed-{seed}" for seed in range(given.seeds)}
     plan = Plan(out, [stage for seed, folder in folders.items() for stage in stages(folder, seed, given)])
-    if code := plan.run(lambda line: print(line, file=sys.stderr), jobs=1):
-        sys.exit(code)
+    run_plan(plan)
     rows: dict[str, Seeds] = {}
     for name in (BEFORE, *given.algorithms):
         rows[name] = read_seeds({seed: path / name for seed, path in folders.items()}, "policy", "t0_*")

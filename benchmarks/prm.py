@@ -9,13 +9,12 @@ same attempts for all rules. Repeated, the command goes on where it was stopped.
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.process import run_plan
 from benchmarks.table import Table, options
 from reasonrag.evaluation.tables import interval_text
 from reasonrag.reproduce.measures import Seeds, described, difference, read_seeds
@@ -65,12 +64,7 @@ def show(given: Any, out: Path) -> None:
     table = Table(__doc__)
     folders = {seed: out / f"seed-{seed}" for seed in range(given.seeds)}
     plan = Plan(out, [stage for seed, folder in folders.items() for stage in stages(folder, seed, given)])
-    figures = os.dup(1)
-    os.dup2(2, 1)  # what the commands say, too, is no figure
-    code = plan.run(lambda line: print(line, file=sys.stderr), jobs=1)
-    os.dup2(figures, 1)
-    if code:
-        sys.exit(code)
+    run_plan(plan)
     found = [require_json(folder / "prm" / "training.json", "run again")["measures"] for folder in folders.values()]
     for name, label in (
         ("auc", "AUC, SPRE of at least 0.5 or not"),
