@@ -28,7 +28,7 @@ def apart(function: Callable[..., Any], *arguments: Any, start: str = "fork") ->
 
 
 def run_plan(plan: Plan) -> None:
-    """Run its commands, with all that they print on stderr: stdout is for the figures. End with the code of a failure."""
+    """Run its commands, with all that they print on stderr: stdout is for figures. End with the code of a failure."""
     figures = os.dup(1)
     os.dup2(2, 1)
     code = plan.run(lambda line: print(line, file=sys.stderr), jobs=1)
