@@ -12,7 +12,7 @@ from typing import Any
 from reasonrag.dpo.contradictions import Contradictions
 from reasonrag.pipeline.pair_tables import repeated_questions
 from reasonrag.report.trees import QuestionTree, read_trees
-from reasonrag.spre import full_prompt
+from reasonrag.spre import decisions_of, full_prompt
 from reasonrag.storage.parquet import Row
 from reasonrag.storage.runs import read_run
 
@@ -28,9 +28,9 @@ def stats(run: Path) -> dict[str, Any]:
         `answers`: total, mean F1 and EM, steps and rounds up to one; `tokens` of prompts, of completions, of the
         completions `in_pairs` and of the `chosen` ones, without those of which the backend reports none; `iterations`
         of a question's search; `pairs`: total, their questions by data set, `by_type[chosen][rejected]`, depths,
-        margins, confidence, those `on_one_trajectory` (a side that is no answer), `contradictory` ones
-        (`Contradictions.summary`); `calls`: calls, tokens and cost by kind. Spreads over questions, answers, nodes or
-        pairs are each a `distribution`.
+        margins, confidence, those `on_one_trajectory` (a side that is no answer), those `by_length_alone` (steps whose
+        mean F1 is not above that of the rejected one), `contradictory` ones (`Contradictions.summary`); `calls`: calls,
+        tokens and cost by kind. Spreads over questions, answers, nodes or pairs are each a `distribution`.
 
     Raises:
         RunError: there is no finished run in the folder.
@@ -55,7 +55,7 @@ class RunCounts:
         self.pair_types: dict[str, Counter[str]] = {}  # chosen, then rejected; pairs of trajectories have no types
         self.pair_depths: Counter[int] = Counter()
         self.contradictions = Contradictions(repeated)
-        self.pairs_on_one_trajectory = 0
+        self.pairs_on_one_trajectory = self.pairs_by_length = 0
         of_trees = ("iterations", "steps", "rounds", "f1", "em", *_TOKENS)
         of_pairs = ("tokens_in_pairs", "chosen_tokens", "margin", "confidence")
         self.values = {name: array("d") for name in (*of_trees, *of_pairs)}
@@ -72,8 +72,13 @@ class RunCounts:
         if tree.pairs:
             self.questions_with_pairs[tree.root["dataset"]] += 1
         self.contradictions.begin(*tree.question)
+        by_f1 = decisions_of(tree.nodes, alpha=1.0) if tree.pairs else []
         for pair in tree.pairs:
             self._add_pair(pair, tree)
+            if "chosen_type" in pair:
+                sides = [by_f1[pair[f"{side}_node_id"]] for side in ("chosen", "rejected")]
+                f1 = [side.reward for side in sides if side is not None and side.reward is not None]
+                self.pairs_by_length += len(f1) == 2 and f1[0] < f1[1] + 1e-9
 
     def _add_node(self, row: Row) -> None:
         self.nodes += 1
@@ -137,6 +142,7 @@ class RunCounts:
                 "margin": spread["margin"],
                 "confidence": spread["confidence"],
                 "on_one_trajectory": self.pairs_on_one_trajectory,
+                "by_length_alone": self.pairs_by_length,
                 "contradictory": self.contradictions.summary(),
             },
             "calls": summary.get("calls", {}),

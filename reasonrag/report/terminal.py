@@ -150,6 +150,7 @@ def _counts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     yield "answers", metrics["answers"]["total"], 0
     yield "pairs", pairs["total"], 0
     yield "  a side on one trajectory", pairs["on_one_trajectory"], pairs["total"]
+    yield "  for a shorter path alone", pairs["by_length_alone"], pairs["total"]
     yield "  contradict each other", pairs["contradictory"]["same_content"], pairs["total"]
     yield "  contradict word for word", pairs["contradictory"]["same_text"], pairs["total"]
     for name, count in pairs["questions"].items():

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from operator import itemgetter
 
 import pytest
 
 from reasonrag.commands import inspect
+from reasonrag.core.config import load_config
+from reasonrag.pipeline.pair_tables import pairs_of
 from reasonrag.report.stats import distribution, stats
 from tests.e2e.product import pair_rows, summary, tree_rows
 
@@ -29,6 +32,11 @@ def test_counts_are_those_of_the_tables(run, figures):
     assert figures["pairs"]["on_one_trajectory"] == sum(
         any(count == 1 and type != "answer" for count, type in both) for both in sides
     )
+    flat = load_config(file=run / "config.yaml")
+    flat = flat.model_copy(update={"pairs": flat.pairs.model_copy(update={"alpha": 1.0, "min_margin": 1e-9})})
+    named = itemgetter("question_id", "chosen_node_id", "rejected_node_id")
+    left = {named(pair) for pair in pairs_of(nodes, flat, policy="p", config_hash="c")}
+    assert figures["pairs"]["by_length_alone"] == sum(named(row) not in left for row in pairs) > 0
     assert figures["pairs"]["questions"] == {"sea": len({row["question_id"] for row in pairs})}
     for chosen, rejected in figures["pairs"]["by_type"].items():
         for name, count in rejected.items():

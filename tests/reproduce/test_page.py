@@ -107,12 +107,23 @@ def test_the_page_is_the_golden_one(figures):
     assert "\n".join(page(PAPER, figures)) + "\n" == GOLDEN.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", [name for name in PAPERS if (RESULTS / f"{PAPERS[name].page}.json").exists()])
-def test_a_published_page_follows_from_the_results_beside_it(name):
+PUBLISHED = [
+    (name, folder)
+    for folder in (RESULTS, RESULTS / "ablations")
+    for name in PAPERS
+    if (folder / f"{PAPERS[name].page}.json").exists()
+]
+
+
+@pytest.mark.parametrize(("name", "folder"), PUBLISHED, ids=[f"{folder.name}/{name}" for name, folder in PUBLISHED])
+def test_a_published_page_follows_from_the_results_beside_it(name, folder):
     paper = PAPERS[name]
-    results = json.loads((RESULTS / f"{paper.page}.json").read_text(encoding="utf-8"))
+    results = json.loads((folder / f"{paper.page}.json").read_text(encoding="utf-8"))
     assert list(comparisons(paper, results["settings"])) == results["comparisons"]
-    assert "\n".join(page(paper, results)) + "\n" == (RESULTS / f"{paper.page}.md").read_text(encoding="utf-8")
+    written = "\n".join(page(paper, results)) + "\n"
+    if folder != RESULTS:  # links lead up one folder more
+        written = written.replace("](../", "](../../")
+    assert written == (folder / f"{paper.page}.md").read_text(encoding="utf-8")
 
 
 def test_signs_are_compared_row_by_row(figures):
