@@ -352,8 +352,16 @@ def open_environment(settings: RLSettings, journal: Path) -> tuple[Task, Engine,
     task, policy = open_task(settings), CurrentPolicy()
     reward, _, closing = open_task_reward(settings, task, policy, journal)
     config, retriever = task.config, batched_retrievers(task)[0]
-    steps, top_k, how = config.format.max_steps, config.retrieval.top_k, sampling(config.policy)
-    return task, Engine(policy, retriever, task.format, max_steps=steps, top_k=top_k, sampling=how), reward, closing
+    engine = Engine(
+        policy,
+        retriever,
+        task.format,
+        max_steps=config.format.max_steps,
+        max_searches=config.format.max_searches,
+        top_k=config.retrieval.top_k,
+        sampling=sampling(config.policy),
+    )
+    return task, engine, reward, closing
 
 
 def serve_environment(settings: RLSettings, listening: EnvironmentSettings) -> int:
