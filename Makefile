@@ -11,7 +11,7 @@ TESTS ?=
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo online test quick slow gpu smoke coverage docs bench bench-gpu peers house lint type fmt check wheel clean
+.PHONY: help setup demo online test quick slow gpu smoke coverage docs bench bench-gpu peers faults audit house lint type fmt check wheel clean
 
 help:  ## print the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -82,6 +82,16 @@ build/benchmarks/numba:
 
 peers: setup  ## run other people's tools on what we write: `make peers CHECKS="verl trl"`; docs/results/peers.md
 	$(BIN)/python -m tools.peers $(CHECKS)
+
+faults: setup  ## every row of the fault matrix at full size, in about an hour on two cores; docs/results/faults.md
+	$(PYTEST) -q -m "fault and not gpu" --faults $(TESTS)
+
+audit: build/audit/bin/pip-audit  ## known vulnerabilities of what constraints.txt pins, as pypi.org lists them
+	build/audit/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt
+
+build/audit/bin/pip-audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
 
 house: setup  ## measure the structure of the package
 	$(BIN)/python -m tools.house

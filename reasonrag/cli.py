@@ -1,54 +1,64 @@
 """The `reasonrag` command: the list of commands, each imported when it is needed, exit codes, and redacted output.
 
-Exit codes: 0; 2 for bad input; 1 if more than `--max-failed` of the questions failed; 130 after Ctrl-C, 143 after
-SIGTERM, both with all finished work kept.
+Exit codes: 0; 2 for bad input; 1 if more than `--max-failed` of the questions failed, or `verify` found a problem; 75
+(EX_TEMPFAIL) if nothing in a run got on for `run.stall_s`; 130 after Ctrl-C, 143 after SIGTERM; the last three with all
+finished work kept.
 """
 
 from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
+import resource
+import select
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 import click
 
 from reasonrag import __version__
-from reasonrag.core.errors import InputError, ReasonRAGError
+from reasonrag.core.errors import EX_TEMPFAIL, InputError, ReasonRAGError, Stalled, check_files
 from reasonrag.core.secrets import redact
 
-# The module of `reasonrag.commands` and the line of `reasonrag --help` of each command.
+# The function in `reasonrag.commands` and the line of `reasonrag --help` of each command.
 COMMANDS = {
-    "build-tree": ("trees", "Search trees over agentic-RAG steps and write preference pairs."),
-    "pairs": ("trees", "Derive the pairs of a finished run again, without model calls."),
-    "dpo": ("train", "Train a policy on preference pairs (DPO, with TRL)."),
-    "sft": ("train", "Fine-tune a policy on the chosen steps of pairs (SFT, with TRL)."),
-    "prm": ("train", "Train a process reward model on the steps of trees."),
-    "rl": ("rl", "Train a policy online on rollouts (GRPO, with TRL)."),
-    "eval": ("evaluate", "Evaluate policies on held-out questions, with 95 % intervals."),
-    "report": ("inspect", "Write HTML pages about a run, a training run or an evaluation."),
-    "show": ("inspect", "Print the tree of one question."),
-    "stats": ("inspect", "Print the numbers of a run: nodes, pairs, calls, cost, failures."),
-    "graph": ("inspect", "Write trees as GraphML or node-link JSON."),
-    "export": ("inspect", "Write the data of a run in the format of another tool."),
-    "import": ("inspect", "Import preference pairs from another tool."),
-    "publish": ("publish", "Publish a data set or a policy on the Hugging Face Hub."),
-    "index": ("index", "Build, serve and check search indexes."),
-    "env": ("agents", "Serve the rollout engine as an environment that other trainers train on."),
-    "record": ("agents", "Record the model calls of an agent, through a proxy."),
-    "parse": ("parse", "Parse trajectories from any source with one of the formats."),
-    "demo": ("demo", "Write the questions and the corpus of the demo world."),
-    "reproduce": ("reproduce", "Repeat the papers' comparisons at laptop scale."),
-    "doctor": ("doctor", "Print what is installed and which backends work on this machine."),
+    "build-tree": ("trees.build_tree", "Search trees over agentic-RAG steps and write preference pairs."),
+    "pairs": ("trees.pairs", "Derive the pairs of a finished run again, without model calls."),
+    "dpo": ("train.dpo", "Train a policy on preference pairs (DPO, with TRL)."),
+    "sft": ("train.sft", "Fine-tune a policy on the chosen steps of pairs (SFT, with TRL)."),
+    "prm": ("train.prm", "Train a process reward model on the steps of trees."),
+    "rl": ("rl.rl", "Train a policy online on rollouts (GRPO, with TRL)."),
+    "eval": ("evaluate.evaluate", "Evaluate policies on held-out questions, with 95 % intervals."),
+    "report": ("inspect.report", "Write HTML pages about a run, a training run or an evaluation."),
+    "show": ("inspect.show", "Print the tree of one question."),
+    "stats": ("inspect.stats", "Print the numbers of a run: nodes, pairs, calls, cost, failures."),
+    "graph": ("inspect.graph", "Write trees as GraphML or node-link JSON."),
+    "verify": ("inspect.verify", "Check a run, tables, an index, a model: checksums, trees, pairs, numbers."),
+    "export": ("inspect.export", "Write the data of a run in the format of another tool."),
+    "import": ("inspect.import_", "Import preference pairs from another tool."),
+    "publish": ("publish.publish", "Publish a data set or a policy on the Hugging Face Hub."),
+    "index": ("index.index", "Build, serve and check search indexes."),
+    "env": ("agents.env", "Serve the rollout engine as an environment that other trainers train on."),
+    "record": ("agents.record", "Record the model calls of an agent, through a proxy."),
+    "parse": ("parse.parse", "Parse trajectories from any source with one of the formats."),
+    "demo": ("demo.demo", "Write the questions and the corpus of the demo world."),
+    "reproduce": ("reproduce.reproduce", "Repeat the papers' comparisons at laptop scale."),
+    "doctor": ("doctor.doctor", "Print what is installed and which backends work on this machine."),
 }
-# Errors that the user can fix: a full disk, a read-only folder, a wrong path.
+# Errors that the user can fix: a full disk, a read-only folder, a wrong path, too many open files, a disk that is gone.
 _FIXABLE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+    *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE),
 )
+
+_FILES = 10_240  # macOS allows no more
 
 
 class LazyGroup(click.Group):
@@ -60,8 +70,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"reasonrag.commands.{COMMANDS[cmd_name][0]}")
-        command: click.Command = module.COMMANDS[cmd_name]
+        module, function = COMMANDS[cmd_name][0].split(".")
+        command: click.Command = getattr(importlib.import_module(f"reasonrag.commands.{module}"), function)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -81,15 +91,42 @@ def cli() -> None:
 
 
 class Redacted:
-    """A stream that replaces secrets by `***`, whoever writes: this package, a log, a library, a traceback."""
+    """A stream that replaces secrets by `***`, whoever writes: this package, a log, a library, a traceback.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    A reader that has gone (`| head`) ends no work: what follows goes nowhere, and `closed` is True.
+
+    Args:
+        stream: what is written to.
+        lost: the errors of the stream after which it is given up; others are raised.
+    """
+
+    def __init__(self, stream: TextIO, lost: type[OSError] = BrokenPipeError) -> None:
+        self._stream, self._lost, self._given_up = stream, lost, False
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing that is written reaches anybody."""
+        return self._given_up or self._stream.closed
 
     def write(self, text: str) -> int:
         """Write the text redacted. A secret is found only if one call holds all of it."""
-        self._stream.write(redact(text))
+        with self._giving_up():
+            self._stream.write(redact(text))
         return len(text)
+
+    def flush(self) -> None:
+        with self._giving_up():
+            self._stream.flush()
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        try:
+            yield
+        except self._lost:
+            self._given_up = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # what is buffered still goes somewhere
+            os.close(nowhere)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -103,13 +140,20 @@ class Redacted:
 
 def main() -> None:
     """Run a command. What the user can fix is reported in one line, without a traceback."""
-    # Until a run handles signals itself there is nothing to keep. A library's bare `except` could swallow a
-    # KeyboardInterrupt while it is being imported, so the process ends here.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    # Never restored: the interpreter prints an uncaught exception after this function has returned.
-    sys.stdout, sys.stderr = cast(TextIO, Redacted(sys.stdout)), cast(TextIO, Redacted(sys.stderr))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    _prepare_streams()
+    _allow_files()
+    Stalled.ends_process = True
     try:
-        cli(standalone_mode=False)
+        try:
+            cli(standalone_mode=False)
+        except OSError as error:
+            check_files(error)
+            raise
+        finally:
+            Stalled.ends_process = False  # who calls this in a process of its own goes on
+            sys.stdout.flush()  # a full disk is an error of this command, and none of the interpreter's end
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
@@ -120,14 +164,43 @@ def main() -> None:
     except InputError as error:
         _fail(str(error), add=error.add)
     except ReasonRAGError as error:
-        _fail(str(error))
+        _fail(str(error), code=EX_TEMPFAIL if isinstance(error, Stalled) else 2)
     except OSError as error:
         if error.errno not in _FIXABLE:
             raise
-        _fail(f"{error.filename or 'a file'} cannot be written ({error.strerror}); fix that and run the command again")
+        _fail(f"{error.filename or 'a file'} cannot be used ({error.strerror}); fix that and run the command again")
 
 
-def _fail(message: str, *, add: str = "") -> NoReturn:
+def _allow_files() -> None:
+    """Let this process open as many files as its user may: each connection is one, and 256 or 1,024 are usual."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft not in (most, resource.RLIM_INFINITY):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _prepare_streams() -> None:
+    """Let the standard streams take any text, without secrets. The interpreter prints uncaught errors to them, too."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed (`>&-`): the next file that is opened would be given its number
+            setattr(sys, name, Path(os.devnull).open("w" if number else "r"))  # noqa: SIM115 -- for good
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whoever calls `main` may have put another stream there
+            stream.reconfigure(errors="backslashreplace")  # ASCII has no accents
+    sys.stdout = cast(TextIO, Redacted(sys.stdout))
+    sys.stderr = cast(TextIO, Redacted(sys.stderr, lost=OSError))  # a full disk under a log ends no run
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    """End the process where nothing is to be drained: what is finished is on disk already."""
+    # An exception could be swallowed by a bare `except` of a library that is being imported, and a stream may be busy.
+    with suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:  # else nobody reads it, and writing would never end
+            os.write(2, b"stopped; finished work is kept, and the same command goes on\n")
+    os._exit(128 + number)
+
+
+def _fail(message: str, *, add: str = "", code: int = 2) -> NoReturn:
     from reasonrag.core.text import printable
 
     click.echo(f"error: {printable(' '.join(message.split()))}", err=True)
@@ -135,4 +208,4 @@ def _fail(message: str, *, add: str = "") -> NoReturn:
         from reasonrag.commands.console import this_command
 
         click.echo(f"try: {this_command()} {add}", err=True)
-    sys.exit(2)
+    sys.exit(code)

@@ -51,6 +51,12 @@ class Browser(webdriver.Chrome):
         """Load a file, or an address, and wait until it is there."""
         self.get(page.absolute().as_uri() if isinstance(page, Path) else page)
 
+    def forget(self) -> None:
+        """Count what was said on the console, asked for and opened from here on."""
+        self.console()
+        self.get_log("performance")
+        self._events.clear()
+
     def console(self) -> list[str]:
         """What the console has said since the last call: errors, warnings, refusals of the page's policy."""
         return [f"{entry['level']}: {entry['message']}" for entry in self.get_log("browser")]

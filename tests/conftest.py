@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,8 +9,34 @@ import pytest
 
 from reasonrag.core.plots import BarChart, Panel
 from tests import unsynced  # noqa: F401
+from tests.faults.matrix import (  # noqa: F401
+    figure,
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_runtest_setup,
+    rounds,
+)
 
 collect_ignore = ["peers"]  # of other tools, each in an environment of its own: `make peers`
+gc.disable()  # while tests are collected and libraries imported, next to nothing is garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+    for child in multiprocessing.active_children():
+        child.kill()  # one that a test stopped, and left, would be waited for without end
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> None:
+    """Trainers, engines and evaluations collect garbage again and again, here not among what was there before them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pkgutil
 from importlib import import_module
 
@@ -22,3 +23,6 @@ IMPORTED = (datasets, matplotlib, peft, pytest, transformers, trl, unsynced)
 for module in pkgutil.walk_packages(reasonrag.__path__, "reasonrag."):
     if not module.name.endswith("__main__"):
         import_module(module.name)
+
+gc.collect()
+gc.freeze()  # processes that are forked from this one neither look through it nor copy its pages

@@ -21,7 +21,7 @@ from functools import cache
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,8 +39,8 @@ class Child:
         self, function: Callable[..., None], arguments: tuple[Any, ...], environment: Mapping[str, str]
     ) -> None:
         self.args = arguments
-        folder = Path(mkdtemp(prefix="warmed-"))
-        self._streams = (folder / "stdout", folder / "stderr")
+        self._folder = TemporaryDirectory(prefix="warmed-")  # as long as somebody may read it
+        self._streams = (Path(self._folder.name) / "stdout", Path(self._folder.name) / "stderr")
         for stream in self._streams:
             stream.touch()
         call = (self._streams, dict(environment), function, arguments)
@@ -69,6 +69,10 @@ class Child:
         self.wait(timeout)
         stdout, stderr = (stream.read_text(encoding="utf-8", errors="replace") for stream in self._streams)
         return stdout, stderr
+
+    def printed(self) -> str:
+        """What has come on stdout so far."""
+        return self._streams[0].read_text(encoding="utf-8", errors="replace")
 
     def said(self) -> str:
         """What has come on stderr so far."""

@@ -16,6 +16,7 @@ from docs.reference.options import options_json
 from docs.reference.performance import performance_page
 from docs.reference.schema import schema_page
 from docs.reference.settings import settings_page
+from tests.faults.matrix import faults_page
 from tools.peers import peers_page
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/settings.md": settings_page,
     "docs/results/performance.md": performance_page,
     "docs/results/peers.md": peers_page,
+    "docs/results/faults.md": faults_page,
     "README.md": partial(claims.page, "README.md"),
     "docs/index.md": partial(claims.page, "docs/index.md"),
 }

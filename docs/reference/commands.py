@@ -27,8 +27,9 @@ def cli_page() -> str:
         "",
         "The name in brackets after an option is the [setting](settings.md) that it sets, with the default before",
         "presets. The last section lists [every flag](#every-flag) with its meaning. Exit codes: 0; 2 for",
-        "bad input; 1 if more than `--max-failed` of the questions failed; 130 after Ctrl-C and 143 after SIGTERM,",
-        "both with all finished work kept.",
+        "bad input; 1 if more than `--max-failed` of the questions failed, or `verify` found a problem; 75 if nothing",
+        "in a run got on for `run.stall_s`; 130 after Ctrl-C and 143 after SIGTERM; the last three with all finished",
+        "work kept.",
     ]
     for path, command in commands(cli, ("reasonrag",)):
         lines += ["", f"## {' '.join(path)}", "", "```text", _help(path, command), "```"]

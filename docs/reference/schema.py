@@ -111,6 +111,7 @@ TRAINING_JSON = {
     "processes": "number of processes",
     "settings.*": "the resolved settings",
     "identity.*": "the settings and checksums that can change a result",
+    "files.*": "size in bytes and SHA-256 of each file of the trained model; older runs have none",
     "versions.*": "installed versions of what can change a result",
     "history": "metrics by step",
 }

@@ -46,6 +46,9 @@ def settings_page() -> str:
         "then `--preset`, then `--config FILE.yaml`, then `--set NAME=VALUE`, then flags: the later one counts. An",
         "unknown name is refused. Settings marked * may differ when work is resumed: they say where things lie, how",
         "fast they go and what they cost. What lies there (questions, corpus, weights) is compared by its checksum.",
+        "",
+        "In YAML, `no`, `off` and dates are texts, and aliases and merge keys work. A key that stands twice is refused",
+        "with both lines, and so is a file whose aliases stand for more than 50,000 values.",
     ]
     for title, model, presets in SETTINGS:
         lines += ["", f"## {title}", ""]

@@ -370,4 +370,4 @@ def serve_environment(settings: RLSettings, listening: EnvironmentSettings) -> i
         task, engine, reward, closing = open_environment(settings, Path(folder, "journal.sqlite"))
         app = EnvironmentApp(engine, reward, task.questions, listening, partial(close_parts, closing, task))
         about = f"{len(task.questions)} questions, format {task.format.name}, reward {settings.reward.name}"
-        return run_app(app, about=about, needs=("uvicorn", "websockets"))
+        return run_app(app, about=about)

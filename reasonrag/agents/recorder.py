@@ -7,6 +7,7 @@ begin with. Headers are passed on and never kept: the key of the agent goes from
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,11 +15,13 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 import structlog
 
-from reasonrag.core.http import check_url
+from reasonrag.core.documents import parse_json
+from reasonrag.core.http import check_url, pieces
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.serving import App, Endpoint, ListenSettings, Receive, Refusal, Response, Scope, run_app
 from reasonrag.core.settings import setting
@@ -35,13 +38,14 @@ _NOT_PASSED_ON = frozenset(
     b"host connection keep-alive te trailer transfer-encoding upgrade content-length accept-encoding expect".split()
 )
 _NAMED = re.compile(r"/c/([^/]+)(/.*)")
+_LONGEST_SILENCE_S = 3600.0  # of the model; its agent may long have left
 _UNREADABLE = (ValueError, RecursionError, KeyError, TypeError, IndexError, AttributeError)
 
 
 class RecordSettings(ListenSettings):
     """Settings of `record`."""
 
-    max_body_bytes: int = setting(64 << 20, "maximum bytes of a request's body", ge=1)
+    max_body_bytes: int = setting(64 << 20, "maximum bytes of a request's body, and of a reply's", ge=1)
 
 
 class Conversations:
@@ -93,17 +97,20 @@ class Recorder(App):
 
     async def _forward(self, scope: Scope, receive: Receive) -> Response:
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=_LONGEST_SILENCE_S)
             jar, connector = aiohttp.DummyCookieJar(), aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar)
         body = await self.body(scope, receive)
-        named = _NAMED.fullmatch(scope["path"])
-        name, path = (named[1], named[2]) if named else (None, scope["path"])
+        asked = scope["raw_path"].decode("latin-1")
+        named = _NAMED.fullmatch(asked)
+        name, path = (unquote(named[1]), named[2]) if named else (None, asked)
+        path = path.removeprefix("/v1")  # `upstream` ends in the version, as an agent's base URL does
+        if not path.startswith("/"):  # "/v1@evil.example/" would become an address of another server
+            raise Refusal(404, "there is nothing here; ask below /v1/ or /c/NAME/v1/")
         query = scope["query_string"].decode("latin-1")
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"] if k not in _NOT_PASSED_ON]
         try:
-            # `upstream` ends in the version, as an agent's base URL does.
-            url = self._upstream + path.removeprefix("/v1") + (f"?{query}" if query else "")
+            url = self._upstream + path + (f"?{query}" if query else "")
             headers.append(("Accept-Encoding", "identity"))
             reply = await self._session.request(scope["method"], url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
@@ -118,20 +125,26 @@ class Recorder(App):
         """Yield the reply as it comes; keep the call once all of it was there."""
         raw = bytearray()
         async with reply:
-            async for piece in reply.content.iter_any():
+            async for piece in pieces(reply, self.settings.max_body_bytes):
                 raw += piece
                 yield piece
         if asked is not None:
             try:
-                self._keep(json.loads(asked), said(bytes(raw)), name)
+                self._keep(parse_json(asked), said(bytes(raw)), name)
             except _UNREADABLE as error:
                 log.warning("a call could not be read and is not kept", error=type(error).__name__)
+            except OSError as error:
+                log.error("a call could not be written and is lost", error=error.strerror)
 
     def _keep(self, request: dict[str, Any], reply: dict[str, Any], name: str | None) -> None:
         name, number = self._conversations.add(request["messages"], reply["message"], name)
         row = {"conversation": name, "call": number, "request": request, **reply}
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(redact_data(valid_unicode(json.dumps(row, ensure_ascii=False)), "a recorded call") + "\n")
+        line = redact_data(valid_unicode(json.dumps(row, ensure_ascii=False)), "a recorded call").encode() + b"\n"
+        with self._file.open("ab", buffering=0) as file:
+            whole = file.tell()
+            if file.write(line) < len(line):
+                file.truncate(whole)  # the next line must not continue half of this one
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def said(raw: bytes) -> dict[str, Any]:
@@ -145,7 +158,7 @@ def said(raw: bytes) -> dict[str, Any]:
         ValueError, KeyError, TypeError, IndexError, AttributeError: it is no chat completion.
     """
     if raw.lstrip().startswith(b"{"):
-        reply = json.loads(raw)
+        reply = parse_json(raw)
         choice = reply["choices"][0]
         return {"message": choice["message"], "finish_reason": choice["finish_reason"], "usage": reply.get("usage")}
     message: Message = {"role": "assistant", "content": ""}
@@ -154,7 +167,7 @@ def said(raw: bytes) -> dict[str, Any]:
     for line in raw.decode("utf-8", "replace").splitlines():
         if not line.startswith("data:") or line.endswith("[DONE]"):
             continue
-        chunk = json.loads(line.removeprefix("data:"))
+        chunk = parse_json(line.removeprefix("data:"))
         usage = chunk.get("usage") or usage
         for choice in [choice for choice in chunk.get("choices") or () if not choice.get("index")]:
             finish_reason = choice.get("finish_reason") or finish_reason

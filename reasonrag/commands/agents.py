@@ -29,7 +29,7 @@ def env() -> None:
 @settings("EnvironmentSettings", *_LISTENING, show_keys=False)
 @configuration("RLSettings")
 def serve(**given: Any) -> None:
-    """Serve questions, prompts, searches and rewards to OpenEnv's clients; the policy stays with the client.
+    """Serve questions, searches and rewards to OpenEnv's clients. They get prompts and keep the policy.
 
     What is served is what `rl train` with the same options trains on. The prompts are those that --model, if it is a
     policy trained here, was trained with.
@@ -59,7 +59,7 @@ def serve(**given: Any) -> None:
 @configuration("RLSettings")
 @out("A folder.")
 def export(out: Path, **given: Any) -> None:
-    """Write questions, reward, rollouts and search for verl, which trains the policy.
+    """Write questions, reward, rollouts and search for verl. It trains the policy.
 
     What is written is what `rl train` with the same options trains on.
 
@@ -100,6 +100,3 @@ def record(upstream: str, out: Path, port: int | None) -> None:
 
     log_plainly()
     sys.exit(record_calls(upstream, out, validate(RecordSettings, given_settings({"port": port}))))
-
-
-COMMANDS = {"env": env, "record": record}

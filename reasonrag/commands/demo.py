@@ -24,7 +24,7 @@ def demo() -> None:
 @out("A folder for questions and corpus.")
 @settings("Config", "questions.world_seed", show_keys=False)
 def demo_world(out: Path, world_seed: int | None) -> None:
-    """Write the world as FlashRAG files: train, dev and test questions, and the corpus.
+    """Write the world as FlashRAG files. They hold train, dev and test questions, and the corpus.
 
     A third of the training questions of `train-famous` need no search.
 
@@ -48,6 +48,3 @@ def demo_world(out: Path, world_seed: int | None) -> None:
         write(split, rows)
     write("corpus", [{"id": p.id, "contents": p.contents} for p in demo_corpus(world_seed)])
     print(f"world: {out}")
-
-
-COMMANDS = {"demo": demo}

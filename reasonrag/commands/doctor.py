@@ -79,6 +79,3 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "missing"
-
-
-COMMANDS = {"doctor": doctor}

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reasonrag.commands.options import RULES, SHARD, F, Several, configuration, flag_help, out, settings, sources
+from reasonrag.core.errors import ConfigError, Interrupted
+from reasonrag.core.text import Rules, printable
+from reasonrag.storage.shards import WHOLE, Shard
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
-    from reasonrag.core.text import Rules
     from reasonrag.evaluation.judged import Judging
     from reasonrag.evaluation.run import Evaluation
-    from reasonrag.storage.shards import Shard
 
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
 
@@ -101,7 +102,7 @@ def evaluate(
     judge__model: str | None,
     judged: tuple[str, ...] | None,
     out: Path,
-    shard: str | None,
+    shard: Shard,
     **given: Any,
 ) -> None:
     """Evaluate policies on held-out questions: metrics with 95 % intervals, and paired differences.
@@ -123,7 +124,6 @@ def evaluate(
     """
     from reasonrag.commands.console import log_plainly
     from reasonrag.evaluation.run import Evaluation
-    from reasonrag.storage.shards import WHOLE, Shard
 
     by_name = {key: given.pop(key.replace(".", "__")) for key in _BY_NAME}
     asked = sources(given)
@@ -144,16 +144,13 @@ def evaluate(
         differently=differently,
     )
     log_plainly()
-    sys.exit(_run(evaluation_of, Shard.parse(shard) if shard else WHOLE))
+    sys.exit(_run(evaluation_of, shard))
 
 
 def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
     """Run the evaluation of a shard, and that of all questions if it was the last one; return the exit code."""
     from reasonrag.commands.console import Stop, error_console, table_console, what_to_do
-    from reasonrag.core.errors import Interrupted
-    from reasonrag.core.text import printable
     from reasonrag.evaluation.report import summary_table
-    from reasonrag.storage.shards import WHOLE
 
     stop = Stop(error_console())
 
@@ -199,7 +196,6 @@ def policy_configs(
         ConfigError: two policies have one name, or another flag names a policy that is not there.
     """
     from reasonrag.core.config import load_config
-    from reasonrag.core.errors import ConfigError
     from reasonrag.evaluation.sweep import folder_name
 
     configs: dict[str, Config] = {}
@@ -241,7 +237,6 @@ def policy_configs(
 
 def _all_formats(config: Config) -> list[str]:
     """Return the formats of `--format all`: the papers' prompt baselines that can run here, and the policy's own."""
-    from reasonrag.core.errors import ConfigError
     from reasonrag.formats import BASELINES, open_format
 
     kept = []
@@ -292,7 +287,6 @@ def judging(
         ConfigError: a flag is about a judge, and there is none.
     """
     from reasonrag.core.config import JudgeConfig
-    from reasonrag.core.errors import ConfigError
     from reasonrag.core.settings import validate
     from reasonrag.evaluation.judged import JUDGED, Judging
 
@@ -311,6 +305,3 @@ def chosen_temperatures(
     if temperatures is None and "policy.temperature" in asked["overrides"]:
         return (next(iter(configs.values())).policy.temperature,)
     return temperatures or (0.0,)
-
-
-COMMANDS = {"eval": evaluate}

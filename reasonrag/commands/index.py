@@ -23,6 +23,9 @@ from reasonrag.commands.options import (
     sources,
     together,
 )
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.text import one_line, printable
+from reasonrag.storage.shards import Shard
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +62,7 @@ def index() -> None:
 @out("The folder of the index; the same command resumes the build.")
 @click.option("--replace", is_flag=True, help="Delete passages of a different corpus from the folder first.")
 @SHARD
-def build(out: Path, replace: bool, shard: str | None, **given: Any) -> None:
+def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
     """Build an index, or add a kind to one, within --max-memory. The same command resumes a build that was killed.
 
     \b
@@ -79,16 +82,13 @@ def build(out: Path, replace: bool, shard: str | None, **given: Any) -> None:
 
     from reasonrag.commands.console import StageLines, error_console, log_plainly, table_console
     from reasonrag.core.settings import gather, validate
-    from reasonrag.core.text import printable
     from reasonrag.retrieval.index.build import build_index
     from reasonrag.retrieval.index.settings import IndexConfig, show_size
-    from reasonrag.storage.shards import WHOLE, Shard
 
     config = validate(IndexConfig, gather({}, **sources(given)))
     log_plainly()
     with StageLines(error_console()) as progress:
-        mine = Shard.parse(shard) if shard else WHOLE
-        manifests = build_index(out, config, replace=replace, progress=progress, shard=mine)
+        manifests = build_index(out, config, replace=replace, progress=progress, shard=shard)
     table = Table("part", "size", "files", "counts")
     for part, manifest in manifests.items():
         counts = ", ".join(f"{name} {count:,}" for name, count in manifest.counts.items())
@@ -102,7 +102,7 @@ def build(out: Path, replace: bool, shard: str | None, **given: Any) -> None:
 @settings("ServeSettings", "host", "port", "allow_remote", "token_env", "top_k")
 @click.argument("folder", type=PATH)
 def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
-    """Serve an index over HTTP: Search-R1's POST /retrieve, /health, /metrics.
+    """Serve an index over HTTP. It answers Search-R1's POST /retrieve, /health and /metrics.
 
     \b
       reasonrag index serve indexes/mine --port 8000
@@ -137,7 +137,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
 @JSON
 @click.argument("folder", type=PATH)
 def doctor(folder: Path, trust_remote_code: bool, sample: int, seed: int | None, as_json: bool, **given: Any) -> None:
-    """Check an index: read every byte, then measure size, memory and speed, and whether it finds its own passages.
+    """Check an index. Read every byte, measure size, memory and speed, and see whether it finds its own passages.
 
     \b
       reasonrag index doctor indexes/mine
@@ -177,9 +177,10 @@ def recall(
     cutoffs: tuple[int, ...],
     **given: Any,
 ) -> None:
-    """Measure any-gold@k and all-gold@k: how often any, and all, gold passages are among the first k.
+    """Measure how often a search finds gold passages.
 
-    Prints JSON with a 95 % interval over questions. The questions' `metadata.gold_ids` name the gold passages.
+    any-gold@k: any of them is among the first k; all-gold@k: all are. Prints JSON with a 95 % interval over questions,
+    whose `metadata.gold_ids` name the gold passages.
 
     \b
       reasonrag index recall indexes/mine --dataset dev.jsonl --k 5,10
@@ -189,7 +190,6 @@ def recall(
     from reasonrag.core import event_loop
     from reasonrag.core.bootstrap import intervals
     from reasonrag.core.config import load_config
-    from reasonrag.core.errors import ConfigError
     from reasonrag.pipeline.parts import open_questions
     from reasonrag.retrieval.measure import gold_recall, with_gold_ids
     from reasonrag.retrieval.open import open_index
@@ -239,7 +239,6 @@ def _print_report(report: Mapping[str, Any], console: Console) -> None:
     from rich.table import Table
 
     from reasonrag.commands.console import rows_table
-    from reasonrag.core.text import one_line, printable
     from reasonrag.retrieval.index.settings import show_size
 
     parts = Table("part", "size", "files", "read in", "counts", "settings")
@@ -262,6 +261,3 @@ def _measured(report: Mapping[str, Any], show_size: Callable[[float], str]) -> I
         yield f"queries/s, {how}", f"{rate:,.0f}"
     if "recall_at_10" in report:
         yield "recall@10 against exact search", f"{report['recall_at_10']:.3f}"
-
-
-COMMANDS = {"index": index}

@@ -1,14 +1,19 @@
-"""`report`, `show`, `stats`, `graph`, `export` and `import`: look at a finished folder, and exchange its data."""
+"""`report`, `show`, `stats`, `graph`, `verify`, `export`, `import`: look at a finished folder, exchange its data."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from reasonrag.commands.options import JSON, PATH, out, settings
+from reasonrag.core.errors import ConfigError
+from reasonrag.core.text import one_line, printable
 
 RUN = click.argument("run", type=PATH)
 _FORMS = ("trl", "llamafactory", "prm", "verl", "search-r1", "jsonl")
@@ -40,7 +45,6 @@ def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[
     """
     import webbrowser
 
-    from reasonrag.core.text import printable
     from reasonrag.report import write_report
 
     page = write_report(folder, out, questions=questions, other=other)
@@ -84,8 +88,6 @@ def stats(run: Path, as_json: bool) -> None:
     \b
       reasonrag stats runs/hotpot
     """
-    import json
-
     from reasonrag.commands.console import table_console
     from reasonrag.report import terminal
     from reasonrag.report.stats import stats as run_stats
@@ -167,14 +169,41 @@ def import_(source: Path, form: str, out: Path, **given: Path | None) -> None:
     _exchange(IMPORTERS[form], f"--from {form}", source, out, given)
 
 
+@click.command()
+@click.argument("paths", type=PATH, nargs=-1, required=True)
+@JSON
+def verify(paths: tuple[Path, ...], as_json: bool) -> None:
+    """Check what is on disk: checksums, tables, trees, pairs, splits, numbers, weights.
+
+    A run, Parquet files or a folder of them, an index, a model or a training run. Prints a line for each kind of thing
+    that was checked, or one for each problem. Exits with 1 if there is any problem, and with 2 if a path holds nothing
+    that can be checked.
+
+    \b
+      reasonrag verify runs/hotpot policies/dpo indexes/mine
+      reasonrag verify pairs.parquet --json
+    """
+    from reasonrag.publish.verify import verify as verify_path
+
+    checks = {}
+    for path in paths:
+        checks[str(path)] = found = verify_path(path).checks
+        for what, check in () if as_json else found.items():
+            for problem in check.problems:
+                print(printable(one_line(f"problem: {path}: {what}: {problem}")))
+            if not check.problems:
+                print(printable(one_line(f"{'ok' if check.count else 'not checked'}: {path}: {what}: {check.count:,}")))
+    if as_json:
+        plain = {path: {what: asdict(check) for what, check in found.items()} for path, found in checks.items()}
+        print(json.dumps(plain, indent=2, allow_nan=False))
+    sys.exit(int(any(check.problems for found in checks.values() for check in found.values())))
+
+
 def _exchange(
     tool: Callable[..., Mapping[str, int]], choice: str, source: Path, out: Path, given: Mapping[str, object]
 ) -> None:
     """Run an exporter or importer with the options that it takes, and print how many rows it wrote."""
     import inspect
-
-    from reasonrag.core.errors import ConfigError
-    from reasonrag.core.text import printable
 
     takes = inspect.signature(tool).parameters
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -184,6 +213,3 @@ def _exchange(
         chosen["log"] = lambda line: print(printable(line))
     rows = ", ".join(f"{name} {count:,}" for name, count in tool(source, out, **chosen).items())
     print(printable(f"rows: {rows}\ndata: {out}"))
-
-
-COMMANDS = {"report": report, "show": show, "stats": stats, "graph": graph, "export": export, "import": import_}

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from reasonrag.storage.shards import WHOLE, Shard
+
 F = TypeVar("F", bound=Callable[..., Any])
 TABLE = Path(__file__).with_name("options.json")
 TYPES = {"text": click.STRING, "integer": click.INT, "number": click.FLOAT, "boolean": click.BOOL}
@@ -137,6 +139,7 @@ DRY_RUN = click.option(
 SHARD = click.option(
     "--shard",
     metavar="I/S",
+    callback=lambda context, option, text: Shard.parse(text) if text else WHOLE,
     help="Do only part I, counted from 0, of S parts of the work, beside other machines that see --out. The last part "
     "to finish puts them together.",
 )

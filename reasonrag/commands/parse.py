@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reasonrag.commands.options import RULES, flag_help
+from reasonrag.core.text import Rules, exact_match, printable, token_f1
 
 if TYPE_CHECKING:
-    from reasonrag.core.text import Rules
     from reasonrag.formats import Format
 
 _ADVICE = "Each row is a JSON object with the trajectory as `text` and, to score it, `golden_answers`, a list of texts."
@@ -43,16 +42,14 @@ def parse(name: str, rules: Rules, file: str) -> None:
     format = open_format(load_config(overrides={"format.name": name}))
     reasons: Counter[str] = Counter()
     answered = 0
-    try:
-        for row in _rows(file):
-            parsed = outcome(format, row, rules=rules)
-            reasons[parsed["reason"]] += 1
-            answered += parsed["answer"] is not None
-            print(json.dumps(parsed).replace("\x7f", "\\u007f"))  # JSON does not escape DEL
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head`: without this, Python would complain again when it closes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
+    for row in _rows(file):
+        parsed = outcome(format, row, rules=rules)
+        reasons[parsed["reason"]] += 1
+        answered += parsed["answer"] is not None
+        print(json.dumps(parsed).replace("\x7f", "\\u007f"))  # JSON does not escape DEL
+        if sys.stdout.closed:  # `| head`
+            return
+    sys.stdout.flush()
     print(_summary(name, reasons, answered), file=sys.stderr)
 
 
@@ -61,8 +58,6 @@ def outcome(format: Format, row: Mapping[str, Any], *, rules: Rules = "house") -
 
     `steps` are the paper's own, with or without a search; `em` and `f1` lie in [0, 1].
     """
-    from reasonrag.core.text import exact_match, token_f1
-
     reading = format.read_text(row["text"])
     golden = row.get("golden_answers")
     return {
@@ -96,13 +91,8 @@ def _rows(source: str) -> Iterator[dict[str, Any]]:
 
 
 def _summary(name: str, reasons: Counter[str], answered: int) -> str:
-    from reasonrag.core.text import printable
-
     total = reasons.total()
     well_formed = reasons.pop("", 0)
     lines = [f"{total} rows read as {name}: {well_formed} well-formed, {answered} with an answer"]
     lines += [f"{count:>8} {reason}" for reason, count in reasons.most_common()]
     return printable("\n".join(lines))
-
-
-COMMANDS = {"parse": parse}

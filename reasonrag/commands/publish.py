@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reasonrag.commands.options import DRY_RUN, PATH, out
+from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.text import printable
 
 if TYPE_CHECKING:
     from reasonrag.publish.publish import PublishOptions, Staged
@@ -64,7 +66,6 @@ def publish(
 
     The token is that of `hf auth login`, or HF_TOKEN. What others wrote into the card is kept.
     """
-    from reasonrag.core.errors import ConfigError
     from reasonrag.publish.publish import PublishOptions, check
 
     options = PublishOptions(trees=not without_trees, allow=frozenset(allow), **given)
@@ -80,45 +81,40 @@ def publish(
 def _publish(path: Path, options: PublishOptions) -> None:
     """Stage beside the run, search for secrets, upload, and print where it is."""
     from reasonrag.commands.console import error_console, this_command
-    from reasonrag.core.text import printable
     from reasonrag.publish.hub import push
     from reasonrag.publish.publish import stage, staging_folder
+    from reasonrag.storage.files import lock
 
     _handle_signals()
     console = error_console()
-    with staging_folder(path) as folder:
-        staged = stage(path, folder, options)
-        _print_findings(staged)
-        staged.check(options.allow)
-        try:
+    try:
+        with lock(path / ".lock"), staging_folder(path) as folder:
+            staged = stage(path, folder, options)
+            _print_findings(staged)
+            staged.check(options.allow)
             done = push(staged.upload, say=lambda line: console.print(printable(line)))
-        except SystemExit:
-            console.print(f"stopped; what the Hub has is not sent again. Resume with:\n  {this_command()}")
-            raise
+    except SystemExit:
+        console.print(f"stopped; what the Hub has is not sent again. Resume with:\n  {this_command()}")
+        raise
     visibility = "private" if done.private else "public"
     print(printable(f"{done.url}, {done.tag}, {visibility}" + ("" if done.changed else "; it was there already")))
 
 
 def _dry_run(path: Path, options: PublishOptions, out: Path | None) -> None:
     """Print what would be uploaded, and copy it to `out` if a folder is given; send nothing."""
-    from reasonrag.core.errors import RunError
-    from reasonrag.core.text import printable
     from reasonrag.publish.hub import CARD
-    from reasonrag.publish.publish import stage
+    from reasonrag.publish.publish import stage, staging_folder
 
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise RunError(f"{out} is not empty; choose a new folder for --out")
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out} is not empty; choose a new folder for --out")
     _handle_signals()
-    with tempfile.TemporaryDirectory(dir=out) as folder:
-        staged = stage(path, Path(folder), options)
+    with tempfile.TemporaryDirectory() if out is None else staging_folder(out) as staging:
+        folder = Path(staging)
+        staged = stage(path, folder, options)
         files = staged.files
-        for name in files if out is not None else ():
+        if out is not None:
             # Copied, because staged files may be links: edits of the copies must not change the run.
-            target = Path(str(out), name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(folder, name), target)
+            shutil.copytree(folder, folder.with_name("copies")).replace(out)
     for name, size in files.items():
         print(printable(f"{size:>14,}  {name}"))
     print(printable(f"card: {CARD if out is None else out / CARD} (what others wrote into the one on the Hub is kept)"))
@@ -146,14 +142,9 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _print_findings(staged: Staged) -> None:
-    from reasonrag.core.text import printable
-
     if staged.warning:
         print(printable(f"warning: {staged.warning}"))
     for finding in staged.findings[:_MOST_FINDINGS]:
         print(printable(f"found: {finding}"))
     if len(staged.findings) > _MOST_FINDINGS:
         print(f"found: {len(staged.findings) - _MOST_FINDINGS:,} more")
-
-
-COMMANDS = {"publish": publish}

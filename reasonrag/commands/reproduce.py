@@ -159,5 +159,3 @@ def _reproduce(
 
 for _name, _paper in table()["papers"].items():
     _add_command(_name, _paper)
-
-COMMANDS = {"reproduce": reproduce}

@@ -12,6 +12,7 @@ import click
 
 from reasonrag.commands.options import configuration, out, settings, sources
 from reasonrag.commands.train import OUT, print_line, run_training
+from reasonrag.core.errors import Interrupted, RunError
 
 if TYPE_CHECKING:
     from reasonrag.core.config import Config
@@ -41,7 +42,7 @@ def rl() -> None:
 @configuration("RLSettings")
 @OUT
 def rl_train(out: Path | None, **given: Any) -> None:
-    """Train a policy online: the rollout engine of build-tree makes trajectories, a reward scores each of them.
+    """Train a policy online. The engine of build-tree makes trajectories, and a reward scores each of them.
 
     \b
     The newest policy of `dpo train` in runs/, on the questions of its pairs:
@@ -101,7 +102,7 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
 @configuration("Config")
 @out("A Parquet file; the same command resumes it.")
 def rl_plan(out: Path, **given: Any) -> None:
-    """Make reference plans for Search-P1: attempt each question, keep what is correct, vote for the needed steps.
+    """Make reference plans for Search-P1. Attempt each question, keep what is correct, vote for the needed steps.
 
     \b
       reasonrag rl plan --dataset hotpotqa --split train --index indexes/wiki18 --format search_p1 --max-turns 5 \\
@@ -131,7 +132,6 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     """
     from reasonrag.commands.console import Stop, error_console, log_plainly, rows_table, table_console
     from reasonrag.core import event_loop
-    from reasonrag.core.errors import Interrupted, RunError
     from reasonrag.formats import PromptSet
     from reasonrag.llm.journaled import JournaledLLM
     from reasonrag.online_rl.reference_plans import NO_CORRECT, NO_SEARCH, make_plans, save_plans
@@ -165,7 +165,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         retriever = BatchedRetriever.of_run(parts.retriever, journal)
         engine = open_engine(config, policy, retriever, parts.format)
         try:
-            await check(parts)
+            await check(parts, wait_s=config.run.wait_s)
             async with stop.show(progress, journal.drain):
                 return await make_plans(
                     parts.questions,
@@ -202,6 +202,3 @@ def _summary_rows(made: Made, questions: int, progress: Progress) -> Iterator[tu
     if progress.usage.cost is not None:
         yield "  cost", f"{progress.usage.cost:.2f}"
     yield "seconds", f"{progress.seconds:.1f}"
-
-
-COMMANDS = {"rl": rl}

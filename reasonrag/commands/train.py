@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reasonrag.commands.options import configuration, out, settings, sources
+from reasonrag.core.errors import Interrupted
+from reasonrag.core.text import printable
 
 if TYPE_CHECKING:
     from reasonrag.training.run import TrainingRun
@@ -81,7 +83,7 @@ def sft() -> None:
 @configuration("SFTSettings")
 @OUT
 def sft_train(out: Path | None, **given: Any) -> None:
-    """Train a policy on steps: of the best trajectories, or the chosen ones of pairs, the paper's baseline for DPO.
+    """Train a policy on good steps. The chosen ones of pairs are the paper's baseline for DPO.
 
     \b
     A base model, on the best attempts in the trees of another policy:
@@ -106,7 +108,7 @@ def prm() -> None:
 @configuration("PRMSettings")
 @OUT
 def prm_train(out: Path | None, **given: Any) -> None:
-    """Train a process reward model on the steps of a run's trees: it learns the SPRE of each, as surely as it is known.
+    """Train a process reward model on the steps of a run's trees. It learns the SPRE of each, as surely as it is known.
 
     \b
     On one GPU, adapters:
@@ -137,8 +139,6 @@ def _train(kind: str, run: str, out: Path | None, given: dict[str, Any]) -> None
 
 def print_line(line: str) -> None:
     """Print a line of a training run on stderr; of several processes, only the first one prints."""
-    from reasonrag.core.text import printable
-
     if os.environ.get("RANK", "0") == "0":
         click.echo(printable(line), err=True)
 
@@ -146,7 +146,6 @@ def print_line(line: str) -> None:
 def run_training(training_run: TrainingRun[Any]) -> None:
     """Train, print where the policy is, and exit."""
     from reasonrag.commands.console import error_console, log_plainly, this_command
-    from reasonrag.core.errors import Interrupted
 
     log_plainly()
     try:
@@ -156,6 +155,3 @@ def run_training(training_run: TrainingRun[Any]) -> None:
         sys.exit(128 + (stopped.number or signal.SIGINT))
     if summary:  # only the first process of a launch has one
         print(f"{'model' if training_run.stage == 'prm' else 'policy'}: {training_run.out}")
-
-
-COMMANDS = {"dpo": dpo, "sft": sft, "prm": prm}

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reasonrag.commands.options import DRY_RUN, PATH, RAY, SHARD, configuration, given_settings, out, settings, sources
+from reasonrag.core.errors import Interrupted, RunError
+from reasonrag.core.text import printable
+from reasonrag.storage.shards import WHOLE, Shard
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
     from reasonrag.commands.console import Stop
     from reasonrag.core.config import Config
     from reasonrag.pipeline.build import Build
-    from reasonrag.storage.shards import Shard
 
 _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pairs.reward", "pairs.test_share")
 
@@ -42,7 +44,7 @@ _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pai
 @click.option("--preview", is_flag=True, help="Build the tree of the first question and print it.")
 def build_tree(
     out: Path | None,
-    shard: str | None,
+    shard: Shard,
     ray: str | None,
     shards: int | None,
     dry_run: bool,
@@ -70,17 +72,13 @@ def build_tree(
     """
     from reasonrag.commands.console import Stop, error_console, log_plainly
     from reasonrag.core.config import load_config
-    from reasonrag.core.errors import Interrupted
     from reasonrag.core.settings import dump
-    from reasonrag.core.text import printable
     from reasonrag.pipeline.build import estimate
     from reasonrag.pipeline.served import as_served
-    from reasonrag.storage.shards import WHOLE, Shard
 
-    part = Shard.parse(shard) if shard else WHOLE
-    if (shard or ray) and out is None:
+    if (shard != WHOLE or ray) and out is None:
         raise click.UsageError("--shard and --ray need --out, the folder in which all shards meet")
-    if (shard and ray) or (shards and not ray):
+    if (shard != WHOLE and ray) or (shards and not ray):
         raise click.UsageError("--shard does one part by hand; --ray does all, as many as --shards says")
     config = load_config(**sources(given))
     if dry_run:
@@ -99,7 +97,7 @@ def build_tree(
                 from reasonrag.pipeline.cluster import build_on_ray
 
                 sys.exit(_print(build_on_ray(config, out, ray, shards=shards, show=stop.show), config, out, stop))
-            sys.exit(_build(config, out, part, stop))
+            sys.exit(_build(config, out, shard, stop))
     except Interrupted:
         is_kept = out is not None or not preview
         sys.exit(stop.print_resume_hint() if is_kept else 128 + stop.number)
@@ -110,7 +108,6 @@ def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
     from reasonrag.pipeline.build import build_trees
     from reasonrag.pipeline.parts import open_parts
     from reasonrag.storage.runs import RunFolder
-    from reasonrag.storage.shards import WHOLE
 
     parts = open_parts(config)
     if out is None:
@@ -127,10 +124,7 @@ def _build(config: Config, out: Path | None, shard: Shard, stop: Stop) -> int:
 
 def _print(summary: Mapping[str, Any], config: Config, out: Path, stop: Stop) -> int:
     """Print what a folder holds; return the exit code."""
-    from reasonrag.commands.console import rows_table, table_console
-
-    table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
-    print(f"data set: {out / 'pairs'}")
+    _print_summary(summary, out / "pairs")
     questions = summary["questions"]
     untried = questions["total"] - questions["finished"] - sum(questions["failed"].values())
     return stop.print_missing(questions["failed"], untried, most=config.run.max_failed * questions["total"])
@@ -166,7 +160,7 @@ async def _print_first_tree(build: Build, console: Console, stop: Stop) -> None:
         progress.done += change < 0
 
     try:
-        await check(build.parts)
+        await check(build.parts, wait_s=build.config.run.wait_s)
         async with stop.show(progress, build.drain):
             tree = await build.search.run(build.parts.questions[0], watch=count)
     finally:
@@ -193,8 +187,6 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     Without the shortest-path term, beside the run:
       reasonrag pairs runs/hotpot --alpha 1 --out runs/hotpot-alpha1
     """
-    from reasonrag.commands.console import rows_table, table_console
-    from reasonrag.core.errors import RunError
     from reasonrag.core.settings import dump
     from reasonrag.pipeline.pair_tables import export_pairs
     from reasonrag.storage.files import claim_folder, write_json, write_text
@@ -205,7 +197,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     if out is None:
         with RunFolder.open(run, config, summary["content"]) as folder:
             summary["pairs"] = export_pairs(run, config, policy=summary["policy"], config_hash=folder.config_hash)
-            folder.write_summary(summary)
+            write_json(run / "run.json", summary)
     else:
         if out.resolve().is_relative_to(run.resolve()):
             raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
@@ -215,8 +207,16 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
         )
         write_text(out / "config.yaml", dump(config))
         write_json(out / "pairs.json", summary["pairs"])
+    _print_summary(summary, out or run / "pairs")
+
+
+def _print_summary(summary: Mapping[str, Any], pairs: Path) -> None:
+    from reasonrag.commands.console import rows_table, table_console
+
     table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
-    print(f"data set: {out or run / 'pairs'}")
+    print(f"data set: {pairs}")
+    if not summary["pairs"]["total"]:
+        print("no siblings differ enough in value to be a pair: see No pairs in docs/troubleshooting.md")
 
 
 def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -258,6 +258,3 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if used.get("cost") is not None:
             yield "  cost", f"{used['cost']:.2f}"
     yield "seconds", f"{summary['seconds']:.1f}"
-
-
-COMMANDS = {"build-tree": build_tree, "pairs": pairs}

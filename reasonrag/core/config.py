@@ -211,7 +211,7 @@ class ModelConfig(Section):
     timeout_s: float = execution(
         300.0, "timeout in seconds of one request to a server, retries included; waiting does not count", gt=0
     )
-    max_retries: int = execution(6, "maximum retries of a request that a server fails (500, an unreadable reply)", ge=0)
+    max_retries: int = execution(8, "maximum retries of a request that a server fails (500, an unreadable reply)", ge=0)
     patience_s: float = execution(
         600.0, "seconds to wait for a server that does not answer, for example while it restarts", ge=0
     )
@@ -406,13 +406,27 @@ class PairsConfig(Section):
     test_share: float = execution(0.1, "share of the questions that form the test split", "--test-share", ge=0, lt=1)
 
 
-class RunConfig(Section):
+class StallConfig(Section):
+    """When a run that stands still is ended."""
+
+    stall_s: float | None = execution(
+        None,
+        "seconds without any token, reply or commit after which a run ends with exit code 75 (default: an hour, or "
+        "twice what timeouts and patience allow)",
+        gt=0,
+    )
+
+
+class RunConfig(StallConfig):
     """How a run proceeds; nothing here changes a result."""
 
     max_failed: float = execution(
         0.05, "maximum share of failed questions; above it, the exit code is 1", "--max-failed", ge=0, le=1
     )
     max_unreadable: float = execution(0.9, UNREADABLE, "--max-unreadable", ge=0, le=1)
+    wait_s: float = execution(
+        0.0, "seconds to wait at the start for servers that do not answer yet, as they load a model", "--wait", ge=0
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -464,6 +478,12 @@ class Config(Section):
         if self.pairs.level == "trajectory" and (reward != "spre" or self.pairs.alpha is not None):
             raise ValueError("whole trajectories are compared by the F1 of their answers; leave reward and alpha out")
         return self
+
+    @property
+    def stall_s(self) -> float:
+        """Return the seconds without any progress after which a run is ended."""
+        longest_wait_s = max(model.timeout_s + model.patience_s for model in self.prices.values())
+        return self.run.stall_s or max(3600.0, 2 * longest_wait_s)
 
     @property
     def prices(self) -> dict[str, ModelConfig]:

@@ -6,6 +6,7 @@
     │   ├── DataError         questions, a corpus, a Parquet file
     │   └── RunError          a run folder: another configuration, locked, damaged
     ├── Interrupted           the run is shutting down after Ctrl-C: nothing failed
+    ├── Stalled               nothing at all got on for `run.stall_s`: exit code 75
     └── BackendError          an external service failed after retries: the question is set aside and counted
         ├── LLMError          a policy or judge that does not answer
         ├── RetrievalError    a retrieval server that does not answer
@@ -17,7 +18,13 @@ A failure is never a score: code that catches a `BackendError` counts it under `
 
 from __future__ import annotations
 
+import errno
+import resource
+
 from reasonrag.core.secrets import excerpt, redact
+
+EX_TEMPFAIL = 75
+"""Exit code of a command whose run stood still: that of sysexits.h for what may succeed later."""
 
 
 class ReasonRAGError(Exception):
@@ -70,6 +77,12 @@ class Interrupted(ReasonRAGError):
         self.number = number
 
 
+class Stalled(ReasonRAGError):
+    """Nothing in a run got on for `run.stall_s`, whatever the reason; the same command goes on from what is kept."""
+
+    ends_process = False  # whether this ends the process if it does not end itself, as in a command
+
+
 class BackendError(ReasonRAGError):
     """An external service failed after retries. `cause` is the short name under which the failure is counted."""
 
@@ -95,3 +108,13 @@ class JudgeError(BackendError):
 
     `cause` is "unreadable", "timeout" or "unreachable".
     """
+
+
+def check_files(error: Exception) -> None:
+    """Raise RunError, which ends a run, if this process may open no more files: each request in flight is one."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise RunError(
+            f"too many open files: this process may have {files}, and each request in flight is one; raise `ulimit -Hn`"
+            f", or send fewer at a time (--concurrency {max(files // 5, 1)}, --set judge.concurrency=...)"
+        ) from error

@@ -8,19 +8,24 @@ A function that sends a request raises `Unavailable` if another attempt may succ
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.secrets import redact
+from reasonrag.core.secrets import MOST_QUOTED, redact
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 
@@ -31,6 +36,7 @@ RETRIES: Counter[str] = Counter()
 """Retries of this process by cause, for its progress line."""
 
 _LONGEST_WAIT_S = 30.0
+_STOPPED_S = 2.0
 _PERMANENT_5XX = frozenset({501, 505})  # the server will never support the request
 _jitter = random.Random()  # not the global generator: a retry must not shift the draws of a seeded run
 
@@ -59,11 +65,13 @@ class Away(Exception):
 
     Attributes:
         retry_after_s: seconds that the server asked to wait, or None if it did not say.
+        reached: whether the request had come to the server, which may have died of it.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None, reached: bool = True) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reached = reached
 
 
 @dataclass(kw_only=True)
@@ -136,6 +144,31 @@ class Retries:
         return wait_s
 
 
+@asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[None]:
+    """Limit a block as `asyncio.timeout` does, and anew if this process was stopped (SIGSTOP, a frozen container).
+
+    A timer that is late by seconds tells. What was answered meanwhile has not been read yet.
+    """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def end(due: float) -> None:
+        nonlocal timer
+        now = loop.time()
+        if now - due > _STOPPED_S:
+            timer = loop.call_at(now + seconds, end, now + seconds)
+        else:
+            limit.reschedule(now)
+
+    async with asyncio.timeout(None) as limit:
+        timer = loop.call_later(seconds, end, loop.time() + seconds)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
 def backoff(failures: int, first_s: float, longest_s: float) -> float:
     """Return the seconds to wait after `failures` failed attempts: doubling, at most `longest_s`, with jitter."""
     doublings = min(failures - 1, 30)  # 2.0**1024 would overflow
@@ -167,6 +200,31 @@ def parse_retry_after(header: str | None) -> float | None:
         except (ValueError, TypeError, OverflowError):
             return None
     return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """Return the body of a reply, decompressed; of one that is no success, no more than `MOST_QUOTED`.
+
+    Raises:
+        Unavailable: `bad_reply`, as a success holds more than `most_bytes`. The rest of it is not read.
+    """
+    body = bytearray()
+    async for piece in pieces(response, most_bytes):
+        body += piece
+        if response.status != 200 and len(body) > MOST_QUOTED:
+            return bytes(body[:MOST_QUOTED])
+    return bytes(body)
+
+
+async def pieces(response: aiohttp.ClientResponse, most_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the body of a reply as it comes, decompressed, up to a limit; see `read_body`."""
+    read = 0
+    async for piece in response.content.iter_any():
+        read += len(piece)
+        if read > most_bytes:
+            what = f"the reply is longer than {most_bytes} bytes, far more than what was asked for can take"
+            raise Unavailable(what, cause="bad_reply")
+        yield piece
 
 
 def check_url(url: str, *, example: str, allow_password: bool = False) -> None:

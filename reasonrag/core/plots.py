@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -95,21 +93,14 @@ class BarChart:
     bars: tuple[Bar, ...]
 
 
-def save_charts(stem: Path, charts: Sequence[Panel | BarChart]) -> list[Path]:
-    """Write charts side by side as `stem.svg` and `stem.png`; return both paths.
+def images(charts: Sequence[Panel | BarChart]) -> dict[str, bytes]:
+    """Return an image of charts side by side, as "svg" and as "png"; `storage.files.save_charts` writes both.
 
     Raises:
         ValueError: there is no chart, or a chart without bars.
     """
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
     with _figure(charts) as figure:
-        for kind in ("svg", "png"):
-            paths.append(stem.with_name(f"{stem.name}.{kind}"))
-            temporary = stem.with_name(f".{stem.name}.{kind}.{os.getpid()}.tmp")
-            temporary.write_bytes(_image(figure, kind))
-            temporary.replace(paths[-1])
-    return paths
+        return {kind: _image(figure, kind) for kind in ("svg", "png")}
 
 
 def chart_svg(chart: Panel | BarChart, *, name: str, description: str) -> str:

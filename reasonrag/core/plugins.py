@@ -1,13 +1,19 @@
-"""Import custom formats, backends and retrievers by their Python path."""
+"""Code of others that is run because somebody asked for it: by its Python path, or with a model."""
 
 from __future__ import annotations
 
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import ConfigError
+import structlog
+
+from reasonrag.core.errors import ConfigError, ReasonRAGError
 
 
 def import_plugin(path: str) -> Any:
@@ -18,8 +24,46 @@ def import_plugin(path: str) -> Any:
     module, _, name = path.partition(":")
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)  # last, so that nothing there is imported in place of what is installed
-    try:
+    with _explained(path, "imported", "write python:PACKAGE.MODULE:NAME of a module in this folder or on PYTHONPATH"):
         return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        what = "write python:PACKAGE.MODULE:NAME of a module in the working folder or on PYTHONPATH"
-        raise ConfigError(f"python:{path} cannot be imported ({error}); {what}") from error
+
+
+def make_plugin(path: str, members: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+    """Call what `PACKAGE.MODULE:NAME` names and return what it makes; raise ConfigError if that lacks a member."""
+    make = import_plugin(path)
+    with _explained(path, "called", "name a class or function with the parameters that docs/extend.md says"):
+        made = make(*args, **kwargs)
+    if missing := ", ".join(name for name in members if not hasattr(made, name)):
+        what = f"python:{path} returns {type(made).__name__}, which lacks {missing}"
+        raise ConfigError(f"{what}; docs/extend.md says what has to be returned")
+    return made
+
+
+@contextmanager
+def _explained(path: str, done: str, advice: str) -> Iterator[None]:
+    """Raise what code of others raises as ConfigError with its place, SystemExit too; `advice` if it did not begin."""
+    try:
+        yield
+    except ReasonRAGError:  # of our parts, which it uses
+        raise
+    except (Exception, SystemExit) as error:
+        lines = [
+            (frame.f_code.co_filename, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if frame.f_globals.get("__name__", "").partition(".")[0] not in ("reasonrag", "importlib")
+        ]
+        if isinstance(error, SyntaxError):
+            lines = [(str(error.filename), error.lineno or 0)]
+        if lines:  # the innermost one of the file where it began: what that calls is mostly not the plugin's
+            file, line = [place for place in lines if place[0] == lines[0][0]][-1]
+            advice = f"its code fails at {file}:{line}; mend it there"
+        what = f"python:{path} cannot be {done}: {advice}"
+        raise ConfigError(what, quoting=f"{type(error).__name__}: {error}") from error
+
+
+@cache
+def trusted(model: str, asked: bool) -> bool:
+    """Return whether Python code that comes with a model may run, which is said once for each model."""
+    if asked:
+        structlog.get_logger().warning("Python code that comes with a model is run, as you asked", model=model)
+    return asked

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-import yaml
 
+from reasonrag.core.documents import to_yaml
 from reasonrag.core.settings import (
     CARRIED,
     OWN_PROMPTS,
@@ -59,7 +59,7 @@ class PolicyCard:
             said = "searches were simulated: a model invented the passages"
             structlog.get_logger().warning(said)
             head += f"# Beware: {said}.\n"
-        return cls(head + yaml.safe_dump(carried), own)
+        return cls(head + to_yaml(dict(sorted(carried.items()))), own)
 
     @classmethod
     def read(cls, folder: Path) -> PolicyCard | None:

@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from reasonrag.core.text import one_line, printable
+
+MOST_QUOTED = 1 << 16
+"""Characters that are looked at of somebody else's words: far more than is shown, so that no secret is cut."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +74,26 @@ def excerpt(text: str, limit: int = 300) -> str:
 
     Secrets are replaced first: the first half of a key that was cut would no longer be recognised.
     """
-    return printable(one_line(redact(text)))[:limit]
+    return printable(one_line(redact(text[:MOST_QUOTED])))[:limit]
 
 
-def redact_data(text: str, what: str) -> str:
-    """`redact` for data that a run stores; log a warning once for each kind of secret found in `what`.
+def redact_data(value: T, what: str) -> T:
+    """`redact` for data that a run stores: a text, or a row, whose texts and names are gone through.
 
-    A variable whose name sounds secret may hold ordinary text, and data should not change silently.
+    Log a warning once for each kind of secret found in `what`: a variable whose name sounds secret may hold ordinary
+    text, and data should not change silently.
     """
-    redacted = redact(text)
-    if redacted is not text:
-        for secret in find_secrets(text):
-            _warn(what, secret.kind)
-    return redacted
+    redacted: Any = value
+    if isinstance(value, str):
+        redacted = redact(value)
+        if redacted is not value:
+            for secret in find_secrets(value):
+                _warn(what, secret.kind)
+    elif isinstance(value, Mapping):
+        redacted = {redact_data(name, what): redact_data(inner, what) for name, inner in value.items()}
+    elif isinstance(value, list | tuple):
+        redacted = type(value)(redact_data(inner, what) for inner in value)
+    return cast(T, redacted)
 
 
 @cache

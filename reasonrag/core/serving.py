@@ -6,19 +6,17 @@ A server is an ASGI application without a framework, because a framework's layer
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
 import ipaddress
 import json
-import os
 import re
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.http import TOKEN_ENV, read_token
@@ -26,33 +24,29 @@ from reasonrag.core.settings import Section, setting
 from reasonrag.core.text import one_line
 
 if TYPE_CHECKING:
-    import uvicorn
     from pydantic import ValidationError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Headers = Mapping[bytes, bytes]
 
-_BODY_TIMEOUT_S = 30.0
+log = structlog.get_logger()
+
+# Two of these would mean one thing here and another one to whatever passes requests on.
+_SINGLE = frozenset({b"host", b"authorization", b"content-length", b"origin"})
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# Longer than common clients keep idle connections: a server that closes first may do so while a request arrives.
-_KEEP_ALIVE_S = 120
-_BACKLOG = 2048
+_LIBRARIES = ("httptools", "prometheus_client", "uvicorn", "websockets")  # of `reasonrag[serve]`
 _SHOWN_PROBLEMS = 3
 
 
 class Refusal(Exception):
     """A request is not answered: the HTTP status, and the reason in one line."""
 
-    def __init__(
-        self, status: int, detail: str, *, retry_after_s: int | None = None, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, status: int, detail: str, **headers: str) -> None:
+        """Take headers of the answer by name, with `_` for `-`: `Retry_After="1"`."""
         super().__init__(detail)
         self.status = status
-        self.headers = dict(headers or {})
-        if retry_after_s is not None:
-            self.headers["Retry-After"] = str(retry_after_s)
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
     def response(self) -> Response:
         """Return what the client is sent."""
@@ -84,6 +78,9 @@ class ListenSettings(Section):
         TOKEN_ENV, "environment variable that holds a token; if it is set, clients must send it", "--token-env"
     )
     max_body_bytes: int = setting(4 << 20, "maximum bytes of a request's body", ge=1)
+    client_timeout_s: float = setting(
+        30.0, "seconds that a client has for the headers of a request, for its body, and to read on in an answer", gt=0
+    )
     drain_s: int = setting(30, "seconds to finish requests in flight after SIGTERM or Ctrl-C", ge=1)
     access_log: bool = setting(False, "log one line per request on stderr, without its queries")
 
@@ -146,42 +143,58 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI 3 prescribes."""
-        headers = dict(scope["headers"])
-        if scope["type"] == "websocket":
-            try:
-                self.check(headers, scope["path"])
-                await self.converse(scope, receive, send)
-            except Refusal:
-                await send({"type": "websocket.close"})  # before it is accepted: HTTP 403
-            return
         try:
-            self.check(headers, scope["path"])
-            response = await self.route(scope)(scope, receive)
+            if scope["type"] == "websocket":
+                self.check(scope)
+                await self.converse(scope, receive, send)
+            else:
+                await _send_response(await self.answer(scope, receive), send)
+        except Refusal:
+            await send({"type": "websocket.close"})  # before it is accepted: HTTP 403
+        except (asyncio.CancelledError, OSError):
+            pass  # the drain is over its deadline, or the client left
+        except Exception as error:
+            log.error("an answer broke off", error=type(error).__name__)
+
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        """Return what the endpoint answers; where it fails, what the client is told."""
+        try:
+            self.check(scope)
+            return await self.route(scope)(scope, receive)
         except Refusal as refusal:
-            response = refusal.response()
-        await _send_response(response, send)
+            return refusal.response()
+        except asyncio.CancelledError:
+            # The drain is over its deadline. The task ends here in any case; the client learns why.
+            return Refusal(503, "the server stopped before the answer was there", Retry_After="1").response()
+        except Exception as error:
+            # Its message may hold what the client sent.
+            log.error("a request failed", error=type(error).__name__)
+            return Refusal(500, f"internal error ({type(error).__name__})").response()
 
     async def converse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket until it is closed; raise Refusal if there is none at this path."""
         raise Refusal(404, "there is no WebSocket here")
 
-    def check(self, headers: Headers, path: str) -> None:
+    def check(self, scope: Scope) -> None:
         """Raise Refusal if the request comes through a foreign name or page, or lacks the token."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(headers) < len(scope["headers"]):
+            names = [name for name, _ in scope["headers"]]
+            if twice := [name.decode() for name in sorted(_SINGLE) if names.count(name) > 1]:
+                raise Refusal(400, f"two headers {twice[0]}: send one")
         if self._hosts is not None:
             if re.sub(rb":\d+$", b"", headers.get(b"host", b"").lower()) not in self._hosts:
                 raise Refusal(400, "the Host header is not a name of this machine")
-            origin = headers.get(b"origin", b"").lower().partition(b"://")[2]
-            # Browsers let any page open a WebSocket, and send a simple request, to any address.
-            if origin and re.sub(rb":\d+$", b"", origin) not in self._hosts:
+            # Browsers let any page open a WebSocket, and send a simple request, to any address. A page without an
+            # address, such as a sandboxed frame, sends "null".
+            origin = headers.get(b"origin", b"").lower()
+            if origin and re.sub(rb":\d+$", b"", origin.partition(b"://")[2]) not in self._hosts:
                 raise Refusal(403, "a page of another site asks")
-        if self._token is not None and path != "/health":
+        if self._token is not None and scope["path"] != "/health":
             scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._token):
-                raise Refusal(
-                    401,
-                    "this server needs a token, sent as Authorization: Bearer TOKEN",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
+                needed = "this server needs a token, sent as Authorization: Bearer TOKEN"
+                raise Refusal(401, needed, WWW_Authenticate="Bearer")
 
     def route(self, scope: Scope) -> Endpoint:
         """Return what answers a request; raise Refusal if nothing does."""
@@ -191,33 +204,28 @@ class App:
             raise Refusal(404, f"there is nothing here; ask {', '.join(known[:-1])} or {known[-1]}")
         method, endpoint = self.routes[path]
         if scope["method"] not in (method, "HEAD" if method == "GET" else method):
-            raise Refusal(405, f"{path} takes {method}", headers={"Allow": method})
+            raise Refusal(405, f"{path} takes {method}", Allow=method)
         return endpoint
 
     async def body(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request; raise Refusal if it is too large, does not come, or the client left."""
+        """Return the body of a request; raise Refusal if it is too large, or the client left or was cut off."""
         limit = self.settings.max_body_bytes
         refusal = Refusal(413, f"the body is larger than {limit} bytes: send less in one request")
         if int(dict(scope["headers"]).get(b"content-length", 0)) > limit:
             raise refusal
-        body = bytearray()
-        more = True
-        try:
-            async with asyncio.timeout(_BODY_TIMEOUT_S):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refusal(400, "the client left before the end of the body")
-                    body += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(body) > limit:
-                        raise refusal
-        except TimeoutError:
-            raise Refusal(408, f"the body was not there after {_BODY_TIMEOUT_S:g} s") from None
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Refusal(400, "the client left before the end of the body")
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > limit:
+                raise refusal
         return bytes(body)
 
 
-def run_app(app: App, *, about: str = "", needs: tuple[str, ...] = ("uvicorn",)) -> int:
+def run_app(app: App, *, about: str = "") -> int:
     """Serve until SIGTERM or Ctrl-C, then close the application.
 
     Prints `listening on http://HOST:PORT (about)` once the server listens. The first signal lets requests in flight
@@ -230,20 +238,19 @@ def run_app(app: App, *, about: str = "", needs: tuple[str, ...] = ("uvicorn",))
         ConfigError: the port is taken, the host is not an address of this machine, or the libraries of
             `reasonrag[serve]` are not installed.
     """
-    if not all(map(find_spec, needs)):
-        raise ConfigError(f"a server needs {', '.join(needs)}: pip install 'reasonrag[serve]'")
-    settings = app.settings
-    config = _config(app, settings)
-    signals: list[int] = []
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+    if not all(map(find_spec, _LIBRARIES)):
+        raise ConfigError(f"a server needs {', '.join(_LIBRARIES)}: pip install 'reasonrag[serve]'")
+    from reasonrag.core.connections import Server, listen
+
+    server = Server(app, about)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         try:
             runner.run(app.start())
-            with _listen(settings.host, settings.port) as listener:
-                ready = f"listening on {_url(listener)}{about and f' ({about})'}"
-                runner.run(_server(config, app, ready, signals).serve(sockets=[listener]))
+            with listen(app.settings.host, app.settings.port) as listener:
+                runner.run(server.serve(sockets=[listener]))
         finally:
             runner.run(app.aclose())
-    return 128 + sum(signals)
+    return 128 + sum(server.signals)
 
 
 async def _send_response(response: Response, send: Send) -> None:
@@ -259,62 +266,3 @@ async def _send_response(response: Response, send: Send) -> None:
         async for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-def _server(config: uvicorn.Config, app: App, ready: str, signals: list[int]) -> uvicorn.Server:
-    """Build a server that prints `ready` once it listens, and puts the signal that ended it into `signals`."""
-    import uvicorn
-
-    class DrainingServer(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            print(ready, flush=True)
-
-        # Replaces uvicorn's handler, which kills the process with the same signal once it has drained.
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if signals:
-                os._exit(128 + sig)  # the search thread would keep the process alive
-            signals.append(sig)
-            app.drain()
-            self.should_exit = True
-
-    return DrainingServer(config)
-
-
-def _config(app: App, settings: ListenSettings) -> uvicorn.Config:
-    import uvicorn
-
-    # Without a logging configuration, uvicorn logs nothing below a warning.
-    log_config = uvicorn.config.LOGGING_CONFIG if settings.access_log else None
-    return uvicorn.Config(
-        app,
-        lifespan="off",
-        ws="auto" if type(app).converse is not App.converse else "none",
-        ws_max_size=settings.max_body_bytes,
-        proxy_headers=False,
-        server_header=False,
-        access_log=settings.access_log,
-        log_config=log_config,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=settings.drain_s,
-    )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an ACK.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} of {host} is taken; stop what listens there, or choose another") from None
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"{host}:{port} cannot be listened on ({reason}); choose another address or port") from None
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

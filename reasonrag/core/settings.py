@@ -13,13 +13,14 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from reasonrag.core.documents import named_path, parse_yaml, read_text, to_yaml
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.secrets import find_secrets, redact
+from reasonrag.core.secrets import excerpt, find_secrets
+from reasonrag.core.text import one_line, valid_unicode
 
 Tree = dict[str, Any]
 
@@ -45,10 +46,7 @@ CHAT_TEMPLATE = (
     f"{', '.join(CHAT_TEMPLATES)}, or a Jinja file"
 )
 
-# Everything PyYAML may raise, including ValueError (impossible dates) and RecursionError (deep nesting).
-_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
-
-
+COMMIT = "_commit"  # ends what names a commit of the Hub in an identity, where earlier versions have none
 EXECUTION = "execution"  # marks the fields that `execution` declares
 # A text stands for a tuple of one text.
 _ONE_OR_SEVERAL = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
@@ -100,8 +98,17 @@ class Section(BaseModel):
     @classmethod
     def _no_secret(cls, tree: Any) -> Any:
         # Runs before field validation, because pydantic's messages quote the value.
-        _refuse_secrets(tree, "")
+        _refuse_secrets(tree)
         return tree
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: Any, info: Any) -> Any:
+        # pydantic takes true for 1. Its `strict` would refuse 1e-5 too, which YAML reads as a text.
+        declared = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and {int, float} & {declared, *get_args(declared)}:
+            raise ValueError(f"{str(value).lower()} is no number; give one")
+        return value
 
 
 S = TypeVar("S", bound=Section)
@@ -159,11 +166,11 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     """
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise ConfigError(f"--set {text!r} is not of the form section.name=value")
+        raise ConfigError(f"--set {text[:200]!r} is not of the form section.name=value")
     try:
-        return name.strip(), yaml.safe_load(value)
-    except _UNREADABLE as error:
-        raise ConfigError(f"--set {text!r}: {value!r} is not a YAML value") from error
+        return name.strip(), parse_yaml(value)
+    except ValueError as error:
+        raise ConfigError(f"--set {text[:200]!r}: {value[:200]!r} is not a YAML value", quoting=error) from error
 
 
 def identity(settings: Section) -> dict[str, Any]:
@@ -174,20 +181,22 @@ def identity(settings: Section) -> dict[str, Any]:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], defaults: Section | None = None) -> str:
     """Describe which settings differ, for an error message; "" if none does.
 
-    A setting that did not exist yet when `before` was written had the value that it has in `defaults`.
+    A setting that did not exist yet when `before` was written had the value that it has in `defaults`. A commit is
+    compared if both name one.
 
     >>> differences({"a": 1, "b": 2}, {"a": 1, "b": 3})
     'b: 2 there, 3 now'
     """
     known = {} if defaults is None else identity(defaults)
     before = {name: value for name, value in known.items() if name in now} | dict(before)
-    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    unknown = {name for name in before.keys() ^ now.keys() if name.endswith(COMMIT)}
+    names = sorted(name for name in (before.keys() | now.keys()) - unknown if before.get(name) != now.get(name))
     return ", ".join(f"{name}: {before.get(name)!r} there, {now.get(name)!r} now" for name in names)
 
 
 def dump(settings: Section) -> str:
     """Return the resolved settings as YAML that `gather` can read."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return to_yaml(settings.model_dump(mode="json"))
 
 
 def read_yaml(file: Path) -> Tree:
@@ -197,19 +206,21 @@ def read_yaml(file: Path) -> Tree:
         ConfigError: the file cannot be read, or holds something else.
     """
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, *_UNREADABLE) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"configuration {file} cannot be read: {reason}") from error
+        tree = parse_yaml(read_text(file))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"configuration {file} cannot be read", quoting=error) from error
     if not isinstance(tree, dict | None):
         raise ConfigError(f"configuration {file} holds a {type(tree).__name__}, not a mapping of sections")
     return tree or {}
 
 
 def merge(tree: Tree, more: Mapping[str, Any]) -> None:
-    """Merge `more` into a tree in place, section by section; `more` wins."""
+    """Merge `more` into a tree in place, section by section; `more` wins. Raise ConfigError if that loses a section."""
     for key, value in more.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+        if key in tree and isinstance(tree[key], dict) != isinstance(value, Mapping):
+            where = excerpt(str(key), 200)
+            raise ConfigError(f"{where} is given both one value and settings ({where}.NAME); leave one of them out")
+        if isinstance(value, Mapping) and key in tree:
             merge(tree[key], value)
         else:
             tree[key] = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else value
@@ -265,7 +276,7 @@ def _carrying_folder(spec: object) -> Path | None:
     scheme = scheme.lower()
     if scheme not in ("demo", "hf", "vllm") or not (scheme == "demo" or rest):
         return None
-    folder = demo_folder(rest) if scheme == "demo" else Path(rest).expanduser()
+    folder = demo_folder(rest) if scheme == "demo" else named_path(rest)
     return folder if (folder / POLICY_CARD).is_file() else None
 
 
@@ -294,29 +305,32 @@ def nearest(name: str, known: Iterable[str]) -> str:
 _URL_WITH_USER = re.compile(r"https?://[^/]*@", re.IGNORECASE)
 
 
-def _refuse_secrets(value: object, where: str) -> None:
+def _refuse_secrets(value: object, *where: str) -> None:
     """Raise if a value holds a secret: settings are written to the run's folder and shown on its pages."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            path = f"{where}.{name}".lstrip(".")
-            _refuse_secrets(str(name), path)
-            _refuse_secrets(inner, path)
+            _refuse_secrets(str(name), *where, str(name))
+            _refuse_secrets(inner, *where, str(name))
     elif isinstance(value, list | tuple | set | frozenset):
         for inner in value:
-            _refuse_secrets(inner, where)
+            _refuse_secrets(inner, *where)
     elif isinstance(value, str):
-        said = f"{redact(where)}: " if where else ""
         if _URL_WITH_USER.search(value):
             raise ValueError(
-                f"{said}the URL carries a user name or password; put a key into the variable named by api_key_env, "
-                "and a password into a proxy of yours"
+                f"{_place(where)}the URL carries a user name or password; put a key into the variable named by "
+                "api_key_env, and a password into a proxy of yours"
             )
         if found := find_secrets(value):
             raise ValueError(
-                f"{said}this looks like a secret ({found[0].kind}), and settings are kept and shown; leave it out and "
-                "put it into an environment variable: HF_TOKEN for the Hub, the one that api_key_env names for a "
-                "model's server, REASONRAG_TOKEN for a retrieval server"
+                f"{_place(where)}this looks like a secret ({found[0].kind}), and settings are kept and shown; leave it "
+                "out and put it into an environment variable: HF_TOKEN for the Hub, the one that api_key_env names for "
+                "a model's server, REASONRAG_TOKEN for a retrieval server"
             )
+
+
+def _place(where: tuple[str, ...]) -> str:
+    said = excerpt(valid_unicode(".".join(where)), 200)  # pydantic cannot quote half of a character
+    return f"{said}: " if where else ""
 
 
 def _semantic(section: BaseModel, prefix: str) -> Iterable[tuple[str, Any]]:
@@ -332,7 +346,7 @@ def _explain(model: type[Section], error: ValidationError) -> str:
     """Describe the first problems in one line: the key, what was found, what is allowed."""
     lines = []
     for problem in error.errors()[:3]:
-        where = ".".join(map(str, problem["loc"]))
+        where = ".".join(map(str, problem["loc"]))[:200]
         if problem["type"] == "extra_forbidden":
             parent = _section(model, problem["loc"][:-1])
             lines.append(f"unknown key {where!r}{nearest(str(problem['loc'][-1]), parent.model_fields)}")
@@ -340,7 +354,7 @@ def _explain(model: type[Section], error: ValidationError) -> str:
             lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
         else:
             lines.append(f"{where}: {problem['msg']} (found {reprlib.repr(problem['input'])})")
-    return "configuration: " + "; ".join(lines)
+    return one_line("configuration: " + "; ".join(lines))
 
 
 def _section(model: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:

@@ -12,7 +12,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 
 Rules = Literal["house", "flashrag"]
@@ -153,33 +153,38 @@ def _hidden(char: str) -> bool:
     return char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
-# Text that a chat template or a format could take for structure: tags and special tokens open with `<` right before a
-# letter, `/`, `|`, `!` or a full-width bar (DeepSeek's tokens); `[INST]` and similar ones are tokens of Mistral.
-_TAG_OPENING = re.compile(r"<(?=[/|!?\w\uff5c<▁])")
-_BRACKET_TOKEN = re.compile(
-    r"\[(?=/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|IMG|PREFIX|SUFFIX)\])"
-)
-_SPECIAL_TOKEN = re.compile(r"<(?=[|\uff5c])|<(?=/?(?:s|bos|eos|pad|unk|mask|start_of_turn|end_of_turn|think)>)")
+# What opens structure in texts. `<` right before a letter or a mark opens the tags of formats and most special tokens;
+# `[` before `|`, `/`, or one word with an underscore or three capitals, and brackets beside `~` open those of Mistral,
+# EXAONE, GLM, Kimi, InternLM and MiniMax. `ChatTemplate` breaks what else a known tokenizer declares.
+_TAG = r"(?=[/|!?\w\uff5c<▁])"
+_BRACKET = re.compile(r"\[(?=[/|]|\w~|(?=\w{1,40}\])[^\]]*?(?:_|[A-Z]{3}))")
+OPENINGS = {"<": "‹", "[": "⁅", "]": "⁆"}  # an opening, and the character that stands for it in quoted text
 
 
-def inert(text: str) -> str:
+def inert(text: str, tags: tuple[str, ...] = ()) -> str:
     """Return text from outside (a passage, a question) without anything that parses as a tag or special token.
 
-    The opening bracket of anything tag-like becomes `‹` (or `⁅`), which stays readable for people and models.
+    The opening bracket of anything tag-like becomes `‹` (or `⁅`), which stays readable for people and models. So a tag
+    that still stands in a prompt is ours. In the policy's earlier words the format's own `tags` stay.
 
-    >>> inert("x < 5 </answer><|im_end|> [INST]")
-    'x < 5 ‹/answer>‹|im_end|> ⁅INST]'
-    """
-    return _BRACKET_TOKEN.sub("⁅", _TAG_OPENING.sub("‹", valid_unicode(text)))
-
-
-def inert_tokens(text: str) -> str:
-    """Return the policy's earlier words for its next prompt: the format's tags stay, special tokens do not.
-
-    >>> inert_tokens("<query>a</query><|im_start|>")
+    >>> inert("x < 5 </answer><|im_end|> [INST] [1]")
+    'x < 5 ‹/answer>‹|im_end|> ⁅INST] [1]'
+    >>> inert("<query>a</query><|im_start|>", tags=("query",))
     '<query>a</query>‹|im_start|>'
     """
-    return _BRACKET_TOKEN.sub("⁅", _SPECIAL_TOKEN.sub("‹", valid_unicode(text)))
+    text = _BRACKET.sub(OPENINGS["["], _tag_opening(tags).sub(OPENINGS["<"], valid_unicode(text)))
+    return text.replace("]~", f"{OPENINGS[']']}~")
+
+
+@cache
+def _tag_opening(kept: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(f"<(?!/?(?:{'|'.join(map(re.escape, kept))})>){_TAG}" if kept else f"<{_TAG}")
+
+
+@lru_cache(maxsize=8_192)  # all steps that follow a search show its passages, and verdicts are asked on all steps
+def quotable(text: str, tags: tuple[str, ...] = ()) -> str:
+    """Return text from outside in one line, with nothing that parses as a tag (`inert`)."""
+    return one_line(inert(text, tags))
 
 
 def pace(count: float, seconds: float, unit: str = "") -> str:

@@ -5,8 +5,10 @@ They are immutable, so the branches of a tree can share a prefix of steps safely
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Real
 from typing import Any, Literal
 
 Role = Literal["system", "tools", "user", "assistant", "call", "tool"]
@@ -93,6 +95,21 @@ class FinishReason(StrEnum):
     STOP = "stop"  # a stop string or the end token
     LENGTH = "length"  # max_tokens
     OTHER = "other"  # a content filter, an abort, an unnamed reason
+
+
+def as_finite(value: object) -> float | None:
+    """Return a number of somebody else's as a float; None if it is none, is not finite, or is too large.
+
+    >>> [as_finite(value) for value in (1, -0.5, 10**400, float("nan"), "1", True)]
+    [1.0, -0.5, None, None, None, None]
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True, slots=True)

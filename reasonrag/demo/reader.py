@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reasonrag.core.errors import LLMError
-from reasonrag.core.text import inert, normalize_answer, one_line
+from reasonrag.core.text import normalize_answer, one_line, quotable
 from reasonrag.core.types import Completion, Prompt, Question
 from reasonrag.demo.lexicon import SPLITS
 from reasonrag.demo.wording import (
@@ -169,7 +169,7 @@ class _Reader:
         return candidates(self._asked, self._evidence, self._queries)
 
     def _say(self, kind: str, body: str) -> str:
-        body = one_line(inert(body)) or "unknown"
+        body = quotable(body) or "unknown"
         return self._templates[kind].format(f'"{body}"' if body in ECHOES else body)
 
     def _choose(self, scored: Sequence[Scored]) -> str:

@@ -108,13 +108,13 @@ def stem(word: str) -> str:
     return _SUFFIX.sub("", lower) if len(lower) > 4 else lower
 
 
-@lru_cache(maxsize=32_768)
+@lru_cache(maxsize=4_096)
 def stems(text: str) -> tuple[str, ...]:
     """Return the stems of the content words, in order, with repeats."""
     return tuple(stem(word) for word in content_words(text))
 
 
-@lru_cache(maxsize=32_768)
+@lru_cache(maxsize=4_096)
 def stem_set(text: str) -> frozenset[str]:
     """Return the stems of the content words, for membership only."""
     return frozenset(stems(text))
@@ -148,7 +148,7 @@ def sentences(text: str) -> tuple[str, ...]:
     return (*ended, rest) if rest else tuple(ended)
 
 
-@lru_cache(maxsize=32_768)
+@lru_cache(maxsize=4_096)
 def names(text: str) -> tuple[Span, ...]:
     """Return capitalised spans and quoted titles, in order; months, weekdays and lone stop words are not names.
 

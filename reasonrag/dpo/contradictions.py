@@ -1,17 +1,24 @@
-"""Count the preferences of a data set of any origin that contradict each other: A > B and B > A after one prompt."""
+"""What has to hold between the preferences of a data set of any origin.
+
+None contradicts another one, as A > B and B > A after one prompt, and no question is in two splits.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from reasonrag.core.text import normalize_answer
-from reasonrag.dpo.preferences import as_fields
+from reasonrag.core.errors import DataError
+from reasonrag.core.text import normalize_answer, quoted
+from reasonrag.dpo.pairs import Question
+from reasonrag.dpo.preferences import BY_PROMPT, as_fields
 from reasonrag.dpo.token_rows import ChatSides, CheckedRow, StepSides
+from reasonrag.storage.files import short_hash
+from reasonrag.storage.shards import common_text
 
 Said = tuple[str, str]  # type of a step ("" if it is unknown), and its text
 
@@ -103,6 +110,63 @@ class Contradictions:
             f"{count} of {self.total} pairs contradict each other, {self.same_text} of them word for word: the same "
             f"two steps after the same prompt, preferred the other way round (first: {named})"
         )
+
+
+class PairRules(Contradictions):
+    """Counts the pairs of splits, those that contradict each other, and what two splits share.
+
+    Args:
+        repeated: what `repeated_questions` returns, if the trees are known: pairs of a question then come one after
+            another. Otherwise prompts are compared, without regard to case and white space.
+
+    Attributes:
+        rows: the number of pairs by split.
+        texts: the first split of each question, whatever its ids; of unknown trees, of each prompt, as a digest.
+        shared_texts: those in two splits.
+    """
+
+    def __init__(self, repeated: Mapping[Question, Question] | None = None) -> None:
+        super().__init__(repeated or ())
+        self.rows: Counter[str] = Counter()
+        self.texts: dict[object, str] = {}
+        self.shared_texts: set[object] = set()
+        self._firsts = repeated
+        self._questions: dict[Question, str] = {}
+        self._shared: set[Question] = set()
+
+    def add_pair(self, split: str, row: CheckedRow) -> None:
+        """Add a pair of a split."""
+        if self._firsts is not None:
+            self.begin(*row.group)
+        self.add_row(row)
+        self.rows[split] += 1
+        text = _prompt_digest(row) if self._firsts is None else self._firsts.get(row.group, row.group)
+        if self.texts.setdefault(text, split) != split:
+            self.shared_texts.add(text)
+        if self._questions.setdefault(row.group, split) != split and not row.group[1].startswith(BY_PROMPT):
+            self._shared.add(row.group)
+
+    def check_questions(self, name: str) -> int:
+        """Return how many questions have pairs; raise DataError if one is in two splits. `name` is that of the data."""
+        if self._shared:
+            dataset, question = min(self._shared)
+            more = len(self._shared) - 1
+            raise DataError(
+                f"{name}: question {quoted(question)}{f' of {quoted(dataset)}' if dataset else ''} is in both splits"
+                f"{f', and {more} more are' if more else ''}, so the held-out metrics would mean nothing; split by "
+                "question, as build-tree does"
+            )
+        return len(self._questions)
+
+
+def _prompt_digest(row: CheckedRow) -> str:
+    if isinstance(row.sides, StepSides):
+        asked = row.sides.chosen[0].prompt
+        texts = [*(message.content for message in asked.messages), asked.prefix]
+    else:
+        prompt = row.sides.prompt
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    return short_hash(common_text("\n".join(texts)))
 
 
 def _content(type: str, text: str) -> Said:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from reasonrag.core.config import Config, load_config
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import DataError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import (
@@ -36,6 +37,7 @@ from reasonrag.formats import Format, open_format
 from reasonrag.spre import content_of, step_end
 from reasonrag.storage.parquet import Row, read_shards
 from reasonrag.storage.runs import read_run
+from reasonrag.storage.shards import common_text
 from reasonrag.storage.tables import trajectory_schema, tree_schema
 from reasonrag.training.settings import SFTSettings
 
@@ -73,20 +75,21 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     Raises:
         DataError, RunError: there is no such folder, its tables are damaged, or no trajectory is good enough.
     """
-    config, fingerprint, questions = _open(Path(data).expanduser(), data)
+    config, fingerprint, questions = _open(named_path(data), data)
     format = open_format(config, to_train=True)
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
     chosen: list[_Attempt] = []
     seen, complete, best = 0, 0, 0.0
-    for attempts in questions:
+    first: dict[str, tuple[str, str]] = {}  # question of each text, as in `repeated_questions`
+    for question, attempts in questions:
+        asked = first.setdefault(common_text(question.question), (question.dataset, question.id))
         seen += 1
         complete += len(attempts)
         best = max(best, *(attempt.f1 for attempt in attempts), 0.0)
         good = _best(attempts, settings)
         chosen += good
         if good:
-            question = good[0].question
-            held_out = in_test_split(question.dataset, question.id, settings.test_share)
+            held_out = in_test_split(asked, settings.test_share)
             splits["test" if held_out else "train"] += _rows(good, format, read_ids=config.policy.reads_ids)
     if not splits["train"]:
         raise DataError(
@@ -105,7 +108,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
     return Preferences(splits["train"], splits["test"], card, noun="steps", trajectories=facts)
 
 
-def _open(path: Path, data: str) -> tuple[Config, str | None, Iterator[list[_Attempt]]]:
+def _open(path: Path, data: str) -> tuple[Config, str | None, Iterator[tuple[Question, list[_Attempt]]]]:
     """Return the configuration, the fingerprint of the prompts if it is known, and the attempts at each question."""
     if (path / "run.json").is_file() or ((path / "journal.sqlite").is_file() and not (path / "trajectories").is_dir()):
         config, summary = read_run(path)
@@ -122,27 +125,30 @@ def _open(path: Path, data: str) -> tuple[Config, str | None, Iterator[list[_Att
     )
 
 
-def _of_trees(run: Path) -> Iterator[list[_Attempt]]:
+def _of_trees(run: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=_NODE_COLUMNS)
     for (dataset, id), rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
         tree = list(rows)
         question = Question(id, tree[0]["question"], (), dataset)
-        yield [
-            _Attempt(question, path_from_root(tree, node), node["f1"], node["stop_reason"] == "forced_answer")
-            for node in tree
-            if node["f1"] is not None
-        ]
+        yield (
+            question,
+            [
+                _Attempt(question, path_from_root(tree, node), node["f1"], node["stop_reason"] == "forced_answer")
+                for node in tree
+                if node["f1"] is not None
+            ],
+        )
 
 
-def _of_evaluation(folder: Path) -> Iterator[list[_Attempt]]:
+def _of_evaluation(folder: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
     """Yield the attempts at each question, at all settings that were evaluated."""
-    attempts: dict[tuple[str, str], list[_Attempt]] = {}
+    attempts: dict[tuple[str, str], tuple[Question, list[_Attempt]]] = {}
     stems = {file.name.rpartition("-of-")[0].rpartition("-")[0] for file in (folder / "trajectories").glob("*.parquet")}
     for stem in sorted(stems):
         rows = read_shards(folder / "trajectories", stem, trajectory_schema(), columns=_ATTEMPT_COLUMNS)
         for row in rows:
             question = Question(row["question_id"], row["question"], (), row["dataset"])
-            of_question = attempts.setdefault((question.dataset, question.id), [])
+            _, of_question = attempts.setdefault((question.dataset, question.id), (question, []))
             if row["stop_reason"] != "no_answer":
                 forced = row["stop_reason"] == "forced_answer"
                 of_question.append(_Attempt(question, row["trajectory"], row["f1"], forced))

@@ -18,9 +18,8 @@ from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.policy_card import PolicyCard
-from reasonrag.core.text import quoted
-from reasonrag.dpo.contradictions import Contradictions
-from reasonrag.dpo.preferences import BY_PROMPT, Preferences, as_fields, read_preferences
+from reasonrag.dpo.contradictions import PairRules
+from reasonrag.dpo.preferences import Preferences, as_fields, read_preferences
 from reasonrag.dpo.token_rows import CheckedRow, Encoded, Pair, Segment, encode
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import PairSettings
@@ -43,7 +42,7 @@ class LengthReport:
     max_length: int  # the limit that was applied, in tokens
     limited_by: str  # setting (`max_length`), context (the model's), or data (the longest pair)
     shifted: int = 0  # plain rows in which the end of the prompt is scored too: its tokens merge with the completion's
-    shared_prompts: int = 0  # prompts of rows without a question id that are in both splits
+    shared_prompts: int = 0  # prompts that are in both splits, but for case and white space
     noun: str = "pairs"  # what is counted
 
     def share(self, split: str) -> float:
@@ -140,7 +139,11 @@ def open_examples(
     if settings.data is None:
         raise ConfigError("nothing to train on: add --data with a run's folder, a Parquet or JSONL file, or a Hub id")
     preferences = read(settings.data)
-    shared_prompts = _check_splits(settings.data, preferences)
+    rules = PairRules()
+    for split, rows in (("train", preferences.train), ("test", preferences.test)):
+        for row in rows:
+            rules.add_pair(split, row)
+    rules.check_questions(settings.data)
     train = _sample(preferences.train, settings.limit, settings.seed)
     test = _sample(preferences.test, settings.limit, settings.seed)
     kinds = {"train": _kinds(train), "test": _kinds(test)}
@@ -148,16 +151,13 @@ def open_examples(
         log(f"{len(train)} {preferences.noun} to train on, {len(test)} held out")
         if balance := ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()):
             log(f"kinds of steps to learn: {balance}")
-    contradictions = Contradictions()
-    for row in (*train, *test):
-        contradictions.add_row(row)
-    if log is not None and str(contradictions):
-        log(f"warning: {contradictions}; all are trained on")
+    if log is not None and str(rules):
+        log(f"warning: {rules}; all are trained on")
     pairs, encoded = encode([*train, *test], chat, turn_end=settings.turn_end)
     if log is not None and str(encoded):
         log(str(encoded))
     splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
-    odd = {"shifted": encoded.shifted, "shared_prompts": shared_prompts, "noun": preferences.noun}
+    odd = {"shifted": encoded.shifted, "shared_prompts": len(rules.shared_texts), "noun": preferences.noun}
     kept, report = fit(splits, settings, context=context, log=log, **odd)
     return Examples(
         kept["train"],
@@ -166,7 +166,7 @@ def open_examples(
         preferences.card,
         settings.data,
         report,
-        contradictions.summary(),
+        rules.summary(),
         kinds,
         preferences.trajectories,
         encoded,
@@ -185,20 +185,6 @@ def _count(pairs: Sequence[Pair], noun: str) -> dict[str, int]:
 def _kinds(rows: Iterable[CheckedRow]) -> dict[str, int]:
     kinds = Counter(row.types[0] for row in rows if row.types[0])
     return dict(sorted(kinds.items(), key=lambda item: -item[1]))
-
-
-def _check_splits(name: str, preferences: Preferences) -> int:
-    """Raise if a question is in both splits; return how many prompts of rows without a question id are in both."""
-    shared = {row.group for row in preferences.train} & {row.group for row in preferences.test}
-    leaked = sorted(group for group in shared if not group[1].startswith(BY_PROMPT))
-    if leaked:
-        dataset, question = leaked[0]
-        raise DataError(
-            f"{name}: question {quoted(question)}{f' of {quoted(dataset)}' if dataset else ''} is in both splits"
-            f"{f', and {len(leaked) - 1} more are' if leaked[1:] else ''}, so the held-out metrics would mean nothing; "
-            "split by question, as build-tree does"
-        )
-    return len(shared)
 
 
 def _sample(rows: list[CheckedRow], limit: int | None, seed: int) -> list[CheckedRow]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
+from pathlib import Path
 from typing import Any
 
 from reasonrag.spre import (
@@ -22,7 +23,11 @@ from reasonrag.spre import (
     standard_error,
     step_end,
 )
-from reasonrag.storage.parquet import Row
+from reasonrag.storage.parquet import Row, read_batches
+from reasonrag.storage.shards import common_text
+from reasonrag.storage.tables import tree_schema
+
+Question = tuple[str, str]  # data set and id
 
 # Columns of `tables.tree_schema` that pairs are derived from.
 NODE_COLUMNS = (
@@ -126,12 +131,33 @@ def derive_trajectory_pairs(
                 yield pair | {"pair_id": pair_id, "policy": policy, "config_hash": config_hash}
 
 
-def in_test_split(dataset: str, question_id: str, share: float) -> bool:
+def repeated_questions(trees: Iterable[Path]) -> dict[Question, Question]:
+    """Return the questions whose text another one has too, each with the first of its text, from files of trees.
+
+    Only their trees can repeat or reverse each other's pairs. Case and white space make no difference.
+    """
+    import pyarrow.compute as pc
+
+    first: dict[str, Question] = {}  # by text
+    repeated: dict[Question, Question] = {}
+    for path in trees:
+        for batch in read_batches(path, tree_schema(), columns=("parent_id", "dataset", "question_id", "question")):
+            for root in batch.filter(pc.less(batch.column("parent_id"), 0)).to_pylist():
+                question, text = (root["dataset"], root["question_id"]), common_text(root["question"] or "")
+                if text and (other := first.setdefault(text, question)) != question:
+                    repeated |= {question: other, other: other}
+    return repeated
+
+
+def in_test_split(question: Question, share: float, repeated: Mapping[Question, Question] | None = None) -> bool:
     """Return whether a question is held out: by a hash of its id, so that rows of one question never part.
 
-    >>> sum(in_test_split("d", str(i), 0.1) for i in range(1000))
+    Nor do questions of one text, if they are given as `repeated_questions` returns them.
+
+    >>> sum(in_test_split(("d", str(i)), 0.1) for i in range(1000))
     117
     """
+    dataset, question_id = (repeated or {}).get(question, question)
     digest = hashlib.sha256(f"{dataset}\0{question_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 

@@ -11,18 +11,20 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.config import Config, load_config
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import POLICY_CARD
-from reasonrag.core.text import one_line, quoted, valid_unicode
-from reasonrag.core.types import Message, Prompt, Span
+from reasonrag.core.text import quoted, valid_unicode
+from reasonrag.core.types import Message, Prompt, Span, as_finite
 from reasonrag.dpo.token_rows import ChatSides, CheckedRow, Ids, Messages, StepSides, StepText, TextSides
+from reasonrag.storage.parquet import column_names, read_batches
 from reasonrag.storage.records import RowProblems, read_rows, text_id
 from reasonrag.storage.runs import read_run
 
@@ -40,7 +42,7 @@ _PAIR_COLUMNS = ("prompt", "chosen", "rejected")
 _TRAJECTORY_COLUMNS = ("chosen_steps", "rejected_steps")
 _OPTIONAL_COLUMNS = (
     *("chosen_end", "rejected_end", "margin", "depth", "dataset", "question_id", "tools", "chat_template_kwargs"),
-    *("chosen_type", "rejected_type", "chosen_token_ids", "rejected_token_ids"),
+    *("chosen_type", "rejected_type", "chosen_token_ids", "rejected_token_ids", "chosen_reward", "rejected_reward"),
     *("turn", "chosen_turns", "rejected_turns"),
     *("instruction", "input"),  # of the published RAG-ProGuide
 )
@@ -82,14 +84,14 @@ def read_preferences(data: str) -> Preferences:
     Raises:
         DataError, RunError: nothing readable is there; one line says what was found and what to do.
     """
-    path = Path(data).expanduser()
+    path = named_path(data)
     if path.is_dir():
         if path.name == "pairs" and (path.parent / "run.json").is_file():
             path = path.parent
         is_run = (path / "run.json").exists() or (path / "journal.sqlite").exists()
         return _read_run(path) if is_run else _read_folder(path)
     if path.is_file() or data.lower().endswith(_SUFFIXES):
-        return Preferences(_read_file(path), [])
+        return Preferences(list(pairs_in(path)), [])
     return _read_hub(data)
 
 
@@ -125,22 +127,30 @@ def _read_folder(path: Path) -> Preferences:
 
 def _read_splits(folder: Path) -> tuple[list[CheckedRow], list[CheckedRow]]:
     """Read Parquet files by name: a file whose name does not begin with that of a held-out split is for training."""
-    names = sorted(folder.glob("*.parquet"))
-    _check_shards(folder, [file.name for file in names])
+    check_shards(folder)
     files: dict[str, list[Path]] = {}
-    for file in names:
-        word = re.match("[a-z]*", file.name.lower())
-        split = word[0] if word and word[0] in _HELD_OUT else "train"
-        files.setdefault(split, []).append(file)
+    for file in sorted(folder.glob("*.parquet")):
+        files.setdefault(split_of(file.name), []).append(file)
     held_out = next((split for split in _HELD_OUT if split in files), "")
-    train = [row for file in files.get("train", []) for row in _read_file(file)]
-    return train, [row for file in files.get(held_out, []) for row in _read_file(file)]
+    train, test = ([row for file in files.get(split, []) for row in pairs_in(file)] for split in ("train", held_out))
+    return train, test
 
 
-def _check_shards(folder: Path, names: Sequence[str]) -> None:
+def split_of(name: str) -> str:
+    """Return the name of a held-out split if that of a file begins with it, else "train".
+
+    >>> split_of("validation-00000-of-00001.parquet"), split_of("hotpot.parquet")
+    ('validation', 'train')
+    """
+    word = re.match("[a-z]*", name.lower())
+    return word[0] if word and word[0] in _HELD_OUT else "train"
+
+
+def check_shards(folder: Path) -> None:
+    """Raise DataError if a folder holds some files of `STEM-00000-of-000NN.parquet`, ..., and not all of them."""
     shards: Counter[tuple[str, int]] = Counter()
-    for name in names:
-        if match := re.match(r"(.+)-\d{5}-of-(\d{5})\b", name):
+    for file in folder.glob("*.parquet"):
+        if match := re.match(r"(.+)-\d{5}-of-(\d{5})\b", file.name):
             shards[match[1], int(match[2])] += 1
     for (stem, count), present in shards.items():
         if present != count:
@@ -149,40 +159,37 @@ def _check_shards(folder: Path, names: Sequence[str]) -> None:
             )
 
 
-def _read_file(path: Path) -> list[CheckedRow]:
+def pairs_in(path: Path) -> Iterator[CheckedRow]:
+    """Yield the pairs of a file one by one.
+
+    Raises:
+        DataError: the file cannot be read or holds no pairs; or, at its end, some rows cannot be used, which it names.
+    """
     problems = RowProblems(str(path))
     numbered = _read_parquet(path) if path.name.lower().endswith(".parquet") else read_rows(path, problems)
-    rows = checked_rows(path.name, numbered, problems)
-    if not rows:
+    row = None
+    for row in checked_rows(path.name, numbered, problems):
+        yield row
+    if row is None:
         raise DataError(f"{path}: no pairs in it")
-    return rows
 
 
 def _read_parquet(path: Path) -> Iterator[NumberedRow]:
     """Read the columns that are needed; page checksums are verified if the file has any."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if not path.is_file():
         raise DataError(f"{path}: file not found")
-    try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
-        names = file.schema_arrow.names
-        if not any(set(layout) <= set(names) for layout in (_PAIR_COLUMNS, _TRAJECTORY_COLUMNS)):
-            raise DataError(f"{path}: no pairs, its columns are {', '.join(map(quoted, names[:12]))}. {_ADVICE}")
-        ends = {"chosen_steps"} if "chosen_steps" in names else {"chosen_end", "rejected_end"}
-        if "config_hash" in names and (missing := (_OUR_COLUMNS | ends) - set(names)):
-            raise DataError(
-                f"{path}: pairs of another version of reasonrag, without {min(missing)}; "
-                "write them again with `reasonrag pairs`"
-            )
-        known = (*_PAIR_COLUMNS, *_TRAJECTORY_COLUMNS, *_OPTIONAL_COLUMNS)
-        columns = [name for name in names if name in known]
-        yield from enumerate(file.read(columns=columns).to_pylist(), 1)
-    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: a damaged name is not UTF-8
+    names = column_names(path)
+    if not any(set(layout) <= set(names) for layout in (_PAIR_COLUMNS, _TRAJECTORY_COLUMNS)):
+        raise DataError(f"{path}: no pairs, its columns are {', '.join(map(quoted, names[:12]))}. {_ADVICE}")
+    ends = {"chosen_steps"} if "chosen_steps" in names else {"chosen_end", "rejected_end"}
+    if "config_hash" in names and (missing := (_OUR_COLUMNS | ends) - set(names)):
         raise DataError(
-            f"{path}: cannot be read ({one_line(str(error))[:200]}); it is damaged or not Parquet"
-        ) from error
+            f"{path}: pairs of another version of reasonrag, without {min(missing)}; "
+            "write them again with `reasonrag pairs`"
+        )
+    known = (*_PAIR_COLUMNS, *_TRAJECTORY_COLUMNS, *_OPTIONAL_COLUMNS)
+    batches = read_batches(path, None, columns=[name for name in names if name in known])
+    yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
 
 
 def _read_hub(data: str) -> Preferences:
@@ -207,7 +214,7 @@ def _read_hub(data: str) -> Preferences:
         )
 
     def read_split(split: str) -> list[CheckedRow]:
-        return checked_rows(split, enumerate(splits[split], 1), RowProblems(f"{data}, split {split}"))
+        return list(checked_rows(split, enumerate(splits[split], 1), RowProblems(f"{data}, split {split}")))
 
     held_out = next((split for split in _HELD_OUT if split in splits), None)
     train = read_split("train")
@@ -236,20 +243,18 @@ def _card(config: Config, summary: dict[str, Any]) -> PolicyCard:
     return PolicyCard.of(config.model_dump(mode="json"), (summary.get("content") or {}).get("prompts"))
 
 
-def checked_rows(name: str, numbered: Iterable[NumberedRow], problems: RowProblems) -> list[CheckedRow]:
+def checked_rows(name: str, numbered: Iterable[NumberedRow], problems: RowProblems) -> Iterator[CheckedRow]:
     """Check raw rows with their 1-based numbers; `name`, of a file or split, is for messages about single rows.
 
     Raises:
-        DataError: some rows cannot be used; it names them and says why.
+        DataError: at the end, if some rows cannot be used; it names them and says why.
     """
-    rows = []
     for number, raw in numbered:
         try:
-            rows.append(read_row(f"{name} row {number}", raw))
+            yield read_row(f"{name} row {number}", raw)
         except Unusable as problem:
             problems.add(str(problem), number)
     problems.check(_ADVICE)
-    return rows
 
 
 def read_row(place: str, raw: Mapping[str, Any]) -> CheckedRow:
@@ -260,7 +265,7 @@ def read_row(place: str, raw: Mapping[str, Any]) -> CheckedRow:
     """
     sides = _sides(raw)
     margin, depth, dataset = raw.get("margin"), raw.get("depth"), raw.get("dataset")
-    if margin is not None and not (isinstance(margin, int | float) and math.isfinite(margin)):
+    if margin is not None and as_finite(margin) is None:
         raise Unusable("margin is not a finite number")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
         raise Unusable("depth is not a count of steps")
@@ -271,11 +276,28 @@ def read_row(place: str, raw: Mapping[str, Any]) -> CheckedRow:
         question = text_id(raw["question_id"]) or ""
         if not question:
             raise Unusable("question_id is empty, or neither a text nor a whole number")
+    _check_preference(raw, sides, margin)
     group = (valid_unicode(dataset) if isinstance(dataset, str) else "", question)
     first, second = (
         value if isinstance(value := raw.get(f"{side}_type"), str) else "" for side in ("chosen", "rejected")
     )
     return CheckedRow(place, sides, None if margin is None else float(margin), depth or 0, group, (first, second))
+
+
+def _check_preference(raw: Mapping[str, Any], sides: StepSides | ChatSides | TextSides, margin: object) -> None:
+    if isinstance(sides, StepSides):
+        same = [(step.text, step.end) for step in sides.chosen] == [(step.text, step.end) for step in sides.rejected]
+    else:
+        same = sides.chosen == sides.rejected
+    if same:
+        raise Unusable("chosen and rejected are equal")
+    rewards = [raw.get("chosen_reward"), raw.get("rejected_reward")]
+    if None not in rewards:
+        better, worse = map(as_finite, rewards)
+        if better is None or worse is None or better <= worse:
+            raise Unusable("chosen_reward is not a finite number above rejected_reward")
+        if isinstance(margin, int | float) and not math.isclose(margin, better - worse, abs_tol=1e-9):
+            raise Unusable("margin is not chosen_reward less rejected_reward")
 
 
 def _sides(raw: Mapping[str, Any]) -> StepSides | ChatSides | TextSides:

@@ -290,7 +290,7 @@ def _pieces(chat: ChatTemplate, place: str, prompt: Prompt, spelled: _Spelled) -
     if not any(sampled):
         return [_rendered(place, partial(chat.text, prompt))]
     chat_text = _rendered(place, partial(chat.text, Prompt(prompt.messages)))
-    turn = [ids or valid_unicode(span.text) for ids, span in zip(sampled, prompt.turn, strict=True)]
+    turn = [ids or chat.span_text(span) for ids, span in zip(sampled, prompt.turn, strict=True)]
     return [chat_text, *turn]
 
 

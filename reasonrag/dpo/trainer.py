@@ -138,7 +138,7 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
         else:
             ref_chosen, ref_rejected = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
         losses, metrics = self._losses(inputs, chosen, rejected, ref_chosen, ref_rejected)
-        self._log_metrics(inputs, metrics)
+        self._log_metrics(metrics)
         loss = losses.mean()
         return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
 
@@ -175,16 +175,13 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
             losses = losses + self.sft_weight * metrics["nll/chosen"]
         return (losses * inputs["pair_weight"] if "pair_weight" in inputs else losses), metrics
 
-    def _log_metrics(self, inputs: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+    def _log_metrics(self, metrics: Mapping[str, Any]) -> None:
         mode = "train" if self.model.training else "eval"
         # One table, so that all metrics take one round of communication between the processes.
         table = torch.stack([value.detach().float() for value in metrics.values()], dim=1)
         means = self.accelerator.gather(table).mean(dim=0).tolist()
         for name, mean in zip(metrics, means, strict=True):
             self._metrics[mode][name].append(mean)
-        if mode == "train":
-            self._total_train_tokens += int(self.accelerator.gather(inputs["attention_mask"].sum()).sum())
-        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
 
 
 def _by_pair(rows: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:

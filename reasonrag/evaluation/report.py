@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.markdown import inert_markdown
-from reasonrag.core.plots import Bar, BarChart, Line, Panel, save_charts
+from reasonrag.core.plots import Bar, BarChart, Line, Panel
 from reasonrag.core.text import Rules, one_line, printable
 from reasonrag.core.types import Question
 from reasonrag.evaluation.summary import PolicyResult, failures, summarize
 from reasonrag.evaluation.tables import NAMES, SPLIT, Metrics, bold_note, evaluation_tables, methods, results_table
-from reasonrag.storage.files import write_json, write_text
+from reasonrag.storage.files import save_charts, write_json, write_text
 
 if TYPE_CHECKING:
     import rich.table

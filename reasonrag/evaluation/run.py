@@ -43,7 +43,7 @@ from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.slots import SlotCounts
 from reasonrag.pipeline.admission import work_through
 from reasonrag.pipeline.build import count_calls
-from reasonrag.pipeline.models import check_llm, open_llm
+from reasonrag.pipeline.models import check_llm, commits, open_llm
 from reasonrag.pipeline.parts import (
     Parts,
     check,
@@ -235,6 +235,7 @@ class Evaluation:
             "corpus": self.retriever.fingerprint,
             "prompts": self._formats[name][config.format.name].fingerprint,
             "policy": llm.name,
+            **commits(policy=llm),
         }
         if self._scorer is not None:
             content["prm"] = self._scorer.name
@@ -287,7 +288,7 @@ class Evaluation:
         retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
             parts = Parts(self.questions, self.retriever, self._formats[name][config.format.name], llm, self._judge, {})
-            await check(parts, begun=folder.begun)
+            await check(parts, begun=folder.begun, wait_s=self.points[name][0][1].run.wait_s)
             if self.shard == WHOLE:
                 folder.bind_shards(folder.journal.meta("shards") or 1)
             else:
@@ -336,7 +337,7 @@ class Evaluation:
                     shards.add(row)
                 next_index += 1
 
-        await work_through(remaining(), work, engines)
+        await work_through(remaining(), work, engines, stall_s=config.stall_s)
         tried = len(outcome.failures) + outcome.ends.total()
         if self._draining and tried < len(self.questions):
             raise Interrupted("the evaluation was stopped; everything paid for is kept")
@@ -375,6 +376,7 @@ class Evaluation:
             if examiner is not None:
                 verdicts = await examiner.examine(trajectory, reading, outcome.asked)
         except (Interrupted, RunError):
+            left = 0  # these are still to be done
             raise
         except Exception as error:
             outcome.failures[index] = set_aside(question, error, self.progress)

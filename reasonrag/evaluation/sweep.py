@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PureWindowsPath
 
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError
@@ -16,7 +17,7 @@ SWEPT = ("policy.temperature", "format.max_steps", "format.max_searches", "retri
 _CHOICE = ("choice.candidates", "choice.best_of", "choice.rule")
 # Settings of tree search, which no evaluation depends on.
 _TREE_SETTINGS = ("search.", "value.", "judge.", "pairs.")
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SAFE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?")  # Windows drops a last dot
 _RESERVED = frozenset({"plots", "report", "report.md", "metrics.json"})
 
 
@@ -113,7 +114,7 @@ def check_names(names: Iterable[str]) -> None:
     """
     seen: dict[str, str] = {}
     for name in names:
-        if not _SAFE_NAME.fullmatch(name) or name in _RESERVED:
+        if not _SAFE_NAME.fullmatch(name) or name in _RESERVED or PureWindowsPath(name).is_reserved():
             raise ConfigError(
                 f"policy name {name!r} cannot be a folder; use up to 64 letters, digits, `.`, `_` and `-`, and none of "
                 f"{', '.join(sorted(_RESERVED))}"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import structlog
 
 from reasonrag.core.config import Config
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.plugins import import_plugin
+from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerprint
 from reasonrag.core.types import Question
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
@@ -56,7 +57,8 @@ def open_format(config: Config, *, warn: bool = True, to_train: bool = False) ->
             f"format {name} is a baseline of the papers, made to be compared with (eval --format {name}); policies "
             f"are trained in one of {', '.join(FORMATS)}"
         )
-    make = known[name] if name in known else import_plugin(name.removeprefix("python:"))
+    path = name.removeprefix("python:")
+    make = known[name] if name in known else import_plugin(path)
     options: dict[str, Any] = {}
     if make is ToolCallsFormat:
         options["parser"] = _tool_parser(config)
@@ -64,6 +66,8 @@ def open_format(config: Config, *, warn: bool = True, to_train: bool = False) ->
         options["threshold"] = config.baselines.threshold
     elif isinstance(make, type) and issubclass(make, SKRFormat):
         options["neighbours"] = _neighbours(config, make)
+    if name not in known:
+        make = partial(make_plugin, path, ("fingerprint", "prompt", "parse"))
     format: Format = make(
         PromptSet.find(config.format.prompts),
         passage_order=config.retrieval.passage_order,
@@ -87,7 +91,7 @@ def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedForm
             f"--set format.name={ToolCallsFormat.name}"
         )
     return RecordedFormat(
-        read_calls(Path(config.search.recording)),
+        read_calls(named_path(config.search.recording)),
         questions,
         parser=_tool_parser(config),
         passage_order=config.retrieval.passage_order,

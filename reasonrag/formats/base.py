@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.text import inert, one_line
+from reasonrag.core.text import quotable
 from reasonrag.core.types import Action, Answer, Passage, Prompt, Question, Step, Trajectory
 
 PassageOrder = Literal["best_first", "best_last"]
@@ -134,9 +134,10 @@ class PromptSet:
         shipped = sorted(path.name for path in _SHIPPED_SETS.iterdir() if path.is_dir())
         if name in shipped:
             return cls(_SHIPPED_SETS / name)
-        if not Path(name).is_dir():
+        folder = named_path(name)
+        if not folder.is_dir():
             raise ConfigError(f"prompt set {name!r} is neither a folder nor one of {', '.join(shipped)}")
-        return cls(Path(name))
+        return cls(folder)
 
     def has(self, name: str) -> bool:
         """Return whether the set has the text `name`."""
@@ -222,9 +223,3 @@ class InstructedFormat:
     def _quote(self, text: str) -> str:
         quoted = quotable(text)
         return quoted if len(quoted) <= self.max_passage_chars else quoted[: self.max_passage_chars] + " [cut]"
-
-
-@lru_cache(maxsize=4_096)  # all steps that follow a search show its passages, and verdicts are asked on all steps
-def quotable(text: str) -> str:
-    """Return text from outside in one line, with nothing that parses as a tag."""
-    return one_line(inert(text))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from reasonrag.core.errors import RunError
-from reasonrag.core.text import inert, one_line
+from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -26,7 +26,7 @@ from reasonrag.core.types import (
     Span,
     Step,
 )
-from reasonrag.formats.base import Block, PromptSet, Reading, Stage, fingerprint, quotable
+from reasonrag.formats.base import Block, PromptSet, Reading, Stage, fingerprint
 from reasonrag.formats.neighbours import Neighbours
 from reasonrag.formats.reasonrag import ECHOES, ReasonRAGFormat, thought
 from reasonrag.formats.tags import last_tag
@@ -237,7 +237,7 @@ class SearchO1Format(ReasonRAGFormat):
                 if _QUERY_END not in step.completion.text:  # servers leave the stop string out
                     turn.append(Span(_QUERY_END))
             elif isinstance(step.action, Note):
-                found = inert(step.action.evidence)
+                found = quotable(step.action.evidence)
                 turn.append(Span(f"\n\n<|begin_search_result|>{found}{_RESULT_END}\n\n"))
         if self.stage(steps) is Stage.GROUNDING and not final:
             said = "".join(span.text for span in turn).split("\n\n")

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import read_yaml
 from reasonrag.core.text import normalize_answer
@@ -64,7 +65,7 @@ class Neighbours:
         """
         found: dict[str, dict[str, bool]] = {}
         policies: set[Path] = set()
-        for file in sorted(Path(folder).expanduser().glob("*/trajectories/*.parquet")):
+        for file in sorted(named_path(folder).glob("*/trajectories/*.parquet")):
             policy = file.parent.parent
             swept = _OF_SETTING.match(file.name)
             way = (swept and swept[1]) or read_yaml(policy / "config.yaml")["format"]["name"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
-from reasonrag.core.text import inert_tokens, one_line
+from reasonrag.core.text import quotable
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -22,7 +21,7 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage, quotable
+from reasonrag.formats.base import Block, InstructedFormat, Reading, Stage
 from reasonrag.formats.tags import last_tag, tags_with_text
 
 _TAGS = ("query", "evidence", "answer")
@@ -168,10 +167,9 @@ class ReasonRAGFormat(InstructedFormat):
         return lines
 
 
-@lru_cache(maxsize=4096)  # every later step of every branch shows it again
 def thought(text: str) -> str:
     """Return an earlier step of the policy in one line, with its tags and without special tokens."""
-    return one_line(inert_tokens(text))
+    return quotable(text, _TAGS)
 
 
 def _evidence(body: str) -> str:

@@ -5,10 +5,11 @@ A conversation of `reasonrag record` is a trajectory of this format, so `build-t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -67,9 +68,19 @@ class RecordedFormat(ToolCallsFormat):
         conversations: dict[str, list[Call]] = {}
         for call in calls:
             conversations.setdefault(call["conversation"], []).append(call)
-        sent = (message for told in conversations.values() for message in told[-1]["request"]["messages"])
-        self._thoughts_are_sent = any("<think>" in str(m.get("content")) for m in sent if m["role"] == "assistant")
-        unused = Counter(filter(None, (self._take(told, questions) for told in conversations.values())))
+        sent: list[Message] = []
+        readable, unused = [], Counter[str]()
+        for told in conversations.values():
+            with self._counting(unused):
+                asked = [messages_of(call["request"]) for call in told]
+                self._has_search(asked[0])
+                sent += asked[-1]
+                readable.append((told, asked))
+        self._thoughts_are_sent = any("<think>" in m.content for m in sent if m.role == "assistant")
+        for told, asked in readable:
+            with self._counting(unused):
+                unused[self._take(told, asked, questions)] += 1
+        del unused[""]
         self.questions = [q for q in questions if (q.dataset, q.id) in self.trajectories]
         said = ", ".join(f"{count} {reason}" for reason, count in unused.items())
         if not self.questions:
@@ -96,9 +107,17 @@ class RecordedFormat(ToolCallsFormat):
             return passages[0].contents  # as the agent read it
         return super().documents(passages)
 
-    def _take(self, calls: Sequence[Call], questions: Sequence[Question]) -> str:
+    @staticmethod
+    @contextlib.contextmanager
+    def _counting(unused: Counter[str]) -> Iterator[None]:
+        """Count a conversation that is no chat of OpenAI's: an edited recording may hold anything."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError):
+            unused["are not as OpenAI writes them"] += 1
+
+    def _take(self, calls: Sequence[Call], asked: Sequence[tuple[Message, ...]], questions: Sequence[Question]) -> str:
         """Keep a conversation as a trajectory, up to its first answer; return why it cannot be branched, or ""."""
-        asked = [messages_of(call["request"]) for call in calls]
         users = "\n".join(message.content for message in asked[0] if message.role == "user")
         question = max((q for q in questions if q.question in users), key=lambda q: len(q.question), default=None)
         if question is None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from reasonrag.core.text import inert, one_line
+from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -65,7 +65,7 @@ class StreamFormat(InstructedFormat):
         """Return instruction, question and the turn so far; with `final` the answer's tag is opened for the policy."""
         messages = (
             Message("system", self.texts["instruction"]),
-            Message("user", f"Question: {one_line(inert(question.question))}"),
+            Message("user", f"Question: {quotable(question.question)}"),
         )
         turn = self.turn(steps)
         if final:

@@ -25,6 +25,7 @@ from reasonrag.formats.tags import observed
 Call = tuple[int, int, Any, Any]
 
 _NAME, _ARGUMENT = "search", "query"
+_FENCES = ("```", "'''")  # Gemma's, and what stands for them in quoted text
 _MOST_CODE = 10_000  # characters: Python's parser takes more than linear time
 
 _TAGGED = re.compile(r"<tool_call>\s*(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -221,12 +222,12 @@ class ToolCallsFormat(InstructedFormat):
         return f"<think>\n{_inert(thinking)}\n</think>\n\n{_inert(before)}".strip() if thinking else _inert(before)
 
     def _quote(self, text: str) -> str:
-        return _inert(super()._quote(text))
+        return super()._quote(text).replace(*_FENCES)
 
 
 def _inert(text: str) -> str:
     """Return text without anything that parses as a tag, a special token, or one of Gemma's fences."""
-    return inert(text).replace("```", "'''")
+    return inert(text).replace(*_FENCES)
 
 
 @lru_cache(maxsize=4_096)  # the words of a step are in the prompts of all steps behind it

@@ -76,16 +76,23 @@ class Addresses:
 
         What waits there goes elsewhere if there is a server that answers, and ends if none has for `patience_s`.
         """
+        if address.slots.away_since is None:  # it lost this request alone
+            return True
         silent_s = self._silent_s()
         if silent_s is None:
             self._announce(address, "a server does not answer; the others take its requests")
         elif silent_s >= _SILENT_S:
             waiting = f"the server has not answered for {silent_s:.0f} s; waiting up to {self._patience_s:g} s"
             self._announce(address, waiting)
-        if silent_s is not None and silent_s < self._patience_s:
+        if silent_s is None:
+            address.slots.turn_away(failure)
             return True
-        address.slots.turn_away(failure)
-        return silent_s is None
+        due = min(address.slots.probe_at for address in self.all)  # a server may have said when it is back
+        if silent_s + due - asyncio.get_running_loop().time() < self._patience_s:
+            return True
+        for address in self.all:
+            address.slots.turn_away(failure)
+        return False
 
     def answered(self, address: Address) -> None:
         """Note that an address answers."""

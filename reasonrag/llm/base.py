@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
+from reasonrag.core.documents import named_path
 from reasonrag.core.types import Completion, Prompt
 
 _OVERFLOW = (
@@ -132,7 +132,7 @@ def public_name(path_or_name: str) -> str:
     >>> public_name("Qwen/Qwen2.5-7B-Instruct"), public_name("/models/mine/"), public_name("./out/policy")
     ('Qwen/Qwen2.5-7B-Instruct', 'mine', 'policy')
     """
-    path = Path(path_or_name).expanduser()
+    path = named_path(path_or_name)
     if path.is_absolute() or path_or_name.startswith(".") or path.is_dir():
         return path.resolve().name
     return path_or_name

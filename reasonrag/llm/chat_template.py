@@ -5,21 +5,37 @@ A base model has no chat template: it gets a shipped one by name, or one of a fi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+import os
+import re
+import signal
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.documents import named_path
+from reasonrag.core.errors import ConfigError, ReasonRAGError
+from reasonrag.core.plugins import trusted
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.settings import CHAT_TEMPLATES
-from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.text import OPENINGS, inert, one_line, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.llm.openai_wire import chat_with_tools
 
 _SHIPPED = Path(__file__).parent / "templates"
 _PROBE = "reasonrag"
+_TEMPLATE_S, _TEMPLATE_MIB = 2, 512  # real templates take milliseconds
+_CHILD_S = 120
+_SHOWS_NONE = 2
+_QUESTION = Message("user", "?")
+_TRIED = (
+    (_QUESTION, Message("assistant", "?"), _QUESTION),
+    (Message("system", "?"), _QUESTION),
+    (Message("system", "?"), Message("tools", "[]"), _QUESTION, Message("call", '{"name": "f", "arguments": {}}')),
+)
 
 
 class ChatTemplate:
@@ -55,18 +71,64 @@ class ChatTemplate:
         check_chat_template(path_or_name, template)
         from transformers import AutoTokenizer
 
-        try:
+        with loading(path_or_name):
             tokenizer = AutoTokenizer.from_pretrained(
-                path_or_name, revision=revision, trust_remote_code=trust_remote_code
+                path_or_name, revision=revision, trust_remote_code=trusted(path_or_name, trust_remote_code)
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise cannot_load(path_or_name, error) from error
-        if template is None:
-            return cls(tokenizer)
-        tokenizer.chat_template = _read_template(template)
+        if template is not None:
+            tokenizer.chat_template = _read_template(template)
         chat = cls(tokenizer)
-        chat._check_end_of_turn(template)
+        chat._check_cost(path_or_name if template is None else template)
+        if template is not None:
+            chat._check_end_of_turn(template)
         return chat
+
+    def _check_cost(self, named: str) -> None:
+        """Raise if the template shows no chat, or takes more time or memory than a short one is worth: a child tries.
+
+        Jinja's sandbox, which transformers has it rendered in, keeps a template from the machine, but limits neither.
+        """
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(self._try_template())
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == _SHOWS_NONE:
+            try:
+                self._chat(Prompt(_TRIED[0]))
+            except Exception as error:
+                raise ConfigError(f"the chat template of {named} cannot show a chat", quoting=error) from error
+        elif status:
+            raise ConfigError(
+                f"the chat template of {named} takes more than {_TEMPLATE_S} s or {_TEMPLATE_MIB} MiB to show a chat "
+                "of a few words; it is damaged or hostile: take another one (--chat-template)"
+            )
+
+    def _try_template(self) -> int:
+        """Render chats under limits of this process; return 1 if one of them takes more, `_SHOWS_NONE` if all fail."""
+        import resource
+
+        signal.alarm(_CHILD_S)  # for a child that waits: another thread may have held a lock when it was forked
+        limits = {resource.RLIMIT_CPU: _TEMPLATE_S, resource.RLIMIT_CORE: 0}
+        with contextlib.suppress(OSError):  # what this process has already counts
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + (_TEMPLATE_MIB << 20)
+        for limit, most in limits.items():
+            hard = resource.getrlimit(limit)[1]
+            resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        status = _SHOWS_NONE
+        for messages in _TRIED:
+            try:
+                if len(self._chat(Prompt(messages))) > _TEMPLATE_MIB << 10:
+                    return 1
+                status = 0
+            except MemoryError:
+                return 1
+            except Exception:  # templates may raise anything, for example about a chat with functions
+                continue
+        return status
 
     @cached_property
     def end_of_turn(self) -> int:
@@ -108,7 +170,7 @@ class ChatTemplate:
 
     def text(self, prompt: Prompt) -> str:
         """Return the chat as the model reads it, ending with the open turn so far."""
-        return self._chat(prompt) + valid_unicode(prompt.prefix)
+        return self._chat(prompt) + "".join(map(self.span_text, prompt.turn))
 
     def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Return `[P]` ids of the chat, then of each span of the open turn by itself; sampled ids are kept."""
@@ -123,12 +185,62 @@ class ChatTemplate:
 
     def span_ids(self, span: Span) -> tuple[int, ...]:
         """Return the sampled ids of a span, or the ids of its text alone."""
-        return self.encode(span.text) if span.token_ids is None else span.token_ids
+        return self.encode(self.span_text(span)) if span.token_ids is None else span.token_ids
+
+    def span_text(self, span: Span) -> str:
+        """Return the text of a span: the policy's words as they are, and what was inserted `without_tokens`."""
+        return valid_unicode(span.text) if span.by_policy else self.without_tokens(valid_unicode(span.text))
+
+    def without_tokens(self, text: str) -> str:
+        """Return what a format has written with nothing in it that this tokenizer takes for one of its added tokens.
+
+        All but tags: `inert` has left none in texts from outside, so those are the format's own, and a policy may have
+        tokens for them.
+        """
+        finder, contents, normalises = self._added
+        while normalises or any(content in text for content in contents):
+            encoding = finder.encode(text, add_special_tokens=False)
+            chars = list(text)
+            for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                token = text[start:end].lstrip()
+                if id and token and inert(token) == token:
+                    first = unicodedata.normalize("NFKC", token[0])
+                    chars[end - len(token)] = OPENINGS.get(first, " ")
+            text, before = "".join(chars), text
+            if text == before:
+                break
+        return text
+
+    @cached_property
+    def _added(self) -> tuple[Any, list[str], bool]:
+        """A tokenizer of the added tokens that may stand in texts from outside alone, these, and whether it normalises.
+
+        It finds what the whole tokenizer finds, also forms that become a token when they are normalised. Blanks, words
+        and signs stay unless they are special tokens: a vocabulary may have been extended by them.
+        """
+        from tokenizers import Tokenizer, models
+
+        normalizer = self._fast and self._fast.normalizer
+        tokens = [
+            token
+            for token in self.tokenizer.added_tokens_decoder.values()
+            if (re.search(r"[<>\[\]{}|\uff5c].", token.content) or (token.special and token.content.strip()))
+            and (inert(token.content) == token.content or (token.normalized and normalizer))
+        ]
+        finder = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
+        if normalises := bool(normalizer) and any(token.normalized for token in tokens):
+            finder.normalizer = normalizer
+        finder.add_tokens(tokens)
+        return finder, [token.content for token in tokens], normalises
+
+    @property
+    def _fast(self) -> Any:
+        return self.tokenizer.backend_tokenizer if getattr(self.tokenizer, "is_fast", False) else None
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text without special tokens around it."""
         text = valid_unicode(text)
-        fast = self.tokenizer.backend_tokenizer if getattr(self.tokenizer, "is_fast", False) else None
+        fast = self._fast
         # A call of the tokenizer sets what the one before it has left.
         if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
             return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -139,11 +251,23 @@ class ChatTemplate:
     def _chat(self, prompt: Prompt) -> str:
         chat = chat_with_tools(prompt.messages)
         messages = chat.pop("messages")
+        for message in messages:
+            message["content"] = self.without_tokens(message["content"])
+            for call in message.get("tool_calls", ()):
+                call["function"]["arguments"] = _each_text(call["function"]["arguments"], self.without_tokens)
         return str(self.tokenizer.apply_chat_template(messages, **chat, tokenize=False, add_generation_prompt=True))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids without special tokens, with its blanks unchanged."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _each_text(item, change) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_each_text(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def check_chat_template(path_or_name: str, template: str | None = None) -> None:
@@ -179,7 +303,7 @@ def template_identity(template: str | None) -> str:
 
 
 def _read_template(template: str) -> str:
-    file = _SHIPPED / f"{template}.jinja" if template in CHAT_TEMPLATES else Path(template).expanduser()
+    file = _SHIPPED / f"{template}.jinja" if template in CHAT_TEMPLATES else named_path(template)
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -216,16 +340,23 @@ def _no_end(template: str, end: str, vocabulary: str) -> ConfigError:
 
 def check_folder(path_or_name: str) -> None:
     """Raise ConfigError if a name is plainly a path and does not exist, before the Hub is asked for it."""
-    path = Path(path_or_name).expanduser()
+    path = named_path(path_or_name)
     looks_like_path = path.is_absolute() or path_or_name.startswith(("./", "../", "~")) or path_or_name.count("/") > 1
     if looks_like_path and not path.is_dir():
         raise ConfigError(f"there is no folder {path_or_name!r} to load a model from")
 
 
-def cannot_load(path_or_name: str, error: Exception) -> ConfigError:
-    """Return the error for a model that transformers refuses to load."""
-    reason = excerpt(str(error), 200) or type(error).__name__
-    return ConfigError(
-        f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a Hub name; "
-        "a Hub name that is not in the local cache needs a network)"
-    )
+@contextlib.contextmanager
+def loading(path_or_name: str) -> Iterator[None]:
+    """Raise a ConfigError if a model's folder does not exist, or for whatever transformers raises about its files."""
+    check_folder(path_or_name)
+    try:
+        yield
+    except ReasonRAGError:
+        raise
+    except Exception as error:  # of damaged files nearly anything, RecursionError and MemoryError too
+        reason = excerpt(str(error).partition("Check your internet connection")[0], 200) or type(error).__name__
+        raise ConfigError(
+            f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a Hub "
+            "name; a Hub name that is not in the local cache needs a network)"
+        ) from error

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
@@ -27,6 +27,7 @@ _PAGED = frozenset({"full_attention", "sliding_attention"})
 _MEMORY_SHARE = 0.7
 # On a CPU the cache would otherwise be sized by the machine's whole memory.
 _CPU_PAGE, _CPU_CACHE_TOKENS, _CPU_BATCH_TOKENS = 32, 16_384, 256
+_STOP_S = 60.0
 _CHECK_S = 1.0  # how often a waiting call checks that the manager's thread is alive
 
 
@@ -252,7 +253,9 @@ class _Loan:
         """Stop the manager and wait until nothing is computed any more."""
         manager, self.open = self.open, None
         if manager is not None:
-            manager.stop(block=True)
+            manager.stop(block=True, timeout=_STOP_S)
+            if manager.is_running():
+                raise LLMError("continuous batching does not let go of the model", cause="stalled")
             manager.destroy()
 
 
@@ -319,7 +322,7 @@ class _Request:
             elif finished:
                 reason = FinishReason.STOP if ids[-1] in self.loan.end_ids else FinishReason.LENGTH
                 self.future.set_result(self._completion(ids, output.logprobs, reason))
-        except LLMError as error:
+        except (LLMError, RunError) as error:
             self.future.set_exception(error)
         except Exception as error:
             self.future.set_exception(self.llm._failure("engine", f"{type(error).__name__}: {error}"))
@@ -329,7 +332,9 @@ class _Request:
 
     def _completion(self, ids: list[int], logprobs: list[float], reason: FinishReason) -> Completion:
         known = logprobs if self.logprobs_known else None
-        completion = sampled_completion(self.loan.chat, self.prompt_ids, ids, known, reason, self.stop)
+        completion = sampled_completion(
+            self.loan.chat, self.prompt_ids, ids, known, reason, self.stop, model=self.loan.model
+        )
         return completion if self._counted else replace(completion, prompt_tokens=0)
 
 

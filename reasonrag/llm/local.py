@@ -1,7 +1,7 @@
 """A transformers model in this process: one worker thread writes the requests of many tasks in batches.
 
-The worker knows no deadline. It waits for a request, or it computes; between two tokens it takes what has come. Time is
-the event loop's, which looks now and then whether the worker gets on.
+The worker knows no deadline. It waits for a request, or it computes; between two tokens it takes what has come. A
+`Watch` looks whether it gets on.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import asyncio
 import contextlib
 import queue
 import secrets
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import structlog
 
-from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.types import Completion, Prompt
+from reasonrag.core.watch import Watch, end
 from reasonrag.llm.base import Sampling, public_name
-from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
+from reasonrag.llm.chat_template import ChatTemplate, check_folder, loading
 from reasonrag.llm.memory import require_memory
 from reasonrag.llm.prefix_cache import PrefixCache, reusable
 from reasonrag.llm.row_sampling import Row, RowBatch, end_token_ids, inner_model, room_for
@@ -36,11 +35,7 @@ log = structlog.get_logger()
 
 # How long an idle worker lets requests come before it begins, if they cannot join later.
 _WINDOW_S = 0.005
-# Looks are counted, not seconds: a process that was stopped, or a clock that jumped, has missed one look.
-_LOOK_S = 10.0
-_LOOKS_THAT_TELL = (3, 6, 12, 24, 48, 96, 192)
-_LOOKS_UNTIL_GIVEN_UP = 30
-_IDLE_CPU_S = 0.1  # of a thread that stands still, between two looks
+_LET_GO_S = 60.0
 # Others join a running batch if they are so many that a call of `generate` for them pays: a quarter of those running.
 _JOIN_SHARE = 4
 
@@ -124,8 +119,10 @@ class TransformersLLM:
             yield
         finally:
             if self._watch.failure is None:
-                with self._in_use:  # replies are there before the worker has let go of the model
-                    pass
+                # Replies are there before the worker has let go of the model.
+                if not self._in_use.acquire(timeout=_LET_GO_S):
+                    raise LLMError(f"{self.name} does not let go of the model that was lent to it", cause="stalled")
+                self._in_use.release()
             self.model = self._prefixes = None  # the trainer changes the weights
             inner.generation_config = model.generation_config = defaults
             model.train(training)
@@ -146,12 +143,9 @@ class TransformersLLM:
         # No `get` of it may have a timeout: in CPython 3.11, one that is over meanwhile becomes a wait for ever.
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._waiting: list[tuple[Row, Future[Completion]]] = []
-        self._lock = threading.Lock()  # so that nothing is queued after the None that ends the worker
         self._closed = threading.Event()
         self._in_use = threading.Lock()  # held while the worker computes
-        self._worker = threading.Thread(target=self._work, name=f"llm-{self.name}", daemon=True)
-        self._worker.start()
-        self._watch = _Watch(self.name, self._worker)
+        self._watch = Watch(self.name, partial(LLMError, cause="stalled"), self._work)  # beats with each token
 
     def _take(self, model: Any) -> None:
         from transformers import GenerationConfig
@@ -168,25 +162,22 @@ class TransformersLLM:
         Raises:
             LLMError: with cause `refused` (the template rejects the chat), `context_overflow`, `out_of_memory`,
                 `engine` (any other failure of generation), `stalled` (the worker stands still) or `closed`.
+            RunError: the model's probabilities are NaN.
         """
-        futures: list[Future[Completion]] = [Future() for _ in range(sampling.n)]
         async with self.slots.request():
-            with self._watch.over(futures):
-                with self._lock:
-                    if self._closed.is_set():
-                        raise self._closed_error()
-                    self._queue.put(_Request(prompt, sampling, futures))
-                first, *others = await asyncio.gather(*map(asyncio.wrap_future, futures))
+            if self._closed.is_set():
+                raise self._closed_error()
+            futures: list[Future[Completion]] = [self._watch.add(Future()) for _ in range(sampling.n)]
+            self._queue.put(_Request(prompt, sampling, futures))
+            first, *others = await asyncio.gather(*map(asyncio.wrap_future, futures))
         return (first, *(replace(other, prompt_tokens=0) for other in others))
 
     async def aclose(self) -> None:
         """End the running batch, fail the waiting requests, and release the model."""
-        with self._lock:
-            if not self._closed.is_set():
-                self._closed.set()
-                self._queue.put(None)
-        if self._watch.failure is None:
-            await asyncio.to_thread(self._worker.join)
+        self._closed.set()
+        self._queue.put(None)
+        with contextlib.suppress(LLMError):  # it hangs, as its callers know
+            await asyncio.wrap_future(self._watch.add(self._watch.ended))
         self.model = self._prefixes = None
 
     def _work(self) -> None:
@@ -194,7 +185,7 @@ class TransformersLLM:
             with self._in_use:
                 self._write()
         self._receive(wait=False)
-        _fail([future for _, future in self._waiting], self._closed_error())
+        end([future for _, future in self._waiting], self._closed_error())
 
     def _receive(self, *, wait: bool) -> bool:
         """Take the requests that have come, or wait for the first of them; return False if closed."""
@@ -216,7 +207,7 @@ class TransformersLLM:
         try:
             rows = self._rows(request.prompt, request.sampling)
         except Exception as error:
-            _fail(request.futures, error if isinstance(error, LLMError) else _failure(self.name, "refused", error))
+            end(request.futures, error if isinstance(error, LLMError) else _failure(self.name, "refused", error))
         else:
             self._waiting += zip(rows, request.futures, strict=True)
         return True
@@ -251,10 +242,11 @@ class TransformersLLM:
         except torch.OutOfMemoryError as error:
             failure = _failure(self.name, "out_of_memory", error)
         except Exception as error:
-            _fail([future for _, future in begun], _failure(self.name, "engine", error))
+            failed = error if isinstance(error, RunError) else _failure(self.name, "engine", error)
+            end([future for _, future in begun], failed)
             return
         else:
-            _fail([future for _, future in begun], self._closed_error())
+            end([future for _, future in begun], self._closed_error())
             return
         del batch
         self._make_smaller(begun, failure)
@@ -272,7 +264,7 @@ class TransformersLLM:
 
     def _should_pause(self, rows: int) -> bool:
         """Return whether a batch should stop for others, as so many wait and fit that this pays."""
-        self._watch.tokens += 1
+        self._watch.beat()
         coming = min(len(self._waiting) + self._queue.qsize(), self._batch_size - rows)
         return self._closed.is_set() or (self._prefixes is not None and coming > 0 and coming * _JOIN_SHARE >= rows)
 
@@ -285,7 +277,7 @@ class TransformersLLM:
         torch.cuda.empty_cache()
         begun = [item for item in begun if not item[1].done()]
         if len(begun) < 2:
-            _fail([future for _, future in begun], failure)
+            end([future for _, future in begun], failure)
             return
         self._batch_size = min(self._batch_size, len(begun) // 2)
         log.warning("out of memory; continuing with smaller batches", llm=self.name, batch_size=self._batch_size)
@@ -293,88 +285,6 @@ class TransformersLLM:
 
     def _closed_error(self) -> LLMError:
         return LLMError(f"{self.name} is closed", cause="closed")
-
-
-class _Watch:
-    """Looks at a worker while requests are in the engine: says if no token comes, fails them if it stands still.
-
-    Attributes:
-        tokens: steps of the batches, counted by the worker.
-    """
-
-    def __init__(self, name: str, worker: threading.Thread) -> None:
-        self.tokens = 0
-        self._name, self._worker = name, worker
-        self._clock = time.pthread_getcpuclockid(worker.ident or 0) if hasattr(time, "pthread_getcpuclockid") else None
-        self._open: set[Future[Completion]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._failure: LLMError | None = None
-        self._failed_at = 0
-
-    @property
-    def failure(self) -> LLMError | None:
-        """Why nothing is answered, if the worker stood still and has not moved since."""
-        return self._failure if self._failed_at == self.tokens else None
-
-    @contextlib.contextmanager
-    def over(self, futures: list[Future[Completion]]) -> Iterator[None]:
-        """Watch in the block, and fail these if the worker stands still."""
-        if self.failure is not None:
-            raise self.failure
-        self._open.update(futures)
-        loop = asyncio.get_running_loop()
-        if self._timer is None or loop is not self._loop:
-            self._loop, self._seen, self._slow, self._still = loop, (self.tokens, self._cpu_s()), 0, 0
-            self._timer = loop.call_later(_LOOK_S, self._look)
-        try:
-            yield
-        finally:
-            self._open.difference_update(futures)
-            if not self._open and self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    def _look(self) -> None:
-        (tokens, cpu_s), self._seen = self._seen, (self.tokens, self._cpu_s())
-        used_s = self._seen[1] - cpu_s
-        self._slow = self._slow + 1 if tokens == self.tokens else 0
-        self._still = self._still + 1 if self._slow and used_s < _IDLE_CPU_S else 0
-        alive = self._worker.is_alive()
-        if self._slow in _LOOKS_THAT_TELL:
-            log.warning(
-                f"no token for {self._slow * _LOOK_S:.0f} s",
-                llm=self._name,
-                waiting=len(self._open),
-                worker=self._doing(),
-                cpu_s_of_last_10_s=round(used_s, 1),
-            )
-        if self._still >= _LOOKS_UNTIL_GIVEN_UP or not alive:
-            found = f"no token and no CPU time for {self._still * _LOOK_S:.0f} s" if alive else "its thread has ended"
-            self._failure = LLMError(f"{self._name} stands still: {found}, {self._doing()}", cause="stalled")
-            self._failed_at = self.tokens
-            _fail(list(self._open), self._failure)
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
-
-    def _cpu_s(self) -> float:
-        """Return the CPU seconds of the worker; 0 where they cannot be known, or it has ended."""
-        try:
-            return 0.0 if self._clock is None else time.clock_gettime(self._clock)
-        except OSError:
-            return 0.0
-
-    def _doing(self) -> str:
-        """Return where the worker is: the innermost place in this package, and the innermost place of all."""
-        stack = traceback.extract_stack(sys._current_frames().get(self._worker.ident or 0))
-        ours = [frame for frame in stack if "reasonrag" in frame.filename]
-        places = dict.fromkeys(f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in (*ours[-1:], *stack[-1:]))
-        return "at " + ", ".join(places)
-
-
-def _fail(futures: Iterable[Future[Completion]], failure: LLMError) -> None:
-    for future in futures:
-        with contextlib.suppress(InvalidStateError):  # cancelled by the caller
-            future.set_exception(failure)
 
 
 def _failure(name: str, cause: str, error: Exception) -> LLMError:
@@ -406,13 +316,11 @@ def load_model(
             instead=("bfloat16", 1, "--set policy.dtype=bfloat16"),
         )
     began = time.monotonic()
-    try:
+    with loading(path_or_name):
         model = AutoModelForCausalLM.from_pretrained(
             path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True
         )
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
-        raise cannot_load(path_or_name, error) from error
     torch.set_num_threads(choose_threads(model, threads))
     if not is_small(model):
         log.info(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reasonrag.core.errors import ConfigError
+from reasonrag.llm.model_folder import local_folder
 
 _CGROUP = Path("/sys/fs/cgroup")
 # Files of a container's limit and use, and the entry of memory.stat that it would give back: version 2, then 1.
@@ -36,18 +37,9 @@ def weights_of(path_or_name: str, revision: str | None = None) -> Weights | None
 
     Only the headers of the safetensors files are read.
     """
-    folder = Path(path_or_name).expanduser()
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            cached = try_to_load_from_cache(path_or_name, "config.json", revision=revision)
-        except HFValidationError:
-            return None
-        if not isinstance(cached, str):
-            return None
-        folder = Path(cached).parent
+    folder = local_folder(path_or_name, revision)
+    if folder is None:
+        return None
     parameters = size = 0
     for file in folder.glob("*.safetensors"):
         try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from contextlib import suppress
 from pathlib import Path
 
+from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import POLICY_CARD
 
@@ -26,6 +27,25 @@ def model_identity(name: str, revision: str | None = None) -> str:
     return f"{folder.resolve().name}@{model_checksum(folder)}"
 
 
+def local_folder(name: str, revision: str | None = None) -> Path | None:
+    """Return the folder of a model, or that in the local cache of a Hub id, which is called by its commit."""
+    folder = named_path(name)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+
+    with suppress(ValueError):  # no id of the Hub
+        for file in ("config.json", "adapter_config.json"):
+            if isinstance(cached := try_to_load_from_cache(name, file, revision=revision), str):
+                return Path(cached).parent
+    return None
+
+
+def model_commit(name: str, revision: str | None = None) -> str | None:
+    """Return the commit of a Hub model that was loaded: a branch may move, and `main` stands for no revision."""
+    return None if named_path(name).is_dir() else getattr(local_folder(name, revision), "name", None)
+
+
 def model_checksum(folder: Path) -> str:
     """Return 12 hex digits over a model's weights, settings, tokenizer, chat template, code and policy card.
 
@@ -34,10 +54,9 @@ def model_checksum(folder: Path) -> str:
     files: set[Path] = set()
     base = adapter_base(folder)
     for model_folder in (folder, Path(base)) if base and Path(base).is_dir() else (folder,):
-        for pattern in _READ:
-            files.update(path for path in model_folder.glob(pattern) if path.is_file())
+        files.update(model_files(model_folder))
     digest = hashlib.sha256()
-    for path in sorted(path for path in files if path.name not in _NOT_READ):
+    for path in sorted(files):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}\0".encode())
         with path.open("rb") as file:
@@ -47,6 +66,12 @@ def model_checksum(folder: Path) -> str:
                 file.seek(size * part // 64)
                 digest.update(file.read(_PART))
     return digest.hexdigest()[:12]
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model that a loader reads: weights, settings, tokenizer, chat template, code, card."""
+    files = (path for pattern in _READ for path in folder.glob(pattern))
+    return sorted(path for path in files if path.name not in _NOT_READ and path.is_file())
 
 
 def adapter_base(folder: Path) -> str | None:
@@ -59,7 +84,7 @@ def adapter_base(folder: Path) -> str | None:
     if not file.is_file():
         return None
     try:
-        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        base = parse_json(file.read_bytes())["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} does not name the adapter's model; write it again with save_pretrained") from error
     if not base:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reasonrag.core.secrets import excerpt
+from reasonrag.core.secrets import MOST_QUOTED, excerpt
 from reasonrag.core.text import valid_unicode
-from reasonrag.core.types import Completion, FinishReason, Message, Prompt
+from reasonrag.core.types import Completion, FinishReason, Message, Prompt, as_finite
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
 
 # For parameters that a request omits, vLLM takes the defaults in the model's generation_config.json (top_k 20,
@@ -46,8 +45,10 @@ Encode = Callable[[Prompt], str | Sequence[int]]
 
 Encoded = str | list[int] | None
 
-# math.isfinite and float() raise OverflowError for larger integers; a comparison does not.
-_LARGEST = sys.float_info.max
+MOST_TOKENS = 1 << 24
+"""No vocabulary and no prompt has more tokens; a larger id or count of a server is none."""
+
+_ROUNDING = 1e-3  # by which the logarithm of a probability may exceed 0, in half precision
 
 
 class BadReply(ValueError):
@@ -66,7 +67,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The wire format of one server; the fields are those of `ServerLLM`. Without `encode`, it is the chat endpoint."""
+    """The wire format of one server; the fields are those of `ServerLLM`. Without `encode`, it is the chat endpoint.
+
+    A reply is refused if its text cannot be used. Token ids that the model cannot have, log-probabilities above 0 or
+    not finite, and counts that cannot be are set aside: the completion has none.
+    """
 
     model: str
     encode: Encode | None = None
@@ -74,6 +79,7 @@ class Wire:
     logprobs: bool = False
     processed_logprobs: bool = False
     think: bool | None = None
+    vocabulary: int = MOST_TOKENS
 
     @property
     def route(self) -> str:
@@ -113,6 +119,14 @@ class Wire:
             body["max_completion_tokens"] = sampling.max_tokens
         return {key: value for key, value in body.items() if key not in dropped} | self._prompt(prompt, encoded)
 
+    def most_bytes(self, sent: int, sampling: Sampling) -> int:
+        """Return how long a reply can be to a request of `sent` bytes: several times what its tokens take as JSON.
+
+        The reply may repeat the prompt as token ids.
+        """
+        per_token = 1024 if self.logprobs else 256
+        return (1 << 20) + 8 * sent + per_token * sampling.n * sampling.max_tokens
+
     def encoded(self, prompt: Prompt) -> Encoded:
         """Return what `encode` makes of a prompt, as the completions endpoint takes it; None for the chat endpoint."""
         if self.encode is None:
@@ -150,7 +164,7 @@ class Wire:
         choices = reply.get("choices") if isinstance(reply, dict) else None
         if not isinstance(choices, list) or not choices:
             raise BadReply(f"the reply has no choices: {readable(raw)!r}")
-        shared_ids = _ids(reply.get("prompt_token_ids"))
+        shared_ids = self._ids(reply.get("prompt_token_ids"))
         exact = self._exact_logprobs(sampling)
         completions = []
         for choice in choices[: sampling.n]:
@@ -188,12 +202,17 @@ class Wire:
             text = self._restored(written, choice, prompt)
         else:
             text = written
-        token_ids = None if overrun else _ids(choice.get("token_ids"))
+        token_ids = None if overrun else self._ids(choice.get("token_ids"))
         logprobs = _logprobs(choice.get("logprobs")) if exact_logprobs and not overrun else None
         if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
             logprobs = None
-        own_prompt_ids = _ids(choice.get("prompt_token_ids"))
+        own_prompt_ids = self._ids(choice.get("prompt_token_ids"))
         return Completion(text, finish_reason, token_ids, logprobs, own_prompt_ids or prompt_ids)
+
+    def _ids(self, value: object) -> tuple[int, ...] | None:
+        if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+            return None
+        return tuple(value) if not value or (min(value) >= 0 and max(value) < self.vocabulary) else None
 
     def _text(self, choice: Mapping[str, Any]) -> str:
         if self.encode is not None:
@@ -306,14 +325,7 @@ def listed_models(raw: bytes) -> dict[str, ServedModel]:
 
 
 def _count(value: object) -> int | None:
-    """Return an id or a count if Parquet's int32 can hold it, else None: JSON's integers have no bound."""
-    return value if type(value) is int and 0 <= value < 2**31 else None
-
-
-def _ids(value: object) -> tuple[int, ...] | None:
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
-        return None
-    return tuple(value) if not value or (min(value) >= 0 and max(value) < 2**31) else None
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
 def _logprobs(value: object) -> tuple[float, ...] | None:
@@ -325,9 +337,10 @@ def _logprobs(value: object) -> tuple[float, ...] | None:
         numbers = [item.get("logprob") if isinstance(item, dict) else None for item in content]
     else:
         numbers = value.get("token_logprobs")  # type: ignore[assignment]
-    if isinstance(numbers, list) and all(type(x) in (int, float) and -_LARGEST <= x <= _LARGEST for x in numbers):
-        return tuple(float(x) for x in numbers)
-    return None
+    if not isinstance(numbers, list):
+        return None
+    logprobs = [x for x in map(as_finite, numbers) if x is not None and x <= _ROUNDING]
+    return tuple(logprobs) if len(logprobs) == len(numbers) else None
 
 
 def _with_usage(completions: list[Completion], usage: object) -> list[Completion]:
@@ -365,7 +378,7 @@ def rejected_parameter(raw: bytes, body: Mapping[str, Any]) -> str | None:
 
 def readable(raw: bytes, secret: str | None = None, *, limit: int = 200) -> str:
     """Return the message in an error body as an `excerpt`, without `secret`."""
-    text = raw.decode("utf-8", "replace")
+    text = raw[:MOST_QUOTED].decode("utf-8", "replace")
     with contextlib.suppress(ValueError, RecursionError):
         text = _message(json.loads(text)) or text
     if secret:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.core.errors import LLMError
+from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason
 from reasonrag.llm.base import cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.weights import first_not_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,11 +137,22 @@ def sampled_completion(
     logprobs: Sequence[float] | None,
     reason: FinishReason,
     stop: tuple[str, ...],
+    *,
+    model: Any = None,
 ) -> Completion:
     """Build the completion of sampled ids.
 
     The token that completes a stop string may hold more characters: the ids keep it whole, the text ends at the string.
+    `model` is what sampled them, for the error.
+
+    Raises:
+        RunError: a log-probability is NaN or infinite, so that nothing the model writes means anything.
     """
+    if logprobs is not None and not all(map(math.isfinite, logprobs)):
+        broken = None if model is None else first_not_finite(model)
+        why = f"its weights hold NaN or infinities, first in {broken}" if broken else "its activations overflow"
+        remedy = "take an earlier checkpoint, or copy its files again" if broken else "load it in float32 or bfloat16"
+        raise RunError(f"the policy's probabilities are not finite numbers: {why}; {remedy}")
     text = chat.decode(token_ids)
     return Completion(
         cut_at_stop(text, stop) or text,
@@ -357,7 +370,7 @@ class RowBatch:
     def _hand_out(self, writing: _Writing, reason: FinishReason) -> None:
         row = writing.row
         completion = sampled_completion(
-            self._chat, row.prompt_ids, writing.token_ids, writing.logprobs, reason, row.stop
+            self._chat, row.prompt_ids, writing.token_ids, writing.logprobs, reason, row.stop, model=self._model
         )
         with contextlib.suppress(InvalidStateError):  # cancelled, or failed by somebody else
             writing.future.set_result(completion)

@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -15,12 +14,24 @@ from typing import Literal
 import aiohttp
 import structlog
 
-from reasonrag.core.errors import ConfigError, LLMError
-from reasonrag.core.http import Away, Retries, Unavailable, bearer_header, check_url, is_transient, parse_retry_after
+from reasonrag.core.errors import ConfigError, LLMError, check_files
+from reasonrag.core.http import (
+    Away,
+    Retries,
+    Unavailable,
+    bearer_header,
+    check_url,
+    is_transient,
+    parse_retry_after,
+    read_body,
+    time_limit,
+)
 from reasonrag.core.types import Completion, Message, Prompt
+from reasonrag.core.watch import Worker
 from reasonrag.llm.addresses import Address, Addresses
 from reasonrag.llm.base import Sampling, caller, overflows_context, public_name
 from reasonrag.llm.openai_wire import (
+    MOST_TOKENS,
     BadReply,
     Encode,
     Encoded,
@@ -37,9 +48,11 @@ log = structlog.get_logger()
 # uvicorn (vLLM's server) closes an idle connection after 5 s; the client has to close it first.
 _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S = 15.0
+_MOST_OF_LISTS = 16 << 20  # bytes of a list of models
 _CONNECT_TIMEOUT_S = 10.0
 # A server that restarts behind a proxy; an overloaded one says 503 too, and asks for fewer requests.
 _AWAY = frozenset({502, 503, 504})
+_NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _NO_ROUTE = frozenset({404, 405, 501})
 NAME_IT = "add --policy-model (or --judge-model); in eval, --policy NAME=URL#MODEL"
 _MISSING = {
@@ -75,12 +88,13 @@ class ServerLLM:
         concurrency: int | None = None,
         name: str | None = None,
         encode: Encode | None = None,
+        vocabulary: int = MOST_TOKENS,
         vllm: bool = False,
         logprobs: bool = False,
         processed_logprobs: bool = False,
         seeded: bool = True,
         think: bool | None = None,
-        backoff_s: float = 0.5,
+        backoff_s: float = 0.125,
     ) -> None:
         """Describe the server; nothing is sent before the first call.
 
@@ -96,11 +110,12 @@ class ServerLLM:
                 429 does not count.
             patience_s: seconds to wait while no server is there.
             concurrency: requests in flight at a server; None finds out (`Slots`). A request that waits for a retry
-                keeps its slot.
+                keeps its slot if there were too many (429).
             name: name in run identities; None takes the model's name.
             encode: for `completions`, a function from prompt to text (`ChatTemplate.text`), or, for vLLM, to token ids
                 (`ChatTemplate.token_ids`), so that an open turn keeps the ids that were sampled instead of being
                 encoded again. The tokenizer has to be the server's.
+            vocabulary: tokens of the model; ids from this number on are set aside.
             vllm: whether the server is vLLM. Its extra fields report token ids and stop strings, and replace the
                 sampling defaults of the model's generation config. With `chat`, vLLM also continues an open turn
                 (`Prompt.prefix`), which other servers may refuse.
@@ -127,7 +142,7 @@ class ServerLLM:
         self.name = name or (public_name(model) if model else "")
         self.dropped: set[str] = set() if seeded else {"seed"}
         self._missed: set[str] = set()  # what a reply had to have and had not
-        self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs, think)
+        self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs, think, vocabulary)
         self._key = api_key or None
         self._headers = bearer_header(api_key, "the API key")
         self._timeout_s = timeout_s
@@ -137,7 +152,7 @@ class ServerLLM:
         self._backoff_s = backoff_s
         # A long prompt takes a millisecond to encode, mostly without the interpreter's lock; a tokenizer that is asked
         # from two threads at a time may fail.
-        self._encoder = ThreadPoolExecutor(1, "encode") if encode else None
+        self._encoder = Worker(f"the tokenizer of {self.name}", LLMError) if encode else None
         self._open: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
@@ -221,8 +236,8 @@ class ServerLLM:
             async with self._session().request(
                 method, url, data=body, allow_redirects=False, timeout=timeout
             ) as response:
-                return response.status, await response.read()
-        except (aiohttp.ClientError, OSError) as error:
+                return response.status, await read_body(response, _MOST_OF_LISTS)
+        except (aiohttp.ClientError, OSError, Unavailable) as error:
             why = self._shown(str(error).encode()) or type(error).__name__
             raise LLMError(
                 f"no server answers at {url.rpartition('/')[0]} ({why}); is it running, and is this its address?",
@@ -284,14 +299,14 @@ class ServerLLM:
         """Return what the completions endpoint takes; None for the chat endpoint."""
         if self._encoder is None:
             return None
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, self._wire.encoded, prompt)
+        return await self._encoder.call(self._wire.encoded, prompt)
 
     async def _request(self, prompt: Prompt, encoded: Encoded, sampling: Sampling) -> list[Completion]:
         """Send one request until it is answered, refused or out of time."""
-        request = None
+        request = self._addresses.all[0].slots.request()
         while True:
             address = self._addresses.choose(caller.get().question)
-            request = address.slots.request(request)
+            request.slots = address.slots
             try:
                 async with request:
                     replies = await self._retried(address.url, request, prompt, encoded, sampling)
@@ -307,13 +322,13 @@ class ServerLLM:
     ) -> list[Completion]:
         retries = Retries(deadline_s=self._timeout_s, max_retries=self._max_retries, first_wait_s=self._backoff_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with time_limit(self._timeout_s):
                 return await retries.run_async(partial(self._send, url, request, prompt, encoded, sampling))
         except Unavailable as failure:
             message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
             raise LLMError(message, cause=failure.cause) from failure
         except TimeoutError as error:
-            request.refuse()
+            request.slots.refuse(request)
             before = f"; before that: {retries.last}" if retries.last else ""
             message = f"no answer in {self._timeout_s:g} s{before}"
             if request.probes:
@@ -324,29 +339,34 @@ class ServerLLM:
         self, url: str, request: Request, prompt: Prompt, encoded: Encoded, sampling: Sampling
     ) -> list[Completion]:
         """Send the request once, and again at once for each parameter that the server turns out not to know."""
+        request.slots.rest(request, False)
         body = self._wire.body(prompt, encoded, sampling, self.dropped, priority=caller.get().priority)
+        sent = json.dumps(body).encode()
         try:
-            async with self._session().post(
-                url + self._wire.route, data=json.dumps(body).encode(), allow_redirects=False
-            ) as response:
-                status, headers, raw = response.status, response.headers, await response.read()
+            async with self._session().post(url + self._wire.route, data=sent, allow_redirects=False) as response:
+                status, headers = response.status, response.headers
+                raw = await read_body(response, self._wire.most_bytes(len(sent), sampling))
         except (aiohttp.ClientError, OSError) as error:
-            raise Away(f"{type(error).__name__}: {self._shown(str(error).encode())}") from error
+            check_files(error)
+            message = f"{type(error).__name__}: {self._shown(str(error).encode())}"
+            raise Away(message, reached=not isinstance(error, _NOT_CONNECTED)) from error
         if status == 200:
             try:
                 completions = self._wire.completions(raw, prompt, sampling, body.get("prompt"))
             except BadReply as error:
+                request.slots.rest(request, True)
                 raise Unavailable(self._shown(str(error).encode()), cause="bad_reply") from error
             request.tokens = sum(completion.completion_tokens or 1 for completion in completions)
             self._note_missing(completions)
             return completions
         message = f"HTTP {status}: {self._shown(raw)}"
         if status in (429, 503):
-            request.refuse()
+            request.slots.refuse(request)
         retry_after_s = parse_retry_after(headers.get("Retry-After"))
         if status in _AWAY:
             raise Away(message, retry_after_s=retry_after_s)
         if status == 409 or is_transient(status):  # 409: hosted servers that are loading the model
+            request.slots.rest(request, status != 429)  # too many requests: this one counts while it waits
             raise Unavailable(message, retry_after_s=retry_after_s, counts=status != 429)
         if status in (400, 413, 422) and overflows_context(raw.decode("utf-8", "replace")):
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")

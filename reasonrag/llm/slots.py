@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from reasonrag.core.http import Away, backoff
+from reasonrag.core.watch import beat
 from reasonrag.llm.base import caller
 
 START, LARGEST = 64, 1024
 """Requests in flight while nothing is known of an engine, and the most that are tried without being told."""
 
 _FIRST_PROBE_S, _LONGEST_PROBE_S = 0.1, 2.0
+_LOOK_S = 1.0  # between two looks whether this process was stopped while an engine is away
 _EARLY_S = 1e-3  # a timer may fire this much before its time: uvloop counts whole milliseconds
 
 _DOUBLING_PAYS = 0.5  # more throughput per more requests, both as logarithms: 1 at an idle engine, 0 at a full one
 _MORE_PAYS = 0.1
 _MORE = 1.25  # every other measurement has this many times the requests
 _STEP = 0.15  # how far one comparison moves the limit
-_AFTER_REFUSAL = 0.8  # share of the limit that is left
+_ROUND = 64  # requests, at least, of which the share that is refused is looked at
+_OFTEN = 2 / 3  # share of refusals that no engine has by chance
 _FULL = 0.8  # share of the slots that have to be in use for a measurement to say something about the limit
 
 
@@ -34,13 +37,14 @@ answered: ContextVar[list[Request] | None] = ContextVar("answered", default=None
 class Slots:
     """A bounded number of requests at one engine; the others wait, ordered by `Caller.priority` and arrival.
 
-    While the engine is away (`Away`), one request at a time finds out whether it is back, and the others wait.
-    Time is the running loop's. It works in one event loop after another.
+    While the engine is away (`Away`), one request at a time finds out whether it is back, and the others wait. It is
+    away once it has lost three requests in a row. Time is the running loop's. It works in one event loop after another.
 
     Attributes:
         in_flight: requests that hold a slot.
         waiting: requests that wait for one.
-        away_since: the loop's time at which the engine went away; None while it answers.
+        away_since: the loop's time at which the engine went away, and later by each stop of this process; None before.
+        probe_at: the loop's time at which an engine that is away is asked next.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -53,9 +57,10 @@ class Slots:
         self._queue: list[tuple[int, int, int, asyncio.Future[bool]]] = []
         self._arrivals = 0
         self._drained_by: Exception | None = None
+        self._losses = 0  # since it answered
         self._probing = False  # whether a request is at an engine that was away when it was sent
         self._probes = 0
-        self._probe_at = 0.0
+        self.probe_at = 0.0
 
     @property
     def limit(self) -> int:
@@ -76,12 +81,9 @@ class Slots:
         now = asyncio.get_running_loop().time()
         return self.away_since is not None and not self.waiting and self._has_room(now)
 
-    def request(self, again: Request | None = None) -> Request:
-        """Return a context manager that holds a slot while its block runs: `again`, if that one has failed."""
-        if again is None:
-            return Request(self)
-        again.slots = self
-        return again
+    def request(self) -> Request:
+        """Return a context manager that holds a slot while its block runs."""
+        return Request(self)
 
     def drain(self, error: Exception) -> None:
         """Let the requests that hold a slot end; raise `error` in the others, and in later ones."""
@@ -126,43 +128,72 @@ class Slots:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._finder.occupied(now, self.in_flight)
-        self.in_flight -= 1
+        self.in_flight -= not request.rests
+        request.rests = False
         if request.probes:
             self._probing = False
+        if error is None:
+            self._losses = 0
+            beat()
+        # Not if there was no answer in time, or nobody waits for it any more.
+        answers = error is None or not (request.refused or isinstance(error, asyncio.CancelledError))
         if isinstance(error, Away):
             self._lose(now, request, error)
-            loop.call_at(self._probe_at, self._admit)
-        elif self.away_since is not None and (error is None or _was_answered(request, error)):
+            loop.call_at(max(self.probe_at, now), self._admit)
+        elif self.away_since is not None and answers:
             self.away_since, self._probing = None, False
-            self._finder.measure(now, self.in_flight)
+            if self._probes > 1:  # else it had lost three of many by chance
+                self._finder.measure(now, self.in_flight)
         elif error is None and not request.refused:
             self._finder.replied(now, self.in_flight, request.tokens)
         if self._queue:
             self._admit()
 
+    def rest(self, request: Request, rests: bool) -> None:
+        """Lend the slot of a request to others while it waits for its next attempt, or take it back."""
+        if request.rests != rests and not request.probes:
+            self._finder.occupied(asyncio.get_running_loop().time(), self.in_flight)
+            request.rests = rests
+            self.in_flight += -1 if rests else 1
+            self._admit()
+
     def refuse(self, request: Request) -> None:
-        """Note that the engine has no room for a request that is in flight: it gets fewer from now on."""
-        self._finder.refused(asyncio.get_running_loop().time(), self.in_flight, request.started)
+        """Note that the engine has no room for a request that is in flight: 429, 503, or no reply in time."""
+        self._finder.refused(asyncio.get_running_loop().time(), self.in_flight, request)
+        request.refused = True
 
     def _lose(self, now: float, request: Request, failure: Away) -> None:
         request.failures += 1
-        request.lost += not request.probes
+        request.lost += failure.reached and not request.probes
+        self._losses += 1
+        if self.away_since is None and failure.retry_after_s is None and self._losses < 3:
+            return  # it may have lost this request alone
         if self.away_since is None:
             self.away_since, self._probes = now, 0
+            self._count_stops(now)
         elif not request.probes:
             return  # it was in flight when the engine went away
         self._probes += 1
         wait_s = backoff(self._probes, _FIRST_PROBE_S, _LONGEST_PROBE_S)
-        self._probe_at = now + max(wait_s, failure.retry_after_s or 0.0)
+        self.probe_at = now + max(wait_s, failure.retry_after_s or 0.0)
+
+    def _count_stops(self, due: float) -> None:
+        """Count the time in which this process did not run (SIGSTOP, a frozen container) as none in which it waits."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self.away_since is not None:
+            self.away_since = min(self.away_since + now - due, now)
+            loop.call_at(now + _LOOK_S, self._count_stops, now + _LOOK_S)
 
     def _has_room(self, now: float) -> bool:
         if self.away_since is not None:
-            return not self._probing and now + _EARLY_S >= self._probe_at
+            return not self._probing and now + _EARLY_S >= self.probe_at
         return self.in_flight < self.limit
 
     def _take(self, now: float) -> bool:
         """Take a slot; return whether the engine is away."""
         self._finder.occupied(now, self.in_flight)
+        self._finder.begun += 1
         self.in_flight += 1
         self._probing = self.away_since is not None
         return self._probing
@@ -185,10 +216,11 @@ class Request:
         slots: those that it waits for.
         tokens: what the reply weighs in measurements of throughput.
         probes: whether the engine was away when the request got its slot.
-        failures: how often the engine was away.
-        lost: how often it went away while it had the request.
+        failures: how often the engine lost it, or was away.
+        lost: how often the engine lost it that had been there.
         started: the loop's time at which the request got its slot.
         refused: whether the engine had no room for it at first.
+        rests: whether it waits for its next attempt, and others have its slot.
     """
 
     slots: Slots
@@ -198,6 +230,7 @@ class Request:
     lost: int = 0
     started: float = 0.0
     refused: bool = False
+    rests: bool = False
 
     async def __aenter__(self) -> Request:
         await self.slots.enter(self)
@@ -212,17 +245,6 @@ class Request:
         else:
             self.slots.leave(self, error)
 
-    def refuse(self) -> None:
-        """Note that the engine has no room for this request at present: 429, 503, or no reply in time."""
-        if not self.refused:
-            self.refused = True
-            self.slots.refuse(self)
-
-
-def _was_answered(request: Request, error: BaseException) -> bool:
-    """Return whether an error is the engine's answer, and not that there was none in time, or that nobody waits."""
-    return not (request.refused or isinstance(error, asyncio.CancelledError))
-
 
 class _Finder:
     """Finds how many requests in flight are worth it, from 1 to `LARGEST`, and follows as that changes.
@@ -230,9 +252,10 @@ class _Finder:
     Throughput is measured while the slots are full, after those replies that were begun under another limit. First the
     limit is doubled while that brings clearly more (or halved from `START` on, while that brings hardly less), and set
     to the smaller of the last two times their ratio of throughputs: the knee of an engine with so many slots of its
-    own. From then on throughput at the limit and at a quarter more are compared again and again. A refusal takes a
-    fifth off, once for all requests that were in flight. While the slots are not full, as at the end of a run, nothing
-    can be learnt and nothing changes.
+    own. From then on throughput at the limit and at a quarter more are compared again and again; the more requests are
+    refused, the more the quarter has to bring. If two of three are refused, the limit is halved at once. Fewer do not
+    lower it by themselves: a proxy that fails now and then says 503, too. While the slots are not full, as at the end
+    of a run, nothing can be learnt and nothing changes.
     """
 
     def __init__(self) -> None:
@@ -240,13 +263,14 @@ class _Finder:
         self._settled_on = 0.0  # 0 during the search
         self._direction = 0
         self._before: tuple[float, float] | None = None  # requests in flight, throughput
-        self._shrunk_at = -math.inf
+        self.begun = self._refused = 0  # requests since refusals were looked at
+        self._halved_at = -math.inf
         self.measure(0.0, START // 2)
 
     def measure(self, now: float, in_flight: int) -> None:
         """Begin a measurement, once the requests in flight have been answered."""
         self._unsettled = in_flight
-        self._replies = self._tokens = 0
+        self._replies = self._tokens = self._refusals = 0
         self._area = 0.0  # requests in flight, summed over time
         self._began = self._seen = now
 
@@ -275,11 +299,17 @@ class _Finder:
         self._decide(occupied, max(self._tokens, 1) / seconds)
         self.measure(now, in_flight)
 
-    def refused(self, now: float, in_flight: int, started: float) -> None:
-        if started >= self._shrunk_at:
-            self._shrunk_at = now
-            self._settle(self.limit * _AFTER_REFUSAL)
+    def refused(self, now: float, in_flight: int, request: Request) -> None:
+        """Note a refusal of a request; halve the limit if most were refused that began since it was halved."""
+        self._refusals += 1
+        self._refused += not request.refused and request.started >= self._halved_at
+        if self._refused < _OFTEN * max(self.limit, _ROUND):
+            return
+        if self._refused >= _OFTEN * self.begun:
+            self._halved_at = now
+            self._settle(self.limit / 2)
             self.measure(now, in_flight)
+        self.begun = self._refused = 0
 
     def _decide(self, requests: float, throughput: float) -> None:
         before, self._before = self._before, (requests, throughput)
@@ -304,7 +334,8 @@ class _Finder:
             self._settle(min(max(low * most / least, low), high))
 
     def _compare(self, pays: float) -> None:
-        base = self._settled_on * math.exp(_STEP * (min(max(pays, -1.0), 1.5) - _MORE_PAYS))
+        refused = self._refusals / (self._refusals + self._replies)
+        base = self._settled_on * math.exp(_STEP * (min(max(pays, -1.0), 1.5) - _MORE_PAYS - refused))
         had_more = self.limit > round(self._settled_on)
         self._settled_on = min(max(base, 1.0), LARGEST / _MORE)
         self.limit = round(self._settled_on)

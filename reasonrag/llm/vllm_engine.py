@@ -10,7 +10,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, cut_at_stop, overflows_context, public_name
-from reasonrag.llm.chat_template import ChatTemplate, cannot_load, check_folder
+from reasonrag.llm.chat_template import ChatTemplate, check_folder, loading
 from reasonrag.llm.slots import Slots
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -69,10 +69,8 @@ class VLLMEngine:
             "logprobs_mode": "processed_logprobs",
             **(engine_args or {}),
         }
-        try:
+        with loading(path_or_name):
             self._engine: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(**settings))
-        except (OSError, ValueError, TypeError, RuntimeError) as error:
-            raise cannot_load(path_or_name, error) from error
         self.slots = Slots(2 * self._engine.vllm_config.scheduler_config.max_num_seqs)
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:

@@ -25,6 +25,7 @@ import structlog
 
 from reasonrag.core.errors import ConfigError, LLMError, ReasonRAGError
 from reasonrag.core.http import Retries, Unavailable, check_url
+from reasonrag.core.secrets import MOST_QUOTED
 from reasonrag.llm.openai_wire import readable
 from reasonrag.llm.weight_transfer import NCCLTransport, reason
 
@@ -195,7 +196,7 @@ def _post(url: str, timeout_s: float) -> tuple[int, bytes]:
     with contextlib.closing(connect(parts.netloc, timeout=timeout_s)) as connection:
         connection.request("POST", url.removeprefix(f"{parts.scheme}://{parts.netloc}"), body=b"")
         response = connection.getresponse()
-        return response.status, response.read()
+        return response.status, response.read(MOST_QUOTED)
 
 
 def _failed(message: str) -> LLMError:

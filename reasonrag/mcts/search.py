@@ -266,8 +266,12 @@ class _Search:
             await self._complete()
 
     async def end(self) -> None:
-        """Wait for the iterations that are still in flight after a failure: what they pay for is kept."""
-        await asyncio.gather(*(i.task for i in self.in_flight if i.task), return_exceptions=True)
+        """Wait for the iterations in flight after a failure: what they pay for is kept. Cancel them if this is."""
+        tasks = [iteration.task for iteration in self.in_flight if iteration.task]
+        if (task := asyncio.current_task()) and task.cancelling():
+            for each in tasks:
+                each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _select(self) -> Node | None:
         """Walk from the root down to a node that is terminal or has room for a child.

@@ -6,7 +6,7 @@ training run that was killed makes the same rollouts again from its last checkpo
 
 from __future__ import annotations
 
-import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from random import Random
 import structlog
 
 from reasonrag.core.errors import LLMError, RetrievalError, RunError
+from reasonrag.core.http import Retries, Unavailable
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.advantages import has_variance
@@ -269,24 +270,31 @@ class Collector:
                 f"more than outage.max_unscored {self.outage.max_unscored:g} allows; shorten prompts, passages "
                 "(retrieval.max_passage_chars, top_k) or turns, or use a model with a larger context"
             )
-        for attempt in range(self.outage.retries + 1):
+        wait_s, most = self.outage.wait_s, self.outage.retries
+        retries = Retries(deadline_s=math.inf, max_retries=most, wait_s=lambda failures: wait_s * 2 ** (failures - 1))
+
+        async def complete() -> None:
+            if retries.failures:
+                await self._score_again(batch, [sample for sample in batch.samples if sample.awaits_reward], step)
             missing = [sample for sample in batch.samples if sample.awaits_reward]
-            if len(missing) <= allowed:
-                return attempt > 0
-            causes = dict(Counter(sample.score.cause for sample in missing))
-            if attempt == self.outage.retries:
-                raise RunError(
-                    f"{len(missing)} of {len(batch.samples)} rewards of step {step + 1} are missing ({causes}), more "
-                    f"than outage.max_unscored {self.outage.max_unscored:g} allows, after {attempt} retries; the state "
-                    "before that step is kept: check the reward and its judge, and run the same command again to resume"
-                )
-            log.warning("rewards are missing, asking again", step=step + 1, missing=len(missing), causes=causes)
-            await asyncio.sleep(self.outage.wait_s * 2**attempt)
-            batch.retried += len(missing)
-            await self._score_again(batch, missing, step)
-        raise AssertionError("the last attempt returns or raises")
+            if len(missing) > allowed:
+                causes = dict(Counter(sample.score.cause for sample in missing))
+                what = f"{len(missing)} of {len(batch.samples)} rewards of step {step + 1} are missing ({causes})"
+                log.warning(what)
+                raise Unavailable(what, cause="reward")
+
+        try:
+            await retries.run_async(complete)
+        except Unavailable as failure:
+            raise RunError(
+                f"{failure}, more than outage.max_unscored {self.outage.max_unscored:g} allows, after {most} retries; "
+                "the state before that step is kept: check the reward and its judge, and run the same command again to "
+                "resume"
+            ) from failure
+        return retries.failures > 0
 
     async def _score_again(self, batch: Batch, samples: Sequence[Sample], step: int) -> None:
+        batch.retried += len(samples)
         scores = await self._scores([s.trajectory for s in samples if s.trajectory is not None], step)
         rescored = {id(sample): replace(sample, score=score) for sample, score in zip(samples, scores, strict=True)}
         for index, group in enumerate(batch.groups):

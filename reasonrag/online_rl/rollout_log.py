@@ -62,7 +62,7 @@ def write_rollouts(
                 of_rows = [next(means) for _ in of_rows]
                 advantage = fmean(of_rows)
             # Secrets are redacted only here: the trainer needs the exact tokens that the policy sampled.
-            rows.append(_without_secrets(_row(sample, advantage, of_rows, step + 1, format)))
+            rows.append(redact_data(_row(sample, advantage, of_rows, step + 1, format), "a rollout"))
     folder.mkdir(parents=True, exist_ok=True)
     suffix = f"-{process}" if process else ""
     write_parquet(folder / f"step-{step + 1:06d}{suffix}.parquet", rows, rollout_schema())
@@ -123,11 +123,6 @@ def over_under(parts: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
         if known:
             rates[f"rollout/{name}"] = sum(part.get(bad) or 0.0 for part in parts) / known
     return rates
-
-
-def _without_secrets(row: Mapping[str, Any]) -> dict[str, Any]:
-    redacted = {key: redact_data(text, "a rollout") if isinstance(text, str) else text for key, text in row.items()}
-    return redacted | {"golden_answers": [redact_data(answer, "a rollout") for answer in row["golden_answers"]]}
 
 
 def _row(sample: Sample, advantage: float, row_advantages: list[float], step: int, format: Format) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from reasonrag.core.config import (
     QuestionsConfig,
     RetrievalConfig,
     RunConfig,
+    StallConfig,
     ValueConfig,
 )
 from reasonrag.core.settings import Section, Tree, carried_settings, execution, gather, merge, setting, validate
@@ -172,6 +173,7 @@ class RLSettings(TrainSettings):
     outage: OutageSettings = OutageSettings()
     guards: GuardSettings = GuardSettings()
     validation: ValidationSettings = ValidationSettings()
+    run: StallConfig = StallConfig()
 
     algorithm: Literal["grpo", "ppo", "rloo", "reinforce++"] = setting(
         "grpo",
@@ -320,7 +322,7 @@ class RLSettings(TrainSettings):
             judge=self.judge,
             value=ValueConfig(kind="judge"),  # a `Config` accepts a judge only there; no tree is built
             format=self.format,
-            run=RunConfig(max_unreadable=self.guards.max_unreadable),
+            run=RunConfig(max_unreadable=self.guards.max_unreadable, stall_s=self.run.stall_s),
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config, JudgeConfig
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.plugins import import_plugin
 from reasonrag.core.policy_card import PolicyCard
@@ -99,7 +100,7 @@ def open_task(settings: RLSettings) -> Task:
     """
     config = settings.as_config()
     if settings.data is None:
-        raise ConfigError("nothing to train on: add --dataset with a name (hotpotqa, ..., demo) or a file of questions")
+        raise ConfigError("no questions: add --dataset with a name (hotpotqa, ..., demo) or a file of questions")
     format = open_format(config, to_train=True)
     if settings.credit == "step" and format.append_only:
         raise ConfigError(
@@ -118,7 +119,7 @@ def open_task(settings: RLSettings) -> Task:
         "corpus": retriever.fingerprint,
         "prompts": format.fingerprint,
     }
-    named = Path(settings.data)
+    named = named_path(settings.data)
     batches = -(-settings.max_steps // settings.rollout.minibatches)
     return Task(
         questions=questions,
@@ -186,7 +187,7 @@ def judge_name(judge: JudgeConfig) -> str:
         case "http" | "https":
             return public_name(judge.model or "")
         case "hf" | "vllm" as engine:
-            return f"{engine}:{model_identity(str(Path(rest).expanduser()), judge.revision)}"
+            return f"{engine}:{model_identity(str(named_path(rest)), judge.revision)}"
         case "demo-judge":
             from reasonrag.demo.judge import DemoJudge
 
@@ -214,9 +215,9 @@ def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, 
         encoder = settings.reward.when_to_search.encoder
         content["encoder"] = encoder if encoder == "lexical" else model_identity(encoder)
     if (prm := settings.reward.prm.model) is not None:
-        content["prm"] = prm if prm.startswith("python:") else model_identity(str(Path(prm).expanduser()))
+        content["prm"] = prm if prm.startswith("python:") else model_identity(str(named_path(prm)))
     if uses.plans and settings.plans is not None:
-        path = Path(settings.plans)
+        path = named_path(settings.plans)
         try:
             content["plans"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         except OSError as error:

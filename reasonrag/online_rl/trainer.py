@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from trl.models import unwrap_model_for_generation
 from reasonrag.core import event_loop
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line
+from reasonrag.core.watch import progressing
 from reasonrag.llm.continuous import BorrowingLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import merged_parameters
@@ -53,6 +54,7 @@ logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)
 log = structlog.get_logger()
 
 T = TypeVar("T")
+_CLOSE_S = 60.0
 
 # A forward pass of more tokens is no faster by the token, and pads more.
 _ENOUGH_TOKENS = {"cpu": ENOUGH_TOKENS, "gpu": 16_384}
@@ -68,10 +70,16 @@ class Rollouts:
     # Its event loop runs the rollouts: in the background, those of the next batch while this one is trained on.
     runner: asyncio.Runner | BackgroundRunner
     folder: Path  # gets a file of trajectories per step
+    stall_s: float  # how long nothing at all may get on
     batch_steps: int = 1  # optimizer steps that use one batch
     credit: Credit = "trajectory"  # whose advantage a row gets
     baseline: Baseline = "group"  # what a trajectory is compared with
     tokens: PPOSettings | None = None  # if each token has an advantage
+
+    async def watched(self, work: Awaitable[T]) -> T:
+        """Return the result of work; raise Stalled once it does not get on."""
+        async with progressing(self.stall_s):
+            return await work
 
 
 class BackgroundRunner:
@@ -92,10 +100,11 @@ class BackgroundRunner:
         return self.start(work).result()
 
     def close(self) -> None:
-        """Cancel what is unfinished, and close the loop."""
+        """Cancel what is unfinished, and close the loop, unless something blocks it."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._runner.close()
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._runner.close()
 
 
 class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
@@ -137,7 +146,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             self._metrics["train"]["rollout/age"].append(float(step - made_at))
             then = step + self.rollouts.batch_steps
             if then < self.state.max_steps:  # after `_record`: the reward has observed this batch
-                self.next = step, runner.start(collector.batch(number + 1, step=then))
+                self.next = step, runner.start(self.rollouts.watched(collector.batch(number + 1, step=then)))
         rows = training_rows(
             batch.groups,
             mask_truncated=self.mask_truncated_completions,
@@ -169,7 +178,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             if self.next is not None:  # no trajectory mixes two versions of the weights
                 wait([self.next[1]])
             with self._current_weights(step):
-                results.append(self.rollouts.runner.run(work()))
+                results.append(self.rollouts.runner.run(self.rollouts.watched(work())))
         except Exception as error:  # of any kind: the other processes wait for this one
             failure = error
         message = one_line(f"{type(failure).__name__}: {failure}")[:500] if failure else None

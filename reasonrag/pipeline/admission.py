@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
+from reasonrag.core.watch import STALL_S, progressing
 from reasonrag.llm.slots import SlotCounts
 from reasonrag.rollout import gather_all
 
@@ -24,7 +25,11 @@ _POLL_S = 0.005
 
 
 async def work_through(
-    items: Iterable[T], work: Callable[[T], Coroutine[Any, Any, None]], engines: Sequence[SlotCounts]
+    items: Iterable[T],
+    work: Callable[[T], Coroutine[Any, Any, None]],
+    engines: Sequence[SlotCounts],
+    *,
+    stall_s: float = STALL_S,
 ) -> None:
     """Work on all items, and begin each as soon as every engine has room for it.
 
@@ -34,8 +39,10 @@ async def work_through(
         items: the next one is taken when it begins, so that a generator can end the work.
         work: may wait for anything, and for slots of `engines` above all.
         engines: of the models that `work` calls; their limits may change on the way.
+        stall_s: how long nothing at all may get on.
 
     Raises:
+        Stalled: nothing did; what has begun is cancelled.
         Exception: the first one of `work`, once all that has begun has ended. Nothing begins after it.
     """
     working: set[asyncio.Task[None]] = set()
@@ -46,22 +53,26 @@ async def work_through(
         if task.cancelled() or task.exception() is not None:
             failed.append(task)
 
-    with _rare_collections():
-        for item in items:
-            task = asyncio.create_task(work(item))
-            working.add(task)
-            task.add_done_callback(end)
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-            while not _has_room(len(working), engines):  # noqa: ASYNC110 -- several engines, each with limits that move
-                await asyncio.sleep(_POLL_S)
-            if failed:
-                break
-        await gather_all([*failed, *working])
+    try:
+        async with _rare_collections(), progressing(stall_s):
+            for item in items:
+                task = asyncio.create_task(work(item))
+                working.add(task)
+                task.add_done_callback(end)
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
+                while not _has_room(len(working), engines):  # noqa: ASYNC110 -- several engines, with limits that move
+                    await asyncio.sleep(_POLL_S)
+                if failed:
+                    break
+            await gather_all([*failed, *working])
+    finally:
+        for task in working:
+            task.cancel()
 
 
-@contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _rare_collections() -> AsyncIterator[None]:
     """Look for cyclic garbage after 100,000 new objects instead of 700: steps and trees are none, and walking through
     them would be a sixth of our CPU, or a twentieth after 10,000.
     """

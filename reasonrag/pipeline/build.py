@@ -17,8 +17,7 @@ from typing import Any
 
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config
-from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.core.settings import read_yaml
+from reasonrag.core.errors import InputError, Interrupted, RunError
 from reasonrag.core.text import common_length, duration, exact_match, pace, token_f1
 from reasonrag.core.types import Action, Answer, Malformed, Note, Question, Search, Step
 from reasonrag.formats import Format, open_format
@@ -43,10 +42,10 @@ from reasonrag.pipeline.shards import finish
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.spre import JudgeEvaluator, PRMEvaluator, RolloutEvaluator, Weighting, node_rewards
-from reasonrag.storage.files import RUNS, read_json
+from reasonrag.storage.files import RUNS, write_json
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row, ShardWriter, pack, unpack
-from reasonrag.storage.runs import RunFolder, versions
+from reasonrag.storage.runs import RunFolder, read_run, versions
 from reasonrag.storage.shards import WHOLE, Shard, cut
 from reasonrag.storage.tables import tree_schema
 
@@ -99,8 +98,7 @@ def build_folder(
     """Build what `build_trees` builds in a folder that is open: `parts.questions` are those of its shard."""
     build = Build(run.config, parts, run)
     event_loop.run(build.run(show))
-    if run.journal.ended_by is not None:
-        raise run.journal.ended_by
+    run.journal.admit()
     summary = build.export()
     return summary if run.shard == WHOLE else finish(run, summary)
 
@@ -140,7 +138,7 @@ class Build:
     async def run(self, show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None) -> None:
         """Check the parts, build the trees while `show` shows them, and close the parts."""
         try:
-            await check(self.parts, begun=self.run_folder.begun)
+            await check(self.parts, begun=self.run_folder.begun, wait_s=self.config.run.wait_s)
             async with show(self) if show else contextlib.nullcontext():
                 await self.trees()
         finally:
@@ -163,7 +161,7 @@ class Build:
         self.progress.planned = len(unfinished) * self.config.search.iterations
         self.run_folder.bind()
         try:
-            await work_through(self._waiting(unfinished), self._work, self.engines)
+            await work_through(self._waiting(unfinished), self._work, self.engines, stall_s=self.config.stall_s)
         finally:
             self.run_folder.add_seconds(self.progress.seconds)
 
@@ -191,10 +189,11 @@ class Build:
             tree = await self.search.run(question, watch=count)
             rows = tree_rows(tree, self.parts.format, alpha=value.alpha, weighting=value.weighting)
             await journal.put_tree(question.dataset, question.id, pack(rows, tree_schema()))
-        except Interrupted:
+        except (Interrupted, RunError) as end:
+            left = 0  # these are still to be done
+            if isinstance(end, RunError):
+                raise
             return
-        except RunError:
-            raise
         except Exception as error:
             cause = set_aside(question, error, self.progress)
             await journal.put_failure(question.dataset, question.id, cause, str(error))
@@ -234,7 +233,7 @@ class Build:
             **({"prm": parts.scorer.name} if parts.scorer else {}),
             "versions": versions(),
         }
-        run.write_summary(summary)
+        write_json(run.path / "run.json", summary)
         return summary
 
 
@@ -450,12 +449,11 @@ def _measured_pace(config: Config, out: Path | None) -> tuple[Path, int, float] 
         if used and seconds:
             return out, used.calls, seconds
     for file in sorted(RUNS.rglob("run.json"), key=lambda file: file.stat().st_mtime, reverse=True):
-        summary, settings = read_json(file) or {}, file.with_name("config.yaml")
-        policy = read_yaml(settings).get("policy") if settings.is_file() else None
-        made, seconds = summary.get("calls", {}).get("policy", {}).get("calls"), summary.get("seconds")
-        same = policy and (policy.get("spec"), policy.get("model")) == (config.policy.spec, config.policy.model)
-        if same and made and seconds:
-            return file.parent, made, seconds
+        with contextlib.suppress(InputError):
+            ran, summary = read_run(file.parent)
+            made, seconds = summary.get("calls", {}).get("policy", {}).get("calls"), summary.get("seconds")
+            if made and seconds and (ran.policy.spec, ran.policy.model) == (config.policy.spec, config.policy.model):
+                return file.parent, made, seconds
     return None
 
 

@@ -22,8 +22,9 @@ from typing import Any
 
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config
-from reasonrag.core.errors import ConfigError, Interrupted, ReasonRAGError, RunError
+from reasonrag.core.errors import ConfigError, Interrupted, ReasonRAGError, RunError, Stalled
 from reasonrag.core.types import Question
+from reasonrag.core.watch import beat, progressing
 from reasonrag.pipeline.build import Build, build_folder
 from reasonrag.pipeline.parts import Parts, check, open_parts, open_retriever
 from reasonrag.pipeline.progress import Progress
@@ -89,7 +90,7 @@ def build_on_ray(
     parts = open_parts(config)
     out = out.absolute()
     with RunFolder.open(out, config, parts.content, waiting=lambda: None) as run:
-        event_loop.run(_check(parts, run.begun))  # before Ray is asked
+        event_loop.run(_check(parts, run.begun, config.run.wait_s))  # before Ray is asked
         number = shards or run.journal.meta("shards") or max(math.isqrt(len(parts.questions)), 2)
         run.bind_shards(number)
         left = unfinished(run)
@@ -104,9 +105,9 @@ def build_on_ray(
         return join(run) or {}
 
 
-async def _check(parts: Parts, begun: bool) -> None:
+async def _check(parts: Parts, begun: bool, wait_s: float) -> None:
     try:
-        await check(parts, begun=begun)
+        await check(parts, begun=begun, wait_s=wait_s)
     finally:
         await parts.aclose()
 
@@ -122,7 +123,9 @@ def _connect(address: str) -> Any:
     try:
         if host and port.isdecimal() and "/" not in host:  # where nobody listens, Ray tries for more than ten minutes
             socket.create_connection((host, int(port)), timeout=10).close()
+        stop = signal.getsignal(signal.SIGTERM)  # which Ray replaces, by one that exits with 15
         ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        signal.signal(signal.SIGTERM, stop)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"no Ray cluster answers at {address!r}; start one (ray start --head), give its address, or use this "
@@ -145,6 +148,7 @@ async def _build(
     Raises:
         Interrupted: they were stopped.
         RunError: what a task raised first; the others are stopped before.
+        Stalled: a task, or all of them, did not get on.
     """
     places = config.retrieval
     # Without a place to search, the corpus is made of the paragraphs of all questions, or of what a plug-in makes.
@@ -160,31 +164,33 @@ async def _build(
     counts = {WHOLE: before.counts()}  # by shard; WHOLE is those that have finished before
     for shard, questions in shards.items():
         counts[shard] = Progress(0, planned=len(questions) * config.search.iterations).counts()
-    stopped, failure = False, ""
+    failure: ReasonRAGError | None = None
 
     def drain() -> None:
         for reference in pending:
             ray.cancel(reference)  # a task that runs gets SIGINT; one that waits for a core never begins
 
-    async with show(progress, drain):
+    # A shard that stands still says where: it is waited for longer.
+    async with show(progress, drain), progressing(2 * config.stall_s):
         while pending:
+            known = dict(counts)
             ended, _ = await asyncio.to_thread(ray.wait, list(pending), timeout=_REPORT_EVERY_S)
             counts |= await asyncio.to_thread(_counts, out, list(pending.values()))
             progress.add_up(counts.values())
+            if ended or counts != known:
+                beat()
             for reference in ended:
                 del pending[reference]
                 try:
                     error = ray.get(reference)
                 except ray.exceptions.TaskCancelledError:
-                    error = ""
-                stopped = stopped or error == ""
-                if error and not failure:
+                    error = Interrupted("stopped; all finished work is kept")
+                if error and (failure is None or isinstance(failure, Interrupted)):
                     failure = error
-                    drain()
-    if failure:
-        raise RunError(failure)
-    if stopped:
-        raise Interrupted("stopped; all finished work is kept")
+                    if not isinstance(error, Interrupted):
+                        drain()
+    if failure is not None:
+        raise failure
 
 
 def _counts(out: Path, shards: Iterable[Shard]) -> dict[Shard, dict[str, Any]]:
@@ -193,8 +199,8 @@ def _counts(out: Path, shards: Iterable[Shard]) -> dict[Shard, dict[str, Any]]:
     return {shard: counts for shard, counts in found.items() if counts is not None}
 
 
-def _build_shard(work: _Work, searched: list[Any]) -> str | None:
-    """Build a shard in a task; return None once it has finished, "" if it was stopped, else why it cannot be built."""
+def _build_shard(work: _Work, searched: list[Any]) -> ReasonRAGError | None:
+    """Build a shard in a task; return None once it has finished, else why not."""
     try:
         try:
             os.chdir(work.folder)
@@ -212,10 +218,10 @@ def _build_shard(work: _Work, searched: list[Any]) -> str | None:
         # The task before may still be dying, on a node that cannot be reached: the lock is free when it is dead.
         with RunFolder.open(work.out, work.config, parts.content, shard=work.shard, waiting=lambda: None) as run:
             build_folder(run, parts, lambda build: _reporting(build, run.path / _PROGRESS))
-    except Interrupted:
-        return ""
+    except Interrupted as error:
+        return error
     except ReasonRAGError as error:
-        return (
+        return (Stalled if isinstance(error, Stalled) else RunError)(
             f"shard {work.shard} on {socket.gethostname()}: {error} (all nodes have to see the same files under the "
             "same paths, and have the same versions installed)"
         )

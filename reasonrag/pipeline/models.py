@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
 from reasonrag.core.config import ModelConfig
-from reasonrag.core.errors import ConfigError
-from reasonrag.core.plugins import import_plugin
-from reasonrag.core.settings import carried_settings, demo_folder
+from reasonrag.core.documents import named_path
+from reasonrag.core.errors import BackendError, ConfigError
+from reasonrag.core.http import Retries, Unavailable
+from reasonrag.core.plugins import make_plugin
+from reasonrag.core.settings import COMMIT, carried_settings, demo_folder
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import check_chat_template, template_identity
 from reasonrag.llm.memory import loading
-from reasonrag.llm.model_folder import adapter_base, model_identity
+from reasonrag.llm.model_folder import adapter_base, model_commit, model_identity
 
 if TYPE_CHECKING:
     from reasonrag.llm.server import ServerLLM
@@ -57,7 +60,15 @@ def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> L
     llm = BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
     if config.concurrency is None and scheme.startswith("http"):
         llm.share_slots(beside)  # type: ignore[attr-defined]
+    if scheme in ("hf", "vllm"):
+        llm.commit = model_commit(_expanded(rest), config.revision)  # type: ignore[attr-defined]
     return llm
+
+
+def commits(**models: LLM | None) -> dict[str, str]:
+    """Return the commits of the models that are from the Hub: `{"policy_commit": ...}`."""
+    found = {f"{role}{COMMIT}": getattr(model, "commit", None) for role, model in models.items()}
+    return {name: commit for name, commit in found.items() if commit}
 
 
 def check_llm(config: ModelConfig, role: Role) -> None:
@@ -86,6 +97,31 @@ def check_llm(config: ModelConfig, role: Role) -> None:
         demo_folder(rest)
 
 
+async def once_up(part: Any, wait_s: float) -> Any:
+    """Return what a part's `check` returns; ask again for `wait_s` seconds while its server does not answer yet.
+
+    Raises:
+        LLMError, RetrievalError, ConfigError: as `check` does.
+    """
+    retries = Retries(deadline_s=wait_s, max_retries=sys.maxsize, wait_s=lambda failures: 1.0)
+
+    async def check() -> Any:
+        try:
+            return await part.check()
+        except BackendError as error:
+            if error.cause != "unreachable" or not wait_s:
+                raise
+            if not retries.failures:
+                log.warning(f"{error}; waiting up to {wait_s:g} s")
+            raise Unavailable(str(error)) from error
+
+    try:
+        return await retries.run_async(check)
+    except Unavailable as failure:
+        assert failure.__cause__ is not None
+        raise failure.__cause__ from None
+
+
 def is_served(config: ModelConfig) -> bool:
     """Return whether the model is on a server."""
     return (config.spec or "").lower().startswith(("http:", "https:"))
@@ -103,7 +139,8 @@ def _parsed(config: ModelConfig, role: Role) -> tuple[str, str, str]:
     scheme, _, rest = spec.partition(":")
     scheme = scheme.lower()
     if scheme not in BACKENDS:
-        raise ConfigError(f"--{role} {spec!r} names no backend; choose one of: {CHOICES[role]}")
+        hint = f"did you mean hf:{spec}? Or " if "/" in spec and not rest else ""
+        raise ConfigError(f"--{role} {spec!r} names no backend; {hint}choose one of: {CHOICES[role]}")
     if role == "judge" and is_reader(config):
         known = " (demo-judge knows the demo world)" if scheme == "demo" else ""
         raise ConfigError(
@@ -141,20 +178,22 @@ def _server(url: str, config: ModelConfig) -> LLM:
 
 def open_server(config: ModelConfig) -> ServerLLM:
     """Create the client of the server at `config.spec`. Without a model, it is good for its `check` alone."""
+    from reasonrag.llm.openai_wire import MOST_TOKENS
     from reasonrag.llm.server import ServerLLM
 
-    encode = None
+    encode, vocabulary = None, MOST_TOKENS
     if config.api == "completions" and config.model:
         from reasonrag.llm.chat_template import ChatTemplate
 
         tokenizer = config.tokenizer or config.model
         chat = ChatTemplate.load(tokenizer, revision=config.revision, template=config.chat_template)
-        encode = chat.token_ids if config.vllm else chat.text
+        encode, vocabulary = (chat.token_ids if config.vllm else chat.text), len(chat.tokenizer)
     return ServerLLM(
         (config.spec or "").split(","),
         config.model or "",
         api="completions" if encode else "chat",
         encode=encode,
+        vocabulary=vocabulary,
         processed_logprobs=config.processed_logprobs,
         vllm=config.vllm,
         api_key=os.environ.get(config.api_key_env),
@@ -235,11 +274,11 @@ BACKENDS: dict[str, Callable[[str, ModelConfig], LLM]] = {
     "demo-judge": _demo_judge,
     "demo-reader": _demo_reader,
     "extractive": _extractive,
-    "python": lambda path, config: import_plugin(path)(config),
+    "python": lambda path, config: make_plugin(path, ("name", "complete", "aclose"), config),
 }
 
 
 def _expanded(path: str) -> str:
     if not path:
         raise ConfigError("hf: and vllm: need a model, such as hf:Qwen/Qwen2.5-7B-Instruct or hf:FOLDER")
-    return str(Path(path).expanduser()) if path.startswith("~") else path
+    return str(named_path(path)) if path.startswith("~") else path

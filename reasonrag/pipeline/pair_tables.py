@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.config import Config
-from reasonrag.dpo.pairs import NODE_COLUMNS, count_pairs, derive_pairs, derive_trajectory_pairs, in_test_split
-from reasonrag.storage.parquet import Row, ShardWriter, read_batches, read_shards, shard_paths
-from reasonrag.storage.shards import common_text
+from reasonrag.dpo.pairs import (
+    NODE_COLUMNS,
+    count_pairs,
+    derive_pairs,
+    derive_trajectory_pairs,
+    in_test_split,
+    repeated_questions,
+)
+from reasonrag.storage.parquet import Row, ShardWriter, read_shards, shard_paths
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _PAIR_SHARD_ROWS = 50_000
@@ -47,10 +53,10 @@ def export_pairs(
     margins = array("d")
     left_out: Counter[str] = Counter()
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=NODE_COLUMNS)
-    repeated = repeated_questions(run)
+    repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
     for pair in pairs_of(nodes, config, policy=policy, config_hash=config_hash, repeated=repeated, left_out=left_out):
         question = (pair["dataset"], pair["question_id"])
-        writers["test" if in_test_split(*question, settings.test_share) else "train"].add(pair)
+        writers["test" if in_test_split(question, settings.test_share, repeated) else "train"].add(pair)
         if not whole:
             types[f"{pair['chosen_type']} > {pair['rejected_type']}"] += 1
         depths[pair["depth"]] += 1
@@ -81,25 +87,6 @@ def count_pairs_of(tree: Sequence[Row], config: Config) -> int:
     if config.pairs.level == "trajectory":
         return sum(1 for _ in pairs_of(tree, config, policy="", config_hash=""))
     return count_pairs(tree, **_comparison(config))
-
-
-def repeated_questions(run: Path) -> set[tuple[str, str]]:
-    """Return data set and id of the questions whose text another tree of a run has too.
-
-    Only these trees can repeat or reverse each other's pairs.
-    """
-    import pyarrow.compute as pc
-
-    first: dict[str, tuple[str, str]] = {}  # by text
-    repeated = set()
-    for path in shard_paths(run / "trees", "nodes"):
-        for batch in read_batches(path, tree_schema(), columns=("parent_id", "dataset", "question_id", "question")):
-            for root in batch.filter(pc.less(batch.column("parent_id"), 0)).to_pylist():
-                question = (root["dataset"], root["question_id"])
-                other = first.setdefault(common_text(root["question"] or ""), question)
-                if other != question:
-                    repeated |= {question, other}
-    return repeated
 
 
 def pairs_of(

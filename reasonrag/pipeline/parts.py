@@ -10,14 +10,15 @@ from typing import Any
 import structlog
 
 from reasonrag.core.config import Config, ModelConfig, QuestionsConfig
-from reasonrag.core.errors import BackendError, ConfigError
-from reasonrag.core.plugins import import_plugin
+from reasonrag.core.documents import named_path
+from reasonrag.core.errors import BackendError, ConfigError, check_files
+from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.pipeline.models import check_llm, is_reader, is_served, open_llm
+from reasonrag.pipeline.models import check_llm, commits, is_reader, is_served, once_up, open_llm
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.backends.frameworks import as_retriever
 from reasonrag.retrieval.base import Retriever
@@ -94,6 +95,7 @@ def open_parts(
     scorer = open_step_scorer(config, format)
     if scorer is not None:
         content["prm"] = scorer.name
+    content |= commits(policy=policy, judge=judge)
     return Parts(questions, retriever, format, policy, judge, content, scorer)
 
 
@@ -154,9 +156,10 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
 def _open_retriever(config: Config, questions: list[Question]) -> Retriever:
     settings = config.retrieval
     if settings.kind is not None and settings.kind.startswith("python:"):
-        found = import_plugin(settings.kind.removeprefix("python:"))
+        path = settings.kind.removeprefix("python:")
+        found = import_plugin(path)
         # A LangChain or LlamaIndex retriever may stand in a module as it is, without a function that returns it.
-        return as_retriever(found(config, questions) if callable(found) else found, settings)
+        return as_retriever(make_plugin(path, (), config, questions) if callable(found) else found, settings)
     if settings.kind == "simulated":
         from reasonrag.pipeline.simulated import SimulatedRetriever
 
@@ -186,14 +189,14 @@ def _open_retriever(config: Config, questions: list[Question]) -> Retriever:
 
     corpus: Path | list[Passage]
     if settings.corpus is not None:
-        corpus = Path(settings.corpus)
+        corpus = named_path(settings.corpus)
     elif {name for name, _ in named_sets(config.questions.dataset or "")} == {"demo"}:
         from reasonrag.demo.world import demo_corpus
 
         corpus = demo_corpus(config.questions.world_seed)
     else:
         corpus = paragraph_corpus(questions)
-    return BM25Retriever.open(corpus, cache=Path(settings.cache).expanduser() / "bm25")
+    return BM25Retriever.open(corpus, cache=named_path(settings.cache) / "bm25")
 
 
 def open_engine(
@@ -245,7 +248,12 @@ def sampling(model: ModelConfig) -> Sampling:
 
 
 def set_aside(question: Question, error: Exception, progress: Progress) -> str:
-    """Count a question as failed; return the cause that it is counted under. The first one of a cause is logged."""
+    """Count a question as failed; return the cause that it is counted under. The first one of a cause is logged.
+
+    Raises:
+        RunError: this process may open no more files, so that the others would fail, too.
+    """
+    check_files(error)
     cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
     progress.failed += 1
     progress.causes[cause] += 1
@@ -255,8 +263,8 @@ def set_aside(question: Question, error: Exception, progress: Progress) -> str:
     return cause
 
 
-async def check(parts: Parts, *, begun: bool = False) -> None:
-    """Check that all servers answer, before any call is paid for.
+async def check(parts: Parts, *, begun: bool = False, wait_s: float = 0.0) -> None:
+    """Check that all servers answer, within `wait_s`, before any call is paid for.
 
     A run that had `begun` has found them before: one that does not answer now is waited for, as if it had gone away
     later.
@@ -267,7 +275,7 @@ async def check(parts: Parts, *, begun: bool = False) -> None:
 
     async def check_one(part: Any) -> None:
         try:
-            await part.check()
+            await once_up(part, 0.0 if begun else wait_s)
         except BackendError as error:
             if not (begun and error.cause == "unreachable"):
                 raise

@@ -14,7 +14,7 @@ from reasonrag.core.types import Question
 from reasonrag.formats import open_format
 from reasonrag.llm.openai_wire import ServedModel
 from reasonrag.llm.server import ServerLLM
-from reasonrag.pipeline.models import Role, check_llm, is_served, open_server
+from reasonrag.pipeline.models import Role, check_llm, is_served, once_up, open_server
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.storage.runs import RunFolder
 
@@ -27,7 +27,7 @@ _LEARNT = ("model", "vllm", "card")
 def as_served(config: Config, out: Path | None = None) -> Config:
     """Return a configuration with what the servers of its policy and its judge say of their models.
 
-    What is set stays. A run that has begun in `out` goes on with what it began with, and no server is asked.
+    What is set stays. A run of servers that has begun in `out` goes on with what it began with; none is asked.
 
     Raises:
         ConfigError: a server or a context cannot serve this run; one line says what to do.
@@ -37,7 +37,7 @@ def as_served(config: Config, out: Path | None = None) -> Config:
     if not roles:
         return config
     before = RunFolder.begun_with(out) if out else {}
-    if not before:
+    if not all(before.get(role, {}).get("model") for role in roles):
         return event_loop.run(_asked(config, roles))
     for role in roles:
         config = _with(config, role, {name: before[role][name] for name in _LEARNT if name in before[role]})
@@ -50,7 +50,7 @@ async def _asked(config: Config, roles: list[Role]) -> Config:
         check_llm(model, role)
         llm = open_server(model)
         try:
-            if served := await llm.check():
+            if served := await once_up(llm, config.run.wait_s):
                 learnt = {"model": served.name} | ({"vllm": True} if served.is_vllm else {})
                 if role == "policy" and not model.card and carried_settings(f"hf:{served.root}"):
                     learnt["card"] = served.root

@@ -8,6 +8,7 @@ from typing import Any
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import differences
+from reasonrag.storage.files import write_json
 from reasonrag.storage.parquet import ShardWriter, read_batches
 from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.shards import Shard
@@ -80,7 +81,7 @@ def join(run: RunFolder) -> dict[str, Any] | None:
                         margins.extend(batch.column(0).to_numpy())
         writer.close()
     summary = _added([note["summary"] for note in notes], margins)
-    run.write_summary(summary)
+    write_json(run.path / "run.json", summary)
     return summary
 
 

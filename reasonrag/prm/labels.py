@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import DataError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.dpo.demonstrations import read_prompt
-from reasonrag.dpo.pairs import in_test_split, path_from_root
+from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
 from reasonrag.dpo.preferences import Preferences
 from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText, Target
 from reasonrag.spre import Decision, decisions_of, standard_error, step_end
-from reasonrag.storage.parquet import Row, read_shards
+from reasonrag.storage.parquet import Row, read_shards, shard_paths
 from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import tree_schema
 from reasonrag.training.settings import PRMSettings
@@ -26,13 +26,14 @@ _COLUMNS = (
 
 def read_labels(data: str, settings: PRMSettings) -> Preferences:
     """Read the labelled steps of a run of build-tree; raise DataError or RunError if it is unfinished or has none."""
-    path = Path(data).expanduser()
+    path = named_path(data)
     config, summary = read_run(path)
     alpha = settings.alpha or config.value.alpha
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
     nodes = read_shards(path / "trees", "nodes", tree_schema(), columns=_COLUMNS)
-    for (dataset, id), rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
-        split = "test" if in_test_split(dataset, id, settings.test_share) else "train"
+    repeated = repeated_questions(shard_paths(path / "trees", "nodes"))
+    for question, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
+        split = "test" if in_test_split(question, settings.test_share, repeated) else "train"
         splits[split] += label_steps(list(rows), alpha=alpha, read_ids=config.policy.reads_ids)
     if not splits["train"]:
         raise DataError(

@@ -7,15 +7,16 @@ first, given that it is one of them (Math-Shepherd, arXiv:2312.08935). `prm.json
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, DataError, LLMError
-from reasonrag.core.plugins import import_plugin
+from reasonrag.core.plugins import make_plugin
 from reasonrag.core.types import Completion, Prompt
+from reasonrag.core.watch import Worker
 from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText, encode
 from reasonrag.llm.base import StepScorer
 from reasonrag.llm.chat_template import ChatTemplate
@@ -34,9 +35,9 @@ def open_scorer(spec: str) -> StepScorer:
         ConfigError: there is none, or it cannot be loaded.
     """
     if spec.startswith("python:"):
-        made: StepScorer = import_plugin(spec.removeprefix("python:"))()
+        made: StepScorer = make_plugin(spec.removeprefix("python:"), ("name", "score", "aclose"))
         return made
-    return ProcessRewardModel(Path(spec).expanduser())
+    return ProcessRewardModel(named_path(spec))
 
 
 class ProcessRewardModel:
@@ -53,7 +54,7 @@ class ProcessRewardModel:
         self.chat = ChatTemplate.load(str(folder))
         self.token_ids = answer_ids(self.chat, described["tokens"])
         self.model = load_model(str(folder))
-        self._one_at_a_time = asyncio.Lock()
+        self._thread = Worker(self.name, LLMError)  # one call at a time
 
     async def score(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[float]:
         """Return `[n]` values in [0, 1], as `StepScorer.score` does.
@@ -62,11 +63,12 @@ class ProcessRewardModel:
             LLMError: with cause `empty` (a step without tokens), `context_overflow`, `engine` or `not_finite`.
         """
         rows = self._rows(steps)
-        async with self._one_at_a_time:
-            try:
-                values = await asyncio.to_thread(self._values, rows)
-            except Exception as error:
-                raise LLMError(f"{self.name}: {type(error).__name__}", quoting=error, cause="engine") from error
+        try:
+            values = await self._thread.call(self._values, rows)
+        except LLMError:
+            raise
+        except Exception as error:
+            raise LLMError(f"{self.name}: {type(error).__name__}", quoting=error, cause="engine") from error
         if not all(map(math.isfinite, values)):
             raise LLMError(f"{self.name} says {values}, which are no values; train it again", cause="not_finite")
         return values

@@ -18,7 +18,7 @@ from reasonrag.prm.measures import measures
 from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds, padded
 from reasonrag.storage.files import write_json
 from reasonrag.training.callbacks import GuardedTrainer
-from reasonrag.training.model import MERGED
+from reasonrag.training.folder import MERGED
 from reasonrag.training.run import TokenRows
 from reasonrag.training.settings import PRMSettings
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from reasonrag.core.documents import parse_yaml, to_yaml
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.text import inert, one_line, printable
+from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import one_line, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
-    from yaml import MappingNode, SafeLoader
 
 Yaml = dict[str, Any]
 
@@ -86,7 +86,7 @@ def fenced(text: str, language: str = "") -> Markup:
     """Return a block of code that the text cannot end, without tags, in case it is not rendered as code."""
     from markupsafe import Markup
 
-    block = inert(printable(text)).replace("<", "‹")
+    block = printable(text).replace("<", "‹")
     longest = max((len(run) for run in re.findall("`+", block)), default=0)
     fence = "`" * max(3, longest + 1)
     return Markup(f"{fence}{language}\n{block}\n{fence}")
@@ -122,8 +122,6 @@ def merge_card(
     Raises:
         ConfigError: the old card cannot be parsed, so nothing of it could be kept.
     """
-    import yaml
-
     values, comments, text = _split(old or "")
     block = _BLOCK.search(text)
     if len(_COMMENT.findall(text)) != (2 if block else 0):
@@ -131,8 +129,8 @@ def merge_card(
     try:
         values |= {name: data[name] for name in overrides}
         written_checksums = dict(_CHECKSUM.findall(block[1])) if block else {}
-        front = comments + _yaml(_merge_yaml(values, data, written_checksums, is_gone))
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        front = comments + to_yaml(_merge_yaml(values, data, written_checksums, is_gone))
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise _unreadable(f"its YAML holds values of unexpected kinds ({one_line(str(error))[:80]})") from error
     checksums = " ".join(f"{name}={_checksum(value)}" for name, value in data.items() if name not in _BY_CONFIG)
     ours = f"<!-- reasonrag:begin {checksums} -->\n{body.strip()}\n<!-- reasonrag:end -->"
@@ -145,7 +143,6 @@ def merge_card(
 
 def _split(card: str) -> tuple[Yaml, str, str]:
     """Split a card into its YAML values, the comments between them, and its text."""
-    import yaml
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     card = card.removeprefix("\ufeff")
@@ -153,34 +150,13 @@ def _split(card: str) -> tuple[Yaml, str, str]:
     if block is None:
         return {}, "", card
     try:
-        data = yaml.load(block[2], _loader())
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        problem = getattr(error, "problem", None) or type(error).__name__
-        raise _unreadable(f"its YAML is broken ({one_line(str(problem))[:120]})") from error
+        data = parse_yaml(block[2])
+    except ValueError as error:
+        raise _unreadable(f"its YAML is broken ({excerpt(str(error), 120)})") from error
     if not isinstance(data, dict | None):
         raise _unreadable(f"its YAML is a {type(data).__name__}, not a mapping")
     comments = "".join(f"{line}\n" for line in re.findall(r"^#[^\r\n]*", block[2], re.MULTILINE))
     return data or {}, comments, card[block.end() :]
-
-
-@cache
-def _loader() -> type[SafeLoader]:
-    """Load YAML as the Hub does: `no` is a language, and a repeated name is an error."""
-    from yaml import SafeLoader
-    from yaml.constructor import ConstructorError
-
-    class Loader(SafeLoader):
-        def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-            names = Counter(name.value for name, _ in node.value if isinstance(name.value, str))
-            if twice := next((name for name, times in names.items() if times > 1), None):
-                raise ConstructorError(problem=f"{twice} is in it twice")
-            return super().construct_mapping(node, deep)
-
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in found if first in "tTfF" or not tag.endswith(":bool")]
-        for first, found in SafeLoader.yaml_implicit_resolvers.items()
-    }
-    return Loader
 
 
 def _unreadable(why: str) -> ConfigError:
@@ -255,15 +231,9 @@ def _paths(config: Yaml) -> list[str]:
     return [str(path) for item in paths for path in (item if isinstance(item, list) else [item])]
 
 
-def _yaml(data: Any) -> str:
-    import yaml
-
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
-
-
 def _checksum(value: Any) -> str:
-    """8 hex digits of a value, written as YAML: a value that refers to itself a million times is short there."""
-    return hashlib.sha256(_yaml(value).encode()).hexdigest()[:8]
+    """8 hex digits of a value, written as YAML."""
+    return hashlib.sha256(to_yaml(value).encode()).hexdigest()[:8]
 
 
 def _listed(values: Iterable[object]) -> Markup:

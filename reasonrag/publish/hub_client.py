@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import time
 import warnings
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 from reasonrag.core.errors import HubError, ReasonRAGError
 from reasonrag.core.http import Retries, Unavailable, backoff, is_transient, parse_retry_after
-from reasonrag.core.secrets import excerpt
+from reasonrag.core.secrets import MOST_QUOTED, excerpt
 
 T = TypeVar("T")
 
@@ -172,7 +171,8 @@ def _explain(error: Exception) -> str:
 
 def _without_urls(text: str) -> str:
     """Quote words of the Hub or of its client without URLs, some of which are signed, and without paths."""
-    return excerpt(re.sub(r"\S*/\S*/\S*", "...", text))
+    words = text[:MOST_QUOTED].split()
+    return excerpt(" ".join("..." if word.count("/") > 1 else word for word in words))
 
 
 def _response(error: BaseException) -> Any:

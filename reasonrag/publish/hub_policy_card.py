@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reasonrag import __version__
+from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.text import one_line, printable, quoted
 from reasonrag.dpo.preferences import HUB_NAME
@@ -124,14 +124,14 @@ def read_measured(report: Path, policy: Path, checksums: Sequence[str], named: s
     """
     file = report / "metrics.json" if report.is_dir() else report
     try:
-        metrics = json.loads(file.read_text(encoding="utf-8"))
+        metrics = parse_json(file.read_bytes())
         weights = {name: _weights(metrics, name) for name in metrics["policies"]}
         same_weights = [name for name, checksum in weights.items() if checksum in checksums]
         served = [name for name, checksum in weights.items() if checksum is None and name == policy.resolve().name]
         names = [named] if named is not None else same_weights or served
         # This builds all that the card shows, so that damaged metrics are refused here.
         measured = [_measured(metrics, name, name in same_weights) for name in names if name in weights]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise DataError(
             f"{file} is not a metrics.json of `reasonrag eval` ({type(error).__name__}); give its folder as --eval"
         ) from error

@@ -5,21 +5,21 @@ Checkpoints, optimizer states, pickles (`*.bin`), journals and rollouts are neve
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from reasonrag.core.documents import named_path, parse_json, parse_yaml
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.settings import POLICY_CARD, demo_folder, read_yaml
 from reasonrag.llm.model_folder import model_checksum
 from reasonrag.publish.hub_card import mapping
 from reasonrag.publish.licences import UNKNOWN
 from reasonrag.publish.staged_files import place, place_json
+from reasonrag.publish.verify import verify
 from reasonrag.storage.files import write_json
-from reasonrag.training.folder import SUMMARY, finished, without_places
-from reasonrag.training.model import MERGED
+from reasonrag.training.folder import MERGED, SUMMARY, check_trained, finished, without_places, written_files
 
 _ADAPTER = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
@@ -60,7 +60,7 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
 
     Raises:
         RunError: the training run has not finished, or nothing was merged.
-        DataError: there are no weights in safetensors, or its files cannot be read.
+        DataError: there are no weights in safetensors, its files cannot be read, or are not those that were written.
     """
     training = finished(path)
     if training is None:
@@ -68,6 +68,7 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
             f"{path} holds no finished training run ({SUMMARY} is missing or cannot be read); the same command "
             "finishes it"
         )
+    check_trained(path)
     weights = path / MERGED if merged else path
     if merged and not (weights / "config.json").is_file():
         raise RunError(f"{path} has no folder {MERGED}; train with --merge, or publish without --merged")
@@ -79,7 +80,8 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
                 _place_model_file(source, folder / source.relative_to(weights))
     if (path / _CURVES).is_file():
         place(path / _CURVES, folder / _CURVES)
-    place_json(training, folder / SUMMARY)
+    place_json(training | {"files": written_files(folder)}, folder / SUMMARY)
+    verify(folder).refuse_grave()
     base, on_hub = _base(training)
     return StagedPolicy(
         path,
@@ -96,9 +98,9 @@ def _place_model_file(source: Path, target: Path) -> None:
     """Link a file, unless it holds the path of another model on this machine: then write it with the last name only."""
     if source.name in _FILES_WITH_SOURCE:
         try:
-            settings = json.loads(source.read_text(encoding="utf-8"))
+            settings = parse_json(source.read_bytes())
             names = {key: without_places(settings[key]) for key in _SOURCE_KEYS if isinstance(settings.get(key), str)}
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, AttributeError) as error:
             raise DataError(f"{source} cannot be read ({type(error).__name__}); train again, or mend it") from error
         if any(settings[key] != value for key, value in names.items()):
             write_json(target, settings | names)
@@ -123,18 +125,17 @@ def _licence(path: Path) -> str | None:
     scheme, _, format = model.partition(":")
     if scheme == "demo" and demo_folder(format).is_dir():
         return "apache-2.0"  # shipped with reasonrag
-    return licence_of_card(Path(model).expanduser() / "README.md")
+    return licence_of_card(named_path(model) / "README.md")
 
 
 def licence_of_card(file: Path) -> str | None:
     """Return the `license` of a card if it is one plain identifier, else None."""
-    import yaml
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     try:
         block = REGEX_YAML_BLOCK.search(file.read_text(encoding="utf-8"))
-        data = yaml.safe_load(block[2]) if block else None
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        data = parse_yaml(block[2]) if block else None
+    except (OSError, ValueError):
         return None
     licence = data.get("license") if isinstance(data, dict) else None
     plain = isinstance(licence, str) and re.fullmatch(r"[a-z0-9][a-z0-9.+-]{1,63}", licence)

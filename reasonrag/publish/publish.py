@@ -160,17 +160,20 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
 def staging_folder(path: Path) -> Iterator[Path]:
     """Create an empty folder beside `path`, on the same disk, so that large files can be linked; delete it at the end.
 
-    `path` is locked meanwhile, so a folder that is there already was left by a killed process and is deleted.
+    What is in it already was left by a killed process, and is deleted. `path` need not exist.
 
     Raises:
-        RunError: another process writes to `path` or publishes it.
+        RunError: another process stages beside `path`.
     """
     path = path.resolve()
-    folder = path.with_name(f".{path.name}.publish")
-    with lock(path / ".lock"):
-        shutil.rmtree(folder, ignore_errors=True)
+    beside = path.with_name(f".{path.name}.publish")
+    beside.mkdir(parents=True, exist_ok=True)
+    with lock(beside / ".lock"):
+        for left in beside.glob("*"):
+            shutil.rmtree(left, ignore_errors=True)
+        folder = beside / "files"
         folder.mkdir()
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(beside, ignore_errors=True)

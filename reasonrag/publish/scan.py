@@ -11,11 +11,12 @@ import socket
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reasonrag.core.secrets import find_secrets, redact
 from reasonrag.core.text import one_line, printable
 from reasonrag.publish.hub_card import unescaped
+from reasonrag.storage.parquet import leaves
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,33 +112,17 @@ def _text(path: Path) -> str:
 
 
 def _in_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str, int]]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     first = 1
     with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
         for batch in file.iter_batches(_BATCH_ROWS):
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                for nested, values, rows in _leaves(name, column, None):
-                    for kind, what, hits in _hits(values, patterns):
-                        row = hits[0] if rows is None else rows[hits[0]].as_py()
-                        yield nested, first + row, kind, what, len(hits)
+            for name, values, rows in leaves(batch):
+                for kind, what, hits in _hits(values, patterns) if pa.types.is_string(values.type) else ():
+                    row = hits[0] if rows is None else rows[hits[0]].as_py()
+                    yield name, first + row, kind, what, len(hits)
             first += batch.num_rows
-
-
-def _leaves(name: str, array: pa.Array, rows: Any) -> Iterator[tuple[str, pa.Array, Any]]:
-    """Yield the arrays of strings in a column, however deep, each with the row of every string."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_string(array.type):
-        yield name, array, rows
-    elif pa.types.is_list(array.type):
-        parents = pc.list_parent_indices(array)
-        inner = parents if rows is None else rows.take(parents)
-        yield from _leaves(f"{name}[]", pc.list_flatten(array), inner)
-    elif pa.types.is_struct(array.type):
-        for field, values in zip(array.type, array.flatten(), strict=True):
-            yield from _leaves(f"{name}.{field.name}", values, rows)
 
 
 def _hits(values: pa.Array, patterns: Patterns) -> Iterator[tuple[str, str, list[int]]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.documents import to_yaml
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line
 from reasonrag.storage.files import write_json
@@ -39,9 +40,7 @@ def place_json(value: Mapping[str, Any], target: Path) -> None:
 
 def settings_text(value: Mapping[str, Any]) -> str:
     """Return settings as YAML, without paths and addresses of this machine."""
-    import yaml
-
-    return yaml.safe_dump(without_places(value), sort_keys=False, allow_unicode=True)
+    return to_yaml(without_places(value))
 
 
 def files_of(folder: Path) -> list[str]:

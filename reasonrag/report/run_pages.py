@@ -11,7 +11,6 @@ from typing import Any
 from reasonrag.core.bootstrap import Difference, intervals
 from reasonrag.core.config import Config
 from reasonrag.core.settings import dump, identity
-from reasonrag.pipeline.pair_tables import repeated_questions
 from reasonrag.report.site import DataFiles, ListRow, Page, Site, TextPool, list_row, number, open_site, shortened
 from reasonrag.report.stats import RunCounts, margin_histogram, whole_number_histogram
 from reasonrag.report.trees import QuestionTree, read_trees, tree_of
@@ -55,7 +54,7 @@ _COMPARED = {
 def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = (), other: Path | None = None) -> Path:
     """Write the pages of a finished run into `out`, next to the figures of an `other` one, see `write_report`."""
     config, summary = read_run(run)
-    counts = RunCounts(repeated_questions(run))
+    counts = RunCounts(run)
     for question_id in questions:
         tree_of(run, question_id)  # raises if it is unknown, with the nearest ids
     compared = Compared(other) if other else None
@@ -107,7 +106,7 @@ class Compared:
         """Read the run; raises what `write_report` raises."""
         self.name = run.name
         self.config, summary = read_run(run)
-        counts = RunCounts(repeated_questions(run))
+        counts = RunCounts(run)
         self.f1: dict[tuple[str, str], float | None] = {}
         for tree in read_trees(run, summary):
             counts.add(tree)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from reasonrag.dpo.contradictions import Contradictions
-from reasonrag.pipeline.pair_tables import repeated_questions
+from reasonrag.dpo.pairs import repeated_questions
 from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.spre import decisions_of, full_prompt
-from reasonrag.storage.parquet import Row
+from reasonrag.storage.parquet import Row, shard_paths
 from reasonrag.storage.runs import read_run
 
 _QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
@@ -37,7 +37,7 @@ def stats(run: Path) -> dict[str, Any]:
         DataError: its tables are damaged.
     """
     _, summary = read_run(run)
-    counts = RunCounts(repeated_questions(run))
+    counts = RunCounts(run)
     for tree in read_trees(run, summary):
         counts.add(tree)
     return counts.metrics(summary)
@@ -46,15 +46,14 @@ def stats(run: Path) -> dict[str, Any]:
 class RunCounts:
     """Counts over the trees of a run and their pairs, one tree at a time."""
 
-    def __init__(self, repeated: Collection[tuple[str, str]]) -> None:
-        """Take what `repeated_questions` returns: pairs of these trees may contradict those of another tree."""
+    def __init__(self, run: Path) -> None:
         self.nodes = 0
         self.trees_by_dataset: Counter[str] = Counter()
         self.nodes_by: dict[str, Counter[str]] = {"origin": Counter(), "stage": Counter(), "action": Counter()}
         self.questions_with_pairs: Counter[str] = Counter()  # by data set
         self.pair_types: dict[str, Counter[str]] = {}  # chosen, then rejected; pairs of trajectories have no types
         self.pair_depths: Counter[int] = Counter()
-        self.contradictions = Contradictions(repeated)
+        self.contradictions = Contradictions(repeated_questions(shard_paths(run / "trees", "nodes")))
         self.pairs_on_one_trajectory = self.pairs_by_length = 0
         of_trees = ("iterations", "steps", "rounds", "f1", "em", *_TOKENS)
         of_pairs = ("tokens_in_pairs", "chosen_tokens", "margin", "confidence")

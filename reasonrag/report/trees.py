@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import DataError
+from reasonrag.spre.tree_rules import check_tree
 from reasonrag.storage.files import read_json
 from reasonrag.storage.parquet import Row, read_batches, read_shards, shard_paths
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
-_SCORES = ("value", "spre", "f1", "em")
 _UNSEEN = ("token_ids", "logprobs")  # columns of a tree that no page shows
 # Without the pairs' texts: the trees hold them.
 _PAIR_COLUMNS = (
@@ -166,50 +165,6 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
     of_run = (pair for split in ("train", "test") for pair in _pairs(run, level, split))
     pairs = [pair for pair in of_run if _question_of(pair) == _question_of(rows[0])]
     return QuestionTree.of(rows, pairs=pairs, where=str(run))
-
-
-def check_tree(rows: Sequence[Row], *, where: str = "the rows") -> None:
-    """Check that a question's rows are one tree: ids count from 0, and each node is one step below an earlier one.
-
-    Every node but the root then has exactly one parent, which exists and is older, so the graph is connected and has
-    no cycle. Scores have to be finite.
-
-    Args:
-        rows: of `tables.tree_schema`, of one question, by id.
-        where: the rows' origin, for the message.
-
-    Raises:
-        DataError: they are not a tree; the message names the question and the node.
-    """
-    if not rows:
-        raise DataError(f"{where}: a tree has no node, not even a root")
-    for position, row in enumerate(rows):
-        if problem := _problem(position, row, rows):
-            raise DataError(
-                f"{where}: question {row['question_id']!r}, node {row['node_id']}: {problem}, so this is not a tree "
-                "that build-tree wrote; run the same build-tree command to write the tables again"
-            )
-
-
-def _problem(position: int, row: Row, rows: Sequence[Row]) -> str:
-    """Say what is wrong with one node; an empty string if nothing is."""
-    node, parent = row["node_id"], row["parent_id"]
-    if node != position:
-        return f"it comes twice or nodes before it are missing (it is row {position} of the tree)"
-    if position == 0:
-        if parent != -1:
-            return f"it is the first, but has a parent, {parent}"
-        return "" if row["depth"] == 0 else f"the root is at depth {row['depth']}, not 0"
-    if parent == -1:
-        return "it is a second root"
-    if not 0 <= parent < node:
-        return f"its parent, {parent}, does not come before it"
-    if row["depth"] != rows[parent]["depth"] + 1:
-        return f"it is at depth {row['depth']}, and its parent, {parent}, at {rows[parent]['depth']}"
-    for name in _SCORES:
-        if row[name] is not None and not math.isfinite(row[name]):
-            return f"its {name} is not a finite number"
-    return ""
 
 
 def _questions(run: Path, columns: Sequence[str] | None = None) -> Iterator[list[Row]]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.markdown import table_lines
-from reasonrag.core.plots import Bar, BarChart, Line, Panel, save_charts
+from reasonrag.core.plots import Bar, BarChart, Line, Panel
 from reasonrag.evaluation.tables import bold_note, interval_text, is_certain
 from reasonrag.reproduce.measures import METRICS, Results, sign, write_values
 from reasonrag.reproduce.paper import BASE, Paper
 from reasonrag.reproduce.results import Evaluated, tested
-from reasonrag.storage.files import write_json, write_text
+from reasonrag.storage.files import save_charts, write_json, write_text
 
 _OVER_SEEDS = (
     "Intervals are 95 % intervals over questions and seeds: questions are resampled (bootstrap), and the spread of the",

@@ -98,6 +98,8 @@ class Plan:
                     before = _cpu_s_of_ended_children()
                     if child.poll() is not None:
                         self._end(self._running.pop(child), child.returncode, _cpu_s_of_ended_children() - before)
+        if self._signal:
+            self._show("stopped; what is finished is kept, and the same command goes on")
         return self._exit_code or (128 + self._signal if self._signal else 0)
 
     def done(self, stage: Stage) -> None:

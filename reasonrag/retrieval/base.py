@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
+from reasonrag.core.errors import RetrievalError
 from reasonrag.core.types import Passage
+from reasonrag.core.watch import Worker
 from reasonrag.storage.files import short_hash
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LocalRetriever(ABC):
         """Take the passages to return, and what decides a ranking as a JSON value, which becomes the fingerprint."""
         self.fingerprint = short_hash(known)
         self._passages = passages
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=type(self).__name__)
+        self._thread = Worker(type(self).__name__, RetrievalError)
 
     @abstractmethod
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]: ...
@@ -56,9 +56,9 @@ class LocalRetriever(ABC):
         """Search as `Retriever` says; raise RetrievalError if that fails, for example for lack of memory."""
         if len(queries) * len(self._passages) <= self._at_once:
             return self._search(list(queries), top_k)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._search, list(queries), top_k)
+        return await self._thread.call(self._search, list(queries), top_k)
 
     async def aclose(self) -> None:
         """Wait for the search in progress, then close thread and files."""
-        await asyncio.to_thread(self._thread.shutdown)
+        await self._thread.aclose()
         self._passages.close()

@@ -17,6 +17,7 @@ from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.text import one_line
 from reasonrag.core.types import Passage
+from reasonrag.core.watch import Worker
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.encoder_models import loading
 from reasonrag.storage.files import short_hash
@@ -111,10 +112,11 @@ class LibraryCompressor:
 
     def __init__(self, function: Callable[[str, str], str]) -> None:
         self._function = function
+        self._thread = Worker("the compressor", RetrievalError)
 
     async def compress(self, query: str, texts: Sequence[str]) -> list[str]:
         """Return the function of each text that is not empty."""
-        return [await asyncio.to_thread(self._function, query, text) if text else "" for text in texts]
+        return [await self._thread.call(self._function, query, text) if text else "" for text in texts]
 
 
 def compressed(retriever: Retriever, config: RetrievalConfig) -> Retriever:

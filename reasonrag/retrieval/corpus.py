@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line, quoted, valid_unicode
 from reasonrag.core.types import Passage
@@ -173,7 +174,7 @@ def open_corpus(spec: str) -> CorpusSource:
     Raises:
         DataError: the corpus does not exist, or the Hub cannot be used.
     """
-    path = Path(spec).expanduser()
+    path = named_path(spec)
     if spec.startswith("hub:"):
         return _open_hub(spec)
     if path.is_dir():

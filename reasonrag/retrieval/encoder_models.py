@@ -6,7 +6,6 @@ A wrong prefix or pooling raises no error: it only finds less. Each family names
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import one_line
 
@@ -107,7 +107,7 @@ class EncoderFiles:
     def document(self, name: str) -> dict[str, Any]:
         """Parse a JSON file of the model; empty if it does not exist."""
         try:
-            document = json.loads((self.folder / name).read_bytes())
+            document = parse_json((self.folder / name).read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -134,7 +134,7 @@ def find_files(name_or_path: str, *, revision: str | None = None) -> EncoderFile
     Raises:
         ConfigError: there is no such folder, and the Hub has no such model or cannot be reached.
     """
-    folder = Path(name_or_path).expanduser()
+    folder = named_path(name_or_path)
     if folder.is_dir():
         if revision:
             raise ConfigError(f"encoder {name_or_path!r} is a folder, which has no revision {revision!r}; leave it out")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
+import os
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.plugins import trusted
 from reasonrag.core.text import normalize_answer
+from reasonrag.core.watch import Worker
 from reasonrag.retrieval.encoder_models import (
     POOLINGS,
     EncoderFiles,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     Vectors = NDArray[np.float32]
 
+_LOOK_S = 2.0  # whether the process that encodes still has its parent
 _DTYPES = ("float32", "bfloat16", "float16")
 _NAMING = ("name", "family", "revision")  # of an identity; they do not change the vectors
 
@@ -87,6 +91,7 @@ class SentenceTransformerEncoder:
         self._batch_size = config.batch_size
         self._devices = config.device.split(",") if config.device else []
         self._pool: Any = None
+        self._thread: Worker | None = None
         family_prefixes = {"query": known.query_prefix, "passage": known.passage_prefix} if known else {}
         self._prefixes = {"query": "", "passage": ""} | family_prefixes | _own_prompts(model)
         for kind, prefix in (("query", config.query_prefix), ("passage", config.passage_prefix)):
@@ -113,10 +118,18 @@ class SentenceTransformerEncoder:
         return self._encode(texts, self._prefixes["query"])
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Encode on all devices; if there are several, each has a process and takes a share."""
-        if len(self._devices) > 1 and self._pool is None:
-            self._pool = self._model.start_multi_process_pool(self._devices)
-        return self._encode(texts, self._prefixes["passage"], pool=self._pool)
+        """Encode on all devices; if there are several, each has a process and takes a share.
+
+        Raises:
+            RetrievalError: a device hangs.
+        """
+        if self._thread is None:
+            if len(self._devices) > 1:
+                self._model.ends_with_parent = _EndsWithParent()
+                self._pool = self._model.start_multi_process_pool(self._devices)
+            processes = [process.pid for process in self._pool["processes"]] if self._pool else []
+            self._thread = Worker("the encoder", RetrievalError, processes)
+        return self._thread.begin(self._encode, texts, self._prefixes["passage"], pool=self._pool).result()
 
     def count_cut(self, passages: Sequence[str]) -> int:
         prefix = self._prefixes["passage"]
@@ -129,8 +142,10 @@ class SentenceTransformerEncoder:
 
     def close(self) -> None:
         if self._pool is not None:
+            for process in self._pool["processes"]:
+                process.kill()  # one that hangs may not end otherwise
             self._model.stop_multi_process_pool(self._pool)
-            self._pool = None
+        self._pool = self._thread = None
 
     def _encode(self, texts: Sequence[str], prefix: str, *, pool: Any = None) -> Vectors:
         import numpy as np
@@ -150,6 +165,22 @@ class SentenceTransformerEncoder:
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit: Vectors = np.divide(vectors, length, out=vectors, where=length > 0)
         return unit
+
+
+class _EndsWithParent:
+    """Goes with a model into other processes, which would wait for texts for ever if this one is killed."""
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return _end_with_parent, (os.getpid(),)
+
+
+def _end_with_parent(parent: int) -> None:
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def identity_checksum(identity: Mapping[str, str]) -> str:
@@ -184,6 +215,7 @@ class LexicalEncoder:
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
         """Return `[n][words]` counts. A text of only articles and punctuation counts as one word.
 
+        >>> import asyncio
         >>> asyncio.run(LexicalEncoder().encode(["The Jaws director", "Jaws, Jaws", "?"]))
         [[1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
         """
@@ -206,12 +238,11 @@ class SentenceEncoder:
     def __init__(self, encoder: TextEncoder) -> None:
         self._encoder = encoder
         self.identity = dict(encoder.identity)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
+        self._thread = Worker("the encoder", RetrievalError)
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
         """Return `[n][dims]` vectors of length 1."""
-        loop = asyncio.get_running_loop()
-        vectors = await loop.run_in_executor(self._thread, self._encoder.encode_queries, list(texts))
+        vectors = await self._thread.call(self._encoder.encode_queries, list(texts))
         as_lists: list[list[float]] = vectors.tolist()
         return as_lists
 
@@ -227,7 +258,7 @@ def _load(files: EncoderFiles, config: EncoderConfig, family: Family | None) -> 
     """Return the model with its own modules, or plain weights with the modules of their family."""
     library = import_module("sentence_transformers")
     device = config.device.split(",")[0] if config.device else None
-    options = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+    options = {"trust_remote_code": trusted(files.name, config.trust_remote_code), "local_files_only": True}
     weights = {"dtype": config.dtype or "float32"}
     with loading(f"encoder {files.name!r}"), _no_bars():
         if files.has_modules():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from reasonrag.core import event_loop
 from reasonrag.core.config import RetrievalConfig
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Question
 from reasonrag.retrieval.base import Retriever
@@ -38,7 +39,7 @@ def examine(
     Raises:
         DataError: a file is missing, truncated or changed.
     """
-    index = IndexFolder(Path(str(config.index)).expanduser())
+    index = IndexFolder(named_path(str(config.index)))
     report: Report = {"parts": _read_all(index, progress)}
     resident_before = resident()
     started = time.perf_counter()

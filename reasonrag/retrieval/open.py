@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 
 from reasonrag.core.config import RetrievalConfig
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
@@ -30,7 +30,7 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
         DataError: the index is missing, or one of its files is missing or damaged.
         ConfigError: the index has no such kind, or a library that it needs is not installed.
     """
-    index = IndexFolder(Path(str(config.index)).expanduser())
+    index = IndexFolder(named_path(str(config.index)))
     index.need("passages")
     retriever = _open(_kind(index, config.kind), index, config, trust_remote_code)
     if config.reranker is None:

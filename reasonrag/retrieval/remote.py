@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.http import TOKEN_ENV, Retries, Unavailable, backoff, bearer_header, check_url
 from reasonrag.core.types import Passage
-from reasonrag.retrieval.backends.base import CHECK_TIMEOUT_S, HttpBackend, Ranking, found_passage
+from reasonrag.retrieval.backends.base import HttpBackend, Ranking, found_passage
 from reasonrag.retrieval.corpus import passage_contents
 
 if TYPE_CHECKING:
     from yarl import URL
 
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _AVOIDED_S = 10.0  # a server is avoided for this long after a failure, while others answer
 
 
@@ -27,6 +27,7 @@ _AVOIDED_S = 10.0  # a server is avoided for this long after a failure, while ot
 class _Server:
     url: URL
     in_flight: int = 0
+    failing_since: float | None = None  # without an answer to any request
     avoid_until: float = 0.0  # it failed, so others are tried first
     closed_until: float = 0.0  # from its Retry-After header
 
@@ -42,7 +43,7 @@ class RemoteRetriever(HttpBackend):
         urls: Sequence[str] | str,
         *,
         timeout_s: float = 30.0,
-        max_retries: int = 5,
+        max_retries: int = 8,
         deadline_s: float = 300.0,
         concurrency: int = 64,
         max_queries: int = 256,
@@ -78,19 +79,8 @@ class RemoteRetriever(HttpBackend):
             concurrency=concurrency,
             max_queries=max_queries,
         )
+        self.places = len(self._servers)
         self._headers = bearer_header(os.environ.get(token_env), f"the token in {token_env}")
-
-    async def check(self) -> None:
-        """Raise RetrievalError if no server answers a query."""
-        failures, timeout_s = [], min(self._timeout_s, CHECK_TIMEOUT_S)
-        for server in self._servers:
-            try:
-                _rankings(await self._send(server.url, timeout_s, json=_payload(["check"], 1)))
-            except Unavailable as failure:
-                failures.append(str(failure))
-            else:
-                return
-        raise RetrievalError(f"no retrieval server answers: {'; '.join(failures)}", cause="unreachable")
 
     def _retries(self) -> Retries:
         return Retries(deadline_s=self._deadline_s, max_retries=self._max_retries, wait_s=self._wait_s)
@@ -105,32 +95,32 @@ class RemoteRetriever(HttpBackend):
         return chosen
 
     def _wait_s(self, failures: int) -> float:
-        """Return 0 if a server is left that works, else a growing wait, no shorter than the servers asked for."""
+        """Return 0 if a server is left that works, else about as long as none has, and what the servers asked for.
+
+        The failures of this request do not matter: a server that answers others may have failed it by chance.
+        """
         now = time.monotonic()
         if any(max(server.avoid_until, server.closed_until) <= now for server in self._servers):
             return 0.0
-        rounds = max(failures // len(self._servers), 1)
+        failing_s = now - max(server.failing_since or now for server in self._servers)
         first_open = min(server.closed_until for server in self._servers)
-        return max(backoff(rounds, _FIRST_WAIT_S, _LONGEST_WAIT_S), first_open - now)
+        return max(backoff(1, max(failing_s, _SHORTEST_WAIT_S), _LONGEST_WAIT_S), first_open - now)
 
     async def _attempt(self, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
         server = self._next_server()
         server.in_flight += 1
         try:
-            reply = await self._send(server.url, timeout_s, json=_payload(queries, top_k))
-            rankings = _rankings(reply)
+            payload = {"queries": queries, "topk": top_k, "return_scores": True}
+            rankings = _rankings(await self._send(server.url, timeout_s, len(queries) * top_k, json=payload))
         except Unavailable as failure:
             now = time.monotonic()
+            server.failing_since = server.failing_since or now
             server.avoid_until, server.closed_until = now + _AVOIDED_S, now + (failure.retry_after_s or 0.0)
             raise
         finally:
             server.in_flight -= 1
-        server.avoid_until = server.closed_until = 0.0
+        server.failing_since, server.avoid_until, server.closed_until = None, 0.0, 0.0
         return rankings
-
-
-def _payload(queries: list[str], top_k: int) -> dict[str, Any]:
-    return {"queries": queries, "topk": top_k, "return_scores": True}
 
 
 def _endpoint(url: str) -> URL:

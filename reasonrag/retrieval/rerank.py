@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from typing import Protocol
 
 from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.plugins import trusted
 from reasonrag.core.text import one_line, valid_unicode
-from reasonrag.core.types import Passage
+from reasonrag.core.types import Passage, as_finite
+from reasonrag.core.watch import Worker
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.encoder_models import EncoderFiles, find_files, loading, require_dense
 from reasonrag.storage.files import short_hash
@@ -57,7 +56,7 @@ class CrossEncoderReranker:
                 str(files.folder),
                 device=device,
                 max_length=max_tokens,
-                trust_remote_code=trust_remote_code,
+                trust_remote_code=trusted(files.name, trust_remote_code),
                 local_files_only=True,
             )
         if self._model.num_labels != 1:
@@ -90,7 +89,7 @@ class RerankedRetriever:
         self._inner = inner
         self._reranker = reranker
         self._depth = depth
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rerank")
+        self._thread = Worker("the reranker", RetrievalError)
         self.fingerprint = short_hash([inner.fingerprint, reranker.fingerprint, depth])
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
@@ -102,13 +101,13 @@ class RerankedRetriever:
         found = await self._inner.search(queries, max(self._depth, top_k))
         reordered = []
         for query, passages in zip(queries, found, strict=True):
-            ordered = await asyncio.get_running_loop().run_in_executor(self._thread, self._ordered, query, passages)
+            ordered = await self._thread.call(self._ordered, query, passages)
             reordered.append(ordered[: max(top_k, 0)])
         return reordered
 
     async def aclose(self) -> None:
         """Wait for the scoring in progress, then close the retriever."""
-        await asyncio.to_thread(self._thread.shutdown)
+        await self._thread.aclose()
         await self._inner.aclose()
 
     def _ordered(self, query: str, passages: Sequence[Passage]) -> tuple[Passage, ...]:
@@ -118,8 +117,8 @@ class RerankedRetriever:
             scores = self._reranker.score(query, passages)
         except (RuntimeError, MemoryError) as error:
             raise RetrievalError(f"the reranker failed ({one_line(str(error))[-200:]})", cause="rerank") from error
-        if len(scores) != len(passages) or not all(map(math.isfinite, scores)):
-            bad = sum(not math.isfinite(score) for score in scores)
+        bad = [as_finite(score) for score in scores].count(None)
+        if bad or len(scores) != len(passages):
             raise RetrievalError(
                 f"the reranker gave {len(scores)} scores for {len(passages)} passages, {bad} of them not finite",
                 cause="rerank",

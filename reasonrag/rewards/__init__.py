@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.plugins import import_plugin
+from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.settings import nearest
 from reasonrag.rewards.base import Encoder, Reward, RewardParts, Score
 from reasonrag.rewards.functions import FunctionReward
@@ -42,7 +41,7 @@ def open_reward(settings: RewardSettings, parts: RewardParts) -> Reward:
         plugin = import_plugin(path)
         if not isinstance(plugin, type):
             return FunctionReward(plugin, path, parts)
-        reward: Reward = cast(Any, plugin)(settings, parts)
+        reward: Reward = make_plugin(path, ("score",), settings, parts)
         return reward
     if settings.name not in REWARDS:
         raise ConfigError(

@@ -129,7 +129,7 @@ def as_score(reward: object, parts: Parts) -> Score:
         return Score(None, parts, NO_REWARD)
     try:
         return Score(float(reward), parts)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return Score(None, parts, "not_a_number")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reasonrag.core.errors import BackendError, ConfigError
-from reasonrag.core.text import inert, one_line
+from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import Message, Prompt
 from reasonrag.formats.base import Block, Reading
 from reasonrag.llm.base import LLM, Sampling
@@ -183,7 +183,7 @@ class _Known:
         return await self._said[query]
 
     async def _ask(self, query: str) -> str:
-        prompt = Prompt((self._instruction, Message("user", one_line(inert(query)))))
+        prompt = Prompt((self._instruction, Message("user", quotable(query))))
         (reply,) = await self._policy.complete(prompt, self._sampling)
         return reply.text.strip()
 

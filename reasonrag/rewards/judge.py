@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from reasonrag.core.errors import JudgeError, LLMError
+from reasonrag.core.text import quotable
 from reasonrag.core.types import Message, Prompt, Trajectory
-from reasonrag.formats.base import PromptSet, fingerprint, quotable
+from reasonrag.formats.base import PromptSet, fingerprint
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.rollout import derive_seed
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
 
+from reasonrag.core.documents import unique
 from reasonrag.core.errors import JudgeError
 from reasonrag.core.text import one_line
 from reasonrag.core.types import Question
@@ -207,7 +208,7 @@ def last_json_object(reply: str) -> dict[str, Any] | None:
     >>> last_json_object('first {"a": 1}, then ```json\\n{"a": {"b": 2}}\\n```')
     {'a': {'b': 2}}
     """
-    decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+    decoder = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_no_constant)
     found: dict[str, Any] | None = None
     at = reply.find("{")
     while at >= 0:
@@ -219,12 +220,6 @@ def last_json_object(reply: str) -> dict[str, Any] | None:
             return None  # nested a thousand deep; trying each brace in turn would take quadratic time
         at = reply.find("{", end)
     return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return dict(pairs)
 
 
 def _no_constant(name: str) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from reasonrag.core.errors import JudgeError
+from reasonrag.core.errors import JudgeError, LLMError
 from reasonrag.core.text import token_f1
 from reasonrag.core.types import Trajectory
 from reasonrag.llm.base import StepScorer
@@ -135,6 +135,8 @@ class PRMEvaluator:
             return Evaluation(trajectory_reward(trajectory, alpha=self.alpha))
         step = trajectory.steps[-1]
         (value,) = await self.scorer.score([(step.prompt, step.completion)])
+        if not 0 <= value <= 1:  # of a scorer of the user's
+            raise LLMError(f"{self.scorer.name} values a step at {value}; values are in [0, 1]", cause="bad_value")
         return Evaluation(value)
 
 

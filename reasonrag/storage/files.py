@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -10,11 +11,16 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Collection, Iterator
+import stat
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import RunError
+
+if TYPE_CHECKING:
+    from reasonrag.core.plots import BarChart, Panel
 
 # File systems of one machine's disks, as Linux names them. All others may be shared by machines.
 _LOCAL = frozenset(["bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"])
@@ -24,10 +30,17 @@ RUNS = Path("runs")  # in the working folder: where commands without --out write
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that gets its name when the block ends, with all its bytes on disk; if the block raises, never."""
+    """Open a file that gets its name when the block ends, with all its bytes on disk; if the block raises, never.
+
+    Every file of ours is written this way, but for those that grow (a journal, a log of calls).
+
+    Raises:
+        OSError: the disk is full, ...; `filename` is that of `path`.
+    """
     temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with naming(path), temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -35,6 +48,16 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in the errors of a block that name none: those of writing to an open file do not, on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -48,11 +71,24 @@ def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
     write_text(path, json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def save_charts(stem: Path, charts: Sequence[Panel | BarChart]) -> list[Path]:
+    """Write charts side by side as `stem.svg` and `stem.png`; return both paths. ValueError: as `plots.images`."""
+    from reasonrag.core.plots import images
+
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind, image in images(charts).items():
+        paths.append(stem.with_name(f"{stem.name}.{kind}"))
+        with writing(paths[-1]) as file:
+            file.write(image)
+    return paths
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file, or None if the file is missing, damaged, or holds anything but an object."""
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        document = parse_json(path.read_bytes())
+    except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
 
@@ -85,7 +121,7 @@ def claim_folder(path: Path, what: str, *, already_ours: bool, ignore: Collectio
         if path.exists() and not already_ours and not is_empty(path, ignore=ignore):
             raise RunError(f"{path} holds other files and no {what}; choose a new folder for --out")
         path.mkdir(parents=True, exist_ok=True)
-        (path / ".lock").touch()
+        os.close(_open_lock(path / ".lock"))
     except OSError as error:
         raise RunError(f"{path} cannot hold a {what} ({error.strerror}); choose another one for --out") from error
 
@@ -114,34 +150,54 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
     """Hold a lock file while the block runs.
 
     The lock belongs to the open file and not to its name, so the kernel releases it however the process ends: no lock
-    is ever stale. The file names its owner, for the error message of others.
+    is ever stale. The file names its owner, for the error message of others. NFS knows such locks (flock) from one
+    machine to another, unless it is mounted with `nolock` or `local_lock`: then each machine sees its own alone.
 
     Args:
         path: the lock file, created if it is missing.
         waiting: called before waiting for another process; if None, do not wait.
 
     Raises:
-        RunError: another process holds the lock, and `waiting` is None.
+        RunError: another process holds the lock, and `waiting` is None; or the file or its disk cannot be locked.
     """
-    with path.open("a+", encoding="utf-8") as file:
+    handle = _open_lock(path)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if waiting is None:
-                file.seek(0)
-                owner = file.read().strip() or "unknown"
+                owner = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
                 raise RunError(
                     f"{path.parent} is in use by another process ({owner}); wait for it or stop it"
                 ) from error
             waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.truncate(0)
-        file.write(f"pid {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            raise RunError(f"{path} cannot be locked ({error.strerror}); choose a folder on a local disk") from error
+        os.ftruncate(handle, 0)
+        with contextlib.suppress(OSError):  # the disk is full
+            os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
         try:
             yield
         finally:
-            file.truncate(0)  # the folder may be given to others, and should not name this machine
+            os.ftruncate(handle, 0)  # the folder may be given to others, and should not name this machine
+    finally:
+        os.close(handle)
+
+
+def _open_lock(path: Path) -> int:
+    """Open a lock file, created if it is missing; raise RunError if it is a link, or anything but a file."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a symbolic link, a folder, a socket
+            raise
+    else:
+        found = os.fstat(handle)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            return handle
+        os.close(handle)
+    raise RunError(f"{path} is a link, a folder or a device, where a lock file should be; delete it")
 
 
 def is_shared(path: Path) -> bool:
@@ -163,6 +219,31 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def size_and_digest(path: Path, *, sync: bool = False) -> tuple[int, str]:
+    """Return the size of a file in bytes, and its SHA-256 as 64 hex digits; with `sync`, once it is on disk."""
+    with path.open("rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def difference(path: Path, size: int, digest: str = "") -> str:
+    """Say why a file is not the one that had this size and SHA-256; "" if it is. Without a digest sizes are compared.
+
+    >>> difference(Path("no/such/file"), 3)
+    'is missing'
+    """
+    try:
+        found = path.stat().st_size
+        if found != size:
+            return f"has {found} bytes, not {size}"
+        return "" if not digest or size_and_digest(path)[1] == digest else "is damaged: its checksum differs"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
 
 
 def short_hash(value: Any) -> str:

@@ -8,44 +8,58 @@ function of its configuration and of the replies, so replaying the journal gives
 
 The keys of a question's calls begin alike. So its calls lie side by side in the file, and memory holds the keys of the
 questions in work alone.
+
+What holds for every journal:
+
+- A reply is on disk before it is used, even if its task is cancelled.
+- What is damaged is not used. A reply or a tree whose checksum differs is made again. All else has one checksum, which
+  is renewed with each tree (of calls since then, a flipped token count is not noticed), and pages and indexes of a
+  table are checked before it is read: a file that differs is refused.
+- What is gone is not paid for again in silence. `FILE-guard` holds the number of calls. If fewer are left, because a
+  `-wal` file was deleted, or the journal was cut or replaced by an older one, it is refused. Each commit looks whether
+  the file is still the one that was opened.
+- A full disk loses nothing. The guard file takes up room that is then given to the calls in flight: they are stored,
+  and no others begin. Without that room on the disk, no call is made.
+- An error is a RunError that names the file, and says whether the disk or the file is at fault.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import queue
+import shutil
 import sqlite3
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.core.secrets import redact
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.secrets import excerpt
+from reasonrag.core.watch import Watch, end
 from reasonrag.storage.files import is_shared
 
 log = structlog.get_logger()
 
-_MESSAGE_CHARS = 300
 _QUESTIONS_KNOWN = 2_048  # questions whose keys are in memory, 20 kB each
 
 # PRAGMA user_version of a new file. Before 2, keys of requests were hashes of JSON that no question preceded; before 3,
-# those of greedy ones held a seed. A file keeps the keys that it began with, so that its calls are found.
-_VERSION = 3
+# those of greedy ones held a seed; before 5, a file began without the checksum. A file keeps the keys that it began
+# with, so that its calls are found.
+_VERSION = 5
 
 _LAYOUT = """
-BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS calls (
     key BLOB PRIMARY KEY NOT NULL, kind TEXT NOT NULL, reply TEXT NOT NULL, checksum BLOB NOT NULL,
@@ -59,33 +73,50 @@ CREATE TABLE IF NOT EXISTS failures (
     dataset TEXT NOT NULL, question_id TEXT NOT NULL, cause TEXT NOT NULL, message TEXT NOT NULL,
     PRIMARY KEY (dataset, question_id)
 ) WITHOUT ROWID;
-"""
-
-# The totals of `calls`, as adding them up reads every reply.
-_TOTALS = """
-CREATE TABLE usage (
+-- The totals of the first calls, as adding them up reads every reply. Calls are never deleted, so their number is the
+-- `rowid` of the last one.
+CREATE TABLE IF NOT EXISTS usage (
     kind TEXT PRIMARY KEY, calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
     unknown_tokens INTEGER NOT NULL
 ) WITHOUT ROWID;
+-- What earlier versions had: a trigger that counted each call, and a checksum each of layout and totals.
+DROP TRIGGER IF EXISTS count_call;
+DELETE FROM meta WHERE key IN ('seal', 'seal of totals')"""
+_MOVE = """ALTER TABLE calls RENAME TO old;{layout};INSERT INTO calls SELECT * FROM old;DROP TABLE old"""
+_TOTALS = """
+SELECT kind, SUM(calls), SUM(prompt_tokens), SUM(completion_tokens), SUM(unknown_tokens) FROM (
+    SELECT * FROM usage UNION ALL
+    SELECT kind, 1, COALESCE(prompt_tokens, 0), COALESCE(completion_tokens, 0), completion_tokens IS NULL FROM calls
+    WHERE rowid > (SELECT COALESCE(SUM(calls), 0) FROM usage)
+) GROUP BY kind
 """
-_ADD_UP = """
-DELETE FROM usage;
-INSERT INTO usage SELECT kind, COUNT(*), COALESCE(SUM(prompt_tokens), 0), COALESCE(SUM(completion_tokens), 0),
-    SUM(completion_tokens IS NULL) FROM calls GROUP BY kind;
+# One that is there was damaged, or two tasks asked for it at a time.
+_PUT_CALL = """
+INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET reply = excluded.reply, checksum = excluded.checksum
 """
-_ADD_TO_TOTALS = """
-INSERT INTO usage VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind) DO UPDATE SET
-    calls = calls + excluded.calls,
-    prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-    completion_tokens = completion_tokens + excluded.completion_tokens,
-    unknown_tokens = unknown_tokens + excluded.unknown_tokens
-"""
+_ADD_UP = f"INSERT OR REPLACE INTO usage SELECT * FROM ({_TOTALS}) EXCEPT SELECT * FROM usage"
+
+# Nothing else would notice a flipped bit in the rows of these queries. So `meta` has their checksum, under this key.
+_CHECKSUM = "checksum"
+_UNDER_CHECKSUM = (
+    "PRAGMA user_version",
+    # ANALYZE adds tables of its own, which change no result.
+    "SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_stat*' "
+    "ORDER BY type, name",
+    f"SELECT * FROM meta WHERE key != '{_CHECKSUM}' ORDER BY key",
+    "SELECT * FROM usage ORDER BY kind",
+)
 
 # A commit takes as much CPU time as 40 calls, so there are at most 200 a second, while several calls end during each.
 # A chain of calls, each of which ends during no other's commit, never waits.
 _EVERY_S = 0.005
-_MOST_ROWS = 128  # of a statement: SQLite before 3.32 takes 999 values
 
+_NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # the second one, where memory cannot be mapped to the disk
+_ROOM = 4 << 20  # bytes that the guard file takes up: a few hundred calls with ids and log-probabilities
+_DIGITS = 20  # of the number in it
+
+_TEXT = partial(str, encoding="utf-8", errors="surrogateescape")  # of damaged text, the checksum differs
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -99,36 +130,22 @@ class Usage:
     unknown_tokens: int
 
 
-# A row of `calls`.
-_Call = tuple[str | bytes, str, str, bytes, int | None, int | None]
+_Statement = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(slots=True)
 class _Write:
-    calls: Sequence[_Call]
-    statements: tuple[tuple[str, tuple[Any, ...]], ...]
-    done: asyncio.Future[None]
+    statements: tuple[_Statement, ...]
+    done: asyncio.Future[BaseException | None] | None  # with why it failed; None if no task waits
     error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The writes of one turn of an event loop."""
+    """Writes of one turn of an event loop, or of `put_meta`; `ended` when each is stored, or has its error."""
 
     writes: list[_Write]
-    loop: asyncio.AbstractEventLoop
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """The calls of a question that are in the file: what their keys begin with, and all of their keys."""
-
-    prefix: bytes
-    keys: set[str | bytes]
-
-    def key(self, key: str) -> bytes:
-        """Return the key in the file of a call with this key."""
-        return self.prefix + bytes.fromhex(key)
+    ended: Future[None]
 
 
 class Journal:
@@ -153,101 +170,228 @@ class Journal:
         self._queue: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._batch: _Batch | None = None  # of this turn of the event loop
         # A failed look-up costs tens of microseconds in WAL mode, and in a fresh run most look-ups fail.
-        self._known: OrderedDict[str, _Calls] = OrderedDict()
-        try:
-            self._reader = self._connect()
-            self.version = self._lay_out()
+        self._known: OrderedDict[str, tuple[bytes, set[bytes]]] = OrderedDict()
+        self._writer: sqlite3.Connection | None = None  # of the thread
+        self._guard_path = path.with_name(f"{path.name}-guard")
+        self._guard: int | None = None  # the open file, once something is written
+        self._over: Exception | None = None  # why nothing more is paid for: the disk is full, or the file is gone
+        if not path.exists():
+            self._guard_path.unlink(missing_ok=True)
+        with contextlib.ExitStack() as refused:
+            try:
+                self._reader = refused.enter_context(contextlib.closing(self._connect()))
+                self.version = self._lay_out()
+                self._opened = path.stat()
+            except (sqlite3.Error, UnicodeDecodeError) as error:  # the second if SQLite's message quotes damaged text
+                raise self._failed(error) from error
+            self._check("meta", "trees", "failures", "usage")
+            self._calls_checked = False  # they are the most of a journal, and a finished run reads none
             self.cached_tokens: dict[str, list[int]] = self.meta("cached_tokens") or {}
-            self._counted_cached = False
-            self._reader.execute("SELECT * FROM calls LIMIT 1").fetchone()
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(error) from error
-        self._check("meta", "trees", "failures", "usage")
-        self._calls_checked = False  # they are the most of a journal, and a finished run reads none
-        self._thread = threading.Thread(target=self._write_forever, name="journal", daemon=True)
-        self._thread.start()
+            refused.pop_all()
+        self._watch = Watch("the journal", RunError, self._write_forever)
 
     def _lay_out(self) -> int:
-        """Create the tables that are missing; return the version of the keys."""
-        (tables,) = self._reader.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        (version,) = self._reader.execute("PRAGMA user_version").fetchone()
-        (totals,) = self._reader.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'usage'").fetchone()
-        version = version if tables else _VERSION
-        self._reader.executescript(
-            f"{_LAYOUT}{'' if totals else _TOTALS + _ADD_UP}"
-            # Earlier versions counted each call in a trigger, for a quarter of the time that storing it takes.
-            f"DROP TRIGGER IF EXISTS count_call;PRAGMA user_version = {version:d};COMMIT;"
-        )
-        return version
+        """Check what is in the file, create the tables that are missing; return the version of the keys."""
+        with self._reader as reader:
+            reader.execute("BEGIN IMMEDIATE")
+            tables = dict(reader.execute("SELECT name, sql FROM sqlite_master"))
+            (version,) = reader.execute("PRAGMA user_version").fetchone() if tables else (_VERSION,)
+            if tables:
+                checksum = reader.execute("SELECT value FROM meta WHERE key = ?", (_CHECKSUM,)).fetchone()
+                if (checksum or version >= 5) and checksum != (_checksum_of(reader),):
+                    raise sqlite3.DatabaseError("layout, settings or totals are not those that were stored")
+            moves = "WITHOUT ROWID" in tables.get("calls", "")  # the earliest journals
+            for statement in (_MOVE.format(layout=_LAYOUT) if moves else _LAYOUT).split(";"):
+                reader.execute(statement)
+            if not tables:
+                reader.execute(f"PRAGMA user_version = {_VERSION}")
+            _put_checksum(reader)
+            left, stored = _count(reader), self._stored()
+            if left < stored:
+                raise RunError(
+                    f"{self.path} holds {left} of the {stored} calls that were stored: it was cut or replaced, or its "
+                    "-wal file was deleted; bring that back, or, to go on with what is left and pay for the others "
+                    f"again, delete {self._guard_path.name}"
+                )
+        return int(version)
+
+    def _stored(self) -> int:
+        """Return how many calls the guard file says were stored; 0 if there is none."""
+        try:
+            return int(self._guard_path.read_bytes()[:_DIGITS].strip(b"\0") or 0)
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self._guard_path} is damaged; delete it to go on without its number of calls") from error
 
     def _check(self, *tables: str) -> None:
-        """Raise if the pages of a table are damaged. It reads all of them, a gigabyte a second."""
-        try:
-            for table in tables:
-                (verdict,) = self._reader.execute(f"PRAGMA quick_check({table})").fetchone()
+        """Raise if pages or indexes of a table are damaged. It reads all of them, a gigabyte a second."""
+        for table in tables:
+            for (verdict,) in self._rows(f"PRAGMA integrity_check({table})"):
                 if verdict != "ok":
-                    raise sqlite3.DatabaseError(verdict)
-        except sqlite3.DatabaseError as error:
-            raise self._damaged(error) from error
+                    raise self._failed(sqlite3.DatabaseError(verdict))
 
-    def _damaged(self, error: sqlite3.DatabaseError) -> RunError:
-        return RunError(f"{self.path.name} is damaged ({error}); restore it from a copy or start in a new folder")
+    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query; raise RunError if they cannot be read."""
+        try:
+            yield from self._reader.execute(query, values)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def _row(self, query: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        return next(self._rows(query, values), None)
+
+    def _failed(self, error: Exception) -> Exception:
+        """Return an error of the disk or the file as a RunError, any other one as it is."""
+        outside = isinstance(error, OSError | sqlite3.OperationalError) and _code(error) != sqlite3.SQLITE_ERROR
+        if outside:
+            reason, free = getattr(error, "strerror", None) or error, shutil.disk_usage(self.path.parent).free
+            return RunError(
+                f"{self.path} cannot be used ({reason}; {free // 1024:,} kB are free on its disk, and it needs "
+                f"{_ROOM // 1024:,}); mend that, then run the same command again: what was paid for is kept"
+            )
+        if isinstance(error, sqlite3.DatabaseError | UnicodeDecodeError):
+            return RunError(f"{self.path} is damaged ({error}); restore it from a copy or start in a new folder")
+        return error
 
     def _connect(self) -> sqlite3.Connection:
         # Without WAL, reader and writer wait for each other's syncs.
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=60)
+        connection.text_factory = _TEXT
         connection.execute(f"PRAGMA journal_mode={self._mode}")
         connection.execute("PRAGMA synchronous=FULL")
         return connection
 
     def _write_forever(self) -> None:
-        connection = self._connect()
-        closing, busy, began = False, False, 0.0
-        while not closing and (batch := self._queue.get()) is not None:
+        busy, began = False, 0.0
+        batches: list[_Batch | None] = []
+        while None not in batches:
+            batches = [self._queue.get()]
             if busy and (wait_s := began + _EVERY_S - time.monotonic()) > 0:
                 time.sleep(wait_s)
             began = time.monotonic()
-            batches = [batch]
-            while not self._queue.empty():
-                if (more := self._queue.get()) is None:
-                    closing = True
-                    break
-                batches.append(more)
-            writes = [write for batch in batches for write in batch.writes]
+            batches += [self._queue.get() for _ in range(self._queue.qsize())]
+            work = [batch for batch in batches if batch is not None]
+            writes = [write for batch in work for write in batch.writes]
             busy = len(writes) > 1
-            if (error := _commit(connection, writes)) is not None:
-                # One value that SQLite refuses must not fail the rest of its batch.
-                for write in writes:
-                    write.error = _commit(connection, [write]) if len(writes) > 1 else error
-            for batch in batches:
-                with contextlib.suppress(RuntimeError):  # the loop is gone: stopped by a second Ctrl-C
-                    batch.loop.call_soon_threadsafe(_resolve, batch.writes)
-        connection.close()
+            self._store(writes)
+            self._watch.beat()
+            end([batch.ended for batch in work], None)
+        if self._writer is not None:
+            self._writer.close()
 
-    async def _write(self, *statements: tuple[str, tuple[Any, ...]], calls: Sequence[_Call] = ()) -> None:
-        """Commit calls and statements, even if the task is cancelled; return when they are on disk."""
+    def _store(self, writes: Sequence[_Write]) -> None:
+        """Commit writes in one transaction; if that fails, whatever the error, each in one, and note the error of each.
+
+        One value that SQLite refuses must not fail the rest of its batch, and callers wait for this thread.
+        """
+        statements = [statement for write in writes for statement in write.statements]
+        try:
+            if statements:
+                if not (self.path.exists() and os.path.samestat(self.path.stat(), self._opened)):
+                    self._over = RunError(  # SQLite would write on, into a file without a name
+                        f"{self.path} was deleted or replaced while this process wrote to it; bring it back, or begin "
+                        "anew in another folder"
+                    )
+                    raise self._over
+                self._writer = self._writer or self._connect()
+                self._commit(self._writer, *statements)
+        except Exception as error:
+            if self._writer is not None:
+                self._writer.close()  # undoes what ROLLBACK may not have
+                self._writer = None
+            for write in writes if len(writes) > 1 else ():
+                self._store([write])
+            if len(writes) == 1:
+                writes[0].error = self._failed(error)
+
+    def _commit(self, connection: sqlite3.Connection, *statements: _Statement) -> None:
+        """Execute statements in one transaction; on a full disk, in the room that the guard file has.
+
+        Raises:
+            RunError: the disk or the file is at fault.
+        """
+        try:
+            if self._guard is None:
+                self._guard = self._open_guard()
+            try:
+                stored = _transact(connection, statements)
+            except sqlite3.Error as error:
+                if self._over is not None or _code(error) not in _NO_SPACE:
+                    raise
+                self._over = self._failed(error)
+                os.ftruncate(self._guard, _DIGITS)
+                stored = _transact(connection, statements)
+            with contextlib.suppress(OSError):  # not before the commit: too small a number does no harm
+                os.pwrite(self._guard, b"%020d" % stored, 0)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+
+    def _open_guard(self) -> int:
+        """Open the guard file and give it its size; raise OSError if the disk has no room for it."""
+        guard = os.open(self._guard_path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(guard, 0, _ROOM)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                os.ftruncate(guard, _DIGITS)
+                os.close(guard)
+                raise
+        return guard
+
+    async def _write(self, *statements: _Statement) -> None:
+        """Commit statements, even if the task is cancelled; return when they are on disk."""
         loop = asyncio.get_running_loop()
         if self._batch is None:
-            self._batch = _Batch([], loop)
+            self._batch = batch = _Batch([], Future())
+            # With the batch in it, this would be a cycle, which holds the replies until garbage is collected.
+            batch.ended.add_done_callback(partial(self._tell, loop, batch.writes))
             loop.call_soon(self._hand_over)  # once a turn: waking the thread costs more than most writes
-        done: asyncio.Future[None] = loop.create_future()
-        self._batch.writes.append(_Write(calls, statements, done))
-        await done
+        done: asyncio.Future[BaseException | None] = loop.create_future()
+        self._batch.writes.append(_Write(statements, done))
+        if (error := await done) is not None:
+            raise error
 
     def _hand_over(self) -> None:
         if self._batch is not None:
+            self._watch.add(self._batch.ended)
             self._queue.put(self._batch)
             self._batch = None
 
+    def _tell(self, loop: asyncio.AbstractEventLoop, writes: Sequence[_Write], ended: Future[None]) -> None:
+        """Let the callers of a batch go on, on their loop."""
+
+        def resolve() -> None:
+            if self._over is not None:
+                self.drain(self._over)
+            for write in writes:
+                if write.done and not write.done.done():  # cancelled
+                    write.done.set_result(write.error or ended.exception())
+
+        with contextlib.suppress(RuntimeError):  # the loop is gone: stopped by a second Ctrl-C
+            loop.call_soon_threadsafe(resolve)
+
     def close(self) -> None:
-        """Commit the queued writes and close. A second call does nothing."""
+        """Commit the queued writes and close. A second call does nothing.
+
+        Raises:
+            RunError: the thread that writes hangs, or has died.
+        """
         self._hand_over()
-        self._queue.put(None)
-        self._thread.join()
-        if self._counted_cached:
-            self.put_meta("cached_tokens", self.cached_tokens)
-            self._counted_cached = False
-        self._reader.close()
+        try:
+            if self._guard is not None:
+                self.put_meta("cached_tokens", self.cached_tokens)
+        finally:
+            self._queue.put(None)
+            try:
+                self._watch.add(self._watch.ended).result()
+            finally:
+                self._reader.close()
+                if self._guard is not None:
+                    os.ftruncate(self._guard, _DIGITS)
+                    os.close(self._guard)
+                    self._guard = None
 
     def drain(self, error: Exception | None = None) -> None:
         """Refuse new calls from now on, with Interrupted if no error is given.
@@ -280,17 +424,16 @@ class Journal:
         if not self._calls_checked:
             self._check("calls")
             self._calls_checked = True
-        calls = self._calls(question)
-        stored_key = calls.key(key) if calls else key
-        if calls and stored_key not in calls.keys:
+        stored_key, known = self._stored_key(key, question)
+        if known is not None and stored_key not in known:
             return None
-        row = self._reader.execute("SELECT reply, checksum FROM calls WHERE key = ?", (stored_key,)).fetchone()
+        row = self._row("SELECT reply, checksum FROM calls WHERE key = ?", (stored_key,))
         if row is None:
             return None
         if row[1] != _checksum(stored_key, row[0]):
             log.warning("a reply in the journal is damaged; its call is made again", journal=self.path.name, key=key)
-            if calls:
-                calls.keys.discard(stored_key)
+            if known is not None:
+                known.discard(stored_key)
             return None
         return json.loads(row[0])
 
@@ -309,39 +452,34 @@ class Journal:
         Raises:
             RunError: the disk is full or the file cannot be written.
         """
-        calls = self._calls(question)
-        stored_key = calls.key(key) if calls else key
-        text = _json.encode(reply)
-        row = (stored_key, kind, text, _checksum(stored_key, text), prompt_tokens, completion_tokens)
-        await self._write(calls=(row,))
-        if calls:
-            calls.keys.add(stored_key)
+        stored_key, known = self._stored_key(key, question)
+        await self._write(_put_call(stored_key, kind, reply, prompt_tokens, completion_tokens))
+        if known is not None:
+            known.add(stored_key)
 
     async def put_calls(self, kind: str, replies: Mapping[str, Any]) -> None:
         """Store replies by key that many questions may ask for, without token counts; otherwise as `put_call`."""
-        texts = {key: _json.encode(reply) for key, reply in replies.items()}
-        await self._write(calls=[(key, kind, text, _checksum(key, text), None, None) for key, text in texts.items()])
+        await self._write(*[_put_call(key, kind, reply) for key, reply in replies.items()])
 
-    def _calls(self, question: str) -> _Calls | None:
-        """Return what is known of a question's calls, from the file if it is not in memory; None for no question."""
+    def _stored_key(self, key: str, question: str) -> tuple[Any, set[bytes] | None]:
+        """Return the key in the file of a call, and all such keys of its question, which are read once."""
         if not question:
-            return None
-        calls = self._known.get(question)
-        if calls is not None:
-            self._known.move_to_end(question)
-            return calls
-        prefix = hashlib.blake2b(question.encode("utf-8", "replace"), digest_size=8).digest()
-        keys = self._reader.execute("SELECT key FROM calls WHERE key BETWEEN ? AND ?", (prefix, prefix + b"\xff" * 17))
-        calls = self._known[question] = _Calls(prefix, {key for (key,) in keys})
-        if len(self._known) > _QUESTIONS_KNOWN:
-            self._known.popitem(last=False)
-        return calls
+            return key, None
+        if question not in self._known:
+            prefix = hashlib.blake2b(question.encode("utf-8", "replace"), digest_size=8).digest()
+            keys = self._rows("SELECT key FROM calls WHERE key BETWEEN ? AND ?", (prefix, prefix + b"\xff" * 17))
+            self._known[question] = prefix, {key for (key,) in keys}
+            if len(self._known) > _QUESTIONS_KNOWN:
+                self._known.popitem(last=False)
+        self._known.move_to_end(question)
+        prefix, known = self._known[question]
+        return prefix + bytes.fromhex(key), known
 
     def absorb(self, path: Path) -> None:
         """Copy the calls of another journal that this one lacks."""
-        self._reader.execute("ATTACH DATABASE ? AS other", (str(path),))
-        copy = "INSERT OR IGNORE INTO calls SELECT * FROM other.calls;"
-        self._reader.executescript(f"BEGIN IMMEDIATE;{copy}{_ADD_UP}COMMIT;DETACH DATABASE other;")
+        self._row("ATTACH DATABASE ? AS other", (str(path),))
+        self._commit(self._reader, ("INSERT OR IGNORE INTO calls SELECT * FROM other.calls", ()))
+        self._row("DETACH DATABASE other")
         self._known.clear()
 
     async def put_tree(self, dataset: str, question_id: str, blob: bytes) -> None:
@@ -354,12 +492,8 @@ class Journal:
         self._known.pop(f"{dataset}/{question_id}", None)
 
     async def put_failure(self, dataset: str, question_id: str, cause: str, message: str) -> None:
-        """Store why a question was set aside; the next run tries it again.
-
-        Secrets are replaced before the message is cut: half a key would not be recognised.
-        """
-        shown = redact(valid_unicode(message))[:_MESSAGE_CHARS]
-        row = (dataset, question_id, cause, shown)
+        """Store why a question was set aside; the next run tries it again."""
+        row = (dataset, question_id, cause, excerpt(message))
         await self._write(("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", row))
 
     def count_cached(self, kind: str, cached_tokens: int, prompt_tokens: int) -> None:
@@ -367,21 +501,44 @@ class Journal:
         counts = self.cached_tokens.setdefault(kind, [0, 0])
         counts[0] += cached_tokens
         counts[1] += prompt_tokens
-        self._counted_cached = True
 
     def put_meta(self, key: str, value: Any) -> None:
         """Store a small JSON value; it is on disk when this returns."""
-        self._reader.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
+        row = (key, json.dumps(value))
+        if self._row("SELECT 1 FROM meta WHERE key = ? AND value = ?", row) is not None:
+            return
+        write = _Write((("INSERT OR REPLACE INTO meta VALUES (?, ?)", row),), None)
+        batch = _Batch([write], Future())
+        self._queue.put(batch)
+        self._watch.add(batch.ended).result()
+        if self._over is not None:
+            self.drain(self._over)
+        if write.error is not None:
+            raise write.error
 
     def meta(self, key: str) -> Any | None:
         """Return a value stored by `put_meta`, or None."""
-        row = self._reader.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        row = self._row("SELECT value FROM meta WHERE key = ?", (key,))
         return json.loads(row[0]) if row else None
+
+    @staticmethod
+    def peek(path: Path, key: str) -> Any | None:
+        """Return what `meta` would, or None if it cannot be read: opening the journal says why.
+
+        Nothing is written and no commit waited for, as another process may be at work on the file.
+        """
+        with (
+            contextlib.suppress(sqlite3.Error, ValueError),
+            contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as connection,
+        ):
+            row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+            return json.loads(row[0]) if row else None
+        return None
 
     def finished(self) -> set[tuple[str, str]]:
         """Return (dataset, question id) of every question whose tree is stored and undamaged."""
         undamaged = set()
-        for dataset, question_id, blob, checksum in self._reader.execute("SELECT * FROM trees"):
+        for dataset, question_id, blob, checksum in self._rows("SELECT * FROM trees"):
             if checksum == _checksum(dataset, question_id, blob):
                 undamaged.add((dataset, question_id))
             else:
@@ -390,98 +547,65 @@ class Journal:
 
     def tree(self, dataset: str, question_id: str) -> bytes | None:
         """Return what `put_tree` stored for a question, or None if that is nothing or is damaged."""
-        row = self._reader.execute(
-            "SELECT rows, checksum FROM trees WHERE dataset = ? AND question_id = ?", (dataset, question_id)
-        ).fetchone()
-        if row is None or row[1] != _checksum(dataset, question_id, row[0]):
-            return None
-        blob: bytes = row[0]
-        return blob
+        query = "SELECT rows, checksum FROM trees WHERE dataset = ? AND question_id = ?"
+        row = self._row(query, (dataset, question_id))
+        return None if row is None or row[1] != _checksum(dataset, question_id, row[0]) else bytes(row[0])
 
     def failures(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield (dataset, question id, cause, message) of every question that was set aside."""
-        yield from self._reader.execute("SELECT * FROM failures ORDER BY dataset, question_id")
+        yield from self._rows("SELECT * FROM failures ORDER BY dataset, question_id")
 
     def usage(self) -> dict[str, Usage]:
         """Return the totals by kind of call."""
-        return {kind: Usage(*totals) for kind, *totals in self._reader.execute("SELECT * FROM usage ORDER BY kind")}
+        return {kind: Usage(*totals) for kind, *totals in self._rows(_TOTALS)}
 
 
-def _commit(connection: sqlite3.Connection, writes: list[_Write]) -> Exception | None:
-    """Commit writes in one transaction; if that fails, roll it back and return the error."""
-    try:
+def _transact(connection: sqlite3.Connection, statements: Sequence[_Statement]) -> int:
+    """Execute statements in one transaction; return the number of all calls."""
+    calls = [values for statement, values in statements if statement is _PUT_CALL]
+    others = [statement for statement in statements if statement[0] is not _PUT_CALL]
+    with connection:
         connection.execute("BEGIN IMMEDIATE")
-        _put_calls(connection, [call for write in writes for call in write.calls])
-        for write in writes:
-            for statement, values in write.statements:
-                connection.execute(statement, values)
-        connection.execute("COMMIT")
-    except Exception as error:  # any error: a writer that dies would leave every caller waiting
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        if isinstance(error, sqlite3.OperationalError):
-            return RunError(f"the journal cannot be written ({error}); free some space, then run it again")
-        return error
-    return None
+        connection.executemany(_PUT_CALL, calls)  # threads take turns at each statement
+        for statement, values in others:
+            connection.execute(statement, values)
+        if others:
+            _put_checksum(connection)
+        return _count(connection)
 
 
-def _put_calls(connection: sqlite3.Connection, calls: Sequence[_Call]) -> None:
-    """Insert calls and add them to the totals; replace the replies of those that are there already.
-
-    These were damaged, or two tasks asked for them at the same time: they have been counted.
-    """
-    added: list[_Call] = []
-    start = 0
-    while start < len(calls):
-        # As few statements as possible, as threads take turns at each, and of few lengths, as each is parsed once.
-        count = min(1 << (len(calls) - start).bit_length() - 1, _MOST_ROWS)
-        some = calls[start : start + count]
-        start += count
-        try:
-            connection.execute(_insert(count), list(chain.from_iterable(some)))
-            added += some
-        except sqlite3.IntegrityError:  # undoes this statement, and no other
-            added += [call for call in some if _put_call(connection, call)]
-    totals: dict[str, list[int]] = {}
-    for _, kind, _, _, prompt_tokens, completion_tokens in added:
-        total = totals.setdefault(kind, [0, 0, 0, 0])
-        total[0] += 1
-        total[1] += prompt_tokens or 0
-        total[2] += completion_tokens or 0
-        total[3] += completion_tokens is None
-    for kind, total in totals.items():
-        connection.execute(_ADD_TO_TOTALS, (kind, *total))
+def _put_call(
+    key: str | bytes, kind: str, reply: Any, prompt_tokens: int | None = None, completion_tokens: int | None = None
+) -> _Statement:
+    text = _json.encode(reply)
+    return _PUT_CALL, (key, kind, text, _checksum(key, text), prompt_tokens, completion_tokens)
 
 
-@cache
-def _insert(rows: int) -> str:
-    return f"INSERT INTO calls VALUES {', '.join(['(?, ?, ?, ?, ?, ?)'] * rows)}"
+def _count(connection: sqlite3.Connection) -> int:
+    """Return the number of calls."""
+    return int(connection.execute("SELECT MAX(rowid) FROM calls").fetchone()[0] or 0)
 
 
-def _put_call(connection: sqlite3.Connection, call: _Call) -> bool:
-    """Insert a call or replace its reply; return whether it is new."""
-    try:
-        connection.execute(_insert(1), call)
-    except sqlite3.IntegrityError:
-        key, _, reply, checksum, *_ = call
-        connection.execute("UPDATE calls SET reply = ?, checksum = ? WHERE key = ?", (reply, checksum, key))
-        return False
-    return True
+def _put_checksum(connection: sqlite3.Connection) -> None:
+    """Add up the calls that are not in the totals, and store the checksum, if it has changed."""
+    connection.execute(_ADD_UP)
+    upsert = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    connection.execute(f"{upsert} WHERE value != excluded.value", (_CHECKSUM, _checksum_of(connection)))
+
+
+def _checksum_of(connection: sqlite3.Connection) -> str:
+    """Return the checksum of what no other one covers."""
+    return _checksum(repr([connection.execute(query).fetchall() for query in _UNDER_CHECKSUM])).hex()
+
+
+def _code(error: Exception) -> int:
+    """Return SQLite's primary code of an error, 0 if it has none."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _checksum(*parts: str | bytes) -> bytes:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogateescape"))
         digest.update(b"\0")
     return digest.digest()
-
-
-def _resolve(writes: list[_Write]) -> None:
-    for write in writes:
-        if write.done.cancelled():
-            continue
-        if write.error is not None:
-            write.done.set_exception(write.error)
-        else:
-            write.done.set_result(None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.text import one_line
-from reasonrag.storage.files import fsync_folder, writing
+from reasonrag.storage.files import fsync_folder, naming, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,13 +38,9 @@ def pack(rows: Sequence[Row], schema: pa.Schema) -> bytes:
         ValueError, TypeError: a value is not of its column's type, or is NaN or infinite.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
     import zstandard
 
-    batch = pa.RecordBatch.from_pylist(list(rows), schema=schema)
-    for field, column in zip(schema, batch.columns, strict=True):
-        if pa.types.is_floating(field.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
-            raise ValueError(f"{field.name} holds NaN or an infinity")
+    batch = _finite_batch(rows, schema)
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, schema) as writer:
         writer.write_batch(batch)
@@ -63,13 +59,57 @@ def unpack(blob: bytes, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([_column(batch, field) for field in schema], schema=schema)
 
 
-def write_parquet(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
-    """Write a Parquet file, whole or not at all."""
+def _finite_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
 
-    table = pa.Table.from_pylist(list(rows), schema=schema)
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=schema)
+    if column := not_finite(batch):
+        raise ValueError(f"{column} holds NaN or an infinity")
+    return batch
+
+
+def not_finite(batch: pa.RecordBatch) -> str:
+    """Return the name of the first column, however deep, that holds NaN or an infinity; "" if none does."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name, values, _ in leaves(batch):
+        if pa.types.is_floating(values.type) and not pc.all(pc.is_finite(values), min_count=0).as_py():
+            return name
+    return ""
+
+
+def leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array, pa.Array | None]]:
+    """Yield the innermost arrays of each column, such as `prompt[].content`, with the row of every value.
+
+    The rows are None if value and row have the same number.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        yield from _leaves(name, column, None)
+
+
+def _leaves(name: str, array: pa.Array, rows: Any) -> Iterator[tuple[str, pa.Array, Any]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_map(array.type):
+        array = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
+    if pa.types.is_list(array.type):
+        parents = pc.list_parent_indices(array)
+        inner = parents if rows is None else rows.take(parents)
+        yield from _leaves(f"{name}[]", pc.list_flatten(array), inner)
+    elif pa.types.is_struct(array.type):
+        for field, values in zip(array.type, array.flatten(), strict=True):
+            yield from _leaves(f"{name}.{field.name}", values, rows)
+    else:
+        yield name, array, rows
+
+
+def write_parquet(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
+    """Write a Parquet file, whole or not at all; raise ValueError for NaN and infinities."""
+    batch = _finite_batch(rows, schema)
     with _writer(path, schema) as writer:
-        writer.write_table(table)
+        writer.write_batch(batch)
 
 
 @contextlib.contextmanager
@@ -156,10 +196,8 @@ class ShardWriter:
         return final
 
     def _convert(self) -> None:
-        import pyarrow as pa
-
         if self._pending:
-            batch = pa.RecordBatch.from_pylist(self._pending, schema=self._schema)
+            batch = _finite_batch(self._pending, self._schema)
             self._pending = []
             self._collect(batch)
 
@@ -181,7 +219,8 @@ class ShardWriter:
             self._working.append(self._folder / f".{self._stem}-{len(self._working):05d}.parquet")
             self._writer = self._shard.enter_context(_writer(self._working[-1], self._schema))
         if self._group:
-            self._writer.write_table(pa.Table.from_batches(self._group))
+            with naming(self._working[-1]):  # the shard's block is not the one that this raises in
+                self._writer.write_table(pa.Table.from_batches(self._group))
             self._group, self._group_bytes = [], 0
 
     def _end_shard(self) -> None:
@@ -207,42 +246,59 @@ def shard_paths(folder: Path, stem: str) -> list[Path]:
     full_set = [f"{stem}-{number:05d}-of-{len(paths):05d}.parquet" for number in range(len(paths))]
     if not paths or [path.name for path in paths] != full_set:
         raise RunError(
-            f"{folder.name}/{stem}-*.parquet: {len(paths)} shards found, not the full set; run build-tree again"
+            f"{folder}/{stem}-*.parquet: {len(paths)} shards found, not the full set; "
+            "if this is the folder of a run, run build-tree again"
         )
     return paths
 
 
-def read_batches(path: Path, schema: pa.Schema, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file, `_BATCH_ROWS` at a time, with their page checksums verified.
+def read_batches(
+    path: Path, schema: pa.Schema | None, *, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, `_BATCH_ROWS` at a time, with their page checksums verified, if it has any.
 
-    Columns that were `ADDED` to the schema after the file was written are null.
+    Columns that were `ADDED` to the schema after the file was written are null. Without a schema any is read.
 
     Raises:
         DataError: the file is unreadable, damaged, or has another schema. Rows before the damage have been yielded.
     """
     import pyarrow as pa
+
+    with _opened(path) as file:
+        found = file.schema_arrow
+        schema = found if schema is None else schema
+        present = pa.schema(f for f in schema if f.name in found.names or not (f.metadata or {}).get(ADDED.encode()))
+        if not found.equals(present):  # nested names too: the footer has no checksum
+            raise DataError(f"{path.name} has columns {found.names}, not those of this version of reasonrag")
+        wanted = schema if columns is None else pa.schema(schema.field(name) for name in columns)
+        present_names = [name for name in wanted.names if name in found.names]
+        left = file.metadata.num_rows
+        for batch in file.iter_batches(_BATCH_ROWS, columns=present_names):
+            left -= batch.num_rows
+            yield pa.RecordBatch.from_arrays([_column(batch, field) for field in wanted], schema=wanted)
+        if left:  # a damaged footer may hide row groups
+            raise ValueError(f"its footer and its rows differ by {abs(left)} rows")
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the names of a file's columns; raise DataError if it is no Parquet file."""
+    with _opened(path) as file:
+        return list(file.schema_arrow.names)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a file whose page checksums are verified; anything wrong with it is one DataError."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            found = file.schema_arrow
-            present = pa.schema(
-                f for f in schema if f.name in found.names or not (f.metadata or {}).get(ADDED.encode())
-            )
-            if not found.equals(present):  # nested names too: the footer has no checksum
-                raise DataError(f"{path.name} has columns {found.names}, not those of this version of reasonrag")
-            wanted = schema if columns is None else pa.schema(schema.field(name) for name in columns)
-            present_names = [name for name in wanted.names if name in found.names]
-            left = file.metadata.num_rows
-            for batch in file.iter_batches(_BATCH_ROWS, columns=present_names):
-                left -= batch.num_rows
-                yield pa.RecordBatch.from_arrays([_column(batch, field) for field in wanted], schema=wanted)
-            if left:  # a damaged footer may hide row groups
-                raise ValueError(f"its footer and its rows differ by {abs(left)} rows")
+            yield file
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also a damaged name that is no UTF-8
         raise DataError(
-            f"{path.name} cannot be read ({one_line(str(error))}); it is damaged or not Parquet: `reasonrag pairs` "
-            "writes pairs anew, the same build-tree command trees"
+            f"{path.name} cannot be read ({one_line(str(error))[:200]}); it is damaged or not Parquet; write pairs "
+            "again with `reasonrag pairs`, trees with the same build-tree command"
         ) from error
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +16,11 @@ from typing import Any
 
 import structlog
 
+from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import DataError
+from reasonrag.core.secrets import redact_data
 from reasonrag.core.text import one_line, quoted, valid_unicode
-from reasonrag.core.types import Passage, Question
+from reasonrag.core.types import Passage, Question, as_finite
 from reasonrag.storage.parquet import read_batches, read_shards
 from reasonrag.storage.records import SUFFIXES, Row, RowProblems, read_rows, text_id
 from reasonrag.storage.runs import read_run
@@ -135,7 +136,7 @@ def leave_out(questions: list[Question], places: Iterable[str]) -> list[Question
         DataError, RunError: a place cannot be read, a row names nothing, or no question is left.
     """
     for place in places:
-        texts, ids = _named_questions(Path(place).expanduser())
+        texts, ids = _named_questions(named_path(place))
         kept = [q for q in questions if common_text(q.question) not in texts and (q.dataset, q.id) not in ids]
         report = log.info if len(kept) < len(questions) else log.warning
         report("questions left out", named_in=place, count=len(questions) - len(kept), kept=len(kept))
@@ -218,9 +219,9 @@ def _hub_rows(name: str, split: str | None) -> Iterator[Row]:
 def _parse(rows: Iterable[Row], dataset: str, problems: RowProblems) -> list[Question]:
     questions: list[Question] = []
     seen: set[str] = set()
-    id_column = False
+    columns: set[str] = set()
     for number, row in rows:
-        id_column = id_column or "id" in row
+        columns |= row.keys()
         row_id, text = text_id(row.get("id")), row.get("question")
         choices = _plain(row.get("choices"))
         choices = [str(choice) for choice in choices] if isinstance(choices, list) else []
@@ -238,14 +239,16 @@ def _parse(rows: Iterable[Row], dataset: str, problems: RowProblems) -> list[Que
         elif row_id is not None:
             if not all(choice in text for choice in choices):
                 text = f"{text.strip()} Choices: {'; '.join(choices)}"
-            questions.append(Question(row_id, valid_unicode(text), answers, dataset, _metadata(row)))
+            said, answers = redact_data((valid_unicode(text), answers), "a question")
+            questions.append(Question(row_id, said, answers, dataset, _metadata(row)))
+    missing = [name for name in ("id", "question") if columns and name not in columns]
     problems.check(
-        "Repair or remove these rows; ids have to differ as text (1 and '1' are the same)."
-        if id_column
-        else "There is no id column: add one, a text that differs from row to row."
+        f"There is no {' and no '.join(missing)} column among {quoted(', '.join(sorted(columns)))}: rename or add one."
+        if missing
+        else "Repair or remove these rows; ids have to differ as text (1 and '1' are the same)."
     )
     if not questions:
-        raise DataError(f"{dataset}: no questions in it")
+        raise DataError(f"{problems.source}: no questions in it; give rows of id, question and golden_answers")
     return questions
 
 
@@ -260,8 +263,8 @@ def _answers(value: object, choices: Sequence[str] = ()) -> tuple[str, ...]:
     value = _plain(value)
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            value = _plain(json.loads(value))
-        except (ValueError, RecursionError):  # an answer that starts with a bracket
+            value = _plain(parse_json(value))
+        except ValueError:  # an answer that starts with a bracket
             value = [value]
     items = value if isinstance(value, list) else [value]
     if choices:
@@ -291,7 +294,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return as_finite(value)
     return value if value is None or isinstance(value, bool | int) else str(value)
 
 

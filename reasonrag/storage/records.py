@@ -10,15 +10,18 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line, quoted, valid_unicode
 
 CALLS = "calls.jsonl"  # of a recording
+NO_OBJECT = "not a JSON object with each key once"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
 
 Row = tuple[int, Any]
 
 _NAMED_ROWS = 5  # of one kind of problem, in a message
+_MOST_LINE_BYTES = 64 << 20
 _PARQUET_ROWS = 256  # read at a time: each may hold a whole book
 
 
@@ -38,7 +41,7 @@ def raw_rows(path: Path, start: int = 0) -> Generator[Row, None, int]:
     try:
         return (yield from kind(path, start))
     except FileNotFoundError:
-        raise DataError(f"{path}: file not found") from None
+        raise DataError(f"{path}: file not found; check its name and folder") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise DataError(f"{path}: cannot be read ({one_line(str(error))}); is the file complete?") from error
 
@@ -47,6 +50,10 @@ def _jsonl_rows(path: Path, start: int) -> Generator[Row, None, int]:
     number = 0
     with path.open("rb") as file:
         for number, line in enumerate(_lines(file, path.name.lower()), 1):
+            if len(line) > _MOST_LINE_BYTES:
+                raise DataError(
+                    f"{path}: row {number} has more than {_MOST_LINE_BYTES >> 20} MiB; rows end at a line's end"
+                )
             if number > start and line.strip():
                 yield number, parsed(line)
     return number
@@ -56,16 +63,22 @@ def _lines(file: IO[bytes], name: str) -> Iterable[bytes]:
     if name.endswith(".zst"):
         return _zstd_lines(file)
     if not name.endswith(".gz"):
-        return file
+        return _lines_of(file)
     unpacked = gzip.GzipFile(fileobj=file)
-    return _tar_lines(unpacked) if unpacked.peek(512)[257:262] == b"ustar" else unpacked
+    return _tar_lines(unpacked) if unpacked.peek(512)[257:262] == b"ustar" else _lines_of(unpacked)
+
+
+def _lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+    """Yield lines, and a part of one that is too long: a small file may unpack to more than the memory."""
+    return iter(lambda: file.readline(_MOST_LINE_BYTES + 1), b"")
 
 
 def _tar_lines(unpacked: gzip.GzipFile) -> Iterator[bytes]:
     """Yield the lines of a tar archive of one file, such as wiki-18.jsonl.gz, the usual Wikipedia dump of 2018."""
     with tarfile.open(fileobj=unpacked, mode="r|") as archive:
         member = next((member for member in archive if member.isfile()), None)
-        yield from (member and archive.extractfile(member)) or ()
+        if member and (opened := archive.extractfile(member)):
+            yield from _lines_of(opened)
     while unpacked.read(1 << 20):  # up to the end, where the checksum is
         pass
 
@@ -76,7 +89,7 @@ def _zstd_lines(file: IO[bytes]) -> Iterator[bytes]:
 
     frame, rest = None, b""
     try:
-        while block := file.read(1 << 16):
+        while len(rest) <= _MOST_LINE_BYTES and (block := file.read(1 << 12)):  # which may unpack to 128 MB
             while block:
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
                 *lines, rest = (rest + frame.decompress(block)).split(b"\n")
@@ -85,7 +98,7 @@ def _zstd_lines(file: IO[bytes]) -> Iterator[bytes]:
                 frame = None if frame.eof else frame
     except zstandard.ZstdError as error:
         raise OSError(str(error)) from None
-    if frame is not None:
+    if frame is not None and len(rest) <= _MOST_LINE_BYTES:
         raise EOFError("it ends within a frame")
     if rest:
         yield rest
@@ -93,12 +106,12 @@ def _zstd_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 def _json_rows(path: Path, start: int) -> Generator[Row, None, int]:
     try:
-        rows = json.loads(path.read_bytes())
+        rows = parse_json(path.read_bytes())
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}: not JSON at line {error.lineno} ({error.msg}); a file of one object per line is .jsonl"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path}: not JSON ({one_line(str(error))})") from None
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
@@ -129,10 +142,10 @@ def _parquet_rows(path: Path, start: int) -> Generator[Row, None, int]:
 
 
 def parsed(line: bytes) -> Any:
-    """Return the value of a line of JSON, or None if it is not JSON."""
+    """Return the value of a line of JSON, or None if it is not JSON or a key stands twice in an object."""
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_json(line)
+    except ValueError:
         return None
 
 
@@ -155,7 +168,7 @@ def _objects(rows: Iterable[Row], problems: RowProblems) -> Iterator[Row]:
         if isinstance(row, dict):
             yield number, row
         else:
-            problems.add("not a JSON object", number)
+            problems.add(NO_OBJECT, number)
 
 
 class RowProblems:
@@ -163,23 +176,26 @@ class RowProblems:
 
     def __init__(self, source: str) -> None:
         """Name the file or data set (`source`) for the message."""
-        self._source = source
+        self.source = source
         self._rows: dict[str, list[str]] = {}
 
-    def add(self, kind: str, row: int, value: object = None) -> None:
-        """Note that 1-based `row` has the problem `kind`; show `value` if it helps."""
+    def add(self, kind: str, row: int | str, value: object = None) -> None:
+        """Note that a row, named or 1-based, has the problem `kind`; show `value` if it helps."""
         shown = "" if value is None else f" {quoted(value)}"
         self._rows.setdefault(kind, []).append(f"{row}{shown}")
 
-    def check(self, advice: str) -> None:
-        """Raise DataError, ending with `advice`, if any problem was noted."""
-        if not self._rows:
-            return
-        problems = []
+    def lines(self) -> list[str]:
+        """Return a line for each kind of problem: in how many rows, and the first few."""
+        lines = []
         for kind, rows in self._rows.items():
             named = ", ".join(rows[:_NAMED_ROWS]) + (", ..." if len(rows) > _NAMED_ROWS else "")
-            problems.append(f"{kind} in {len(rows)} row{'s' * (len(rows) > 1)} ({named})")
-        raise DataError(f"{self._source}: {'; '.join(problems)}. {advice}")
+            lines.append(f"{kind} in {len(rows)} row{'s' * (len(rows) > 1)} ({named})")
+        return lines
+
+    def check(self, advice: str) -> None:
+        """Raise DataError, ending with `advice`, if any problem was noted."""
+        if self._rows:
+            raise DataError(f"{self.source}: {'; '.join(self.lines())}. {advice}")
 
 
 def text_id(value: object) -> str | None:
@@ -204,7 +220,9 @@ def read_calls(folder: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{file} cannot be read ({error.strerror}); name a folder of `reasonrag record`") from error
     for number, line in enumerate(lines[:-1], 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
+            if not isinstance(row["conversation"], str):
+                raise ValueError("a conversation is named by a text")
             yield {key: row[key] for key in ("conversation", "call", "request", "message", "finish_reason")}
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{file}, line {number} is no recorded call; was it edited?") from error

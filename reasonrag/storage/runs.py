@@ -12,7 +12,6 @@ RUN/
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,14 +21,15 @@ from typing import Any
 
 from reasonrag.core.config import Config, SearchConfig, load_config
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import Tree, differences, dump, identity, read_yaml
-from reasonrag.storage.files import claim_folder, is_empty, lock, read_json, unnamed_folder, write_json, write_text
+from reasonrag.core.settings import COMMIT, Tree, differences, dump, identity, read_yaml
+from reasonrag.storage.files import claim_folder, is_empty, lock, read_json, short_hash, unnamed_folder, write_text
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.shards import WHOLE, Shard
 
 _JOURNAL = "journal.sqlite"
 # What older runs did, where a setting that they lack has another default today.
 _BEFORE = Config(search=SearchConfig(lag=0))
+_CHECKSUM = "# checksum of all below: "  # a part of a YAML file can be one, too
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
@@ -82,6 +82,11 @@ class RunFolder:
         path = shard.folder(path)
         with lock(path / ".lock", waiting=waiting), contextlib.closing(Journal(path / _JOURNAL)) as journal:
             before = journal.meta("identity")
+            if before is None and (path / "config.yaml").exists():  # which is written after it
+                raise RunError(
+                    f"{journal.path} is empty, but {path} holds a run; bring the journal back from a copy, or choose a "
+                    "new folder for --out"
+                )
             changes = "" if before is None else differences(before, described, _BEFORE)
             if changes and journal.meta("bound"):
                 raise RunError(
@@ -89,18 +94,16 @@ class RunFolder:
                     "go back to that, or choose a new folder for --out"
                 )
             journal.put_meta("identity", described)
-            write_text(path / "config.yaml", dump(config))
-            digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+            text = dump(config)
+            write_text(path / "config.yaml", f"{_CHECKSUM}{short_hash(text)}\n{text}")
+            hashed = {name: value for name, value in described.items() if not name.endswith(COMMIT)}
             begun = begun or bool(journal.meta("bound"))
-            yield cls(path, journal, config, content, digest[:16], shard, varying, begun)
+            yield cls(path, journal, config, content, short_hash(hashed), shard, varying, begun)
 
     @staticmethod
     def begun_with(path: Path) -> Tree:
         """Return the settings of the run that has begun in a folder; an empty tree if none has."""
-        if not (path / _JOURNAL).is_file():
-            return {}
-        with contextlib.closing(Journal(path / _JOURNAL)) as journal:
-            return read_yaml(path / "config.yaml") if journal.meta("bound") else {}
+        return read_yaml(path / "config.yaml") if Journal.peek(path / _JOURNAL, "bound") else {}
 
     @staticmethod
     def unnamed(name: str, config: Config, content: Mapping[str, str]) -> Path:
@@ -108,20 +111,16 @@ class RunFolder:
         described = _described(config, content)
 
         def holds_same(folder: Path) -> bool:
-            if not (folder / _JOURNAL).is_file():
-                return False
-            with contextlib.closing(Journal(folder / _JOURNAL)) as journal:
-                same = not differences(journal.meta("identity") or {}, described, _BEFORE)
-                return same or not journal.meta("bound")
+            journal = folder / _JOURNAL
+            same = not differences(Journal.peek(journal, "identity") or {}, described, _BEFORE)
+            return journal.is_file() and (same or not Journal.peek(journal, "bound"))
 
         return unnamed_folder(name, holds_same)
 
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[RunFolder]:
+    def whole(self) -> contextlib.AbstractContextManager[RunFolder]:
         """Open the folder of the run that this shard is a part of, when no other shard has it open."""
         run = self.path.parent.parent
-        with RunFolder.open(run, self.config, self.content, varying=self.varying, waiting=lambda: None) as folder:
-            yield folder
+        return RunFolder.open(run, self.config, self.content, varying=self.varying, waiting=lambda: None)
 
     def bind(self) -> None:
         """Mark the folder as used by this run. A preview, or a failed start, leaves it unmarked.
@@ -164,9 +163,6 @@ class RunFolder:
         """Add the seconds of a process to those that the run has taken."""
         self.journal.put_meta("seconds", (self.journal.meta("seconds") or 0.0) + seconds)
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_json(self.path / "run.json", summary)
-
 
 def _usable(folder: Path) -> bool:
     """Return whether a run may be in this folder. The journal comes first and last: another shard may be making it."""
@@ -188,7 +184,7 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
         overrides: dotted names of settings that differ from the run's.
 
     Raises:
-        RunError: the folder holds no finished run.
+        RunError: the folder holds no finished run, or its configuration is not as it was written.
     """
     summary = read_json(path / "run.json")
     if summary is None:
@@ -199,7 +195,11 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
             f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished{of}"
         )
     file = path / "config.yaml"
-    before = {} if "lag" in (read_yaml(file).get("search") or {}) else {"search.lag": _BEFORE.search.lag}
+    tree, (first, _, text) = read_yaml(file), file.read_text("utf-8").partition("\n")
+    if not tree or (first.startswith(_CHECKSUM) and first != _CHECKSUM + short_hash(text)):
+        found = "was cut or changed since it was written" if tree else "is empty, as after a power cut"
+        raise RunError(f"{file} {found}; the same build-tree command writes it again")
+    before = {} if "lag" in (tree.get("search") or {}) else {"search.lag": _BEFORE.search.lag}
     return load_config(file=file, overrides=before | dict(overrides or {})), summary
 
 

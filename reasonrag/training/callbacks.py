@@ -21,6 +21,7 @@ from transformers import Trainer, TrainerCallback
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import duration
+from reasonrag.llm.weights import first_not_finite
 from reasonrag.training.folder import mark_complete, remove_old
 from reasonrag.training.throughput import LENGTH, StepsByLength, score_labels_only
 
@@ -110,31 +111,36 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
             loader.set_sampler(StepsByLength(loader.get_sampler(), lengths, rows_a_step))
         return loader
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # From the checkpoint of the last step, transformers would make one step more.
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run TRL's step; raise on all processes alike if the loss of any of them is NaN or infinite."""
         loss = super().training_step(*args, **kwargs)
-        finite = torch.isfinite(loss.detach()).all().reshape(1)
-        if not bool(self.accelerator.gather(finite).all()):
-            raise self._not_finite("the loss")
+        self._check_finite(bool(torch.isfinite(loss.detach()).all()), "the loss", self.state.global_step + 1)
         return loss
+
+    def check_weights(self) -> None:
+        """Raise on all processes alike if the last step left NaN or an infinity in the weights of any of them."""
+        broken = first_not_finite(self.model)
+        self._check_finite(broken is None, f"the weight {broken or 'of another process'}", self.state.global_step)
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         # transformers calls this before the optimizer uses the gradient. With fp16 the scaler skips bad steps itself.
         norm = super()._get_grad_norm(*args, **kwargs)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor under FSDP2
         if norm is not None and not self.args.fp16 and not bool(torch.isfinite(torch.as_tensor(norm)).all()):
-            raise self._not_finite("the gradient")
+            raise _not_finite("the gradient", self.state.global_step + 1)
         return norm
 
-    def _not_finite(self, what: str) -> RunError:
-        step = self.state.global_step + 1
-        kept = f"checkpoints before step {step} are kept" if step > 1 else "nothing was trained"
-        return RunError(
-            f"{what} is not a finite number in step {step}, and every later step would be useless; {kept}. "
-            "Try a lower learning_rate, a lower max_grad_norm, or float32"
-        )
+    def _check_finite(self, finite: bool, what: str, step: int) -> None:
+        if not bool(self.accelerator.gather(torch.tensor([finite], device=self.args.device)).all()):
+            raise _not_finite(what, step)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self.check_weights()  # or the checkpoints before it would give way to one that cannot be trained further
         super()._save_checkpoint(*args, **kwargs)
         self.accelerator.wait_for_everyone()  # the other processes write their random states
         if self.accelerator.is_main_process:
@@ -142,11 +148,20 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
             checkpoint = checkpoints / f"checkpoint-{self.state.global_step}"
             self.save_extra_state(checkpoint)
             self.write_card(checkpoint)
+            (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle, which nothing reads
             mark_complete(checkpoint, seconds=self.seconds)
             remove_old(checkpoints.parent, keep=self.checkpoints_kept, best=self.state.best_model_checkpoint)
 
     def save_extra_state(self, checkpoint: Path) -> None:
         """Write what a subclass needs to resume; called on the first process before the checkpoint counts."""
+
+
+def _not_finite(what: str, step: int) -> RunError:
+    kept = f"checkpoints before step {step} are kept" if step > 1 else "nothing was trained"
+    return RunError(
+        f"{what} is not a finite number in step {step}, and every later step would be useless; {kept}. "
+        "Try a lower learning_rate, a lower max_grad_norm, or float32"
+    )
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
@@ -161,8 +176,8 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             number = reduce(torch.tensor(float(number), device=args.device), reduction="sum").item()
         if number:
             control.should_training_stop = control.should_save = True
-        if control.should_training_stop or state.global_step >= state.max_steps:
-            control.should_log = True  # the last metrics are logged whatever logging_steps says
+        if control.should_save or control.should_training_stop or state.global_step >= state.max_steps:
+            control.should_log = True  # before a checkpoint, or means over several steps would lack those before it
 
 
 class PrintProgress(TrainerCallback):  # type: ignore[misc]

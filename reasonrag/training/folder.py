@@ -15,30 +15,47 @@ A checkpoint counts once its marker file is written, and older ones are removed 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import errno
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import differences, dump, identity
-from reasonrag.storage.files import claim_folder, lock, read_json, unnamed_folder, write_json, write_text
+from reasonrag.llm.model_folder import model_files
+from reasonrag.storage.files import (
+    claim_folder,
+    difference,
+    lock,
+    read_json,
+    require_json,
+    size_and_digest,
+    unnamed_folder,
+    write_json,
+    write_text,
+)
 from reasonrag.training.settings import TrainSettings
 
 SUMMARY = "training.json"
 CHECKPOINTS = "checkpoints"
+MERGED = "merged"
 _IDENTITY = "identity.json"
 _MARKER = "complete.json"
+_DIGESTS = "sha256"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://\S*", re.IGNORECASE)
 _HOST = re.compile(r"(?<![\w.])(?:localhost|\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?(?![\w.])")
 # Settings that earlier versions took for ones that change a result.
 _NO_LONGER_DESCRIBED = frozenset({"sampling.max_rounds"})
 # Messages of safetensors and torch about a full disk: neither raises an OSError.
-_DISK_FULL = ("No space left on device", "file write failed", "Disk quota exceeded")
+_DISK_FULL = (
+    *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+    *("file write failed", "unexpected pos"),
+)
 
 
 @contextlib.contextmanager
@@ -65,11 +82,6 @@ def describe(stage: str, settings: TrainSettings, *, content: str, model: str) -
     """
     described = {"stage": stage, **without_places(identity(settings)), "content.data": content, "content.model": model}
     return dict(json.loads(json.dumps(described, sort_keys=True)))
-
-
-def digest(described: Mapping[str, Any]) -> str:
-    """Return 16 hexadecimal digits that name a training run."""
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_same(out: Path, described: Mapping[str, Any], defaults: TrainSettings) -> None:
@@ -119,6 +131,31 @@ def finished(out: Path) -> dict[str, Any] | None:
     return summary if summary and isinstance(summary.get("identity"), dict) else None
 
 
+def written_files(out: Path) -> dict[str, list[int | str]]:
+    """Return size and SHA-256 of each file of the trained model, merged and not, by its path in the folder."""
+    paths = [path for folder in (out, out / MERGED) for path in model_files(folder)]
+    return {path.relative_to(out).as_posix(): list(size_and_digest(path, sync=True)) for path in paths}
+
+
+def check_trained(out: Path, *, merged: bool = True) -> int:
+    """Return how many files of a trained model `training.json` names (earlier versions: none); all are as written.
+
+    Without `merged`, those of an adapter that was merged into its model may differ.
+
+    Raises:
+        RunError: a file is another one, or `training.json` cannot be read.
+    """
+    files = require_json(out / SUMMARY, "copy it again").get("files") or {}
+    for name, (size, digest) in files.items():
+        if (merged or not name.startswith(MERGED)) and (problem := difference(out / name, size, digest)):
+            raise RunError(
+                f"{out} was finished, and since then {name} {problem}; bring that back, or delete {SUMMARY}: the same "
+                "command then writes the model again from its last checkpoint. If you changed it yourself, remove "
+                f"`files` from {SUMMARY}"
+            )
+    return len(files)
+
+
 def held_identity(out: Path) -> dict[str, Any] | None:
     """Return what describes the training run in the folder, or None if it holds none."""
     held = read_json(out / CHECKPOINTS / _IDENTITY)
@@ -140,27 +177,53 @@ def explain_full_disk(out: Path) -> Iterator[None]:
         if not any(message in str(error) for message in _DISK_FULL):
             raise
         raise RunError(
-            f"{out}: the disk is full; free some space and run the same command again, it resumes from the last "
-            "complete checkpoint"
+            f"{out}: the disk is full, or a quota or a limit on the size of files is reached; free some space and run "
+            "the same command again, it resumes from the last complete checkpoint"
         ) from error
 
 
-def last_checkpoint(out: Path) -> Path | None:
+def last_checkpoint(out: Path, log: Callable[[str], None] | None = None) -> Path | None:
     """Return the latest complete checkpoint, or None.
 
     A checkpoint whose writing was interrupted has no marker, and one that lost data since (a full disk, a power cut)
-    has files of other sizes than the marker says: both are ignored.
+    has files of other sizes than the marker says: both are ignored. With a `log`, checksums are compared too, and it
+    receives a line about each checkpoint that is damaged.
     """
-    return next((checkpoint for checkpoint in reversed(_checkpoints(out)) if _is_complete(checkpoint)), None)
+    for checkpoint in reversed(_checkpoints(out)):
+        if _is_complete(checkpoint):
+            problem = checkpoint_problem(checkpoint) if log else ""
+            if log is None or not problem:
+                return checkpoint
+            log(f"{checkpoint.name} is left out: {problem}")
+    return None
+
+
+def checkpoint_problem(checkpoint: Path, *, fully: bool = True) -> str:
+    """Say what is wrong with a checkpoint: no marker, or a file that is not the one that was written; "" if nothing is.
+
+    Files are compared by size and, if `fully`, by checksum; markers of earlier versions hold none.
+    """
+    marker = read_json(checkpoint / _MARKER) or {}
+    sizes, digests = marker.get("files"), marker.get(_DIGESTS) or {}
+    if not isinstance(sizes, dict) or not isinstance(digests, dict):
+        return f"{_MARKER} is missing or damaged: it was not written to its end"
+    for name, size in sizes.items():
+        if problem := difference(checkpoint / name, size, digests.get(name, "") if fully else ""):
+            return f"{name} {problem}"
+    return ""
 
 
 def mark_complete(checkpoint: Path, *, seconds: float) -> None:
-    """Write the marker that makes a checkpoint count; `seconds` is the duration of the run so far."""
-    sizes = {}
+    """Write the marker that makes a checkpoint count, once it is on disk: the size and the checksum of each file.
+
+    `seconds` is the duration of the run so far.
+    """
+    files = {}
     for path in checkpoint.rglob("*"):
         if path.is_file() and path.name != _MARKER and not path.name.startswith("."):
-            sizes[str(path.relative_to(checkpoint))] = path.stat().st_size
-    write_json(checkpoint / _MARKER, {"seconds": seconds, "files": sizes}, indent=1)
+            files[str(path.relative_to(checkpoint))] = size_and_digest(path, sync=True)
+    sizes, digests = ({name: file[n] for name, file in files.items()} for n in (0, 1))
+    write_json(checkpoint / _MARKER, {"seconds": seconds, "files": sizes, _DIGESTS: digests}, indent=1)
 
 
 def seconds_before(checkpoint: Path) -> float:
@@ -187,11 +250,7 @@ def _checkpoints(out: Path) -> list[Path]:
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    try:
-        sizes: dict[str, int] = (read_json(checkpoint / _MARKER) or {})["files"]
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, KeyError, AttributeError):
-        return False
+    return not checkpoint_problem(checkpoint, fully=False)
 
 
 def without_places(value: Any) -> Any:

@@ -13,27 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.config import ModelConfig
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.policy_card import copy_card
 from reasonrag.core.settings import demo_folder
 from reasonrag.llm.base import public_name
 from reasonrag.llm.chat_template import (
     ChatTemplate,
-    cannot_load,
     check_chat_template,
     check_folder,
+    loading,
     template_identity,
 )
 from reasonrag.llm.memory import require_memory
 from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
-MERGED = "merged"  # the folder of the merged model, inside that of the training run
 MODEL_INIT = "model_init_kwargs"  # of settings.trainer: more arguments of `from_pretrained`
 _HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 _DTYPES = ("float32", "bfloat16", "float16")
-# What transformers and peft raise for a model that they cannot load, apart from bugs.
-_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AssertionError, ImportError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +67,9 @@ class ModelSource:
         """Return the number of positions that the model was made for; None if its configuration has no such entry."""
         from transformers import AutoConfig
 
-        check_folder(self.base)
-        try:
+        with loading(self.base):
             revision = None if self.is_adapter else self.revision
             config = AutoConfig.from_pretrained(self.base, revision=revision, trust_remote_code=self.trust_remote_code)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise cannot_load(self.base, error) from error
         return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -87,7 +82,7 @@ def model_path(model: str) -> str:
     scheme, _, format = model.partition(":")
     if scheme == "demo":
         return str(demo_folder(format))
-    return str(Path(model).expanduser()) if model.startswith("~") else model
+    return str(named_path(model)) if model.startswith("~") else model
 
 
 def acting_policy(policy: ModelConfig) -> tuple[str | None, bool]:
@@ -192,10 +187,8 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
         return model
     from peft import PeftModel
 
-    try:
+    with loading(source.path):
         return PeftModel.from_pretrained(model, source.path, is_trainable=True)
-    except _LOAD_ERRORS as error:
-        raise cannot_load(source.path, error) from error
 
 
 def step_memory(model: Any, tokens: int, *, checkpointing: bool) -> float:
@@ -251,8 +244,7 @@ def merge_adapter(
         raise ConfigError(f"{folder} holds no LoRA adapter (adapter_config.json), so there is nothing to merge")
     if out.exists():
         raise RunError(f"{out} is there already; remove it, or choose another folder")
-    check_folder(base)
-    try:
+    with loading(base):
         options = {"revision": PeftConfig.from_pretrained(str(folder)).revision, "trust_remote_code": trust_remote_code}
         dtype = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
         model = _load_base(base, {**options, "dtype": torch.float32})
@@ -260,8 +252,6 @@ def merge_adapter(
         stop_at_end_of_turn(model, chat)
         generation_config = model.generation_config
         merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(dtype)
-    except _LOAD_ERRORS as error:
-        raise cannot_load(base, error) from error
     merged.config.dtype = dtype
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -276,8 +266,5 @@ def merge_adapter(
 def _load_base(path: str, options: Mapping[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
-    check_folder(path)
-    try:
+    with loading(path):
         return AutoModelForCausalLM.from_pretrained(path, **{"use_safetensors": True, **options})
-    except _LOAD_ERRORS as error:
-        raise cannot_load(path, error) from error

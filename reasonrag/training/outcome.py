@@ -8,11 +8,14 @@ from importlib import metadata
 from typing import Any
 
 from reasonrag.core.plots import Line, Panel
+from reasonrag.storage.files import short_hash
 from reasonrag.storage.runs import versions
-from reasonrag.training.folder import digest, without_places
+from reasonrag.training.folder import without_places
 from reasonrag.training.model import ModelSource
 from reasonrag.training.settings import TrainSettings
 
+# Counted from the start of a process, so wrong after a resume; `num_input_tokens_seen` and `seconds` are of the run.
+_OF_A_PROCESS = ("train_loss", "train_runtime", "train_samples_per_second", "train_steps_per_second", "num_tokens")
 # Each curve: key in the log, key in the log of held-out metrics (after `eval_`), title, label of the y axis.
 _PAIR_CURVES = (
     ("loss", "loss", "loss", "loss"),
@@ -51,14 +54,14 @@ def summarise(
     lengths), `described` comes from `folder.describe`, and `seconds` includes earlier processes. `more` is what this
     kind of training run adds.
     """
-    history = [_without_nan(entry) for entry in state.log_history]
+    history = [_of_run(entry) for entry in state.log_history]
     train = [entry for entry in history if "loss" in entry]
     held_out = [entry for entry in history if "eval_loss" in entry or "eval_em" in entry]
     with_loss = [entry for entry in held_out if entry.get("eval_loss") is not None]
     best = min(with_loss, key=lambda entry: float(entry["eval_loss"]), default=None)
     return {
         "stage": stage,
-        "name": digest(described),
+        "name": short_hash(described),
         "model": {"name": source.name, "checksum": source.checksum},
         "data": dict(data),
         "steps": state.global_step,
@@ -110,5 +113,7 @@ def _lines(history: Sequence[Mapping[str, Any]], keys: Mapping[str, str], *, x: 
     return tuple(lines)
 
 
-def _without_nan(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in entry.items()}
+def _of_run(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an entry of the log says about the training run, without NaN."""
+    kept = {name: value for name, value in entry.items() if name.removeprefix("eval_") not in _OF_A_PROCESS}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in kept.items()}

@@ -21,18 +21,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from reasonrag.core.errors import ConfigError, InputError, Interrupted
-from reasonrag.core.plots import save_charts
 from reasonrag.core.policy_card import PolicyCard, copy_card
-from reasonrag.core.settings import nearest
+from reasonrag.core.settings import COMMIT, nearest
 from reasonrag.core.text import quoted
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.memory import free_memory, gigabytes, loading
+from reasonrag.llm.model_folder import model_commit
 from reasonrag.llm.threads import choose_threads, is_small
-from reasonrag.storage.files import RUNS, write_json
+from reasonrag.storage.files import RUNS, save_charts, short_hash, write_json
 from reasonrag.training import folder as folders
-from reasonrag.training.folder import CHECKPOINTS, SUMMARY, last_checkpoint
+from reasonrag.training.folder import CHECKPOINTS, MERGED, SUMMARY, last_checkpoint
 from reasonrag.training.model import (
-    MERGED,
     MODEL_INIT,
     load_weights,
     lora_config,
@@ -144,11 +143,9 @@ class TrainingRun(ABC, Generic[S]):
         with contextlib.ExitStack() as held, warnings.catch_warnings():
             # Names that transformers is about to drop; TRL 1.16 uses them to support older versions.
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
-            plan = self._agree(held)
-            if plan.finished is not None:
-                return plan.finished
             with folders.explain_full_disk(self.out):
-                return self._train(plan)
+                plan = self._agree(held)
+                return self._train(plan) if plan.finished is None else plan.finished
 
     def prepare(self) -> None:
         """Find the model and make TRL's configuration, which joins the process group of a multi-process launch."""
@@ -227,11 +224,12 @@ class TrainingRun(ABC, Generic[S]):
         folders.check_same(self.out, self._identity, type(settings)())
         self._data = data
         if (summary := folders.finished(self.out)) is not None:
+            folders.check_trained(self.out, merged=False)
             self.log("this training run is already finished")
             self._merge_adapter()
             return _ResumePlan(self.out, "", None, summary)
         folders.remove_old(self.out, keep=settings.save_total_limit)
-        checkpoint = last_checkpoint(self.out)
+        checkpoint = last_checkpoint(self.out, self.log)
         if checkpoint is not None:
             self.log(f"resuming from {checkpoint.name}")
         return _ResumePlan(self.out, str(self._write_rows(data)), str(checkpoint) if checkpoint else None, None)
@@ -240,7 +238,7 @@ class TrainingRun(ABC, Generic[S]):
         """Write the token rows as files: processes share them, and TRL caches what it computes next to them."""
         from datasets import Dataset
 
-        path = self.out / CHECKPOINTS / f"rows-{folders.digest(self._identity)}"
+        path = self.out / CHECKPOINTS / f"rows-{short_hash(self._identity)}"
         for old in (self.out / CHECKPOINTS).glob("rows-*"):
             if old != path:
                 shutil.rmtree(old)
@@ -266,6 +264,9 @@ class TrainingRun(ABC, Generic[S]):
         trainer = self.make_trainer(train, test, seconds_before=seconds_before)
         self._warn_of_memory(trainer, train)
         if self.is_first:
+            if commit := model_commit(self.source.base, self.source.revision):  # known once it is loaded
+                self._identity[f"content.model{COMMIT}"] = commit
+                folders.check_same(self.out, self._identity, type(self.settings)())
             folders.bind(self.out, self.settings, self._identity)
         with self._cpu_threads(trainer.model), handle_signals(self.log) as request:
             trainer.add_callback(StopOnSignal(request))
@@ -277,6 +278,7 @@ class TrainingRun(ABC, Generic[S]):
             if steps < planned:
                 message = f"stopped after step {steps} of {planned}; a checkpoint is kept"
                 raise Interrupted(message, number=request.number)
+            trainer.check_weights()
             self._final_evaluation(trainer)
         return self._finish(trainer, {"train": len(train), "held_out": 0 if test is None else len(test)})
 
@@ -340,6 +342,7 @@ class TrainingRun(ABC, Generic[S]):
                 processes=self.arguments.world_size,
                 more=self.extra_summary(trainer),
             )
+            summary["files"] = folders.written_files(self.out)
             write_json(self.out / SUMMARY, summary)
             for rows in (self.out / CHECKPOINTS).glob("rows-*"):
                 shutil.rmtree(rows, ignore_errors=True)

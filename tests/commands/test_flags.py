@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import click
 import pytest
 
+from reasonrag.cli import COMMANDS, cli
 from reasonrag.commands.evaluate import chosen_temperatures, policy_configs
 from reasonrag.commands.options import sources
 from reasonrag.core.errors import ConfigError
@@ -9,6 +11,13 @@ from reasonrag.core.errors import ConfigError
 
 def configs(*policies, preset="demo", file=None, assignments=(), **given):
     return policy_configs(policies, sources({**given, "preset": preset, "file": file, "assignments": assignments}))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_sub_command_says_what_it_does_in_one_whole_line(name):
+    command = cli.get_command(click.Context(cli), name)
+    for sub in getattr(command, "commands", {}).values():
+        assert not sub.get_short_help_str(80 - 2 - 6 - max(map(len, command.commands))).endswith("...")
 
 
 def asked(*assignments):

@@ -85,9 +85,9 @@ def test_nothing_but_ascii_and_newlines_is_printed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        ("not json", "not a JSON object in 1 row \\(2"),
-        ("[1]", "not a JSON object in 1 row \\(2"),
-        ("[" * 100_000, "not a JSON object in 1 row \\(2"),
+        ("not json", "not a JSON object with each key once in 1 row \\(2"),
+        ("[1]", "not a JSON object with each key once in 1 row \\(2"),
+        ("[" * 100_000, "not a JSON object with each key once in 1 row \\(2"),
         ({"question": "Who?"}, "no `text` in 1 row \\(2"),
         ({"text": None}, "no `text` in 1 row \\(2"),
         ({"text": "x", "golden_answers": "Dr. No"}, "`golden_answers` is no list of texts in 1 row \\(2 'Dr. No'"),
@@ -119,24 +119,22 @@ def test_an_unknown_format_is_told(tmp_path):
         parse("nope", tmp_path / "t.jsonl")
 
 
-PIPED = "from reasonrag.commands.parse import parse; import sys; sys.exit(parse.callback('search_r1', 'house', '-'))"
+PIPED = (sys.executable, "-m", "reasonrag", "parse", "--format", "search_r1", "-")
 
 
 def piped(text, **options):
-    return subprocess.run([sys.executable, "-c", PIPED], input=text, capture_output=True, timeout=60, **options)
+    return subprocess.run(PIPED, input=text, capture_output=True, timeout=60, **options)
 
 
 def test_stdin_is_read_as_it_comes():
     done = piped(lines(GOOD, "", STRAY).encode() + b'{"text": "\xe9"}\n')
     assert [json.loads(line)["answer"] for line in done.stdout.splitlines()] == ["Dr. No", "U.S. Navy"]
-    assert done.returncode != 0 and b"stdin: not a JSON object in 1 row (4" in done.stderr
+    assert done.returncode != 0 and b"stdin: not a JSON object with each key once in 1 row (4" in done.stderr
 
 
 def test_a_reader_that_goes_away_ends_it_quietly():
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-c", PIPED], input=lines(*[GOOD] * 2000).encode(), stdout=writer, stderr=subprocess.PIPE
-    )
+    done = subprocess.run(PIPED, input=lines(*[GOOD] * 2000).encode(), stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")

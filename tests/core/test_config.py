@@ -52,6 +52,10 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
         ),
         ({"retrieval.url": "http://h", "retrieval.corpus": "c.jsonl"}, "both a corpus and a retrieval server"),
         ({"policy.spec": "http://user:secret@host/v1"}, "user name or password"),
+        ({"search": 3, "search.iterations": 4}, "search is given both one value and settings"),  # --set and a flag
+        ({"seed.x": 3, "seed": 4}, "seed is given both one value and settings"),
+        ({"seed": True}, "seed: true is no number"),
+        ({"questions.limit": False}, "questions.limit: false is no number"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(overrides, message):
@@ -165,7 +169,6 @@ def test_a_policys_folder_says_how_it_is_asked_and_flags_beat_it(tmp_path):
         "format: {prompts: /etc}",
         "format: {prompts: ../prompts}",
         "retrieval: {top_k: [[[1]]]}",
-        "retrieval: {top_k: 2024-99-99}",
         "retrieval: " + "[" * 3000,
     ],
 )

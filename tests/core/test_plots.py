@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from reasonrag.core.plots import Bar, BarChart, Line, Panel, chart_svg, save_charts
+from reasonrag.core.plots import Bar, BarChart, Line, Panel, chart_svg
+from reasonrag.storage.files import save_charts
 
 RISING = Line("policy", (1, 2, 3), (0.1, 0.2, 0.3), (0.0, 0.1, 0.2), (0.2, 0.3, 0.4))
 BARS = (Bar("base", "all", 0.2, 0.1, 0.3), Bar("tuned", "all", 0.4, 0.3, 0.5), Bar("tuned", "bridge", 0.3))

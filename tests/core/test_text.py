@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from reasonrag.core.text import (
     cover_match,
     exact_match,
     inert,
-    inert_tokens,
     normalize_answer,
     one_line,
     token_f1,
@@ -32,6 +32,7 @@ METRICS = {"em": exact_match, "f1": token_f1, "acc": cover_match}
 
 # All of Unicode, lone surrogates too, and pieces that tags and special tokens are made of.
 PIECES = ["<", ">", "/", "|", "\uff5c", "\u2581", "[", "]", "INST", "query", "answer", "im_end", "s", "\u2028", "\x00"]
+TAGS = ("query", "evidence", "answer")
 hostile = st.lists(st.one_of(st.sampled_from(PIECES), st.text(st.characters(), max_size=5)), max_size=30).map("".join)
 
 
@@ -137,7 +138,7 @@ def test_normalising_deletes_punctuation_before_articles(text: str, normal: str)
 @pytest.mark.parametrize("piece", ["<query>", "</query>", "<query></answer>", "<", "<query", "[INST", " ", "the "])
 def test_a_megabyte_of_anything_takes_less_than_a_second(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
-    for function in (inert, inert_tokens, one_line, lambda t: token_f1(t, ["x"])):
+    for function in (inert, partial(inert, tags=TAGS), one_line, lambda t: token_f1(t, ["x"])):
         start = time.process_time()
         function(text)
         assert time.process_time() - start < 1
@@ -153,10 +154,10 @@ def test_inert_text_opens_no_tag_and_no_special_token(text: str) -> None:
 
 
 @given(hostile)
-def test_inert_tokens_opens_no_special_token(text: str) -> None:
-    quoted = inert_tokens(text)
-    assert inert_tokens(quoted) == quoted
-    assert not re.search(r"<[|\uff5c]|</?s>|\[/?INST\]", quoted)
+def test_the_policys_words_open_no_tag_but_the_formats(text: str) -> None:
+    quoted = inert(text, tags=TAGS)
+    assert inert(quoted, tags=TAGS) == quoted
+    assert not re.search(r"<(?!/?(?:query|evidence|answer)>)[/!?|\uff5c\u2581\w]|\[/?INST\]", quoted)
     quoted.encode()
 
 
@@ -183,13 +184,13 @@ def test_structure_in_a_passage_becomes_text(passage: str) -> None:
 
 
 def test_plain_text_stays_as_it_is() -> None:
-    text = "x < 5 > 3, a <- b, [1] [note], 1\u20132, \u4f60\u597d\nline\u2028line"
-    assert inert(text) == inert_tokens(text) == text
+    text = "x < 5 > 3, a <- b, [1] [note] [citation needed] [US], 1\u20132, \u4f60\u597d\nline\u2028line"
+    assert inert(text) == inert(text, tags=TAGS) == text
 
 
 def test_the_policys_own_tags_stay_in_its_words() -> None:
     text = "<query>a</query> <evidence>None</evidence> <answer>b</answer>"
-    assert inert_tokens(text) == text
+    assert inert(text, tags=TAGS) == text
 
 
 @given(st.text(st.characters()))

@@ -13,6 +13,7 @@ from reasonrag.core.settings import dump
 from reasonrag.dpo.examples import open_examples, sft_segments
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.pipeline.pair_tables import export_pairs
+from reasonrag.storage.files import write_json
 from reasonrag.storage.parquet import ShardWriter, write_parquet
 from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
@@ -42,7 +43,7 @@ def make_run(path, rewards=(0.9, 0.1)):
                 writer.add(row)
         writer.close()
         counts = export_pairs(path, config, policy="toy", config_hash=folder.config_hash)
-        folder.write_summary({"pairs": counts})
+        write_json(folder.path / "run.json", {"pairs": counts})
     return path
 
 

@@ -48,9 +48,13 @@ def test_a_pair_of_just_the_limit_stays():
     assert len(kept["train"]) == 1
 
 
-def test_long_pairs_are_left_out_whole_and_counted_by_split_and_depth():
+@pytest.mark.fault(
+    "21", "pairs that are too long", "left out whole and counted by depth, never cut; refused above a share"
+)
+def test_long_pairs_are_left_out_whole_and_counted_by_split_and_depth(figure):
     short, deep = pair(10), pair(90, depth=3)
     kept, report = fitted([short, deep, pair(91), short], [short, deep], max_length=20, max_dropped=0.5)
+    figure(report.lines()[-2])
     assert kept == {"train": [short, short], "test": [short]}
     assert report.left_out == {"train": {0: 1, 3: 1}, "test": {3: 1}}
     assert (report.share("train"), report.share("test")) == (0.5, 0.5)

@@ -121,10 +121,10 @@ def test_pairs_of_two_runs_never_share_an_id():
 
 
 def test_the_split_is_by_question_and_by_share():
-    held_out = [in_test_split("d", str(i), 0.2) for i in range(5000)]
+    held_out = [in_test_split(("d", str(i)), 0.2) for i in range(5000)]
     assert 0.17 < sum(held_out) / 5000 < 0.23
-    assert held_out == [in_test_split("d", str(i), 0.2) for i in range(5000)]
-    assert not any(in_test_split("d", str(i), 0.0) for i in range(100))
+    assert held_out == [in_test_split(("d", str(i)), 0.2) for i in range(5000)]
+    assert not any(in_test_split(("d", str(i)), 0.0) for i in range(100))
 
 
 def test_a_step_of_which_nothing_was_written_is_in_no_pair():

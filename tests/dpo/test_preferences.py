@@ -21,7 +21,7 @@ def says(text):
 
 
 def read(*raw):
-    return checked_rows("toy", enumerate(raw, 1), RowProblems("toy"))
+    return list(checked_rows("toy", enumerate(raw, 1), RowProblems("toy")))
 
 
 def test_a_step_of_a_growing_turn_is_trained_where_the_turn_stood(tmp_path):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 
-from reasonrag.core.errors import ConfigError, Interrupted, RunError
+from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.dpo.examples import open_examples
 from reasonrag.dpo.train import step_rows
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.training.folder import last_checkpoint
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, pair_row, sft_settings, train, write_pairs
 
@@ -78,21 +74,6 @@ def test_the_loss_falls_and_the_folder_is_complete(policy, data, tmp_path):
     assert any("token accuracy" in line for line in lines)
     names = {path.name for path in (tmp_path / "sft").iterdir()}
     assert names >= {"model.safetensors", "training.json", "curves.svg", "curves.png", "config.yaml"}
-
-
-@pytest.mark.slow
-def test_it_goes_on_after_a_signal(policy, data, tmp_path):
-    settings = sft_settings(data, policy, save_steps=100, eval_steps=100)
-
-    def log(line):
-        if line.startswith("step 2/"):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        train(settings, tmp_path / "cut", log=log)
-    assert last_checkpoint(tmp_path / "cut").name == "checkpoint-3"
-    cut, whole = quietly(settings, tmp_path / "cut"), quietly(settings, tmp_path / "whole")
-    assert cut["final"]["train"]["loss"] == pytest.approx(whole["final"]["train"]["loss"], abs=1e-5)
 
 
 def test_a_folder_with_dpo_is_refused(policy, data, tmp_path):

@@ -1,4 +1,4 @@
-"""Whole trainings of a tiny model: what they leave behind, and how they survive kills, signals and nonsense."""
+"""Whole trainings of a tiny model: what they leave behind, and how they survive signals and nonsense."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import ConfigError, DataError, Interrupted, RunError
+from reasonrag.publish.verify import verify
 from reasonrag.storage.files import lock
 from reasonrag.training.folder import last_checkpoint
 from tests import warmed
+from tests.faults.flips import each_flip, tally
 from tests.llm.tiny import save_tiny_model
 from tests.training.toys import dpo_settings, train, write_pairs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 ROOT = Path(__file__).parents[2]
+MARKS = ("complete.json", "training.json")  # name checksums and figures; no weight is read from them
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +58,20 @@ def same(one, other, tolerance):
 
 
 CHILD = """
-import json, os, signal, sys
+import json, sys
 from pathlib import Path
 from reasonrag.dpo.train import DPORun
 from reasonrag.training.settings import DPOSettings
 
-tree, out, at = json.loads(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-
-def log(line):
-    print(line, flush=True)
-    if line.startswith(f"step {at}/"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-DPORun(DPOSettings.model_validate(tree), out, log=log).run()
+tree, out = json.loads(sys.argv[1]), Path(sys.argv[2])
+DPORun(DPOSettings.model_validate(tree), out, log=lambda line: print(line, flush=True)).run()
 """
 
 
-def child(settings, out, *, kill_at=0, processes=1):
+def child(settings, out, *, processes=1):
     script = out.parent / "child.py"
     script.write_text(CHILD, encoding="utf-8")
-    arguments = [json.dumps(settings.model_dump(mode="json")), str(out), str(kill_at)]
+    arguments = [json.dumps(settings.model_dump(mode="json")), str(out)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     if processes == 1:
         return warmed.run(warmed.script, str(script), *arguments, environment=environment)
@@ -123,20 +120,23 @@ def test_the_folder_holds_the_model_and_how_it_was_made(whole, policy, data):
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_and_ends_where_it_would_have(whole, policy, data, tmp_path):
-    settings = dpo_settings(data, policy, max_steps=20, save_steps=5, eval_steps=10)
-    killed = child(settings, tmp_path / "dpo", kill_at=13)
-    assert killed.returncode == -signal.SIGKILL
-    assert "step 13/20" in killed.stdout
-    assert last_checkpoint(tmp_path / "dpo").name == "checkpoint-10"
-    lines = []
-    summary = train(settings, tmp_path / "dpo", log=lines.append)
-    assert "resuming from checkpoint-10" in lines
-    assert next(line for line in lines if line.startswith("step ")).startswith("step 11/20")
-    out, expected, _ = whole
-    assert summary["final"]["train"]["loss"] == pytest.approx(expected["final"]["train"]["loss"], abs=1e-4)
-    assert summary["tokens_seen"] == expected["tokens_seen"]
-    assert same(weights(tmp_path / "dpo"), weights(out), 1e-5)
+@pytest.mark.fault(
+    "flips",
+    "a random bit of a checkpoint (weights, optimizer, trainer state, every other file), and of the trained model",
+    "noticed, or in no file that a weight is read from; resuming leaves the checkpoint out",
+)
+def test_a_flipped_bit_of_a_checkpoint_or_of_the_policy_is_noticed(whole, rounds, figure):
+    out = whole[0]
+    last = out / "checkpoints" / "checkpoint-20"
+    parts = {"checkpoint": last.glob("*"), "trained model": (*out.glob("*.json"), *out.glob("*.safetensors"))}
+    for what, found in parts.items():
+        files = sorted(file for file in found if file.is_file())
+        seen = tally(files, rounds(20, 300), lambda: verify(out).problems, lambda file: file.name in MARKS)
+        figure(f"{what}, {len(files)} files: {seen}")
+    for _ in each_flip([last / "model.safetensors", last / "optimizer.pt", last / "trainer_state.json"], 3):
+        lines = []
+        assert last_checkpoint(out, lines.append).name == "checkpoint-15"
+        assert lines[0].startswith("checkpoint-20 is left out: ")
 
 
 @pytest.mark.slow
@@ -191,43 +191,80 @@ def test_a_signal_ends_after_the_step_and_the_same_call_goes_on(number, policy, 
     assert [entry["step"] for entry in summary["history"] if "loss" in entry] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_loss_that_is_no_number_ends_the_training_and_keeps_the_checkpoint(policy, data, tmp_path):
+@pytest.mark.fault("24", "a training run that diverges to NaN", "one line, and the last good checkpoint is kept")
+@pytest.mark.parametrize(
+    ("learning_rate", "said", "kept"),
+    [
+        (1e30, "the loss is not a finite number in step 2.*checkpoints before step 2 are kept", "checkpoint-1"),
+        (1e39, r"the weight model\.\S+ is not a finite number in step 1.*nothing was trained", None),
+    ],
+)
+def test_a_training_that_diverges_ends_and_keeps_the_last_good_checkpoint(
+    policy, data, tmp_path, figure, learning_rate, said, kept
+):
     import torch
 
-    settings = dpo_settings(
-        data, policy, learning_rate=1e30, lr_scheduler_type="constant", warmup_ratio=0.0, save_steps=1
-    )
-    with pytest.raises(RunError, match=r"not a finite number in step 2.*learning_rate"):
-        quietly(settings, tmp_path / "dpo")
-    kept = last_checkpoint(tmp_path / "dpo")
-    assert kept.name == "checkpoint-1"
-    assert all(torch.isfinite(value).all() for value in weights(kept).values())
+    constant = {"lr_scheduler_type": "constant", "warmup_ratio": 0.0, "save_steps": 1}
+    with pytest.raises(RunError, match=rf"{said}.*learning_rate") as ended:
+        quietly(dpo_settings(data, policy, learning_rate=learning_rate, **constant), tmp_path / "dpo")
+    last = last_checkpoint(tmp_path / "dpo")
+    figure(f"{str(ended.value).partition(',')[0]}: kept {last.name if last else 'none'}")
+    assert (last.name if last else None) == kept
+    assert last is None or all(torch.isfinite(value).all() for value in weights(last).values())
     assert not (tmp_path / "dpo" / "training.json").exists()
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_was_cut_off_is_ignored_and_written_anew(policy, data, tmp_path):
+def test_a_checkpoint_that_was_cut_off_or_damaged_is_named_and_written_anew(policy, data, tmp_path):
     settings, out = dpo_settings(data, policy, save_steps=2, save_total_limit=5), tmp_path / "dpo"
     first = quietly(settings, out)
     (out / "training.json").unlink()
     (out / "checkpoints" / "checkpoint-6" / "complete.json").unlink()
-    weights_file = out / "checkpoints" / "checkpoint-4" / "model.safetensors"
-    weights_file.write_bytes(weights_file.read_bytes()[:-1])
-    assert last_checkpoint(out).name == "checkpoint-2"
+    state = out / "checkpoints" / "checkpoint-4" / "optimizer.pt"
+    flipped = bytearray(state.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    state.write_bytes(flipped)
     lines = []
     second = train(settings, out, log=lines.append)
-    assert "resuming from checkpoint-2" in lines
+    damaged = "checkpoint-4 is left out: optimizer.pt is damaged: its checksum differs"
+    assert lines[(at := lines.index(damaged)) : at + 2] == [damaged, "resuming from checkpoint-2"]
     assert second["final"]["train"]["loss"] == pytest.approx(first["final"]["train"]["loss"], abs=1e-6)
     assert last_checkpoint(out).name == "checkpoint-6"
 
 
-def test_a_finished_training_is_not_done_again(policy, data, tmp_path):
+@pytest.mark.fault(
+    "power cut",
+    "the model of a finished training run is cut to nothing; the same command",
+    "refused in a line; once training.json is deleted, the same model is written from the last checkpoint",
+    before="'already finished', exit code 0",
+)
+def test_a_finished_training_is_not_done_again(policy, data, tmp_path, figure):
     settings = dpo_settings(data, policy, max_steps=1)
     first, lines = quietly(settings, tmp_path / "dpo"), []
     stamp = (tmp_path / "dpo" / "model.safetensors").stat().st_mtime_ns
     assert train(settings, tmp_path / "dpo", log=lines.append) == first
     assert lines[-1] == "this training run is already finished"
     assert (tmp_path / "dpo" / "model.safetensors").stat().st_mtime_ns == stamp
+    os.truncate(tmp_path / "dpo" / "model.safetensors", 0)
+    with pytest.raises(RunError, match=r"since then model.safetensors has 0 bytes, not \d+; bring that back"):
+        train(settings, tmp_path / "dpo")
+    (tmp_path / "dpo" / "training.json").unlink()
+    again = quietly(settings, tmp_path / "dpo")["files"]
+    figure(
+        f"refused in one line; {sum(again[name] == first['files'][name] for name in again)} of {len(again)} files equal"
+    )
+    assert again == first["files"]
+
+
+def test_a_run_that_died_after_its_last_checkpoint_makes_no_further_step(policy, data, tmp_path):
+    settings, out = dpo_settings(data, policy, max_steps=1, lr_scheduler_type="constant", warmup_ratio=0.0), tmp_path
+    first, trained = quietly(settings, out / "dpo"), weights(out / "dpo")
+    for written_last in ("training.json", "model.safetensors"):
+        (out / "dpo" / written_last).unlink()
+    second = quietly(settings, out / "dpo")
+    assert second["steps"] == first["steps"] == 1
+    again = weights(out / "dpo")
+    assert all(again[name].equal(value) for name, value in trained.items())
 
 
 def test_a_folder_with_another_training_is_refused_and_the_settings_are_named(policy, data, tmp_path):

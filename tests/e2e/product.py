@@ -13,16 +13,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from reasonrag.core.types import Message, Prompt
 from reasonrag.demo.reader import ExtractiveLLM
 from reasonrag.llm.base import Sampling
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests import warmed
-from tests.llm.fake_openai import FakeOpenAI, Fault
-from tests.serving import HttpServer
+from tests.faults.stubs import Fault, Script
+from tests.llm.fake_openai import FakeOpenAI
 
 REASONRAG = str(Path(sys.executable).with_name("reasonrag"))
 Row = dict[str, Any]
@@ -117,12 +115,17 @@ class ExtractiveServer(FakeOpenAI):
         paid: answers written, by the content of the request; a client that has gone is charged all the same.
     """
 
-    def __init__(self, *, latency_s: float = 0.0, faults: Iterable[Fault] = ()) -> None:
+    def __init__(self, *, latency_s: float = 0.0, faults: Script | Iterable[Fault | None] = ()) -> None:
         self.paid: Counter[str] = Counter()
         super().__init__(extractive_reply, faults, latency_s=latency_s, models=("extractor",), edit=self._charge)
 
     def _charge(self, request: Row, answer: Row) -> None:
         self.paid[json.dumps(request, sort_keys=True)] += 1
+
+    def forget(self) -> None:
+        """Begin the accounts anew."""
+        self.paid.clear()
+        self.requests.clear()
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -133,24 +136,3 @@ class ExtractiveServer(FakeOpenAI):
     def paid_twice(self) -> int:
         """Answers beyond the first, over all requests."""
         return self.paid.total() - len(self.paid)
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that came and are not answered yet."""
-        return len(self.requests) - self.paid.total()
-
-
-class Refusing(HttpServer):
-    """A server that answers every request with one status, and repeats the key that it was given."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__()
-        self.asked, self._status = 0, status
-
-    def add_routes(self, router: web.UrlDispatcher) -> None:
-        router.add_route("*", "/{path:.*}", self._refuse)
-
-    async def _refuse(self, request: web.Request) -> web.Response:
-        self.asked += 1
-        message = f"this key is not known: {request.headers.get('Authorization', 'no key')}"
-        return web.json_response({"error": {"message": message}}, status=self._status)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.e2e import product
-from tests.e2e.product import ExtractiveServer, Refusing
+from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World, pages, questions, write_jsonl
+from tests.faults.stubs import Answer, Stub, always
 from tests.llm.fake_openai import FakeOpenAI
 
 EXTRACTIVE = ("--policy", "extractive")
@@ -203,11 +204,12 @@ def test_a_retrieval_server_that_refuses_connections(world: World, out: tuple[st
 
 
 def test_a_server_that_refuses_the_key_does_not_get_it_printed(world: World, out: tuple[str, Path]) -> None:
-    with Refusing(401) as server:
+    refusal = Answer(401, '{"error": {"message": "this key is not known: {authorization}"}}')
+    with Stub(always(refusal)) as server:
         line = build_refusal(
             *world.flags, "--policy", server.base_url, "--policy-model", "m", *out, OPENAI_API_KEY=SECRET
         )
-    assert server.asked
+    assert server.requests
     assert "401" in line
     assert SECRET not in line
 

@@ -14,6 +14,7 @@ import pytest
 from tests import warmed
 from tests.e2e import product
 from tests.e2e.world import World
+from tests.faults.matrix import Figure
 from tests.llm.tiny import save_tiny_model
 
 MESSAGES = [{"role": "string", "content": "string"}]
@@ -84,14 +85,18 @@ def test_datasets_loads_the_pairs_with_the_documented_columns(finished_run: Path
 
 
 @pytest.mark.slow
+@pytest.mark.fault("30", "two runs, one with columns that are all null", "`datasets` loads both together")
 @pytest.mark.parametrize("pattern", ["train-*.parquet", "*.parquet"])
-def test_shards_of_two_runs_load_together(pattern: str, world: World, finished_run: Path, tmp_path: Path) -> None:
+def test_shards_of_two_runs_load_together(
+    pattern: str, world: World, finished_run: Path, tmp_path: Path, figure: Figure
+) -> None:
     # The second run is so small that nothing is held out, and some of its columns are all null.
     other = tmp_path / "other"
     product.build(*world.flags, "--policy", "extractive", "--limit", "3", "--iterations", "8", "--out", other)
     assert product.summary(other)["pairs"]["test"] == 0
     loaded = load([f"{finished_run}/pairs/{pattern}", f"{other}/pairs/{pattern}"], tmp_path / "cache")
     pairs = [product.summary(run)["pairs"] for run in (finished_run, other)]
+    figure(f"{pattern}: {loaded['rows']} pairs of 2 runs")
     assert loaded["rows"] == sum(count["train"] if "train" in pattern else count["total"] for count in pairs)
     trees = load([f"{finished_run}/trees/*.parquet", f"{other}/trees/*.parquet"], tmp_path / "cache")
     assert trees["rows"] == len(product.tree_rows(finished_run)) + len(product.tree_rows(other))

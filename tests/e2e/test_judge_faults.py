@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e import product
 from tests.e2e.world import World
+from tests.faults.matrix import Figure
 from tests.llm.fake_openai import FakeOpenAI
 
 REMINDER = "Reply with this line only"
@@ -82,10 +83,12 @@ def check_counts(judge: Judge, summary: dict[str, product.Row], rows: list[produ
     assert all(row["value"] is None for row in rows if not row["valued"])
 
 
+@pytest.mark.fault("23", "1 % and 20 % of a judge's replies hold no score", "no question lost, no value made up")
 @pytest.mark.parametrize("share", [0.01, 0.2])
-def test_unreadable_replies_lose_no_question(share: float, world: World, tmp_path: Path) -> None:
+def test_unreadable_replies_lose_no_question(share: float, world: World, tmp_path: Path, figure: Figure) -> None:
     with Judge(lambda request: draw("spoilt", request["messages"], request["seed"]) < share) as judge:
         summary, rows = run_with(judge, world, tmp_path / "run")
+    figure(f"{judge.spoilt} of {len(judge.requests)} replies unreadable, {judge.lost} values missing, 0 questions lost")
     assert share / 3 < judge.spoilt / len(judge.requests) < share * 3
     check_counts(judge, summary, rows)
 

@@ -1,4 +1,4 @@
-"""Twelve secrets where they turn up in real life; none of their bytes may be on disk or on a stream afterwards."""
+"""Sixteen secrets where they turn up in real life; none of their bytes may be on disk or on a stream afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from aiohttp import web
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World, pages, write_jsonl
+from tests.faults.matrix import Figure, Rounds
 from tests.llm.fake_openai import FakeOpenAI
+from tests.llm.tiny import save_tiny_model
 
 MIXED = "c4nAryB7kQ2mZ9xW5tR8vJ3pL6sD1fG0hN"  # 34 characters, as generators mix them
 
@@ -48,6 +50,10 @@ CANARIES = {
     "private key in a passage": f"MIIE{mixed(10)}",
     "token of a judge": f"eyJ{mixed(11)}.eyJ{mixed(12)}.{mixed(13)}",
     "password of an index": mixed(14),
+    "AWS key in a passage": f"AKIA{mixed(16)[:8].upper()}QWERTZUI",
+    "Anthropic key in a question": f"sk-ant-api03-{mixed(17)}-{mixed(18)}AA",
+    "key in the query of a URL": mixed(19),
+    "GitHub token in a golden answer": f"github_pat_{mixed(20)[:22]}_{mixed(21)}",
 }
 PEM = f"-----BEGIN PRIVATE KEY-----\n{CANARIES['private key in a passage']}\n{mixed(15)}\n-----END PRIVATE KEY-----"
 QUESTIONS = (
@@ -56,10 +62,6 @@ QUESTIONS = (
     ("When was Quillfane launched?", "1888"),  # refused, with the header
     ("When was Maravand launched?", "1902"),  # breaks the server
 )
-
-
-def test_canaries_are_twelve() -> None:
-    assert len(set(CANARIES.values())) == 12
 
 
 class LeakyPolicy(ExtractiveServer):
@@ -82,7 +84,7 @@ class LeakyPolicy(ExtractiveServer):
 
         self._reply = leaky
 
-    async def _answer(self, request: web.Request, body: product.Row) -> web.StreamResponse:
+    async def good(self, request: web.Request, body: product.Row) -> web.StreamResponse:
         if len(self.requests) > self.patience:
             await asyncio.Event().wait()
         asked = json.dumps(body["messages"])
@@ -94,7 +96,7 @@ class LeakyPolicy(ExtractiveServer):
                 f"cannot pull with {CANARIES['foreign token in an error']}&k={quote(ENVIRONMENT['WANDB_API_KEY'])}"
             )
             return web.json_response({"detail": message}, status=500)
-        return await super()._answer(request, body)
+        return await super().good(request, body)
 
 
 def verdict(request: product.Row) -> str:
@@ -133,9 +135,12 @@ class Traces:
 
     def check(self) -> None:
         """No canary, in any form."""
+        assert not self.found()
+
+    def found(self) -> set[tuple[str, str]]:
+        """Names of canaries, with the places that hold them."""
         texts = [*(("a stream", said.encode()) for said in self.said), *self.files()]
-        found = {(name, place) for place, text in texts for name, form in forms() if form in text}
-        assert not found
+        return {(name, place) for place, text in texts for name, form in forms() if form in text}
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """Every file as it lies there, and databases and tables as they read."""
@@ -175,8 +180,11 @@ def sea(tmp_path_factory: pytest.TempPathFactory) -> World:
     """The world with a private key on the first page, and four questions."""
     folder = tmp_path_factory.mktemp("sea")
     rows = pages()
-    rows[0]["contents"] += f" Its log says {PEM} and AKIA{mixed(16)[:8].upper()}QWERTZUI."
+    rows[0]["contents"] += f" Its log says {PEM} and {CANARIES['AWS key in a passage']}."
     asked = [{"id": f"q{n}", "question": q, "golden_answers": [a]} for n, (q, a) in enumerate(QUESTIONS)]
+    asked[1]["question"] += f" My key is {CANARIES['Anthropic key in a question']}."
+    asked[0]["golden_answers"].append(CANARIES["GitHub token in a golden answer"])
+    asked[0]["metadata"] = {"see": f"https://host/v1?api_key={CANARIES['key in the query of a URL']}"}
     return World(write_jsonl(folder / "sea.jsonl", asked), write_jsonl(folder / "corpus.jsonl", rows), folder / "cache")
 
 
@@ -197,7 +205,12 @@ def killed(traces: Traces, server: LeakyPolicy, *args: str | Path) -> None:
     server.patience = math.inf
 
 
-def test_no_secret_is_left_in_a_run_or_said(sea: World, traces: Traces) -> None:
+@pytest.mark.fault(
+    "35",
+    "a model, a judge and errors that write and show keys; killed, resumed, evaluated, reported",
+    "none of their bytes in any file or stream",
+)
+def test_no_secret_is_left_in_a_run_or_said(sea: World, traces: Traces, figure: Figure) -> None:
     out = traces.folder
     with LeakyPolicy() as policy, FakeOpenAI(verdict, models=("judge",)) as judge:
         judged = ("--judge", judge.base_url, "--judge-model", "judge")
@@ -210,6 +223,7 @@ def test_no_secret_is_left_in_a_run_or_said(sea: World, traces: Traces) -> None:
         evaluated = ("--policy", f"leaky={policy.base_url}#extractor", *judged, "--judged", "lasj")
         traces.run("eval", *sea.flags, *evaluated, *small, "--out", out / "eval")
         traces.run("report", out / "run")
+    figure(f"{len(traces.found())} of {len(CANARIES)} planted secrets in {sum(1 for _ in traces.files())} files")
     traces.check()
     assert product.tree_rows(out / "run") == product.tree_rows(out / "whole")
     _went_through(out, told)
@@ -247,7 +261,12 @@ def test_an_exception_that_nobody_expected_is_shown_without_secrets(sea: World, 
     plugin = traces.folder.parent / "plugged"
     plugin.mkdir()
     canary = CANARIES["token in the configuration"]
-    (plugin / "leaky_policy.py").write_text(f"def Policy(config):\n    raise KeyError('no entry for ' + {canary!r})\n")
+    (plugin / "leaky_policy.py").write_text(
+        "class Policy:\n"
+        "    name, complete = 'leaky', None\n"
+        "    def __init__(self, config): pass\n"
+        f"    async def aclose(self): raise KeyError('no entry for ' + {canary!r})\n"
+    )
     path = os.pathsep.join([str(plugin), *filter(None, [os.environ.get("PYTHONPATH")])])
     told = traces.run(
         *("build-tree", *sea.flags, "--policy", "python:leaky_policy:Policy", "--out", traces.folder / "run"),
@@ -258,8 +277,11 @@ def test_an_exception_that_nobody_expected_is_shown_without_secrets(sea: World, 
     assert "Traceback" in told and "KeyError: 'no entry for ***'" in told
 
 
+@pytest.mark.fault("35", "a key as --policy, in --config, as --set", "refused, and not repeated")
 @pytest.mark.parametrize("where", ["--policy", "configuration", "--set"])
-def test_a_secret_among_settings_is_refused_and_not_repeated(where: str, sea: World, traces: Traces) -> None:
+def test_a_secret_among_settings_is_refused_and_not_repeated(
+    where: str, sea: World, traces: Traces, figure: Figure
+) -> None:
     settings = traces.folder.parent / "settings.yaml"
     settings.write_text(f"policy: {{spec: extractive, model: {CANARIES['token in the configuration']}}}\n")
     given = {
@@ -268,10 +290,77 @@ def test_a_secret_among_settings_is_refused_and_not_repeated(where: str, sea: Wo
         "--set": ("--set", f"policy.api_key={CANARIES['HF_TOKEN']}"),
     }[where]
     told = traces.run("build-tree", *sea.flags, *given, "--out", traces.folder / "run", code=2)
+    figure(f"{where}: refused, {len(traces.found())} planted secrets shown")
     traces.check()
     assert told.startswith("error: configuration: policy.") and told.count("\n") == 1
     assert "variable" in told and "Traceback" not in told
     assert not (traces.folder / "run").exists()
+
+
+def preferences(folder: Path) -> dict[str, Path]:
+    """Files of other tools with a canary in each of their texts."""
+    names = ("AWS key in a passage", "foreign token in an error", "Anthropic key in a question", "HF_TOKEN")
+    keys = " ".join(CANARIES[name] for name in names)
+    said = f"{PEM} https://host/v1?api_key={CANARIES['key in the query of a URL']} {keys}"
+    pair = {"prompt": f"Say {said}", "chosen": f"<answer>{said} yes</answer>", "rejected": f"<answer>{said}</answer>"}
+    guide = {"instruction": said, "input": said, "chosen": pair["chosen"], "rejected": pair["rejected"], "layer": 1}
+    guide |= {"chosen_action_type": "Answer Generation", "rejected_action_type": "Answer Generation"}
+    message = {"role": "user", "content": said}
+    output = {"choices": [{"message": {"role": "assistant", "content": said}, "stop_reason": "stop"}]}
+    event = {"event": "model", "model": "m", "input": [message], "tools": [], "output": output}
+    sample = {"id": 1, "epoch": 1, "input": said, "target": said, "events": [event], "attachments": {}}
+    written = {"trl": [pair, {"prompt": said}], "proguide": [guide, {"layer": said}], "parse": [{"text": said}]}
+    texts = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    written["pairs"] = [
+        {side: [{"role": role, "content": f"{side} {n} {CANARIES['HF_TOKEN']}"}] for side, role in texts.items()}
+        for n in range(8)
+    ]
+    files = {name: write_jsonl(folder / f"{name}.jsonl", rows) for name, rows in written.items()}
+    files["inspect"] = folder / "inspect.json"
+    files["inspect"].write_text(json.dumps({"samples": [sample]}), encoding="utf-8")
+    return files
+
+
+@pytest.mark.fault(
+    "35",
+    "secrets in questions, passages, URLs, files of other tools and the environment, and every command that writes",
+    "none of their bytes in any file or stream",
+)
+def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    out, run, given = traces.folder, traces.folder / "run", preferences(tmp_path)
+    tiny = ("--model", save_tiny_model(tmp_path / "tiny"), "--set", "max_steps=1")
+    commands: list[tuple[str | Path, ...]] = [
+        ("build-tree", *sea.flags, "--policy", "extractive", "--iterations", "4", "--out", run),
+        ("graph", run, "--form", "node-link", "--out", out / "trees.jsonl"),
+        ("import", given["trl"], "--from", "trl", "--out", out / "trl"),
+        ("export", run, "--to", "search-r1", "--out", out / "search-r1"),
+        ("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path", "--out", out / "hub"),
+        ("parse", "--format", "search_r1", given["parse"]),
+        ("import", given["proguide"], "--from", "proguide", "--out", out / "proguide"),
+        ("import", given["inspect"], "--from", "inspect", "--out", out / "inspect"),
+        ("pairs", run, "--min-margin", "0.05", "--out", out / "pairs"),
+        ("graph", run, "--out", out / "graphs"),
+        ("report", run, "--out", out / "page"),
+        ("export", run, "--to", "trl", "--tokenizer", tiny[1], "--out", out / "to-trl"),
+        ("export", run, "--to", "prm", "--tokenizer", tiny[1], "--out", out / "prm"),
+        *(("export", run, "--to", to, "--out", out / to) for to in ("llamafactory", "verl", "jsonl")),
+        ("env", "export", *sea.flags, "--preset", "search-r1", *tiny[:2], "--out", out / "env"),
+        ("dpo", "train", "--data", given["pairs"], *tiny, "--out", out / "dpo"),
+        ("sft", "train", "--data", given["pairs"], *tiny, "--out", out / "sft"),
+        ("report", out / "dpo"),
+        ("show", run, "--question", "q0"),
+        ("stats", run),
+    ]
+    commands = commands[: rounds(4, len(commands))]
+    for args in commands:
+        traces.run(*args)
+    found = traces.found()
+    size = sum(len(text) for _, text in traces.files())
+    figure(
+        f"{len({name for name, _ in found})} of {len(CANARIES)} planted secrets found after {len(commands)} commands, "
+        f"in {sum(1 for _ in traces.files())} files of {size / 1e6:.1f} MB"
+    )
+    assert not found
 
 
 def test_forms_of_a_canary_are_found_where_they_are(tmp_path: Path) -> None:

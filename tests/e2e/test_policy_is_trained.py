@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -103,39 +101,6 @@ def test_two_policies_give_a_table_paired_differences_and_a_plot(trained: Path, 
     again = run(*command)
     assert again.returncode == 0 and ", 0 calls" in again.stderr
     assert read(out / "metrics.json")["calls"] == calls
-
-
-def test_an_evaluation_that_is_stopped_goes_on_by_the_printed_command(tmp_path: Path) -> None:
-    out = tmp_path / "eval"
-    whole = tmp_path / "whole"
-    arguments = ("eval", "--preset", "demo", "--policy", "demo", "--limit", "50")
-    child = product.start(*arguments, "--out", out)
-    product.wait_until(lambda: (out / "demo" / "journal.sqlite-wal").exists(), timeout_s=60)
-    product.wait_until(lambda: (out / "demo" / "journal.sqlite-wal").stat().st_size > 100_000, timeout_s=60)
-    child.send_signal(signal.SIGINT)
-    stdout, stderr = child.communicate(timeout=60)
-    assert child.returncode == 130 and stdout == "" and "Traceback" not in stderr
-    (line,) = [line.strip() for line in stderr.splitlines() if line.strip().startswith("reasonrag eval")]
-    assert run(*shlex.split(line)[1:]).returncode == 0
-    assert run(*arguments, "--out", whole).returncode == 0
-    first, second = read(out / "metrics.json"), read(whole / "metrics.json")
-    assert first["em"] == second["em"] and first["steps"] == second["steps"]
-    assert first["calls"]["demo"]["policy"]["calls"] == second["calls"]["demo"]["policy"]["calls"]
-
-
-def test_a_training_that_is_stopped_goes_on_by_the_printed_command(trees: Path, tmp_path: Path) -> None:
-    out = tmp_path / "dpo"
-    arguments = ("dpo", "train", "--preset", "demo", "--data", trees, "--batch-size", "2", "--save-steps", "5")
-    child = product.start(*arguments, "--set", "max_steps=30", "--out", out)
-    product.wait_until(lambda: any((out / "checkpoints").glob("checkpoint-*/trainer_state.json")), timeout_s=90)
-    child.send_signal(signal.SIGTERM)
-    stdout, stderr = child.communicate(timeout=60)
-    assert child.returncode == 143 and stdout == "" and "Traceback" not in stderr
-    line = next(line.strip() for line in stderr.splitlines() if line.strip().startswith("reasonrag dpo train"))
-    again = product.start(*shlex.split(line)[1:])
-    _, stderr = again.communicate(timeout=120)
-    assert again.returncode == 0 and "resuming from checkpoint-" in stderr
-    assert read(out / "training.json")["steps"] == 30
 
 
 def test_whole_trajectories_train_a_policy_too(trees: Path, tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from reasonrag.storage.parquet import read_parquet, write_parquet
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests import warmed
 from tests.e2e import product
+from tests.faults.matrix import Figure, Rounds
 from tests.publish.fake_hub import serving_hub
 from tests.publish.hub_state import TOKEN, USER, FakeHub
 from tests.publish.toys import write_policy
@@ -190,6 +194,43 @@ def test_a_dry_run_writes_what_would_go_up_and_sends_nothing(
     assert "no secrets, machine paths or e-mail addresses" in done.stdout
     assert read_parquet(tmp_path / "out" / train, pair_schema())
     assert DatasetCard.load(tmp_path / "out/README.md").data.to_dict()["license"] == "unknown"
+
+
+@pytest.mark.fault(
+    "A9",
+    "SIGKILL of publish --dry-run --out",
+    "nothing under the name of --out or all of it, and the same command goes on",
+    before="3 of 3 left a partial folder, which the same command refused",
+)
+def test_a_killed_dry_run_leaves_no_part_of_its_folder(
+    finished_run: Path, tmp_path: Path, online: dict[str, str], rounds: Rounds, figure: Figure
+) -> None:
+    kills, moments = rounds(2, 20), random.Random(7)
+    command = ("publish", finished_run, "--repo-id", ID, "--dry-run", "--out")
+    assert product.run(*command, tmp_path / "whole", **online).returncode == 0
+    whole = tree_bytes(tmp_path / "whole")
+    finished = same = 0
+    for number in range(kills):
+        out = tmp_path / f"{number}/out"
+        out.parent.mkdir()
+        files = moments.randrange(1, 2 * len(whole))  # each is linked first, then copied
+        child = product.start(*command, out, **online)
+        while child.poll() is None and sum(len(names) for *_, names in os.walk(out.parent)) < files:
+            time.sleep(0.001)
+        child.kill()
+        child.wait(60.0)
+        if out.exists():
+            finished += 1
+        else:
+            assert product.run(*command, out, **online).returncode == 0
+            assert [path.name for path in out.parent.iterdir()] == ["out"]
+        same += tree_bytes(out) == whole
+    figure(f"{same} of {kills} went on to the whole folder; {finished} of them had it already")
+    assert same == kills
+
+
+def tree_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 REFUSED: dict[str, Callable[[Path, Path], tuple[str | Path, ...]]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
 import socket
 import sys
@@ -19,49 +18,9 @@ from tests import warmed
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
-from tests.llm.fake_openai import Answer, Disconnect, Fault, Slow
 
-WELL = Slow(0.0)
-FAULTS: tuple[Fault, ...] = (
-    Answer(500, '{"error": {"message": "worker died"}}'),
-    Answer(429, '{"error": {"message": "slow down"}}', {"Retry-After": "0.1"}),
-    Answer(200, "<html>gateway</html>", content_type="text/html"),
-    Disconnect(),
-    Disconnect(sent=20),
-)
 # What differs over the wire: the policy's name, so the run's identity and its pairs' ids, and how tokens are counted.
 DIFFERENT = ("prompt_tokens", "completion_tokens", "policy", "config_hash", "pair_id")
-
-
-def one_in_five(blocks: int, seed: int) -> list[Fault]:
-    """Faults for `5 * blocks` requests: of each five in a row one is met."""
-    draw = random.Random(seed)
-    plan: list[Fault] = []
-    for _ in range(blocks):
-        block: list[Fault] = [draw.choice(FAULTS), WELL, WELL, WELL, WELL]
-        draw.shuffle(block)
-        plan += block
-    return plan
-
-
-@pytest.mark.slow
-def test_a_server_that_fails_one_call_in_five_loses_nothing(world: World, tmp_path: Path) -> None:
-    settings = ("--iterations", "6", "--seed", "7")
-    product.build(*world.flags, "--policy", "extractive", *settings, "--out", tmp_path / "direct")
-    faults = one_in_five(500, seed=7)
-    with ExtractiveServer(faults=faults) as server:
-        # Ten retries: a call that is unlucky seven times running turns up once in eighty thousand.
-        product.build(
-            *(*world.flags, *server.flags, *settings),
-            *("--set", "policy.max_retries=10", "--out", tmp_path / "served"),
-        )
-    met = sum(fault is not WELL for fault in faults[: len(server.requests)])
-    print(f"{len(server.requests)} requests, {met} met a fault ({met / len(server.requests):.1%})")
-    assert met > 100
-    assert product.summary(tmp_path / "served")["questions"] == {"total": 16, "finished": 16, "failed": {}}
-    for read in (product.tree_rows, product.pair_rows):
-        direct, served = (product.without(read(tmp_path / name), *DIFFERENT) for name in ("direct", "served"))
-        assert served == direct
 
 
 class Choosy(ExtractiveServer):

@@ -1,31 +1,18 @@
-"""The shipped policy, an HTTP server, SIGKILL."""
+"""The shipped policy, another format's, and a server that is not there."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from reasonrag.commands.evaluate import judging, policy_configs
 from reasonrag.core.config import load_config
 from reasonrag.evaluation.run import Evaluation
-from tests import warmed
-from tests.e2e import product
-from tests.e2e.product import ExtractiveServer
 from tests.evaluation.test_run import digests
 from tests.evaluation.toy_policies import evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
 
 DEMO = {"questions.dataset": "demo", "questions.split": "test", "questions.limit": 20}
-
-SCRIPT = """
-import json, sys
-from pathlib import Path
-from reasonrag.core.config import load_config
-from reasonrag.evaluation.run import Evaluation
-Evaluation({"served": load_config(overrides=json.loads(sys.argv[1]))}, Path(sys.argv[2]), max_steps=[8, 4]).run()
-"""
 
 
 def test_the_shipped_policy_twice_in_a_folder_calls_once_and_writes_the_same(tmp_path):
@@ -66,27 +53,6 @@ def test_the_policy_of_another_format_is_judged_and_compared_with_the_shipped_on
     again = Evaluation(configs, tmp_path / "out", temperatures=[0.0], judging=judge)
     again.run()
     assert again.progress.usage.calls == 0
-
-
-def test_killed_in_the_middle_it_ends_with_the_same_files(tmp_path):
-    overrides = {**DEMO, "policy.concurrency": 4}
-    with ExtractiveServer(latency_s=0.02) as server:
-        overrides |= {"policy.spec": server.base_url, "policy.model": "extractor"}
-        whole = evaluate({"served": load_config(overrides=overrides)}, tmp_path / "whole", max_steps=[8, 4])
-        calls = len(server.requests)
-        assert calls == whole["calls"]["served"]["policy"]["calls"] > 60
-        arguments = (SCRIPT, json.dumps(overrides), str(tmp_path / "out"))
-        child = warmed.Child(warmed.source, arguments, product.environment())
-        product.wait_until(lambda: len(server.requests) >= calls + calls // 2 or child.poll() is not None)
-        child.kill()
-        assert child.wait(60) == -9, child.said()
-        product.wait_until(lambda: server.in_flight == 0)
-        paid = len(server.requests) - calls
-        evaluate({"served": load_config(overrides=overrides)}, tmp_path / "out", max_steps=[8, 4])
-        again = len(server.requests) - calls - paid
-    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
-    assert calls <= paid + again <= calls + 4  # what was in flight is paid for twice
-    assert 0 < again < calls
 
 
 def test_a_server_that_is_not_there_is_one_clear_error_and_pays_for_nothing(tmp_path):

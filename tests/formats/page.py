@@ -102,6 +102,8 @@ In every format:
 
 - Passages are inserted with the `<` of every tag and special token replaced by `‹`, and are sealed when the trajectory
   is parsed: nothing in a passage can end a thought or give an answer. The second passage below tries.
+  Brackets of tokens such as `[INST]` become `⁅`. Where the policy's tokenizer is known (all but the chat endpoint of a
+  server), every other form that it takes for one of its added tokens is broken too; a format's own tags stay tokens.
 - An answer or query that only repeats the instruction ("and", "the answer") does not count.
 - Queries, blocks and the answer are also read from trajectories that are not well-formed, as far as possible.
 

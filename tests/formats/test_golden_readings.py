@@ -25,10 +25,15 @@ def test_hiprag_accepts_what_algorithms_2_and_3_accept(case):
         assert reading.answer
 
 
+@pytest.mark.fault(
+    "22", "turns without a tag, nested, unclosed, with two answers, empty, ...", "the outcome that is listed for each"
+)
 @pytest.mark.parametrize("name", ["search_r1", "search_p1", "when_to_search"])
-def test_the_other_papers_turns_are_read_as_listed(name):
+def test_the_other_papers_turns_are_read_as_listed(name, figure):
     format = FORMATS[name]()
     listed = json.loads((GOLDEN / f"{name}_reader.json").read_text(encoding="utf-8"))
+    malformed = sum(not case["well_formed"] for case in listed)
+    figure(f"{len(listed)} texts of {name} read as listed, {malformed} of them malformed")
     assert len(listed) >= 15
     for case in listed:
         reading = format.read_text(case["text"])

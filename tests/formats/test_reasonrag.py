@@ -129,13 +129,6 @@ def test_only_an_answer_is_taken_when_an_answer_is_forced():
     assert FORMAT.parse("<query>x</query>", SEARCHED, final=True) == Malformed("unexpected_query")
 
 
-@given(st.text())
-def test_parsing_is_total(text):
-    FORMAT.parse(text, ())
-    FORMAT.parse(text, SEARCHED)
-    FORMAT.parse(text, (), final=True)
-
-
 def test_parsing_is_linear():
     started = time.process_time()
     FORMAT.parse("<query><answer>" * 200_000, ())

@@ -1,66 +1,31 @@
-"""An OpenAI-compatible server on loopback that misbehaves on demand."""
+"""The stub engine: an OpenAI-compatible server on loopback that misbehaves as a script says."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiohttp import web
 
-from tests.serving import HttpServer
+from tests.faults.stubs import Fault, Script, Stub
 
 Reply = Callable[[dict[str, Any]], str]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Answer with this status and body instead. `{authorization}` in the body becomes the request's header."""
-
-    status: int = 200
-    body: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    content_type: str = "application/json"
-
-
-@dataclass(frozen=True)
-class Disconnect:
-    """Close the connection after `sent` bytes of a longer body; with 0, without any answer (a stale keep-alive)."""
-
-    sent: int = 0
-
-
-@dataclass(frozen=True)
-class Slow:
-    """Answer well, but after this long."""
-
-    seconds: float
-
-
-Fault = Answer | Disconnect | Slow
-
-
-class FakeOpenAI(HttpServer):
-    """`/v1/chat/completions`, `/v1/completions` and `/v1/models`, in a thread of its own.
+class FakeOpenAI(Stub):
+    """`/v1/chat/completions`, `/v1/completions`, `/v1/models` and a `/health` that is always good.
 
     with FakeOpenAI(lambda request: "<answer>Jaws</answer>") as server:
         ServerLLM(server.base_url, "fake")
-
-    Attributes:
-        requests: the bodies received, in order.
-        headers: their headers.
-        arrived_at: their times, `time.monotonic()`.
-        most_in_flight: requests that were being answered at once.
-        peers: client connections seen.
     """
+
+    routes = ("/v1/chat/completions", "/v1/completions")
 
     def __init__(
         self,
         reply: Reply = lambda request: "ok",
-        faults: Iterable[Fault] = (),
+        faults: Script | Iterable[Fault | None] = (),
         *,
         models: tuple[str | dict[str, Any], ...] | None = ("fake",),
         prompt_tokens: int | None = None,
@@ -75,7 +40,7 @@ class FakeOpenAI(HttpServer):
 
         Args:
             reply: request to text. Called once per choice, with that choice's `seed`.
-            faults: one per request from the first on; good answers follow.
+            faults: one per request from the first on, and good answers follow; or a script of them.
             models: listed under `/v1/models`, by name or as a whole entry, others are refused; None is a server without
                 that route, which takes any.
             prompt_tokens: what vLLM's `/tokenize` counts in every prompt; None is a server without that route.
@@ -83,31 +48,24 @@ class FakeOpenAI(HttpServer):
             ignores_n: answers with one choice whatever was asked for.
             ignores_stop: writes on after the stop strings.
             strict: parameters refused with status 400.
-            latency_s: of every good answer.
+            latency_s: before every answer and every fault.
             edit: changes a good answer, given the request, before it is sent.
         """
-        self.requests: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.arrived_at: list[float] = []
-        self.peers: set[Any] = set()
-        self.most_in_flight = 0
-        self._in_flight = 0
-        self._reply, self._faults, self._models = reply, iter(tuple(faults)), models
+        self._reply, self._models = reply, models
         self._any_model = models is None or serves_unlisted
         self._entries = [entry if isinstance(entry, dict) else {"id": entry} for entry in models or ()]
         self._prompt_tokens = prompt_tokens
         self.looks = 0  # at the list of models
         self._ignores_n, self._ignores_stop, self._strict = ignores_n, ignores_stop, strict
-        self._latency_s, self._edit = latency_s, edit
-        super().__init__()
+        self._edit = edit
+        super().__init__(faults, latency_s=latency_s)
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
-        router.add_post("/v1/chat/completions", self._completions)
-        router.add_post("/v1/completions", self._completions)
         if self._models is not None:
             router.add_get("/v1/models", self._list)
         if self._prompt_tokens is not None:
             router.add_post("/tokenize", self._tokenize)
+        super().add_routes(router)
 
     async def _list(self, request: web.Request) -> web.Response:
         self.looks += 1
@@ -116,29 +74,7 @@ class FakeOpenAI(HttpServer):
     async def _tokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"count": self._prompt_tokens, "max_model_len": 4096})
 
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        self.arrived_at.append(time.monotonic())
-        body = await request.json()
-        self.requests.append(body)
-        self.headers.append(dict(request.headers))
-        self.peers.add(request.transport.get_extra_info("peername") if request.transport else None)
-        self._in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self._in_flight)
-        try:
-            return await self._answer(request, body)
-        finally:
-            self._in_flight -= 1
-
-    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        fault = next(self._faults, None)
-        if isinstance(fault, Answer):
-            text = fault.body.replace("{authorization}", request.headers.get("Authorization", ""))
-            return web.Response(
-                status=fault.status, text=text, headers=dict(fault.headers), content_type=fault.content_type
-            )
-        if isinstance(fault, Disconnect):
-            return await self._hang_up(request, fault.sent)
-        await asyncio.sleep(fault.seconds if isinstance(fault, Slow) else self._latency_s)
+    async def good(self, request: web.Request, body: Any) -> web.StreamResponse:
         for name in self._strict:
             if name in body:
                 error = {"message": f"Unsupported parameter: '{name}' is not supported.", "param": name}
@@ -150,15 +86,6 @@ class FakeOpenAI(HttpServer):
         answer = self._good(body)
         self._edit(body, answer)
         return web.json_response(answer)
-
-    async def _hang_up(self, request: web.Request, sent: int) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": "application/json"})
-        if sent:
-            await response.prepare(request)
-            await response.write(b"{" * sent)
-        assert request.transport is not None
-        request.transport.close()
-        return response
 
     def _good(self, body: dict[str, Any]) -> dict[str, Any]:
         n = 1 if self._ignores_n else body.get("n", 1)

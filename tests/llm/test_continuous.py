@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,8 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.rewards.base import Score
+from tests.llm.asking import PROMPT, assert_logprobs_are_real
 
-PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
 OTHERS = [Prompt((Message("user", "The river runs through the old town. " * count),)) for count in range(1, 17)]
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
 SPARE_ROWS = 4  # of the embedding, for tokens that a test adds
@@ -70,15 +69,6 @@ def qwen(chat: ChatTemplate, **config: Any) -> Any:
     return Qwen3ForCausalLM(Qwen3Config(**{**settings, **config}))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """Transformers collects garbage whenever a manager ends, twice; of what is there already, nothing is garbage."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def chat(tiny_model: Path) -> ChatTemplate:
     return ChatTemplate.load(str(tiny_model))
@@ -115,15 +105,6 @@ def continuous(chat: ChatTemplate, **settings: Any) -> ContinuousLLM:
 
 def said(completions: Sequence[Completion]) -> list[tuple[Any, ...]]:
     return [(c.text, c.token_ids, c.finish_reason, c.prompt_token_ids, c.completion_tokens) for c in completions]
-
-
-def assert_logprobs_are_real(model: Any, completion: Completion, temperature: float) -> None:
-    ids = torch.tensor([[*completion.prompt_token_ids, *completion.token_ids]])
-    with torch.no_grad():
-        logits = model(ids).logits[0, len(completion.prompt_token_ids) - 1 : -1]
-    expected = torch.log_softmax(logits.float() / temperature, dim=-1)
-    expected = expected.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
-    assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
 
 
 def test_greedy_text_is_that_of_generate_for_many_prompts_of_different_lengths(chat, model):

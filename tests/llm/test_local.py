@@ -1,54 +1,22 @@
+"""What the engine in this process writes: seeds, laws, log-probabilities, stops, and what cannot be loaded."""
+
 from __future__ import annotations
 
 import asyncio
-import os
-import selectors
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import structlog
 import torch
 
-from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.row_sampling import _nucleus, words_at
+from tests.llm.asking import OTHERS, PROMPT, SAMPLING, ask, ask_together, assert_logprobs_are_real, forward
 from tests.llm.tiny import save_tiny_model
-
-PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
-OTHERS = [Prompt((Message("user", "The river runs through the old town. " * count),)) for count in range(1, 8)]
-SAMPLING = Sampling(max_tokens=24, seed=11)
-
-
-def ask(llm: TransformersLLM, prompt: Prompt = PROMPT, sampling: Sampling = SAMPLING) -> tuple[Completion, ...]:
-    return asyncio.run(llm.complete(prompt, sampling))
-
-
-def ask_together(llm: TransformersLLM, requests: list[tuple[Prompt, Sampling]]) -> list[tuple[Completion, ...]]:
-    async def run():
-        return await asyncio.gather(*(llm.complete(prompt, sampling) for prompt, sampling in requests))
-
-    return asyncio.run(run())
-
-
-def forward(llm: TransformersLLM, completion: Completion, temperature: float = 1.0) -> torch.Tensor:
-    """`[T, V]` log-probabilities of a plain forward pass at the completion's positions."""
-    ids = torch.tensor([[*completion.prompt_token_ids, *completion.token_ids]])
-    with torch.no_grad():
-        logits = llm.model(ids).logits[0, len(completion.prompt_token_ids) - 1 : -1]
-    return torch.log_softmax(logits.float() / temperature, dim=-1)
-
-
-def assert_logprobs_are_real(llm: TransformersLLM, completion: Completion, temperature: float = 1.0) -> None:
-    expected = forward(llm, completion, temperature).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
-    assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
 
 
 @pytest.fixture
@@ -88,6 +56,24 @@ def test_sample_i_of_n_is_the_sample_of_seed_plus_i(tiny_llm):
     assert [completion.prompt_tokens for completion in four] == [len(four[0].prompt_token_ids), 0, 0, 0]
 
 
+@pytest.mark.fault(
+    "A11",
+    "NaN in the weights of a policy",
+    "one line that names the tensor, and no NaN in the journal",
+    before="cause 'bug:ValueError Out of range float values', or the advice to raise --max-tokens",
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_policy_with_nan_weights_says_which(tiny_model, figure, temperature):
+    llm = TransformersLLM(str(tiny_model), device="cpu")
+    name, weight = list(llm.model.named_parameters())[4]
+    with torch.no_grad():
+        weight.view(-1)[7] = float("nan")
+    with pytest.raises(RunError, match=rf"its weights hold NaN or infinities, first in {name};") as error:
+        ask(llm, sampling=Sampling(max_tokens=3, temperature=temperature, seed=1))
+    figure(str(error.value).partition(";")[0])
+    asyncio.run(llm.aclose())
+
+
 def test_global_random_state_is_neither_read_nor_changed(tiny_llm):
     torch.manual_seed(1)
     (first,) = ask(tiny_llm)
@@ -102,7 +88,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass_at_the_sampling_temperature(
     requests = [(prompt, Sampling(temperature=temperature, top_p=0.8, max_tokens=20, seed=1)) for prompt in OTHERS]
     for (completion,) in ask_together(tiny_llm, requests):
         assert len(completion.logprobs) == len(completion.token_ids) == completion.completion_tokens
-        assert_logprobs_are_real(tiny_llm, completion, temperature or 1.0)
+        assert_logprobs_are_real(tiny_llm.model, completion, temperature or 1.0)
 
 
 def test_greedy_is_what_generate_writes(tiny_llm):
@@ -118,7 +104,7 @@ def test_greedy_is_what_generate_writes(tiny_llm):
 def test_samples_follow_the_distribution_of_the_model(tiny_llm):
     drawn = ask(tiny_llm, sampling=Sampling(n=2000, max_tokens=1, temperature=0.5, seed=0))
     counts = Counter(completion.token_ids[0] for completion in drawn)
-    probabilities = forward(tiny_llm, drawn[0], 0.5)[0].exp()
+    probabilities = forward(tiny_llm.model, drawn[0], 0.5)[0].exp()
     for token in probabilities.topk(5).indices.tolist():
         expected = probabilities[token].item()
         assert counts[token] / 2000 == pytest.approx(expected, abs=4 * (expected / 2000) ** 0.5)
@@ -126,7 +112,7 @@ def test_samples_follow_the_distribution_of_the_model(tiny_llm):
 
 def test_top_p_keeps_the_smallest_nucleus(tiny_llm):
     drawn = ask(tiny_llm, sampling=Sampling(n=500, max_tokens=1, top_p=0.3, seed=0))
-    ordered = forward(tiny_llm, drawn[0])[0].exp().sort(descending=True)
+    ordered = forward(tiny_llm.model, drawn[0])[0].exp().sort(descending=True)
     size = int((ordered.values.cumsum(0) < 0.3).sum()) + 1
     assert {completion.token_ids[0] for completion in drawn} == set(ordered.indices[:size].tolist())
 
@@ -180,7 +166,7 @@ def test_a_stop_string_ends_its_row_and_no_other(tiny_llm):
     assert mark not in tiny_llm.chat.decode(stopped.token_ids[:-1])
     # The last token is kept whole, though the text ends within it.
     assert len(tiny_llm.chat.decode(stopped.token_ids)) > len(stopped.text)
-    assert_logprobs_are_real(tiny_llm, stopped)
+    assert_logprobs_are_real(tiny_llm.model, stopped)
     assert whole.token_ids == free.token_ids
 
 
@@ -196,7 +182,7 @@ def test_an_end_token_is_kept_though_it_is_the_padding_too(biased_llm):
         assert row.token_ids[-1] == end
         assert row.token_ids.count(end) == 1
         assert "<|end|>" not in row.text
-        assert_logprobs_are_real(llm, row)
+        assert_logprobs_are_real(llm.model, row)
 
 
 def test_a_model_that_says_nothing_gives_the_end_token_alone(biased_llm):
@@ -224,237 +210,6 @@ def test_a_prompt_that_fills_the_context_is_an_error_for_its_caller_alone(tiny_l
     refused, (answered,) = asyncio.run(run())
     assert isinstance(refused, LLMError) and refused.cause == "context_overflow"
     assert len(answered.token_ids) == 24
-
-
-def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
-    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
-    widths: list[int] = []
-    llm.model.register_forward_pre_hook(lambda m, a, k: widths.append(len(k["input_ids"])), with_kwargs=True)
-    ask_together(llm, [(PROMPT, Sampling(max_tokens=1, seed=i)) for i in range(32)])
-    asyncio.run(llm.aclose())
-    assert len(widths) <= 12
-
-
-def test_the_event_loop_goes_on_while_the_model_writes(tiny_llm):
-    async def run():
-        ticks = 0
-        call = asyncio.create_task(tiny_llm.complete(PROMPT, Sampling(max_tokens=200, seed=1)))
-        while not call.done():
-            await asyncio.sleep(0.001)
-            ticks += 1
-        return ticks
-
-    assert asyncio.run(run()) > 10
-
-
-def test_a_batch_that_does_not_fit_is_halved_until_it_does(tiny_model):
-    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
-
-    def full(module, args, kwargs):
-        if len(kwargs["input_ids"]) > 2:
-            raise torch.OutOfMemoryError("no room")
-
-    hook = llm.model.register_forward_pre_hook(full, with_kwargs=True)
-    crowded = ask(llm, sampling=Sampling(n=8, max_tokens=8, seed=3))
-    hook.remove()
-    assert [c.token_ids for c in crowded] == [
-        c.token_ids for c in ask(llm, sampling=Sampling(n=8, max_tokens=8, seed=3))
-    ]
-    asyncio.run(llm.aclose())
-
-
-@pytest.mark.parametrize(
-    ("error", "cause"), [(torch.OutOfMemoryError("no room"), "out_of_memory"), (ValueError("broken"), "engine")]
-)
-def test_errors_of_the_model_reach_every_caller_and_the_worker_lives_on(tiny_model, error, cause):
-    llm = TransformersLLM(str(tiny_model), batch_size=4, device="cpu")
-
-    def fail(module, args):
-        raise error
-
-    hook = llm.model.register_forward_pre_hook(fail)
-
-    async def run():
-        return await asyncio.gather(*(llm.complete(PROMPT, SAMPLING) for _ in range(3)), return_exceptions=True)
-
-    failures = asyncio.run(run())
-    assert [failure.cause for failure in failures] == [cause] * 3
-    hook.remove()
-    assert len(ask(llm)[0].token_ids) == 24
-    asyncio.run(llm.aclose())
-
-
-def test_cancelled_callers_do_not_harm_the_others(tiny_llm):
-    async def run():
-        calls = [asyncio.create_task(tiny_llm.complete(PROMPT, Sampling(max_tokens=40, seed=i))) for i in range(20)]
-        await asyncio.sleep(0.02)
-        for call in calls[::2]:
-            call.cancel()
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    results = asyncio.run(run())
-    assert all(len(result[0].token_ids) == 40 for result in results[1::2])
-    assert len(ask(tiny_llm)[0].token_ids) == 24
-
-
-def test_closing_ends_what_is_running_and_fails_what_waits(tiny_model):
-    llm = TransformersLLM(str(tiny_model), batch_size=1, device="cpu")
-    threads = threading.active_count()
-
-    async def run():
-        calls = [asyncio.create_task(llm.complete(PROMPT, Sampling(max_tokens=400, seed=i))) for i in range(20)]
-        await asyncio.sleep(0.05)
-        calls[10].cancel()
-        await asyncio.sleep(0)
-        await llm.aclose()
-        await llm.aclose()
-        late = llm.complete(PROMPT, SAMPLING)
-        return await asyncio.wait_for(asyncio.gather(*calls, late, return_exceptions=True), 60)
-
-    results = asyncio.run(run())
-    assert {result.cause for result in results if isinstance(result, LLMError)} == {"closed"}
-    assert isinstance(results[-1], LLMError)
-    assert threading.active_count() < threads + 1
-    assert llm.model is None
-
-
-def test_a_request_joins_a_batch_that_runs(tiny_llm):
-    ended: list[str] = []
-
-    async def complete(name: str, prompt: Prompt, sampling: Sampling) -> Completion:
-        (completion,) = await tiny_llm.complete(prompt, sampling)
-        ended.append(name)
-        return completion
-
-    async def run():
-        long = asyncio.create_task(complete("long", OTHERS[3], Sampling(max_tokens=150, seed=2)))
-        await asyncio.sleep(0.05)
-        return await asyncio.gather(long, complete("short", PROMPT, SAMPLING), complete("short", OTHERS[6], SAMPLING))
-
-    together = asyncio.run(run())
-    assert ended == ["short", "short", "long"]
-    for completion, (prompt, sampling) in zip(
-        together,
-        [(OTHERS[3], Sampling(max_tokens=150, seed=2)), (PROMPT, SAMPLING), (OTHERS[6], SAMPLING)],
-        strict=True,
-    ):
-        (alone,) = ask(tiny_llm, prompt, sampling)
-        assert completion.token_ids == alone.token_ids
-        assert_logprobs_are_real(tiny_llm, completion)
-
-
-class FastSelector(selectors.SelectSelector):
-    def select(self, timeout: float | None = None):
-        return super().select(timeout and timeout / FastLoop.times)
-
-
-class FastLoop(asyncio.SelectorEventLoop):
-    """Its clock runs a thousand times as fast as others."""
-
-    times = 1000
-
-    def __init__(self) -> None:
-        super().__init__(FastSelector())
-
-    def time(self) -> float:
-        return super().time() * self.times
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """Its clock jumps by an hour now and then, as that of a machine that slept."""
-
-    readings = 0
-
-    def time(self) -> float:
-        self.readings += 1
-        return super().time() + self.readings // 50 * 3600.0
-
-
-def test_a_worker_that_stands_still_is_named_and_fails_its_requests_and_goes_on_if_it_can(tiny_model):
-    llm = TransformersLLM(str(tiny_model), batch_size=4, device="cpu")
-    ask(llm)
-    goes_on = threading.Event()
-    hook = llm.model.register_forward_pre_hook(lambda module, args: goes_on.wait() and None)
-
-    async def run():
-        calls = (llm.complete(PROMPT, Sampling(max_tokens=24, seed=seed)) for seed in range(6))
-        stalled = await asyncio.gather(*calls, return_exceptions=True)
-        return [*stalled, *await asyncio.gather(llm.complete(PROMPT, SAMPLING), return_exceptions=True)]
-
-    with structlog.testing.capture_logs() as logs, asyncio.Runner(loop_factory=FastLoop) as runner:
-        failures = runner.run(run())
-    assert [failure.cause for failure in failures] == ["stalled"] * 7
-    assert logs[0]["event"] == "no token for 30 s" and logs[0]["waiting"] == 6
-    assert "no CPU time for 300 s, at row_sampling.py" in str(failures[0])
-    hook.remove()
-    goes_on.set()
-    while llm._watch.failure is not None:
-        time.sleep(0.001)
-    assert len(ask(llm)[0].token_ids) == 24
-    asyncio.run(llm.aclose())
-
-
-def test_a_clock_that_jumps_neither_hangs_nor_fails_a_request(tiny_llm):
-    async def run():
-        calls = (tiny_llm.complete(PROMPT, Sampling(max_tokens=3, seed=seed)) for seed in range(60))
-        return await asyncio.gather(*calls)
-
-    with structlog.testing.capture_logs() as logs, asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        assert len(runner.run(run())) == 60
-        assert runner.get_loop().readings > 100
-    assert not logs
-
-
-JUMPING_CLOCK = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <time.h>
-int clock_gettime(clockid_t id, struct timespec *now) {
-    static long long jumped;
-    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
-    int result = real(id, now);
-    if (id == CLOCK_MONOTONIC) {
-        long long ns = now->tv_nsec + __sync_add_and_fetch(&jumped, 1000000);
-        now->tv_sec += ns / 1000000000;
-        now->tv_nsec = ns % 1000000000;
-    }
-    return result;
-}
-"""
-UNDER_IT = """
-import asyncio, queue, sys, threading
-from reasonrag.core.types import Message, Prompt
-from reasonrag.llm.base import Sampling
-from reasonrag.llm.local import TransformersLLM
-
-waits = queue.SimpleQueue()
-waits.put(None)
-waits.get()  # leaves its lock free
-waiter = threading.Thread(target=lambda: waits.get(timeout=0.0005), daemon=True)
-waiter.start()
-llm = TransformersLLM(sys.argv[1], batch_size=4, device="cpu")
-
-async def calls():
-    prompt = Prompt((Message("user", "Who directed Jaws?"),))
-    for turn in range(20):
-        await asyncio.gather(*(llm.complete(prompt, Sampling(max_tokens=2)) for _ in range(turn % 5 + 1)))
-
-asyncio.run(calls())
-print("waits for ever" if waiter.is_alive() else "over")
-"""
-
-
-@pytest.mark.slow
-def test_the_wait_that_a_jump_of_the_clock_makes_endless_is_not_in_the_engine(tiny_model, tmp_path):
-    (tmp_path / "jump.c").write_text(JUMPING_CLOCK)
-    library = tmp_path / "jump.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "jump.c", "-ldl"], check=True)
-    ran = subprocess.run(
-        [sys.executable, "-c", UNDER_IT, tiny_model], env={**os.environ, "LD_PRELOAD": str(library)},
-        capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
-    if sys.version_info < (3, 13):  # which computes the time left in another way
-        assert ran.stdout.strip() == "waits for ever"
 
 
 def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):

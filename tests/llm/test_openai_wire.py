@@ -12,23 +12,24 @@ from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.openai_wire import Wire, readable
+from reasonrag.llm.openai_wire import MOST_TOKENS, Wire, readable
 from reasonrag.pipeline.models import check_llm
+from tests.faults.matrix import Figure
 
-LARGEST = 2**31 - 1
-UNUSABLE = [2**31, 10**12, 10**19, -1, True, 1.0, "1", None]
+LARGEST = MOST_TOKENS - 1
+UNUSABLE = [2**31 - 1, 10**12, 10**19, -1, True, 1.0, "1", None]
 
 
-def read(choice: dict[str, Any] | None = None, **reply: Any) -> Completion:
+def read(choice: dict[str, Any] | None = None, vocabulary: int = MOST_TOKENS, **reply: Any) -> Completion:
     message = {"message": {"content": "ok"}, "finish_reason": "stop"}
     raw = json.dumps({"choices": [message | (choice or {})], **reply}).encode()
     prompt = Prompt((Message("user", "?"),))
-    (completion,) = Wire("m", logprobs=True).completions(raw, prompt, Sampling(temperature=1.0))
+    (completion,) = Wire("m", logprobs=True, vocabulary=vocabulary).completions(raw, prompt, Sampling(temperature=1.0))
     assert completion.text == "ok"
     return completion
 
 
-def test_ids_and_counts_are_kept_up_to_int32():
+def test_ids_and_counts_that_can_be_are_kept():
     completion = read({"token_ids": [0, LARGEST]}, prompt_token_ids=[LARGEST], usage={"prompt_tokens": LARGEST})
     assert completion.token_ids == (0, LARGEST)
     assert completion.prompt_token_ids == (LARGEST,)
@@ -36,10 +37,15 @@ def test_ids_and_counts_are_kept_up_to_int32():
     assert read(usage={"completion_tokens": LARGEST}).completion_tokens == LARGEST
 
 
-@pytest.mark.parametrize("number", UNUSABLE)
-def test_ids_that_are_none_are_not_reported(number):
-    completion = read({"token_ids": [1, number]}, prompt_token_ids=[number])
-    assert (completion.token_ids, completion.prompt_token_ids) == (None, None)
+@pytest.mark.fault(
+    "A12", "token ids 2147483647, negative, no numbers", "set aside as missing", before="kept, exit code 0"
+)
+def test_ids_that_the_model_cannot_have_are_set_aside(figure: Figure):
+    kept = [read({"token_ids": [1, id]}, prompt_token_ids=[id]) for id in UNUSABLE]
+    kept.append(read({"token_ids": [1, 151_665]}, 151_665, prompt_token_ids=[151_665]))
+    used = [reply for reply in kept if (reply.token_ids, reply.prompt_token_ids) != (None, None)]
+    figure(f"{len(used)} of {len(kept)} kept")
+    assert not used and read({"token_ids": [151_664]}, 151_665).token_ids == (151_664,)
 
 
 @pytest.mark.parametrize("number", UNUSABLE)
@@ -54,14 +60,18 @@ def test_tokens_from_the_prefix_cache_are_read_where_a_server_reports_them():
         assert read(usage={"prompt_tokens": 50, "prompt_tokens_details": details}).cached_tokens is None
 
 
-@pytest.mark.parametrize("number", [-(10**400), 10**400, math.nan, math.inf, -math.inf, True, "-1", None])
-def test_logprobs_that_are_no_finite_numbers_are_not_reported(number):
-    assert read({"logprobs": {"content": [{"logprob": -0.5}, {"logprob": number}]}}).logprobs is None
-    assert read({"logprobs": {"token_logprobs": [-0.5, number]}}).logprobs is None
+@pytest.mark.fault("A12", "log-probabilities above 0, NaN, infinite", "set aside as missing", before="3.0 was kept")
+@pytest.mark.fault("24", "NaN and infinite log-probabilities from an engine", "set aside as missing")
+def test_logprobs_that_are_none_are_set_aside(figure: Figure):
+    numbers = [3.0, 0.01, -(10**400), 10**400, math.nan, math.inf, -math.inf, True, "-1", None]
+    chats = [read({"logprobs": {"content": [{"logprob": -0.5}, {"logprob": number}]}}) for number in numbers]
+    texts = [read({"logprobs": {"token_logprobs": [-0.5, number]}}) for number in numbers]
+    figure(f"{sum(reply.logprobs is not None for reply in chats + texts)} of {len(chats + texts)} kept")
+    assert {reply.logprobs for reply in chats + texts} == {None}
 
 
-def test_whole_numbers_are_logprobs_too():
-    assert read({"logprobs": {"token_logprobs": [0, -1, -0.5]}}).logprobs == (0.0, -1.0, -0.5)
+def test_whole_numbers_are_logprobs_too_and_so_is_what_rounding_leaves_above_0():
+    assert read({"logprobs": {"token_logprobs": [0, -1, -0.5, 1e-6]}}).logprobs == (0.0, -1.0, -0.5, 1e-6)
 
 
 def test_an_error_body_is_read_without_any_secret_also_where_one_would_be_cut():

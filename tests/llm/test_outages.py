@@ -1,4 +1,4 @@
-"""Servers that die and come back under a run: real processes, killed with SIGKILL."""
+"""Servers that die and come back under a run: their port and every connection is closed, as after a SIGKILL."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.storage.journal import Journal
-from tests.llm.process_server import ServerProcess
+from tests.llm.fake_openai import FakeOpenAI
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
+
+
+class Server(FakeOpenAI):
+    """Answers with its port."""
+
+    def __init__(self, latency_s: float = 0.02) -> None:
+        super().__init__(lambda request: str(self.port), models=("m",), latency_s=latency_s)
 
 
 async def ask(llm: ServerLLM, question: str, calls: int, replied: Callable[[str, str], None]) -> None:
@@ -34,12 +41,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_server_that_restarts_costs_no_request():
-    async def main(server: ServerProcess) -> list[str]:
+    async def main(server: Server) -> list[str]:
         llm, replies = ServerLLM(server.base_url, "m", concurrency=16, max_retries=1, timeout_s=0.5), []
 
         async def restart() -> None:
             await until(lambda: len(replies) >= 50)
-            server.kill()
+            server.stop()
             await asyncio.sleep(1.0)  # longer than the timeout of a request
             assert llm.slots.in_flight <= 1 and llm.slots.waiting >= 39 and llm.slots.free < 0
             server.start()
@@ -51,37 +58,54 @@ def test_a_server_that_restarts_costs_no_request():
             await llm.aclose()
         return replies
 
-    with ServerProcess() as server:
+    with Server() as server:
         assert asyncio.run(main(server)) == [str(server.port)] * 200
 
 
+def test_a_request_that_finds_no_server_has_not_been_lost_by_it():
+    async def main(server: Server) -> list[str]:
+        llm, replies = ServerLLM(server.base_url, "m", max_retries=0), []
+        try:
+            asked = asyncio.create_task(ask(llm, "q", 1, lambda _, text: replies.append(text)))
+            await until(lambda: llm.slots.away_since is not None or asked.done())
+            server.start()
+            await asked
+        finally:
+            await llm.aclose()
+        return replies
+
+    with Server() as server:
+        server.stop()
+        assert asyncio.run(main(server)) == [str(server.port)]
+
+
 def test_a_stop_ends_the_wait_for_a_server(tmp_path):
-    async def main(server: ServerProcess, journal: Journal) -> None:
+    async def main(server: Server, journal: Journal) -> None:
         llm = JournaledLLM(ServerLLM(server.base_url, "m"), journal, kind="policy")
         asked = [asyncio.create_task(llm.complete(PROMPT, Sampling(seed=i))) for i in range(8)]
         await asyncio.sleep(0.1)
-        server.kill()
+        server.stop()
         await until(lambda: llm.slots.waiting == 8)
         journal.drain()
         ended = await asyncio.gather(*asked, return_exceptions=True)
         await llm.aclose()
         assert all(isinstance(error, Interrupted) for error in ended)
 
-    with ServerProcess(latency_s=60.0) as server:
+    with Server(latency_s=60.0) as server:
         journal = Journal(tmp_path / "journal.sqlite")
         asyncio.run(main(server, journal))
         journal.close()
 
 
 def test_of_three_servers_one_dies_and_comes_back():
-    async def main(servers: list[ServerProcess]) -> None:
+    async def main(servers: list[Server]) -> None:
         llm = ServerLLM([server.base_url for server in servers], "m", concurrency=4)
         assert (llm.slots.limit, llm.slots.free, llm.name) == (12, 12, "m")
         seen: dict[str, list[str]] = defaultdict(list)
 
-        async def kill(server: ServerProcess) -> None:
+        async def kill(server: Server) -> None:
             await until(lambda: sum(map(len, seen.values())) >= 40)
-            server.kill()
+            server.stop()
 
         def replied(question: str, port: str) -> None:
             seen[question].append(port)
@@ -105,21 +129,21 @@ def test_of_three_servers_one_dies_and_comes_back():
             await llm.aclose()
 
     with ExitStack() as stack:
-        asyncio.run(main([stack.enter_context(ServerProcess()) for _ in range(3)]))
+        asyncio.run(main([stack.enter_context(Server()) for _ in range(3)]))
 
 
 def test_the_check_names_addresses_that_do_not_answer_and_raises_if_none_does():
-    async def main(servers: list[ServerProcess]) -> None:
+    async def main(servers: list[Server]) -> None:
         llm = ServerLLM([server.base_url for server in servers], "m")
         await llm.check()
-        servers[1].kill()
+        servers[1].stop()
         with capture_logs() as told:
             await llm.check()
         assert str(servers[1].port) in told[0]["event"] and len(told) == 1
-        servers[0].kill()
+        servers[0].stop()
         with pytest.raises(LLMError, match=str(servers[0].port)):
             await llm.check()
         await llm.aclose()
 
     with ExitStack() as stack:
-        asyncio.run(main([stack.enter_context(ServerProcess()) for _ in range(2)]))
+        asyncio.run(main([stack.enter_context(Server()) for _ in range(2)]))

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import resource
 from collections.abc import Sequence
-from email.utils import formatdate
 
 import pytest
 
-from reasonrag.core.errors import LLMError
+from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, Span
 from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.server import ServerLLM
-from tests.llm.fake_openai import Answer, Disconnect, FakeOpenAI, Slow
+from tests.faults.stubs import Answer, Disconnect, Slow
+from tests.llm.fake_openai import FakeOpenAI
 
 PROMPT = Prompt((Message("system", "Be brief."), Message("user", "Who directed Jaws?")), stop=("</query>", "</answer>"))
 KEY = "sk-very-secret-0123456789"
@@ -99,14 +99,6 @@ def test_a_call_waits_as_long_as_retry_after_says():
     with FakeOpenAI(faults=[Answer(429, "{}", {"Retry-After": "1"})]) as server:
         ask(server)
     assert server.arrived_at[1] - server.arrived_at[0] >= 1.0
-
-
-def test_retry_after_may_be_a_date():
-    due = int(time.time() + 2)  # a date has whole seconds
-    due_by_our_clock = time.monotonic() + due - time.time()
-    with FakeOpenAI(faults=[Answer(503, "", {"Retry-After": formatdate(due, usegmt=True)})]) as server:
-        ask(server)
-    assert server.arrived_at[1] >= due_by_our_clock - 0.1
 
 
 def test_a_wait_longer_than_the_time_left_fails_at_once():
@@ -200,10 +192,15 @@ def test_an_error_quotes_at_most_200_characters_of_the_server():
         assert str(failure(server)).count("x") == 200
 
 
-def test_a_prompt_too_long_is_counted_as_such():
+@pytest.mark.fault(
+    "18", "the prompt and what it may write exceed the context (400)", "not asked again, under its own cause"
+)
+def test_a_prompt_too_long_is_counted_as_such(figure):
     message = "This model's maximum context length is 4096 tokens. However, your max_tokens is not supported here."
     with FakeOpenAI(faults=[Answer(400, json.dumps({"error": {"message": message}}))]) as server:
-        assert failure(server).cause == "context_overflow"
+        cause = failure(server).cause
+    figure(f"{cause} after {len(server.requests)} request")
+    assert (cause, len(server.requests)) == ("context_overflow", 1)
 
 
 def test_redirects_are_not_followed():
@@ -403,3 +400,19 @@ def test_a_client_can_be_closed_twice_and_used_in_another_loop():
             return completion.text
 
         assert [asyncio.run(once()) for _ in range(2)] == ["ok", "ok"]
+
+
+def test_a_process_that_may_open_no_more_files_ends_its_run_and_says_how_to_send_fewer():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def ask() -> None:
+        llm = ServerLLM("http://127.0.0.1:9/v1", "m")
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (5, hard))
+            await llm.complete(PROMPT, Sampling())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await llm.aclose()
+
+    with pytest.raises(RunError, match=r"too many open files: this process may have 5, .*ulimit.*--concurrency 1,"):
+        asyncio.run(ask())

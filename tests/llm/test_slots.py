@@ -9,10 +9,12 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from structlog.testing import capture_logs
 
 from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.errors import Interrupted
 from reasonrag.core.http import Away
+from reasonrag.llm.addresses import Addresses
 from reasonrag.llm.base import Caller, caller
 from reasonrag.llm.slots import Slots
 
@@ -61,19 +63,28 @@ class Engine:
         speed: of one request by the number of requests, as a share of that of a request alone.
         slots: requests served at a time; the others wait in their order.
         refuses: answers 429 while it has this many.
+        chance: refuses this share of requests, however many it has.
     """
 
-    def __init__(self, *, slots: int = 10**6, speed: Callable[[int], float] = lambda n: 1.0, refuses: int = 10**6):
+    def __init__(
+        self,
+        *,
+        slots: int = 10**6,
+        speed: Callable[[int], float] = lambda n: 1.0,
+        refuses: int = 10**6,
+        chance: float = 0.0,
+        seed: int = 1,
+    ):
         self.busy_s = 0.0  # of requests, in seconds of a request alone
         self._slots = asyncio.Semaphore(slots)
-        self._speed, self._refuses = speed, refuses
+        self._speed, self._refuses, self._chance, self._rng = speed, refuses, chance, Random(seed)
         self._running: list[tuple[float, int, asyncio.Future[None]]] = []
         self._at = self._work = 0.0
         self._requests = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
     async def answer(self, tokens: int) -> bool:
-        if len(self._running) >= self._refuses:
+        if len(self._running) >= self._refuses or self._rng.random() < self._chance:
             await asyncio.sleep(0.01)
             return False
         async with self._slots:
@@ -115,7 +126,7 @@ async def drive(engine: Engine, slots: Slots, *, seconds: float, askers: int = 2
             tokens = min(max(round(rng.lognormvariate(math.log(60), 0.6)), 8), 512)
             async with slots.request() as request:
                 while not await engine.answer(tokens):
-                    request.refuse()
+                    slots.refuse(request)
                     await asyncio.sleep(1.0)
                 request.tokens = tokens
             if loop.time() > seconds / 2:
@@ -150,6 +161,16 @@ def test_refusals_lower_the_limit_once_for_all_requests_that_were_in_flight():
     limit, busy = run_virtually(main())
     assert 35 <= limit <= 55
     assert busy >= 40
+
+
+@pytest.mark.parametrize(("chance", "least"), [(0.07, 0.8), (0.2, 0.8), (0.4, 0.7)])
+def test_requests_that_are_refused_by_chance_do_not_starve_an_engine(chance, least):
+    async def main(seed):
+        engine = Engine(slots=64, chance=chance, seed=seed)
+        await drive(engine, Slots(), seconds=120.0, askers=400)
+        return engine.busy_s / 120.0
+
+    assert min(run_virtually(main(seed)) for seed in range(3)) >= least * 64
 
 
 def test_few_requests_do_not_lower_the_limit():
@@ -202,7 +223,7 @@ def test_a_request_that_an_engine_dies_of_does_not_hold_up_the_others():
         async def ask(name: str) -> None:
             nonlocal dies_until
             request = slots.request()
-            while request.lost <= 6 and loop.time() < 600.0:  # the patience of a run
+            while request.lost <= 8 and loop.time() < 600.0:  # the patience of a run
                 try:
                     async with request:
                         await asyncio.sleep(0.1)
@@ -239,3 +260,25 @@ def test_requests_that_wait_are_told_of_a_stop():
         assert (slots.in_flight, slots.waiting) == (0, 0)
 
     run_virtually(main())
+
+
+@pytest.mark.parametrize("probing", [False, True], ids=["between two probes", "in a probe"])
+def test_patience_does_not_count_the_time_in_which_the_process_was_stopped(probing):
+    async def main():
+        loop = asyncio.get_running_loop()
+        addresses = Addresses(["http://127.0.0.1:1/v1"], None, patience_s=600.0, name="m")
+        (address,) = addresses.all
+        request = address.slots.request()
+        asyncio.get_running_loop().call_at(100.0, loop.stand_still, 10_000.0)
+        while True:
+            try:
+                async with request:
+                    await asyncio.sleep(3.0 * probing)
+                    raise Away("gone")
+            except Away as failure:
+                if not addresses.lost(address, failure):
+                    return loop.time()
+
+    with capture_logs() as said:
+        assert 10_590 < run_virtually(main()) < 10_620
+    assert len(said) == 1

@@ -233,11 +233,13 @@ def test_a_judge_that_stays_away_ends_the_training_and_says_how_to_go_on():
     assert set(away.reward.calls.values()) == {3}
 
 
+@pytest.mark.fault("24", "rewards that are NaN or infinite, in online RL", "none, and counted")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_reward_that_is_no_number_is_none(value):
+def test_a_reward_that_is_no_number_is_none(value, figure):
     made = batch(
         collector(lambda q, said, call: value if hash_of(said) % 4 == 0 else 1.0, outage={"max_unscored": 1.0})
     )
+    figure(f"{value}: {made.unscored.get('not_finite')} of {len(made.samples)} set aside")
     assert set(made.unscored) == {"not_finite"}
     assert {s.score.value for s in made.samples} == {1.0, None}
 

@@ -83,7 +83,7 @@ def test_a_contradiction_is_one_clear_line(wrong, told):
     [
         ({"credit": "step"}, "in format 'search_r1' a trajectory is one training row"),
         ({"format__name": "no_such"}, "format 'no_such' is unknown"),
-        ({"data": None}, "nothing to train on"),
+        ({"data": None}, "no questions: add --dataset"),
         (
             {"format__name": "tool_calls", "reward__outcome__search_confidence": 0.4},
             "reads a search tag, and format 'tool_calls' has none",

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from reasonrag.core.errors import Stalled
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.advantages import advantage_scale, group_advantages
 from reasonrag.online_rl.rows import REWARD
-from reasonrag.online_rl.trainer import AgenticGRPOTrainer, BackgroundRunner
+from reasonrag.online_rl.trainer import AgenticGRPOTrainer, BackgroundRunner, Rollouts
 from reasonrag.training.callbacks import GuardedTrainer
 from reasonrag.training.model import model_path
 from tests.online_rl.toys import farthest, logged, made, settings
@@ -275,6 +276,13 @@ def test_rollouts_ahead_are_those_of_an_engine_a_step_behind(tmp_path):
     for metric in ("loss", "rollout/reward", "sampling/importance_sampling_ratio/mean"):
         assert logged(histories[1], metric) == pytest.approx(logged(histories[0], metric), abs=1e-6)
     assert farthest(*policies) < 1e-4
+
+
+def test_rollouts_that_stand_still_are_ended_after_the_stall_that_is_set(tmp_path):
+    stall_s = settings(run__stall_s=0.3).as_config().stall_s
+    rollouts = Rollouts(None, None, None, None, tmp_path, stall_s)
+    with pytest.raises(Stalled, match=r"stands still: no token, reply or commit for 0\.3 s"):
+        asyncio.run(rollouts.watched(asyncio.sleep(60)))
 
 
 def test_nobody_is_told_that_a_training_runs():

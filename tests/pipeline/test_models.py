@@ -3,14 +3,17 @@ from __future__ import annotations
 import json
 import shutil
 
+import huggingface_hub.constants
 import pytest
 
-from reasonrag.core.config import ModelConfig
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.config import Config, ModelConfig
+from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import demo_folder
 from reasonrag.llm.chat_template import template_identity
+from reasonrag.llm.model_folder import model_commit
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.pipeline.models import check_llm, open_llm
+from reasonrag.pipeline.models import check_llm, commits, open_llm
+from reasonrag.storage.runs import RunFolder
 from tests.llm.tiny import save_tiny_model
 
 
@@ -38,6 +41,49 @@ def test_a_judge_at_a_server_of_the_policy_shares_its_requests_in_flight():
 def test_a_factory_that_is_not_there_is_refused(path):
     with pytest.raises(ConfigError, match="cannot be imported"):
         open_llm(ModelConfig(spec=f"python:{path}"), "policy")
+
+
+OWN = """
+import json, sys
+def raises(config):
+    return json.loads("{")
+def ends(config):
+    sys.exit(3)
+def none(config):
+    return None
+def picky():
+    return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        ("def f(:", "f", r"cannot be imported: its code fails at \S+own_\d+\.py:1; mend it there: SyntaxError"),
+        (
+            "\nimport nosuch",
+            "f",
+            r"imported: its code fails at \S+own_\d+\.py:2; .*ModuleNotFoundError: No module named",
+        ),
+        ("raise SystemExit(3)", "f", r"imported: its code fails at \S+own_\d+\.py:1; mend it there: SystemExit: 3"),
+        (OWN, "raises", r"cannot be called: its code fails at \S+own_\d+\.py:4; mend it there: JSONDecodeError"),
+        (OWN, "ends", r"cannot be called: its code fails at \S+own_\d+\.py:6; mend it there: SystemExit: 3"),
+        (OWN, "none", r"returns NoneType, which lacks name, complete, aclose; docs/extend.md"),
+        (
+            OWN,
+            "picky",
+            r"cannot be called: name a class or function with the parameters .* TypeError: picky\(\) takes 0",
+        ),
+        (OWN, "sys", r"cannot be called: name a class or function .* TypeError: 'module' object is not callable"),
+    ],
+)
+def test_code_of_others_that_fails_is_refused_with_its_place(module, name, message, tmp_path, monkeypatch):
+    file = tmp_path / f"own_{len(module + name + message)}.py"
+    file.write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_llm(ModelConfig(spec=f"python:{file.stem}:{name}"), "policy")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("spec", ["http://127.0.0.1:9/v1", "extractive", "demo"])
@@ -201,3 +247,32 @@ def test_what_cannot_be_loaded_is_seen_without_loading(tmp_path):
     with pytest.raises(ConfigError, match="does not name the adapter's model"):
         check_llm(ModelConfig(spec=f"hf:{tmp_path}"), "policy")
     check_llm(ModelConfig(spec="demo"), "policy")
+
+
+def test_a_hub_model_whose_branch_has_moved_is_another_one_if_both_commits_are_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    cached = tmp_path / "models--org--tiny"
+    (cached / "refs").mkdir(parents=True)
+
+    def moved_to(commit: str) -> dict[str, str]:
+        shutil.copytree(demo_folder(), cached / "snapshots" / commit)
+        (cached / "refs" / "main").write_text(commit)
+        policy = open_llm(ModelConfig(spec="hf:org/tiny", device="cpu"), "policy")
+        assert policy.name == "hf:org/tiny"  # by which the journal knows replies
+        return commits(policy=policy, judge=None)
+
+    begun, now = moved_to("a" * 40), moved_to("b" * 40)
+    assert begun == {"policy_commit": "a" * 40} and model_commit(str(demo_folder())) is None
+    with RunFolder.open(tmp_path / "run", Config(), {"policy": "hf:org/tiny"}) as old:
+        old.bind()
+    hashes = {old.config_hash}
+    for content in (begun, {}, begun):  # an old run gets a commit, and keeps what its pairs are named by
+        with RunFolder.open(tmp_path / "run", Config(), {"policy": "hf:org/tiny", **content}) as run:
+            hashes.add(run.config_hash)
+    assert len(hashes) == 1
+    with (
+        pytest.raises(RunError, match=r"content\.policy_commit: 'a{40}' there, 'b{40}' now"),
+        RunFolder.open(tmp_path / "run", Config(), {"policy": "hf:org/tiny", **now}),
+    ):
+        pass

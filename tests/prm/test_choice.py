@@ -38,7 +38,7 @@ class ByLength:
 
     async def score(self, steps):
         self.asked += [completion.text for _, completion in steps]
-        return [len(completion.text) / 100 for _, completion in steps]
+        return [min(len(completion.text) / 100, 1.0) for _, completion in steps]
 
     async def aclose(self):
         pass
@@ -112,7 +112,7 @@ def test_a_tree_is_valued_by_the_model_and_by_the_answers(tmp_path):
     assert summary["content"]["prm"] == summary["prm"] == "by-length"
     assert {row["origin"] for row in rows} == {"root", "expansion"}, "no rollout is made"
     new = [row for row in rows if row["visits"] == 1 and row["depth"] and not row["stop_reason"]]
-    assert new and all(row["value"] == pytest.approx(len(row["text"]) / 100) for row in new)
+    assert new and all(row["value"] == pytest.approx(min(len(row["text"]) / 100, 1.0)) for row in new)
     by_model, by_answers = (
         list(derive_pairs(rows, policy="p", config_hash="h", reward=reward)) for reward in ("prm", "spre")
     )

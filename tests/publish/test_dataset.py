@@ -227,8 +227,8 @@ BAD = {
     "neither a run": lambda run: (run / "run.json").unlink(),
     "holds pairs alone": lambda run: (run / "run.json").rename(run / "pairs.json"),
     "no pairs to publish": no_pairs,
-    "1000 in run.json": one_pair_less,
-    "it is damaged or not Parquet: `reasonrag pairs`": lambda run: damaged(run / "pairs/train-00000-of-00001.parquet"),
+    "pairs.total is 1000": one_pair_less,
+    "it is damaged or not Parquet; write pairs": lambda run: damaged(run / "pairs/train-00000-of-00001.parquet"),
     "nodes-00000-of-00001.parquet cannot be read": lambda run: damaged(run / "trees/nodes-00000-of-00001.parquet"),
     "0 shards found": lambda run: (run / "trees/nodes-00000-of-00001.parquet").unlink(),
     "1 shards found": lambda run: (run / "pairs/train-00000-of-00001.parquet").rename(
@@ -290,6 +290,7 @@ def test_pairs_of_an_older_version_are_published_counted_and_trained_on(tmp_path
     """They lack the columns that came later, and copies of a step were valued apart, so some contradict others."""
     run = write_run(tmp_path / "run")
     path = run / "pairs/train-00000-of-00001.parquet"
+    (run / "pairs/test-00000-of-00001.parquet").unlink()
     rows = pq.read_table(path).to_pylist()
     swapped = {"chosen": "rejected", "rejected": "chosen"}
     reverse = {
@@ -299,7 +300,6 @@ def test_pairs_of_an_older_version_are_published_counted_and_trained_on(tmp_path
     old = pa.schema(field for field in pair_schema() if field.name not in pair_schema.added)
     pq.write_table(pa.Table.from_pylist(rows, schema=old), path, write_page_checksum=True)
     recount(run)
-    edit_json(run / "run.json", lambda summary: summary["pairs"].update(train=len(rows), test=1))
 
     read = read_parquet(path, pair_schema())
     assert read[1]["confidence"] is None and read[1]["chosen"] == rows[0]["rejected"]
@@ -308,7 +308,7 @@ def test_pairs_of_an_older_version_are_published_counted_and_trained_on(tmp_path
         "same_text": 2, "same_content": 2, "named": [[rows[0]["pair_id"], "other"]]
     }  # fmt: skip
     found = staged(run)
-    assert f"2 of {len(rows) + 1} pairs contradict each other" in found.warning
+    assert f"2 of {len(rows)} pairs contradict each other" in found.warning
     assert "| pairs that contradict another pair of the same prompt | 2 |" in card_of(found).text
     loaded = load_dataset(str(found.upload.folder), "all", cache_dir=str(tmp_path / "cache"))
     assert [pair["confidence"] for pair in loaded["train"]] == [None] * len(rows)

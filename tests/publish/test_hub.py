@@ -118,9 +118,15 @@ def test_a_model_goes_up_as_well(hub, go, upload):
     assert repo.written[0].files["adapter_model.safetensors"].content == b"weights"
 
 
+@pytest.mark.fault(
+    "32",
+    "the Hub answers 500, 503, 504, 429, 412 or 401, or closes the connection, in each of its calls",
+    "tried again or refused with advice; no tag without its commit, and run again: exactly one commit, tagged",
+)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_fault_in_any_call_is_survived_or_refused(hub, go, upload, route, fault):
+def test_a_fault_in_any_call_is_survived_or_refused(hub, go, upload, route, fault, figure):
+    figure(f"{len(FAULTS)} faults in each of {len(ROUTES)} calls, {len(FAULTS) * len(ROUTES)} cases")
     hub.fail(route, **FAULTS[fault])
     said: list[str] = []
     refused = fault == "401" or (fault == "412" and route != "commit")
@@ -160,10 +166,12 @@ def test_no_wait_is_longer_than_patience(hub, go, upload, retry_after):
     assert len(hub.requests("preupload")) == 1
 
 
-def test_nothing_is_sent_to_a_public_repository(hub, go, upload):
+@pytest.mark.fault("33", "the repository exists and is public", "refused without --public, and nothing is sent")
+def test_nothing_is_sent_to_a_public_repository(hub, go, upload, figure):
     repo = hub.create("datasets", upload.repo_id, private=False)
     with pytest.raises(ConfigError, match="is public, so nothing was sent"):
         go(upload)
+    figure(f"{hub.bytes_written()} bytes sent, {len(repo.written)} commits")
     assert hub.bytes_written() == 0
     assert not repo.written
     published = go(replace(upload, public=True))
@@ -194,7 +202,8 @@ def test_the_same_content_is_not_committed_again(hub, go, upload):
     assert hub.bytes_written() == 0
 
 
-def test_a_second_version_keeps_the_hand_written_card_and_drops_old_shards(hub, go, upload):
+@pytest.mark.fault("34", "a card and files that others edited, then a second version", "text, tags and files are kept")
+def test_a_second_version_keeps_the_hand_written_card_and_drops_old_shards(hub, go, upload, figure):
     go(upload)
     repo = repo_of(hub, upload)
     card = repo.commits[-1].files["README.md"].content + b"## By hand\r\n\xc3\xa4\n"
@@ -205,6 +214,8 @@ def test_a_second_version_keeps_the_hand_written_card_and_drops_old_shards(hub, 
     published = go(upload)
     assert published.tag == "v1.1.0"
     files = repo.commits[-1].files
+    kept = "kept" if files["README.md"].content == card else "CHANGED"
+    figure(f"{len(files)} files, theirs among them; what they wrote into the card is {kept}")
     assert files["README.md"].content == card
     assert sorted(files) == [".gitattributes", "README.md", "config.json", "notes.txt", DATA]
 

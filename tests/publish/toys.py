@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.dpo.pairs import derive_pairs
+from reasonrag.spre.estimate import means_below
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import pair_schema
 from tests.report import hostile
@@ -22,6 +23,11 @@ def write_run(
     """A finished run of a tree for each data set; of steps, the last one's pairs are held out."""
     trees = [hostile.rows(nodes, question_id=f"q{n}", dataset=name, text=text) for n, name in enumerate(datasets)]
     trees[0][-1]["f1"] = 0.0
+    for tree in trees:
+        parents = [None if row["parent_id"] < 0 else row["parent_id"] for row in tree]
+        ends = [None if row["f1"] is None else row["f1"] * 0.9 ** row["depth"] for row in tree]
+        for row, spre in zip(tree, means_below(parents, ends), strict=True):
+            row["spre"] = spre
     hostile.write_run(folder, trees, text=text, level=level)  # type: ignore[arg-type]
     config = folder / "config.yaml"
     asked = ",".join(datasets)  # as if each was read by its name, unless it is a path
@@ -29,7 +35,8 @@ def write_run(
     if level == "step":
         pairs = [list(derive_pairs(tree, policy="p", config_hash="0", min_margin=0.01)) for tree in trees]
         train = [pair for found in pairs[:-1] for pair in found]
-        for split, rows in (("train", train or pairs[-1][:-1]), ("test", pairs[-1][-1:])):
+        held_out = pairs[-1][-1:] if train else [pairs[-1][-1] | {"question_id": "held out"}]
+        for split, rows in (("train", train or pairs[-1][:-1]), ("test", held_out)):
             write_parquet(folder / "pairs" / f"{split}-00000-of-00001.parquet", rows, pair_schema())
     return recount(folder)
 
@@ -38,10 +45,11 @@ def recount(run: Path) -> Path:
     """Make `run.json` say how many rows there are, and nothing that attacks."""
     import pyarrow.parquet as pq
 
-    def count(table: str) -> int:
-        return sum(pq.read_metadata(path).num_rows for path in (run / table).glob("*.parquet"))
+    def count(files: str) -> int:
+        return sum(pq.read_metadata(path).num_rows for path in (run / "pairs").glob(files))
 
-    edit_json(run / "run.json", lambda summary: summary["pairs"].update(total=count("pairs")))
+    counts = {"total": count("*.parquet"), "train": count("train-*"), "test": count("test-*")}
+    edit_json(run / "run.json", lambda summary: summary["pairs"].update(counts))
     return run
 
 
@@ -55,13 +63,14 @@ def write_policy(folder: Path, *, adapter: bool = False, base: str = "Qwen/Qwen2
     """A finished training, with everything beside it that must stay at home."""
     import numpy as np
     from safetensors.numpy import save_file
+    from tokenizers import Tokenizer, models
 
     (folder / "checkpoints/checkpoint-2").mkdir(parents=True)
     name = "adapter_model" if adapter else "model"
     save_file({"weight": np.zeros((2, 2), np.float32)}, folder / f"{name}.safetensors")
     held: dict[str, Row] = {
         "config.json": {"model_type": "llama", "_name_or_path": base},
-        "tokenizer.json": {"model": {"type": "BPE"}},
+        "tokenizer.json": json.loads(Tokenizer(models.BPE()).to_str()),
         "training.json": training(base),
         "checkpoints/checkpoint-2/trainer_state.json": {},
     }

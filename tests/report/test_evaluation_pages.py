@@ -14,7 +14,6 @@ from reasonrag.report import write_report
 from reasonrag.report.evaluation_pages import Attempts, questions, shared_order
 from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import trajectory_schema
-from tests.browser import chromium
 from tests.report.finished import GOLD, SETTING, write_evaluation
 from tests.report.reading_pages import Page, listed
 
@@ -146,55 +145,54 @@ def test_attempts_that_nobody_made_are_told_as_not_tried(evaluation):
     assert asked["q1 word"][1] == "not tried"
 
 
-def test_a_person_finds_where_policies_differ_and_sees_where_they_part(evaluation):
+def test_a_person_finds_where_policies_differ_and_sees_where_they_part(browser, evaluation):
     report = evaluation[1]
-    with chromium() as browser:
-        browser.open(report / "index.html")
-        status = browser.find_element(By.ID, "status")
-        assert status.text == f"{COUNT - 1} of {COUNT - 1} questions"
-        # base is wrong at multiples of two, other of three; of 1 and 12 one was set aside.
-        Select(browser.find_element(By.ID, "filter")).select_by_value("em")
-        assert status.text == f"6 of {COUNT - 1} questions"  # 2, 3, 4, 8, 9, 10
-        Select(browser.find_element(By.ID, "right")).select_by_visible_text("third")
-        assert status.text == f"3 of {COUNT - 1} questions"  # third is wrong at multiples of four: 2, 6, 10
-        Select(browser.find_element(By.ID, "filter")).select_by_value("gained")
-        gained = status.text
-        Select(browser.find_element(By.ID, "left")).select_by_visible_text("third")
-        Select(browser.find_element(By.ID, "right")).select_by_visible_text("base")
-        Select(browser.find_element(By.ID, "filter")).select_by_value("lost")
-        assert status.text == gained  # the same questions, seen from the other side
-        Select(browser.find_element(By.ID, "filter")).select_by_value("")
-        browser.find_element(By.CSS_SELECTOR, "#list th:last-child button").click()
-        apart = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#list tbody td:last-child")]
-        known = [float(value) for value in apart if value != "–"]
-        assert known == sorted(known) and known[0] < 0
+    browser.open(report / "index.html")
+    status = browser.find_element(By.ID, "status")
+    assert status.text == f"{COUNT - 1} of {COUNT - 1} questions"
+    # base is wrong at multiples of two, other of three; of 1 and 12 one was set aside.
+    Select(browser.find_element(By.ID, "filter")).select_by_value("em")
+    assert status.text == f"6 of {COUNT - 1} questions"  # 2, 3, 4, 8, 9, 10
+    Select(browser.find_element(By.ID, "right")).select_by_visible_text("third")
+    assert status.text == f"3 of {COUNT - 1} questions"  # third is wrong at multiples of four: 2, 6, 10
+    Select(browser.find_element(By.ID, "filter")).select_by_value("gained")
+    gained = status.text
+    Select(browser.find_element(By.ID, "left")).select_by_visible_text("third")
+    Select(browser.find_element(By.ID, "right")).select_by_visible_text("base")
+    Select(browser.find_element(By.ID, "filter")).select_by_value("lost")
+    assert status.text == gained  # the same questions, seen from the other side
+    Select(browser.find_element(By.ID, "filter")).select_by_value("")
+    browser.find_element(By.CSS_SELECTOR, "#list th:last-child button").click()
+    apart = [cell.text for cell in browser.find_elements(By.CSS_SELECTOR, "#list tbody td:last-child")]
+    known = [float(value) for value in apart if value != "–"]
+    assert known == sorted(known) and known[0] < 0
 
-        browser.find_elements(By.CSS_SELECTOR, "#list a")[-1].click()
-        assert browser.current_url.endswith("#2,0")
-        assert [Select(browser.find_element(By.ID, side)).first_selected_option.text for side in ("left", "right")] == [
-            "third",
-            "base",
-        ]
-        browser.find_element(By.LINK_TEXT, "All questions").click()
-        for side, policy in (("left", "base"), ("right", "other")):  # as they were chosen before
-            chosen = Select(browser.find_element(By.ID, side))
-            assert chosen.first_selected_option.text != policy
-            chosen.select_by_visible_text(policy)
-        browser.find_element(By.ID, "search").send_keys("q3")
-        browser.find_element(By.CSS_SELECTOR, "#list a").click()
-        assert browser.find_element(By.ID, "difference").text == "They first differ in step 2 of 5."
-        steps = [step.text.splitlines()[0] for step in browser.find_elements(By.CSS_SELECTOR, "#steps > li")]
-        assert steps == ["Step 1: the same", "Step 2: here they first differ", "Step 3", "Step 4", "Step 5"]
-        assert "own 0" in browser.find_element(By.CSS_SELECTOR, ".fork article").text
-        assert browser.execute_script(OTHER_WORDS) == [1, ": the same, in other words"]
-        passage = browser.find_element(By.CSS_SELECTOR, "#steps details")
-        passage.find_element(By.TAG_NAME, "summary").click()
-        assert passage.find_element(By.TAG_NAME, "pre").text.startswith("Title\nword")
-        scores = browser.find_element(By.ID, "scores").text
-        assert f"answer {GOLD} not word word" in scores and "EM 1 0" in scores
-        browser.view(dark=True, width=420)
-        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-        browser.find_element(By.LINK_TEXT, "Next").click()
-        assert browser.current_url.endswith("00004.html#0,1")
-        assert browser.console() == []
-        assert all(url.startswith(report.as_uri()) for url in browser.requests())
+    browser.find_elements(By.CSS_SELECTOR, "#list a")[-1].click()
+    assert browser.current_url.endswith("#2,0")
+    assert [Select(browser.find_element(By.ID, side)).first_selected_option.text for side in ("left", "right")] == [
+        "third",
+        "base",
+    ]
+    browser.find_element(By.LINK_TEXT, "All questions").click()
+    for side, policy in (("left", "base"), ("right", "other")):  # as they were chosen before
+        chosen = Select(browser.find_element(By.ID, side))
+        assert chosen.first_selected_option.text != policy
+        chosen.select_by_visible_text(policy)
+    browser.find_element(By.ID, "search").send_keys("q3")
+    browser.find_element(By.CSS_SELECTOR, "#list a").click()
+    assert browser.find_element(By.ID, "difference").text == "They first differ in step 2 of 5."
+    steps = [step.text.splitlines()[0] for step in browser.find_elements(By.CSS_SELECTOR, "#steps > li")]
+    assert steps == ["Step 1: the same", "Step 2: here they first differ", "Step 3", "Step 4", "Step 5"]
+    assert "own 0" in browser.find_element(By.CSS_SELECTOR, ".fork article").text
+    assert browser.execute_script(OTHER_WORDS) == [1, ": the same, in other words"]
+    passage = browser.find_element(By.CSS_SELECTOR, "#steps details")
+    passage.find_element(By.TAG_NAME, "summary").click()
+    assert passage.find_element(By.TAG_NAME, "pre").text.startswith("Title\nword")
+    scores = browser.find_element(By.ID, "scores").text
+    assert f"answer {GOLD} not word word" in scores and "EM 1 0" in scores
+    browser.view(dark=True, width=420)
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    browser.find_element(By.LINK_TEXT, "Next").click()
+    assert browser.current_url.endswith("00004.html#0,1")
+    assert browser.console() == []
+    assert all(url.startswith(report.as_uri()) for url in browser.requests())

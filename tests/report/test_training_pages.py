@@ -17,7 +17,6 @@ from reasonrag.report.charts import chart, charts
 from reasonrag.report.training_pages import pieces, steps_shown, weights
 from reasonrag.storage.parquet import read_parquet
 from reasonrag.storage.tables import rollout_schema
-from tests.browser import chromium
 from tests.report.finished import write_pair_training, write_training
 from tests.report.reading_pages import Page, listed
 
@@ -191,29 +190,28 @@ def test_a_long_curve_has_a_short_table():
     assert (drawn.every, len(drawn.rows)) == (25, 200)
 
 
-def test_a_person_finds_what_was_set_aside_and_reads_its_group(training):
+def test_a_person_finds_what_was_set_aside_and_reads_its_group(browser, training):
     report = training[1]
-    with chromium() as browser:
-        for dark, width in ((False, 1400), (True, 420)):
-            browser.view(dark=dark, width=width)
-            browser.open(report / "index.html")
-            browser.execute_script("for (const fold of document.querySelectorAll('details')) fold.open = true")
-            assert browser.execute_script(COLLISIONS) == []
-            assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-        Select(browser.find_element(By.ID, "filter")).select_by_value("unscored")
-        count = STEPS * QUESTIONS
-        assert browser.find_element(By.ID, "status").text == f"{count} of {count * SIZE} trajectories"
-        assert len(browser.find_elements(By.CSS_SELECTOR, "#list tbody tr")) == count
-        browser.find_element(By.CSS_SELECTOR, "#list a").click()
-        aimed = browser.find_element(By.CSS_SELECTOR, "article:target")
-        assert f"Attempt {SIZE}" in aimed.text and "set aside: unreachable" in aimed.text
-        passages = browser.find_element(By.CSS_SELECTOR, "#attempt-1 details")
-        passages.find_element(By.TAG_NAME, "summary").click()
-        assert passages.find_element(By.TAG_NAME, "pre").text.startswith("[1] Title")
-        browser.find_element(By.LINK_TEXT, "Next").click()
-        assert browser.current_url.endswith("groups/00001.html")
-        assert browser.console() == []
-        assert all(url.startswith(report.as_uri()) for url in browser.requests())
+    for dark, width in ((False, 1400), (True, 420)):
+        browser.view(dark=dark, width=width)
+        browser.open(report / "index.html")
+        browser.execute_script("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        assert browser.execute_script(COLLISIONS) == []
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    Select(browser.find_element(By.ID, "filter")).select_by_value("unscored")
+    count = STEPS * QUESTIONS
+    assert browser.find_element(By.ID, "status").text == f"{count} of {count * SIZE} trajectories"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#list tbody tr")) == count
+    browser.find_element(By.CSS_SELECTOR, "#list a").click()
+    aimed = browser.find_element(By.CSS_SELECTOR, "article:target")
+    assert f"Attempt {SIZE}" in aimed.text and "set aside: unreachable" in aimed.text
+    passages = browser.find_element(By.CSS_SELECTOR, "#attempt-1 details")
+    passages.find_element(By.TAG_NAME, "summary").click()
+    assert passages.find_element(By.TAG_NAME, "pre").text.startswith("[1] Title")
+    browser.find_element(By.LINK_TEXT, "Next").click()
+    assert browser.current_url.endswith("groups/00001.html")
+    assert browser.console() == []
+    assert all(url.startswith(report.as_uri()) for url in browser.requests())
 
 
 def test_summary_and_pages_agree_on_the_settings(training):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.report.trees import QuestionTree, check_tree, tree_of, trees
+from reasonrag.report.trees import QuestionTree, tree_of, trees
+from reasonrag.spre.tree_rules import check_tree
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.tables import tree_schema
 from tests.report.toys import answer, rows_of, write_run
@@ -22,7 +23,6 @@ FAULTS = {
     "a node that is its own parent": ((3, "parent_id", 3), "node 3: its parent, 3, does not come before it"),
     "a parent that comes later": ((1, "parent_id", 3), "node 1: its parent, 3, does not come before it"),
     "a wrong depth": ((3, "depth", 1), "node 3: it is at depth 1, and its parent, 1, at 1"),
-    "a value that is no number": ((3, "value", float("nan")), "node 3: its value is not a finite number"),
 }
 
 
@@ -39,6 +39,15 @@ def test_what_is_no_tree_is_refused_by_run_question_and_node(name, tmp_path):
     assert f"{run}: question 'q1', {told}" in str(error.value)
     with pytest.raises(DataError, match="question 'q1'"):
         tree_of(run, "q1")
+
+
+def test_a_value_that_is_no_number_is_neither_accepted_nor_written(tmp_path):
+    rows = rows_of([-1, 0, 0, 1])
+    rows[3]["value"] = float("nan")
+    with pytest.raises(DataError, match=r"node 3: its value, nan, is not in \[0, 1\]"):
+        check_tree(rows)
+    with pytest.raises(ValueError, match="value holds NaN or an infinity"):
+        write_run(tmp_path / "broken", rows)
 
 
 @given(st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))

@@ -6,12 +6,9 @@ import asyncio
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,6 +20,7 @@ from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.server.app import RetrievalApp, serve
 from reasonrag.retrieval.server.service import RetrievalService, ServeSettings
 from tests.e2e.world import pages
+from tests.serving import ForkedServer
 from tests.serving import serving as serving_app
 
 SEA = [Passage(row["id"], row["contents"]) for row in pages()]
@@ -77,43 +75,11 @@ class ServerProcess:
         self.child.communicate(timeout=60)
 
 
-class GatedServer:
+class GatedServer(ForkedServer):
     """The product's `serve` in a forked process, which holds queries back; ready when the constructor returns."""
 
     def __init__(self, folder: Path, gate: Path, *, drain_s: int = 30) -> None:
-        self._stderr = folder / "stderr"
-        read, write = os.pipe()
-        self.process = os.fork()
-        if self.process == 0:
-            code = 1
-            try:
-                os.dup2(write, 1)
-                os.dup2(os.open(self._stderr, os.O_WRONLY | os.O_CREAT), 2)
-                # pytest has replaced both, which would keep what is printed.
-                sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-                retriever = Gated(sea_index(folder), gate)
-                code = serve(retriever, ServeSettings(port=0, drain_s=drain_s))
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        os.close(write)
-        with os.fdopen(read) as stdout:
-            line = stdout.readline()
-        assert line, self._stderr.read_text()
-        self.port = int(line.split()[2].rpartition(":")[2])
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.process, number)
-
-    def ended(self) -> tuple[int, str]:
-        """Exit code and stderr; a server that does not end is killed."""
-        timer = threading.Timer(30, self.send_signal, (signal.SIGKILL,))
-        timer.start()
-        _, status = os.waitpid(self.process, 0)
-        timer.cancel()
-        return os.waitstatus_to_exitcode(status), self._stderr.read_text()
+        super().__init__(folder, lambda: serve(Gated(sea_index(folder), gate), ServeSettings(port=0, drain_s=drain_s)))
 
 
 def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:

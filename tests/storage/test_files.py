@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from reasonrag.core.errors import RunError
 from reasonrag.storage.files import claim_folder, lock, read_json, require_json, write_json, write_text, writing
+from tests.faults.matrix import Figure
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -70,7 +72,10 @@ with lock(Path(sys.argv[1])):
 """
 
 
-def test_a_lock_names_its_owner_and_dies_with_it(tmp_path: Path) -> None:
+@pytest.mark.fault(
+    "10", "a lock whose process was killed", "others are told who has it; it is free at once when that is dead"
+)
+def test_a_lock_names_its_owner_and_dies_with_it(tmp_path: Path, figure: Figure) -> None:
     path = tmp_path / ".lock"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE)
     assert holder.stdout and holder.stdout.readline() == b"held\n"
@@ -84,5 +89,34 @@ def test_a_lock_names_its_owner_and_dies_with_it(tmp_path: Path) -> None:
 
     with lock(path, waiting=kill):
         assert f"pid {os.getpid()} on" in path.read_text()
+    figure(f"{len(waited)} lock of a dead process taken over")
     assert waited == [holder.pid] and path.read_text() == ""
     holder.wait()
+
+
+@pytest.mark.fault(
+    "A7",
+    "`.lock` is a link, a pipe, a folder or a device",
+    "refused; what it leads to is untouched",
+    before="the file behind a link: emptied and written",
+)
+def test_what_is_no_lock_file_is_left_alone(tmp_path: Path, figure: Figure) -> None:
+    victim, missing, path = tmp_path / "victim.txt", tmp_path / "missing", tmp_path / ".lock"
+    victim.write_text("mine")
+    kinds: dict[str, Callable[[], object]] = {
+        "symbolic link": lambda: path.symlink_to(victim),
+        "link to nothing": lambda: path.symlink_to(missing),
+        "link to a device": lambda: path.symlink_to("/dev/null"),
+        "hard link": lambda: path.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }
+    for make in kinds.values():
+        make()
+        with pytest.raises(RunError, match=r"\.lock is a link, a folder or a device"):
+            lock(path).__enter__()
+        with pytest.raises(RunError, match=r"\.lock is a link, a folder or a device"):
+            claim_folder(tmp_path, "run", already_ours=True)
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    figure(f"{', '.join(kinds)}: refused; the file behind it {'whole' if victim.read_text() == 'mine' else 'HARMED'}")
+    assert victim.read_text() == "mine" and not missing.exists()

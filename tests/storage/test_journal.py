@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import resource
 import sqlite3
 import zlib
 from dataclasses import asdict, fields, replace
@@ -44,6 +45,8 @@ def test_a_greedy_policy_is_asked_once_whatever_the_seed_and_a_journal_keeps_the
         Journal(path).close()
         with contextlib.closing(sqlite3.connect(path)) as file:
             file.execute(f"PRAGMA user_version = {version}")
+            file.execute("DELETE FROM meta")  # its seal
+            file.commit()
         with contextlib.closing(Journal(path)) as journal:
             assert journal.version == version
             llm = ScriptedLLM(["a", "b"])
@@ -153,6 +156,19 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     path.write_bytes(b"not a database, but long enough to be read as one" * 10)
     with pytest.raises(RunError, match="damaged"):
         Journal(path)
+
+
+def test_without_room_for_the_calls_in_flight_none_is_made_and_later_it_goes_on(journal):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))  # EFBIG, as where another one's disk is full
+    try:
+        for store in (lambda: journal.put_meta("bound", True), lambda: ask(journal, ScriptedLLM(["a"]), seed=1)):
+            with pytest.raises(RunError, match=r"journal.sqlite cannot be used \(File too large; .* needs 4,096\)"):
+                store()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert ask(journal, ScriptedLLM(["b"]), seed=1) == ask(journal, ScriptedLLM([]), seed=1)
+    assert journal.meta("bound") is None and journal.usage()["policy"].calls == 1
 
 
 def test_requests_differ_by_model_kind_prompt_and_sampling():
@@ -273,7 +289,7 @@ def test_damaged_calls_are_noticed_before_one_is_paid_for_and_finished_trees_nee
     with contextlib.closing(Journal(path)) as journal:
         asyncio.run(fill(journal))
     raw = path.read_bytes()
-    at = raw.rindex(b"x" * 200) // 4096 * 4096  # a page of replies
+    at = raw.index(b"x" * 200) // 4096 * 4096  # a page of replies, not the last one, which tells their number
     path.write_bytes(raw[:at] + bytes(4096) + raw[at + 4096 :])
     with contextlib.closing(Journal(path)) as journal:
         assert journal.finished() == {("d", "1")} and journal.usage()["policy"].calls == 200
@@ -317,11 +333,17 @@ def test_a_damaged_reply_is_replaced_and_not_counted_again(journal):
 
 
 def test_calls_of_a_journal_that_counted_them_in_a_trigger_are_counted_once(tmp_path):
-    with contextlib.closing(Journal(tmp_path / "journal.sqlite")) as journal:
-        ask(journal, ScriptedLLM(["a"]), seed=1)
-        journal._reader.execute(
-            "CREATE TRIGGER count_call AFTER INSERT ON calls BEGIN UPDATE usage SET calls = calls + 1; END"
-        )
-    with contextlib.closing(Journal(tmp_path / "journal.sqlite")) as journal:
-        ask(journal, ScriptedLLM(["b"]), seed=2)
-        assert journal.usage()["policy"].calls == 2
+    path = tmp_path / "journal.sqlite"
+    for version, meta in ((3, ()), (4, ("seal", "seal of totals"))):  # whose checksums were other ones
+        path.unlink(missing_ok=True)
+        with contextlib.closing(Journal(path)) as journal:
+            ask(journal, ScriptedLLM(["a"]), seed=1)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as old:
+            old.execute("CREATE TRIGGER count_call AFTER INSERT ON calls BEGIN UPDATE usage SET calls = calls + 1; END")
+            old.execute(f"PRAGMA user_version = {version}")
+            old.execute("DELETE FROM meta")
+            old.executemany("INSERT INTO meta VALUES (?, 'x')", [(key,) for key in meta])
+        for _ in range(2):
+            with contextlib.closing(Journal(path)) as journal:
+                ask(journal, ScriptedLLM(["b"]), seed=2)
+                assert journal.usage()["policy"].calls == 2

@@ -22,6 +22,7 @@ from reasonrag.storage.questions import (
     questions_fingerprint,
     sample_questions,
 )
+from tests.faults.matrix import Figure
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"{DATA.name} is not beside the repository")
@@ -97,7 +98,8 @@ def test_a_golden_choice_is_its_text_and_the_question_shows_all(tmp_path: Path) 
     assert (shown.question, shown.golden_answers) == ("Ann or Bob?", ("Bob",))
 
 
-def test_numpy_answers_and_nan_metadata_from_parquet_become_plain_python(tmp_path: Path) -> None:
+@pytest.mark.fault("29", "NaN in metadata, as pandas writes it", "read as no value")
+def test_numpy_answers_and_nan_metadata_from_parquet_become_plain_python(tmp_path: Path, figure: Figure) -> None:
     import datasets
     import numpy as np
 
@@ -110,6 +112,7 @@ def test_numpy_answers_and_nan_metadata_from_parquet_become_plain_python(tmp_pat
     datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "a.parquet")
     (question,) = load_questions(str(tmp_path / "a.parquet"))
     assert question.golden_answers == ("Bob", "Rob")
+    figure(f"a rank of NaN is read as {question.metadata['rank']}")
     assert question.metadata == {"rank": None, "hops": [1, 2]}
 
 
@@ -124,6 +127,8 @@ def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
     assert (question.question, question.golden_answers) == ("a??", ("?",))
 
 
+@pytest.mark.fault("28", "a question without an id, or with that of another", "refused with its line")
+@pytest.mark.fault("29", "NaN, null or nothing as id, question or answers", "refused with its line")
 @pytest.mark.parametrize(
     ("bad", "named"),
     [
@@ -138,15 +143,20 @@ def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
         (row(None), "id missing or empty in 1 row (2)"),
         (row(float("nan")), "id missing or empty in 1 row (2)"),
         (row("first"), "duplicate id in 1 row (2 'first')"),
-        ("a text", "not a JSON object in 1 row (2)"),
+        ("a text", "not a JSON object with each key once in 1 row (2)"),
     ],
 )
-def test_an_unusable_row_is_named(tmp_path: Path, bad: object, named: str) -> None:
-    assert named in refusal(write(tmp_path / "a.jsonl", row("first"), bad))
+def test_an_unusable_row_is_named(tmp_path: Path, bad: object, named: str, figure: Figure) -> None:
+    message = refusal(write(tmp_path / "a.jsonl", row("first"), bad))
+    figure("the second of two rows is named, in each of 12 kinds" if named in message else f"not named: {named}")
+    assert named in message
 
 
-def test_ids_that_differ_only_as_number_and_text_collide(tmp_path: Path) -> None:
-    assert "duplicate id in 1 row (2 '1')" in refusal(write(tmp_path / "a.jsonl", row(1), row("1")))
+@pytest.mark.fault("28", "the ids 1 and '1'", "refused with the line of the second")
+def test_ids_that_differ_only_as_number_and_text_collide(tmp_path: Path, figure: Figure) -> None:
+    message = refusal(write(tmp_path / "a.jsonl", row(1), row("1")))
+    figure(message.partition("; ")[0].rpartition("/")[2])
+    assert "duplicate id in 1 row (2 '1')" in message
 
 
 def test_many_bad_rows_are_counted_and_five_of_them_named(tmp_path: Path) -> None:
@@ -161,7 +171,7 @@ def test_all_kinds_of_problems_stand_in_one_line(tmp_path: Path) -> None:
 
 def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(row()) + "\n\n{broken\n")
-    assert "not a JSON object in 1 row (3)" in refusal(str(tmp_path / "a.jsonl"))
+    assert "not a JSON object with each key once in 1 row (3)" in refusal(str(tmp_path / "a.jsonl"))
 
 
 def test_a_broken_json_file_is_named_with_its_line(tmp_path: Path) -> None:

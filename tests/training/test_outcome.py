@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.training.folder import describe, last_checkpoint, mark_complete, remove_old
+from reasonrag.training.folder import describe, explain_full_disk, last_checkpoint, mark_complete, remove_old
 from reasonrag.training.model import ModelSource, merge_adapter
 from reasonrag.training.outcome import panels, summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
@@ -229,6 +233,22 @@ def test_the_last_checkpoint_is_the_latest_whole_one(tmp_path):
     assert last_checkpoint(tmp_path).name == "checkpoint-5"
 
 
+@pytest.mark.fault(
+    "power cut",
+    "right after a checkpoint counts, and older ones are removed",
+    "all of its files were on disk before the marker that makes it count",
+    before="none was: both checkpoints could be lost",
+)
+def test_a_checkpoint_is_on_disk_before_it_counts(tmp_path, monkeypatch, figure):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name))
+    mark_complete(checkpoint(tmp_path, 1), seconds=1.0)
+    *files, marker, folder = synced
+    figure(f"synced: {', '.join(sorted(files))}, then the marker and the folder")
+    assert sorted(files) == ["model.safetensors", "part"]
+    assert marker.startswith(".complete.json") and folder == "checkpoint-1"
+
+
 def test_old_checkpoints_go_and_the_best_one_stays(tmp_path):
     for step in (1, 2, 3, 10):
         mark_complete(checkpoint(tmp_path, step), seconds=1.0)
@@ -250,3 +270,16 @@ def test_curves_show_training_and_held_out_questions():
         "reward margin": {"train": ([1.0, 2.0], [0.0, 0.2]), "held-out": ([2.0], [0.1])},
         "reward accuracy": {"train": ([1.0, 2.0], [0.0, 0.5]), "held-out": ([2.0], [0.5])},
     }
+
+
+def test_a_limit_on_the_size_of_files_is_one_line(tmp_path):
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, usual[1]))
+    try:
+        with (
+            pytest.raises(RunError, match="free some space and run the same command again"),
+            explain_full_disk(tmp_path),
+        ):
+            save_file({"weight": np.zeros(4096)}, tmp_path / "model.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)

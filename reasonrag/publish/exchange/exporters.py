@@ -27,9 +27,9 @@ from typing import Any
 
 from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.text import inert, one_line, valid_unicode
+from reasonrag.core.text import quotable, valid_unicode
 from reasonrag.core.types import Message, Prompt, Question
-from reasonrag.dpo.pairs import in_test_split, path_from_root
+from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
 from reasonrag.dpo.preferences import Unusable, read_row
 from reasonrag.dpo.token_rows import StepSides
 from reasonrag.formats.base import PromptSet
@@ -37,7 +37,7 @@ from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
 from reasonrag.storage.files import claim_folder, lock, write_json, write_text, writing
-from reasonrag.storage.parquet import Row, read_shards, write_parquet
+from reasonrag.storage.parquet import Row, read_shards, shard_paths, write_parquet
 from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.records import RowProblems
 from reasonrag.storage.runs import read_run
@@ -234,8 +234,9 @@ def _valued_paths(run: Path, test_share: float, *, held_out: bool) -> Iterator[l
     """Yield every longest path of valued steps that share a prompt, once."""
     columns = ("dataset", "question_id", "node_id", "parent_id", "prompt", "prefix", "text", "spre", "visits")
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=columns)
-    for (dataset, id), rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
-        if in_test_split(dataset, id, test_share) is not held_out:
+    repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
+    for question, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
+        if in_test_split(question, test_share, repeated) is not held_out:
             continue
         tree = list(rows)
         valued = {node["node_id"]: node for node in tree if node["parent_id"] >= 0 and node["spre"] is not None}
@@ -376,7 +377,7 @@ def export_search_r1(run: Path, out: Path, *, prompts: str | None = None, log: L
         )
 
     def asked(question: Question) -> tuple[str, Sequence[Message]]:
-        text = one_line(inert(question.question))
+        text = quotable(question.question)
         content = f"{instruction} Question: {text}{'' if text.endswith('?') else '?'}\n"
         return question.dataset if question.dataset in KNOWN else "nq", [Message("user", content)]
 
@@ -397,9 +398,11 @@ def _export_questions(
     config, _ = read_run(run)
     splits: dict[str, list[Row]] = {"train": [], "test": []}
     columns = ("dataset", "question_id", "question", "golden_answers", "parent_id")
+    repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
     for node in read_shards(run / "trees", "nodes", tree_schema(), columns=columns):
         if node["parent_id"] < 0:
-            held_out = in_test_split(node["dataset"], node["question_id"], config.pairs.test_share)
+            key = (node["dataset"], node["question_id"])
+            held_out = in_test_split(key, config.pairs.test_share, repeated)
             splits["test" if held_out else "train"].append(node)
     if not any(splits.values()):
         raise DataError(f"{run}: no question has a tree; run build-tree again")

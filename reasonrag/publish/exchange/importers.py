@@ -6,7 +6,6 @@ what is imported can be trained on. Columns of `tables.pair_schema` that the sou
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
@@ -14,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError, RunError
+from reasonrag.core.secrets import redact_data
 from reasonrag.core.text import valid_unicode
+from reasonrag.core.types import as_finite
 from reasonrag.dpo.contradictions import Contradictions
 from reasonrag.dpo.preferences import Unusable, messages, read_row
 from reasonrag.publish.exchange.exporters import output, write_json_lines
 from reasonrag.storage.parquet import Row, ShardWriter
-from reasonrag.storage.records import RowProblems, raw_rows, text_id
+from reasonrag.storage.records import NO_OBJECT, RowProblems, raw_rows, text_id
 from reasonrag.storage.tables import pair_schema
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ def import_rows(
 ) -> dict[str, int]:
     """Write a file's pairs to `out/train-*.parquet`, those of a held-out file to `out/test-*.parquet`.
 
-    Unusable rows are set aside: `set_aside.jsonl` holds each one unchanged, with its number and the reason. A single
-    file is not split, because rows that name no question cannot be split by question.
+    Unusable rows are set aside: `set_aside.jsonl` holds each one, with its number and the reason. Secrets are replaced
+    in all rows. A single file is not split, because rows that name no question cannot be split by question.
 
     Args:
         source: a .jsonl(.gz, .zst), .json (one list) or .parquet file.
@@ -102,10 +103,11 @@ def import_rows(
         for split, file in files.items():
             writer = ShardWriter(out, split, pair_schema(), shard_rows=_SHARD_ROWS)
             problems = RowProblems(str(file))
-            for number, raw in raw_rows(file):
+            for number, given in raw_rows(file):
+                raw = redact_data(given, "an imported row")
                 try:
                     if not isinstance(raw, dict):
-                        raise Unusable("not a JSON object")
+                        raise Unusable(NO_OBJECT)
                     pair = read(raw)
                     contradictions.add_row(read_row(f"{file.name} row {number}", pair))
                     writer.add(pair)
@@ -290,6 +292,6 @@ def _value(name: str, type: pa.DataType, value: Any) -> Any:
         return valid_unicode(value)
     if kind == "int32" and isinstance(value, int) and not isinstance(value, bool) and value in _INT32:
         return value
-    if kind == "double" and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
+    if kind == "double" and (number := as_finite(value)) is not None:
+        return number
     raise Unusable(f"{name} is no {'text' if kind == 'string' else 'number that fits'}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import DataError
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.text import one_line
@@ -39,14 +40,14 @@ def import_inspect(source: Path, out: Path) -> dict[str, int]:
     calls: list[Row] = []
     questions: dict[str, Row] = {}
     try:
-        for sample in json.loads(redact_data(source.read_text(encoding="utf-8"), "a log"))["samples"]:
+        for sample in parse_json(redact_data(source.read_text(encoding="utf-8"), "a log"))["samples"]:
             asked, target = sample["input"], sample["target"]
             if isinstance(asked, list):
                 asked = [_message(message)["content"] for message in asked if message["role"] == "user"][-1]
             golden = [target] if isinstance(target, str) else target
             questions[str(sample["id"])] = {"id": str(sample["id"]), "question": asked, "golden_answers": golden}
             calls += _calls(sample)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"{source} is no log of inspect_ai in JSON ({type(error).__name__}: {one_line(str(error))[:80]}); "
             "`inspect log dump FILE.eval > FILE.json` writes one"

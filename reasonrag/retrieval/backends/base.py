@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import contextlib
 import os
 import re
 from abc import ABC, abstractmethod
@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reasonrag.core.config import BackendConfig, RetrievalConfig
-from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError
-from reasonrag.core.http import Retries, Unavailable, is_transient, parse_retry_after
-from reasonrag.core.plugins import import_plugin
+from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError, check_files
+from reasonrag.core.http import Retries, Unavailable, is_transient, parse_retry_after, read_body, time_limit
+from reasonrag.core.plugins import make_plugin
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.settings import identity
 from reasonrag.core.text import valid_unicode
-from reasonrag.core.types import Passage
+from reasonrag.core.types import Passage, as_finite
 from reasonrag.retrieval.corpus import passage_contents
 from reasonrag.retrieval.encoders import SentenceEncoder, open_text_encoder
 from reasonrag.retrieval.index.settings import EncoderConfig
@@ -36,9 +36,10 @@ Ranking = tuple[Passage, ...]
 Find = Callable[[list[str], int], Awaitable[list[Ranking]]]
 
 CHECK_TIMEOUT_S = 10.0
+_CLOSE_S = 10.0  # for a library, which may wait for its server
 _BUGS = (TypeError, AttributeError, NameError, ImportError, NotImplementedError, AssertionError)
-_MOST_BYTES = 256 << 20  # of a reply, decompressed
-_MOST_READ_OF_ERRORS = 1 << 16  # far more than is shown, so that no secret is cut before it is recognized
+# Of a reply, decompressed: room for one very long document, and for as many long ones as were asked for.
+_MOST_BYTES, _MOST_OF_A_PASSAGE = 16 << 20, 64 << 10
 
 
 class Backend(ABC):
@@ -48,6 +49,7 @@ class Backend(ABC):
     """
 
     checked: tuple[str, ...] = ("check",)  # the queries that `check` asks
+    places = 1  # that can be asked
 
     def __init__(
         self,
@@ -93,10 +95,15 @@ class Backend(ABC):
 
     async def check(self) -> None:
         """Raise RetrievalError if the engine does not answer a query."""
-        try:
-            await self._attempt(list(self.checked), 1, min(self._timeout_s, CHECK_TIMEOUT_S))
-        except Unavailable as failure:
-            raise RetrievalError(f"{self.name} does not answer: {failure}", cause="unreachable") from failure
+        failures = []
+        for _ in range(self.places):  # one that failed is not asked again before the others
+            try:
+                await self._attempt(list(self.checked), 1, min(self._timeout_s, CHECK_TIMEOUT_S))
+                return
+            except Unavailable as failure:
+                failures.append(str(failure))
+        why = "; ".join(failures)
+        raise RetrievalError(f"no answer from {self.name}: {why}; start it, or mend its address", cause="unreachable")
 
     @abstractmethod
     async def aclose(self) -> None: ...
@@ -154,11 +161,13 @@ class LibraryBackend(Backend):
 
     async def aclose(self) -> None:
         if self._close:
-            await self._close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._close()
 
     async def _attempt(self, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with time_limit(timeout_s):
                 return await self._find(queries, top_k)
         except TimeoutError:
             raise Unavailable(f"no reply in {timeout_s:.1f} s", cause="timeout") from None
@@ -184,24 +193,28 @@ class HttpBackend(Backend):
         if session is not None:
             await session.close()
 
-    async def _send(self, url: URL, timeout_s: float, *, method: str = "POST", **sent: Any) -> bytes:
-        """Send one request; return the body of its reply. Raise Unavailable if the server is away, is busy or fails."""
+    async def _send(self, url: URL, timeout_s: float, passages: int, *, method: str = "POST", **sent: Any) -> bytes:
+        """Send a request for so many passages; return the body of the reply.
+
+        Raise Unavailable if the server is away, is busy or fails.
+        """
         import aiohttp
 
         server = f"{url.host}:{url.port}"  # for messages, because a URL may contain a password
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
         try:
-            timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, 10.0))
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(timeout_s, 10.0))
             # A redirect is refused below, because it would send queries to a host that was not configured.
             request = self._session.request(method, url, timeout=timeout, allow_redirects=False, **sent)
-            async with request as response:
-                body = await _read(response, server)
+            async with time_limit(timeout_s), request as response:
+                body = await read_body(response, _MOST_BYTES + passages * _MOST_OF_A_PASSAGE)
         except aiohttp.ConnectionTimeoutError:
             raise Unavailable(f"{server} cannot be reached", cause="connection", counts=False) from None
         except TimeoutError:
             raise Unavailable(f"{server} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
         except aiohttp.ClientError as error:
+            check_files(error)
             what = f"the connection to {server} failed ({type(error).__name__})"
             counts = not isinstance(error, aiohttp.ClientConnectorError)
             raise Unavailable(what, cause="connection", counts=counts) from None
@@ -212,21 +225,10 @@ class HttpBackend(Backend):
         if response.status != 200:
             raise RetrievalError(
                 f"{server} refuses: HTTP {response.status}",
-                quoting=body[:_MOST_READ_OF_ERRORS].decode(errors="replace"),
+                quoting=body.decode(errors="replace"),
                 cause=f"http_{response.status}",
             )
         return body
-
-
-async def _read(response: aiohttp.ClientResponse, server: str) -> bytes:
-    """Read the body; raise if it is larger than rankings can be."""
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(1 << 16):
-        body += chunk
-        if len(body) > _MOST_BYTES:
-            what = f"{server} sends more than {_MOST_BYTES >> 20} MiB in one reply, more than rankings can be"
-            raise RetrievalError(what, cause="reply_too_large")
-    return bytes(body)
 
 
 def known_as(config: RetrievalConfig, *more: Any) -> str:
@@ -247,7 +249,7 @@ def query_encoder(config: RetrievalConfig) -> SentenceEncoder:
     """Open the model that made the vectors of the passages; `python:...` names a function that returns one."""
     name = needed(config.encoder, config, "retrieval.encoder, the model that made the vectors")
     if name.startswith("python:"):
-        return SentenceEncoder(import_plugin(name.removeprefix("python:"))())
+        return SentenceEncoder(make_plugin(name.removeprefix("python:"), ("identity", "encode_queries")))
     return SentenceEncoder(open_text_encoder(EncoderConfig(name=name, device=config.device)))
 
 
@@ -341,8 +343,4 @@ def ranking(rows: Iterable[tuple[Any, Any, Any]], names: BackendConfig) -> Ranki
 
 def found_passage(id_: Any, contents: str, score: Any) -> Passage:
     """Return a passage with an id made of its contents if it has none, and the score 0 if it has no finite one."""
-    try:
-        score = float(score) if math.isfinite(score) else 0.0
-    except (TypeError, OverflowError):
-        score = 0.0
-    return Passage(text_id(id_) or passage_id(contents), contents, score)
+    return Passage(text_id(id_) or passage_id(contents), contents, as_finite(score) or 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import sqlite3
@@ -11,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.config import RetrievalConfig
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.documents import named_path
+from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.watch import Worker
 from reasonrag.retrieval.backends.base import LibraryBackend, Ranking, library, needed, query_encoder, ranking
 
 _TABLE, _PATH = "retrieval.backend.collection, the name of a table or collection", "retrieval.backend.path"
@@ -115,7 +116,7 @@ def _open_sql(
             values["query"] = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", queries[0])) or '""'
         if vectors:
             values["vector"] = str((await vectors.encode(queries))[0])
-        rows = await asyncio.to_thread(ask, values)
+        rows = await Worker(str(config.kind), RetrievalError).call(ask, values)
         return [ranking(((str(id_), {"title": title, "text": text}, s) for id_, title, text, s in rows), plain)]
 
     async def close() -> None:
@@ -126,7 +127,7 @@ def _open_sql(
 
 
 def _existing(config: RetrievalConfig) -> Path:
-    path = Path(needed(config.backend.path, config, _PATH)).expanduser()
+    path = named_path(needed(config.backend.path, config, _PATH))
     if not path.exists():
         raise ConfigError(f"retriever {config.kind}: {path} does not exist")
     return path

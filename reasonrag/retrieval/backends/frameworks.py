@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 from reasonrag.core.config import RetrievalConfig
-from reasonrag.core.errors import ConfigError
+from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.watch import Worker
 from reasonrag.retrieval.backends.base import LibraryBackend, Ranking, ranking
 from reasonrag.retrieval.base import Retriever
 
@@ -39,8 +39,9 @@ def as_retriever(found: Any, config: RetrievalConfig) -> Retriever:
             yield id_ or metadata.get(config.backend.id or "id"), {**metadata, "text": text, "contents": None}, score
 
     async def find(queries: list[str], top_k: int) -> list[Ranking]:
+        if hasattr(found, "ainvoke"):
+            return [ranking(rows(await found.ainvoke(queries[0])), config.backend)]
         # Most coroutines of LlamaIndex' retrievers do not wait, and would stop the event loop.
-        asked = found.ainvoke if hasattr(found, "ainvoke") else lambda query: asyncio.to_thread(found.retrieve, query)
-        return [ranking(rows(await asked(queries[0])), config.backend)]
+        return [ranking(rows(await Worker(name, RetrievalError).call(found.retrieve, queries[0])), config.backend)]
 
     return LibraryBackend(config, find, known=name, name=name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from reasonrag.core.config import BackendConfig, RetrievalConfig
+from reasonrag.core.documents import named_path
 from reasonrag.core.http import Unavailable, check_url
 from reasonrag.retrieval.backends.base import (
     HttpBackend,
@@ -71,7 +71,7 @@ class ApiRetriever(HttpBackend):
         self._headers = key_header(names)
         self._run: Journal | None = None
         self._kept: Journal | None = None
-        self._is_paid, self._cache = kind in _WEB or bool(names.price), Path(config.cache).expanduser()
+        self._is_paid, self._cache = kind in _WEB or bool(names.price), named_path(config.cache)
 
     def keep_in(self, journal: Journal) -> None:
         """Count what is paid for in a run's journal, as calls of the kind `paid_search`."""
@@ -109,7 +109,7 @@ class ApiRetriever(HttpBackend):
             (values["vector"],) = await self._vectors.encode([query])
         asked = fill(names.request, values)
         sent = {"json": asked} if names.method == "POST" else {"params": {n: str(v) for n, v in asked.items()}}
-        body = await self._send(self._url, timeout_s, method=names.method, **sent)
+        body = await self._send(self._url, timeout_s, top_k, method=names.method, **sent)
         try:
             reply = json.loads(body.decode(errors="replace"))
         except (ValueError, RecursionError):

@@ -85,7 +85,9 @@ def open_mcp(config: RetrievalConfig) -> LibraryBackend:
     async def close() -> None:
         for session in sessions:
             session.over.set()
-        await asyncio.gather(*(session.task for session in sessions))
+            if not session.client.done():  # the server never answered
+                session.task.cancel()
+        await asyncio.gather(*(session.task for session in sessions), return_exceptions=True)
 
     opened = LibraryBackend(config, find, close=close)
     opened.checked = ()  # the tool is not called before it is needed, as that may cost something

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.corpus import open_corpus
 from reasonrag.retrieval.encoders import TextEncoder
@@ -84,7 +85,7 @@ def _refuse_other_files(index: IndexFolder) -> None:
 
 def _refuse_index_in_corpus(index: IndexFolder, corpus: str | None) -> None:
     """Raise if the index is inside the folder of its corpus: the next build would read the index as corpus."""
-    folder = Path(corpus or "").expanduser()
+    folder = named_path(corpus or "")
     if corpus and folder.is_dir() and index.path.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{index.path} is in its own corpus {corpus}; choose a folder outside of it")
 
@@ -154,7 +155,7 @@ def _dense(index: IndexFolder, config: IndexConfig, progress: BuildProgress) -> 
         if config.vectors.adopt is None:
             _vectors(index, config, encoder, progress)
         else:
-            adopt_vectors(index, Path(config.vectors.adopt), encoder, progress=progress)
+            adopt_vectors(index, named_path(config.vectors.adopt), encoder, progress=progress)
 
 
 def _vectors(index: IndexFolder, config: IndexConfig, encoder: TextEncoder, progress: BuildProgress) -> None:

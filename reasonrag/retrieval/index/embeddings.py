@@ -9,10 +9,11 @@ from importlib.metadata import version
 import numpy as np
 from numpy.typing import NDArray
 
-from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.errors import ConfigError, DataError, RetrievalError
+from reasonrag.core.watch import stalled
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
-from reasonrag.retrieval.index.passages import PassageStore
+from reasonrag.retrieval.index.passages import PassageStore, save_array
 from reasonrag.storage.files import read_json, write_json
 from reasonrag.storage.shards import Shard
 
@@ -76,6 +77,7 @@ def build_embeddings(
     Raises:
         DataError: a vector contains NaN or infinity.
         ConfigError: the device has too little memory.
+        Stalled: the device hangs.
     """
     plan = _plan(index, encoder, shard_rows)
     made = index.sound(plan)
@@ -181,12 +183,14 @@ def _write_shard(
     with draft.writing(_cut(number), scratch=True) as file:
         file.write(str(cut).encode())
     with draft.writing(_shard(number)) as file:
-        np.lib.format.write_array(file, vectors, allow_pickle=False)
+        save_array(file, vectors)
 
 
 def _encode(encoder: TextEncoder, texts: list[str]) -> Vectors:
     try:
         return encoder.encode_passages(texts)
+    except RetrievalError as error:
+        raise stalled(str(error)) from error
     except RuntimeError as error:  # torch's OutOfMemoryError is one
         if "out of memory" not in str(error):
             raise

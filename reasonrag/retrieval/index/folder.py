@@ -17,9 +17,7 @@ when, where or how fast it was built, so the same input gives the same bytes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -28,7 +26,16 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args
 
 from reasonrag.core.errors import DataError
-from reasonrag.storage.files import fsync_folder, lock, read_json, short_hash, write_json, writing
+from reasonrag.storage.files import (
+    difference,
+    fsync_folder,
+    lock,
+    read_json,
+    short_hash,
+    size_and_digest,
+    write_json,
+    writing,
+)
 
 Part = Literal["passages", "bm25", "embeddings", "vectors"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -139,7 +146,7 @@ class Draft:
     def finish(self, counts: Mapping[str, int]) -> Manifest:
         """Checksum all files and rename the working folder to the part, in place of an older one."""
         paths = sorted(path for path in self.folder.rglob("*") if path.is_file() and self.scratch not in path.parents)
-        files = {str(path.relative_to(self.folder)): _size_and_digest(path) for path in paths}
+        files = {str(path.relative_to(self.folder)): size_and_digest(path) for path in paths}
         manifest = Manifest(self.plan, dict(counts), files)
         document = {**manifest.document(), "fingerprint": manifest.fingerprint}
         write_json(self.folder / _MANIFEST, document, indent=1)
@@ -166,12 +173,14 @@ class IndexFolder:
         Raises:
             DataError: the folder cannot be written.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / ".lock").touch()
-        except OSError as error:
-            raise DataError(f"{self.path} cannot hold an index ({error.strerror}); choose another folder") from error
-        with lock(self.path / ".lock", waiting=waiting):
+        with contextlib.ExitStack() as held:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                held.enter_context(lock(self.path / ".lock", waiting=waiting))
+            except OSError as error:
+                raise DataError(
+                    f"{self.path} cannot hold an index ({error.strerror}); choose another folder"
+                ) from error
             self.settle()
             yield
 
@@ -205,8 +214,9 @@ class IndexFolder:
         manifest = self.manifest(part)
         if manifest is None:
             content = f"is an index of {', '.join(self.parts())}" if self.parts() else "is not an index"
-            unfinished = "; its build was not finished, run the same index build again" if self._drafts() else ""
-            raise DataError(f"{self.path} {content}, and has no {part}{unfinished}")
+            advice = "its build was not finished, run the same index build again"
+            advice = advice if self._drafts() else "give the folder that `index build` wrote, or build it"
+            raise DataError(f"{self.path} {content}, and has no {part}; {advice}")
         return manifest
 
     def parts(self) -> list[Part]:
@@ -273,22 +283,11 @@ class IndexFolder:
                     f"index {self.path}: {part} was built over other {other} than the folder holds; {_REBUILD}"
                 )
         verified = {} if fully else self._verified(part, manifest)
-        for name, (expected_size, digest) in manifest.files.items():
+        for name, (size, digest) in manifest.files.items():
             path = self.part(part) / name
-            try:
-                if verified.get(name) == _stamp(path):
-                    continue
-                size = path.stat().st_size
-                problem = ""
-                if size != expected_size:
-                    problem = f"has {size} bytes, not {expected_size}"
-                elif _size_and_digest(path) != (expected_size, digest):
-                    problem = "is damaged: its checksum differs"
-            except FileNotFoundError:
-                problem = "is missing"
-            except OSError as error:
-                problem = f"cannot be read ({error.strerror})"
-            if problem:
+            if name in verified and verified[name] == _stamp(path):
+                continue
+            if problem := difference(path, size, digest):
                 raise DataError(f"index {self.path}: {part}/{name} {problem}; {_REBUILD}")
         self._remember(part, manifest)
         return manifest
@@ -323,10 +322,8 @@ def _discard(path: Path) -> None:
 
 
 def _stamp(path: Path) -> list[int]:
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-
-
-def _size_and_digest(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    """Return size, modification time and inode of a file; an empty list if it is missing."""
+    with contextlib.suppress(OSError):
+        stat = path.stat()
+        return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    return []

@@ -23,6 +23,7 @@ from reasonrag.core.types import Passage
 from reasonrag.retrieval.corpus import CorpusSource, passage_contents
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.settings import PassagesConfig
+from reasonrag.storage.files import naming
 from reasonrag.storage.records import Row, RowProblems, text_id
 
 PASSAGES, OFFSETS, SET_ASIDE = "passages.jsonl", "offsets.bin", "set_aside.jsonl"
@@ -109,7 +110,7 @@ def build_passages(
     if made := index.sound(plan):
         return made
     draft = Draft(index, plan)
-    with closing(_Writer(draft, rules)) as writer:
+    with naming(draft.folder), closing(_Writer(draft, rules)) as writer:
         progress.start("passages", total=source.total, unit="rows", done=writer.row)
         for batch in _batches(source.rows(writer.row)):
             before = writer.row
@@ -254,6 +255,12 @@ class _Ids:
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             self._runs[-2:] = [np.sort(np.concatenate(self._runs[-2:]), kind="stable")]
         return new, hashes[new].tobytes()
+
+
+def save_array(file: IO[bytes], values: NDArray[Any]) -> None:
+    """Write what `np.save` writes; its error on a full disk does not say why."""
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+    file.write(values.data)
 
 
 def split(contents: str, max_words: int) -> list[str]:

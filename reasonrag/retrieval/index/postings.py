@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from itertools import chain
-from typing import IO, Any
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
-from reasonrag.retrieval.index.passages import PassageStore
+from reasonrag.retrieval.index.passages import PassageStore, save_array
 from reasonrag.retrieval.index.settings import BM25Config
 
 # The names under which bm25s looks for its files.
@@ -178,7 +178,7 @@ class _Chunk:
 
     def put(self, name: str, values: NDArray[Any]) -> None:
         with self._draft.writing(f"{self._name}/{name}.npy", scratch=True) as file:
-            _save(file, values)
+            save_array(file, values)
 
     def array(self, name: str) -> NDArray[Any]:
         values: NDArray[Any] = np.load(self._draft.scratch / self._name / f"{name}.npy", mmap_mode="r")
@@ -220,7 +220,7 @@ class _Merge:
         """Write the three arrays in ranges of at most `limit` scores; a word with more scores is a range alone."""
         total = int(self._indptr[-1])
         with self._draft.writing(_INDPTR) as file:
-            _save(file, self._indptr)
+            save_array(file, self._indptr)
         progress.start("scores", total=total, unit="scores")
         with self._draft.writing(_DATA) as data, self._draft.writing(_INDICES) as indices:
             for file, kind in ((data, "<f4"), (indices, "<i4")):
@@ -255,12 +255,6 @@ class _Merge:
             score_rows[target] = rows
             heads[words - start] += counts
         return scores, score_rows
-
-
-def _save(file: IO[bytes], values: NDArray[Any]) -> None:
-    """Write what `np.save` writes; its error on a full disk says neither which file nor why."""
-    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
-    file.write(values.data)
 
 
 def _fold(text: str) -> str:

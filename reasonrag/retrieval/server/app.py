@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
 
-import structlog
 from pydantic import ValidationError
 
 from reasonrag.core.errors import RetrievalError
@@ -15,8 +13,6 @@ from reasonrag.core.serving import App, Receive, Refusal, Response, Scope, descr
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.server.service import RetrievalService, RetrieveRequest, ServeSettings
-
-log = structlog.get_logger()
 
 _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # json.dumps makes an encoder for each reply
 
@@ -31,7 +27,7 @@ def serve(retriever: Retriever, settings: ServeSettings, *, about: str = "") -> 
         RetrievalError: the first query was not answered.
     """
     app = RetrievalApp(RetrievalService(retriever, settings), settings)
-    return run_app(app, about=about, needs=("prometheus_client", "uvicorn"))
+    return run_app(app, about=about)
 
 
 class RetrievalApp(App):
@@ -63,24 +59,17 @@ class RetrievalApp(App):
     async def aclose(self) -> None:
         await self._service.aclose()
 
-    async def _retrieve(self, scope: Scope, receive: Receive) -> Response:
-        metrics = self._service.metrics
-        with metrics.in_flight.track_inprogress():
-            try:
-                request = parsed(await self.body(scope, receive))
-                rankings = await self._service.retrieve(request)
-                response = Response(reply(rankings, scores=request.return_scores))
-            except Refusal as refusal:
-                response = refusal.response()
-            except asyncio.CancelledError:
-                # The drain is over its deadline. The task ends here in any case; the client learns why.
-                response = Refusal(503, "the server stopped before the answer was there", retry_after_s=1).response()
-            except Exception as error:
-                # Its message may hold queries.
-                log.error("a request failed", error=type(error).__name__)
-                response = Refusal(500, f"internal error ({type(error).__name__})").response()
-        metrics.requests.labels(response.status).inc()
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        response = await super().answer(scope, receive)
+        if scope["path"] == "/retrieve":
+            self._service.metrics.requests.labels(response.status).inc()
         return response
+
+    async def _retrieve(self, scope: Scope, receive: Receive) -> Response:
+        with self._service.metrics.in_flight.track_inprogress():
+            request = parsed(await self.body(scope, receive))
+            rankings = await self._service.retrieve(request)
+            return Response(reply(rankings, scores=request.return_scores))
 
     async def _health(self, scope: Scope, receive: Receive) -> Response:
         """Answer 200 if a query is answered; `probe` refuses with 503 and the cause otherwise."""

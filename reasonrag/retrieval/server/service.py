@@ -20,7 +20,7 @@ from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore, Ranking
 log = structlog.get_logger()
 
 _PROBE = "Who wrote the first encyclopedia?"
-_RETRY_AFTER_S = 1
+_RETRY_AFTER_S = "1"
 # One batch is searched while the next one is ready, so the search thread never waits for replies to be written.
 _BATCHES_IN_WORK = 2
 _PREFIX = "reasonrag_retrieval"
@@ -114,6 +114,7 @@ class RetrievalService:
             store=MemoryStore(settings.cached_rankings),
         )
         self._unanswered = 0
+        self.metrics.queue.set_function(lambda: self._unanswered)
         self._probing: asyncio.Task[list[Ranking]] | None = None
 
     async def retrieve(self, request: RetrieveRequest) -> list[Ranking]:
@@ -128,7 +129,7 @@ class RetrievalService:
                 return await self._batched.search(self._cut(request.queries), top_k)
             except BackendError as error:
                 log.warning("search failed", cause=error.cause)
-                raise Refusal(503, f"the index does not answer ({error.cause})", retry_after_s=_RETRY_AFTER_S) from None
+                raise Refusal(503, f"the index does not answer ({error.cause})", Retry_After=_RETRY_AFTER_S) from None
 
     async def probe(self) -> None:
         """Search for one query, to see whether the index answers. It waits only for the batches that have begun.
@@ -178,12 +179,10 @@ class RetrievalService:
     def _admitted(self, count: int) -> Iterator[None]:
         # An empty queue admits a request of any size: one that is larger than the queue could never enter otherwise.
         if self._unanswered and self._unanswered + count > self._settings.max_queue:
-            raise Refusal(503, "the queue is full", retry_after_s=_RETRY_AFTER_S)
+            raise Refusal(503, "the queue is full", Retry_After=_RETRY_AFTER_S)
         self._unanswered += count
         self.metrics.queries.inc(count)
-        self.metrics.queue.inc(count)
         try:
             yield
         finally:
             self._unanswered -= count
-            self.metrics.queue.dec(count)

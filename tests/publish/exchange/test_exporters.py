@@ -207,7 +207,7 @@ def test_verl_rows_have_the_documented_fields_and_types(finished, tmp_path):
             assert (row["data_source"], row["ability"]) == ("toy", "fact-reasoning")
             assert row["reward_model"] == {"style": "rule", "ground_truth": {"target": ["Steven Spielberg"]}}
             assert row["extra_info"]["split"] == split
-            assert in_test_split("toy", question.id, 0.3) is (split == "test")
+            assert in_test_split(("toy", question.id), 0.3) is (split == "test")
 
 
 def test_a_known_data_set_has_the_name_that_its_scorer_knows(tmp_path):

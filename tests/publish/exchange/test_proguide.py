@@ -90,7 +90,7 @@ def test_unusable_rows_are_set_aside_whole_with_number_and_reason(tmp_path):
     aside = [json.loads(line) for line in (tmp_path / "out/set_aside.jsonl").read_text().splitlines()]
     assert aside == [
         {"file": "list.json", "row": 2, "reason": "chosen missing or empty", "given": bad},
-        {"file": "list.json", "row": 3, "reason": "not a JSON object", "given": "text"},
+        {"file": "list.json", "row": 3, "reason": "not a JSON object with each key once", "given": "text"},
     ]
     assert json.loads((tmp_path / "out/pairs.json").read_text()) == {"train": 2, "set_aside": 2, "contradictory": 0}
 

@@ -1,0 +1,242 @@
+"""Check what is on disk, whatever it is: tables, a run, an index, a model, a training run. `publish` asks here, too.
+
+This is a walk over the readers, which say what is wrong. A journal is checked whenever it is opened, so not here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from reasonrag.core.config import Config
+from reasonrag.core.errors import DataError, InputError, RunError
+from reasonrag.core.text import one_line
+from reasonrag.core.types import as_finite
+from reasonrag.dpo.contradictions import PairRules
+from reasonrag.dpo.pairs import Question, repeated_questions
+from reasonrag.dpo.preferences import check_shards, pairs_in, split_of
+from reasonrag.llm.model_folder import model_files
+from reasonrag.llm.weights import check_tensors
+from reasonrag.publish.hub_card import mapping
+from reasonrag.retrieval.index.folder import IndexFolder
+from reasonrag.spre.tree_rules import SHAPE, check_tree
+from reasonrag.storage import tables
+from reasonrag.storage.files import read_json
+from reasonrag.storage.parquet import column_names, not_finite, read_batches
+from reasonrag.storage.runs import read_run
+from reasonrag.training.folder import CHECKPOINTS, MERGED, SUMMARY, check_trained, checkpoint_problem
+
+_TABLES = {
+    "nodes": tables.tree_schema,
+    "pairs": tables.pair_schema,
+    "pairs of trajectories": tables.trajectory_pair_schema,
+    "trajectories": tables.trajectory_schema,
+    "rollouts": tables.rollout_schema,
+    "plans": tables.plan_schema,
+}
+_OTHER = "pairs of others"
+_CHECKSUMS = f"files that have a checksum in {SUMMARY}"
+_WARNINGS = ("contradictions", "texts by split")  # `publish` publishes all the same
+_NOT_TABLES = frozenset(("shards", CHECKPOINTS))  # of a run in shards, its own tables are links to theirs
+_ROUNDING = 1e-9
+
+
+@dataclass(slots=True)
+class Check:
+    """How many things of a kind were checked, and one line for each problem that was found."""
+
+    count: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class Verified:
+    """What was checked at a path: `checks` by the kind of thing, and the `pairs`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checks: defaultdict[str, Check] = defaultdict(Check)
+        self.pairs = PairRules()
+
+    def check(self, what: str, test: Callable[..., int | None], *arguments: Any, **options: Any) -> bool:
+        """Count what a test says that it checked (None: one thing); return False if it raises what is wrong."""
+        try:
+            count = test(*arguments, **options)
+        except InputError as error:
+            self.note(what, 0, str(error))
+            return False
+        self.note(what, 1 if count is None else count)
+        return True
+
+    def note(self, what: str, count: int, problem: str = "") -> None:
+        """Count what was checked, and keep a problem that it has."""
+        self.checks[what].count += count
+        self.checks[what].problems += filter(None, [problem])
+
+    @property
+    def problems(self) -> list[str]:
+        return [problem for check in self.checks.values() for problem in check.problems]
+
+    def refuse_grave(self) -> None:
+        """Raise DataError with the first problem that is more than a warning, if there is any."""
+        grave = [problem for what, check in self.checks.items() if what not in _WARNINGS for problem in check.problems]
+        if grave:
+            more = f" (and {len(grave) - 1} more problems; `reasonrag verify` lists them)" if grave[1:] else ""
+            raise DataError(f"{grave[0]}{more}")
+
+
+def verify(path: Path) -> Verified:
+    """Check all that is known of a file or a folder, and change nothing but the memory of an index of its checksums.
+
+    Raises:
+        RunError: nothing that could be checked is there.
+    """
+    found = Verified(path)
+    if path.exists():
+        _tables(found)
+    index = IndexFolder(path)
+    for part in index.parts():
+        found.check("files of the index", lambda part=part: len(index.verify(part, fully=True).files))
+    if (path / SUMMARY).exists():
+        found.check(_CHECKSUMS, check_trained, path)
+    checkpoints = sorted(path.glob(f"{CHECKPOINTS}/checkpoint-*"))
+    for checkpoint in checkpoints:
+        problem = checkpoint_problem(checkpoint)
+        found.note("checkpoints", 1, problem and f"{checkpoint.name}: {problem}")
+    for folder in (path, path / MERGED, *checkpoints):
+        _model(found, folder)
+    if "tensors" in found.checks:
+        found.note(_CHECKSUMS, 0)  # if nothing was checked, that is said
+    if not found.checks:
+        raise RunError(
+            f"{path} {'holds nothing that can be checked' if path.exists() else 'does not exist'}: give a run, a "
+            "Parquet file or a folder of them, an index, a model or a training run"
+        )
+    return found
+
+
+def _tables(found: Verified) -> None:
+    """Check Parquet files by their columns; of a run, also the counts in `run.json`, which reports and cards show."""
+    path = found.path
+    by_kind: dict[str, list[Path]] = defaultdict(list)
+    for file in [path] if path.suffix == ".parquet" else sorted(path.rglob("*.parquet")):
+        if not any(part in _NOT_TABLES or part.startswith(".") for part in file.relative_to(path).parts):
+            found.check("Parquet files", lambda file=file: by_kind[_kind(file)].append(file))
+    for folder in sorted({file.parent for files in by_kind.values() for file in files} - {path.parent}):
+        found.check("folders of Parquet files", check_shards, folder)
+    sound = {
+        kind: [file for file in files if found.check(kind, _count_rows, file, _TABLES.get(kind))]
+        for kind, files in by_kind.items()
+    }
+    summary, configs = read_json(path / "run.json"), list[Config]()
+    if summary is not None:
+        found.check("config.yaml", lambda: configs.append(read_run(path)[0]))
+    if "nodes" in sound:
+        _trees(found, sound["nodes"], configs)
+    min_margin = as_finite(mapping(summary or {}, "pairs").get("min_margin")) or 0.0
+    for kind, files in sound.items():
+        for file in files if "pairs" in kind else ():
+            found.check("preferences", _add_pairs, found.pairs, file, min_margin)
+    rows, shared = found.pairs.rows, len(found.pairs.shared_texts)
+    if rows:
+        found.check("questions by split", found.pairs.check_questions, "the pairs")
+        problem = f"{shared} texts are in both splits: held-out metrics are not of unseen questions" if shared else ""
+        found.note("texts by split", len(found.pairs.texts), problem)
+        found.note("contradictions", rows.total(), str(found.pairs))
+    has_journal = (path / "journal.sqlite").exists() and not any((path / n).exists() for n in (SUMMARY, CHECKPOINTS))
+    if not has_journal and not (path / "run.json").exists():
+        return
+    if summary is None:
+        found.note("run.json", 0, "run.json is missing or damaged; the same build-tree command writes it again")
+    counts = {("pairs", "total"): rows.total(), ("pairs", "train"): rows["train"], ("pairs", "test"): rows["test"]}
+    if has_journal or "nodes" in sound:  # published runs may have no trees
+        counts |= {("trees", "nodes"): found.checks["nodes"].count, ("trees", "questions"): found.checks["trees"].count}
+    for (table, name), count in counts.items():
+        said = mapping(summary or {}, table).get(name, count)
+        command = "`reasonrag pairs`" if table == "pairs" else "the same build-tree command"
+        problem = (
+            f"run.json says that {table}.{name} is {said}, and the tables hold {count}; write them again with {command}"
+        )
+        found.note("run.json", 1, "" if said == count else problem)
+
+
+def _kind(file: Path) -> str:
+    """Return which of our tables a file is: the one that it shares most names with, so that damaged names are seen."""
+    names = set(column_names(file))
+    ours = {kind: set(table().names) for kind, table in _TABLES.items()}
+    best = max(ours, key=lambda kind: len(names & ours[kind]) / len(names | ours[kind]))
+    return best if 2 * len(names & ours[best]) > len(names | ours[best]) else _OTHER  # TRL's three names are others'
+
+
+def _count_rows(file: Path, table: tables.Described | None) -> int:
+    """Return the number of rows in a file; raise DataError if it is damaged, or a number is NaN or infinite."""
+    rows = 0
+    for batch in read_batches(file, None if table is None else table()):
+        rows += batch.num_rows
+        if column := not_finite(batch):
+            raise DataError(f"{file.name}: {column} holds NaN or an infinity")
+    return rows
+
+
+def _trees(found: Verified, files: Sequence[Path], configs: Sequence[Config]) -> None:
+    """Check each question's rows, and learn which questions have the same text."""
+    # Older runs do not say how SPRE was made.
+    value = next((config.value for config in configs if "weighting" in config.value.model_fields_set), None)
+    spre = {"alpha": value.alpha, "weighting": value.weighting} if value else {}
+    batches = (batch for file in files for batch in read_batches(file, tables.tree_schema(), columns=SHAPE))
+    rows = (row for batch in batches for row in batch.to_pylist())
+    seen: set[Question] = set()
+    for question, tree in groupby(rows, key=lambda row: (row["dataset"], row["question_id"])):
+        found.check("trees", check_tree, list(tree), fully=True, **spre)
+        if question in seen:
+            found.note("trees", 0, f"question {question[1]!r}: its rows are in two places")
+        seen.add(question)
+    found.pairs = PairRules(repeated_questions(files))
+
+
+def _add_pairs(pairs: PairRules, file: Path, min_margin: float) -> int:
+    """Add the pairs of a file as `dpo train` reads them; return how many there are."""
+    before, low = pairs.rows.total(), None
+    split = "train" if split_of(file.name) == "train" else "test"  # two held-out splits may share questions
+    for row in pairs_in(file):
+        pairs.add_pair(split, row)
+        if row.margin is not None and row.margin < min_margin - _ROUNDING:
+            low = low or row
+    if low is not None:
+        raise DataError(f"{low.place}: margin below min_margin ({min_margin:g}): {low.margin:g}")
+    return pairs.rows.total() - before
+
+
+def _model(found: Verified, folder: Path) -> None:
+    """Check a folder of a model: every weight is a number, nothing in it is code, and its tokenizer can be read."""
+    where = "" if folder == found.path else f" of {folder.name}"
+    files = [folder] if folder.is_file() else [*model_files(folder), *folder.glob("adapter_model.bin")]
+    is_model = any(file.suffix in (".safetensors", ".bin") for file in files)
+    for file in files if is_model else ():
+        if file.suffix == ".safetensors":
+            found.check(f"tensors{where}", check_tensors, file)
+        elif file.suffix in (".json", ".py", ".bin"):
+            problem = _settings_problem(file)
+            found.note(f"settings of the model{where}", 1, problem and f"{file.name} {problem}")
+
+
+def _settings_problem(file: Path) -> str:
+    if file.suffix == ".bin":
+        return "is pickled, and unpickling can run code; save the weights as safetensors"
+    if file.suffix == ".py":
+        return "is code that comes with the model; no command runs it without --trust-remote-code"
+    if file.name == "tokenizer.json":
+        from tokenizers import Tokenizer
+
+        try:
+            Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises no class of its own
+            return f"is no tokenizer that can be read ({one_line(str(error))[:80]})"
+        return ""
+    held = read_json(file)
+    if held is None:
+        return "is not JSON that can be read"
+    return "names code that comes with the model (auto_map)" if "auto_map" in held else ""

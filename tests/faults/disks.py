@@ -1,0 +1,71 @@
+"""A disk that gets full: a child process has a tmpfs of a few kilobytes over a folder, and its files stay when it ends.
+
+The tmpfs is in a mount namespace of the child, so nothing is left of it, however the child ends. Whoever may not mount
+gets one in a user namespace of its own. Where a machine forbids that too, these tests cannot run: a limit on the size
+of files (`RLIMIT_FSIZE`) is none on their sum, and the largest file of a run is the one that is made first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import warmed
+from tests.e2e import product
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_NO_DISK = 77  # an exit code that is none of the commands'
+
+
+def run(
+    folder: Path, kb: int, *arguments: str | Path, log: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `reasonrag` while a disk of so many kB is mounted at a folder, with what the folder holds.
+
+    What the command left on that disk is then in the folder, and the disk is no longer full. stderr goes to the file
+    `log` of the folder, if that is given.
+    """
+    folder.mkdir(exist_ok=True)
+    done = warmed.run(_mounted, folder, kb, log, *map(str, arguments), environment=product.environment(**environment))
+    if done.returncode == _NO_DISK:
+        pytest.skip("this machine lets nobody but root mount a disk, not even in a user namespace")
+    return done
+
+
+def _mounted(folder: Path, kb: int, log: str, *arguments: str) -> None:
+    below = os.open(folder, os.O_RDONLY)
+    before = Path(f"/proc/self/fd/{below}")
+    if not _mount(folder, kb):
+        os._exit(_NO_DISK)
+    shutil.copytree(before, folder, dirs_exist_ok=True)
+    child = os.fork()
+    if child == 0:
+        if log:
+            os.dup2(os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        return warmed.reasonrag(*arguments)
+    _, status = os.waitpid(child, 0)
+    for entry in before.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    shutil.copytree(folder, before, dirs_exist_ok=True)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _mount(folder: Path, kb: int) -> bool:
+    """Mount a tmpfs at a folder, for this process and its children; return False if that is forbidden."""
+    libc, user, group = ctypes.CDLL(None), os.getuid(), os.getgid()
+    if libc.unshare(_CLONE_NEWNS):  # root in a container may be allowed no more than others
+        if libc.unshare(_CLONE_NEWNS | _CLONE_NEWUSER):
+            return False
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            try:
+                Path("/proc/self", name).write_text(text)
+            except OSError:  # as where AppArmor has a say
+                return False
+    private = libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None)
+    return private == 0 and libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, b"size=%dk" % kb) == 0

@@ -1,0 +1,80 @@
+"""Bits that a disk or a copy flips in tables and indexes: noticed by `verify` and `publish`, or without effect."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from reasonrag.core.errors import InputError
+from reasonrag.publish.publish import PublishOptions, stage
+from reasonrag.publish.verify import verify
+from reasonrag.retrieval.index.embeddings import build_embeddings
+from reasonrag.retrieval.index.folder import IndexFolder, Silent
+from reasonrag.retrieval.index.vector_settings import VectorSettings
+from reasonrag.retrieval.index.vectors import build_vectors, open_vectors
+from tests.faults.flips import tally
+from tests.faults.matrix import Figure, Rounds
+from tests.publish.toys import write_run
+from tests.retrieval.index.dense_toys import WordsEncoder, passages, sentences
+
+DETECTED = "noticed, or equal when read"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("flips") / "run", nodes=60)
+
+
+def rows_of(file: Path) -> Any:
+    return pq.read_table(file).to_pylist()
+
+
+@pytest.mark.fault("9", "a flipped bit in a Parquet file: verify", DETECTED)
+@pytest.mark.fault("flips", "a random bit of the trees, of the pairs", DETECTED)
+@pytest.mark.parametrize("table", ["trees", "pairs"])
+def test_a_flipped_bit_of_a_table_is_noticed_by_verify(run: Path, table: str, rounds: Rounds, figure: Figure) -> None:
+    files = sorted((run / table).glob("*.parquet"))
+    whole = {file: rows_of(file) for file in files}
+    said = tally(files, rounds(40, 300), lambda: verify(run).problems, lambda file: rows_of(file) == whole[file])
+    figure(f"{table}: {said}")
+
+
+@pytest.mark.fault("9", "a flipped bit in a Parquet file: publish", "refused, or equal when read; nothing else goes up")
+def test_a_flipped_bit_of_a_table_is_not_published(run: Path, tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    files = sorted(run.glob("*/*.parquet"))
+    whole = {file: rows_of(file) for file in files}
+    staging = tmp_path / "staging"
+
+    def refused() -> bool:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        try:
+            stage(run, staging, PublishOptions(repo_id="me/steps"))
+        except InputError:
+            return True
+        return False
+
+    figure(tally(files, rounds(12, 300), refused, lambda file: rows_of(file) == whole[file]))
+
+
+@pytest.mark.fault("flips", "a random bit of any file of an index", DETECTED.replace("read", "searched"))
+def test_a_flipped_bit_of_an_index_is_noticed(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    index = passages(tmp_path / "index", sentences(400))
+    with index.locked():
+        build_embeddings(index, WordsEncoder(), progress=Silent(), shard_rows=128)
+        settings, queries = VectorSettings("hnsw", links=8, ef_construction=40, block_rows=50), sentences(20, seed=1)
+        vectors = WordsEncoder().encode_queries(queries)
+        build_vectors(index, settings, max_bytes=1 << 30, queries=vectors, progress=Silent())
+    before = open_vectors(index).search(vectors, 10)
+
+    def equal(file: Path) -> bool:
+        after = open_vectors(IndexFolder(index.path)).search(vectors, 10)
+        return all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+    files = [file for file in sorted(index.path.rglob("*")) if file.is_file() and file.stat().st_size]
+    figure(f"{len(files)} files: {tally(files, rounds(40, 300), lambda: verify(index.path).problems, equal)}")

@@ -1,0 +1,118 @@
+"""Run folders that are harmed while a build is at work in them, or after it: nothing is lost or believed in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reasonrag.core.config import load_config
+from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.publish.verify import verify
+from reasonrag.storage.journal import Journal
+from reasonrag.storage.runs import RunFolder, read_run
+from tests.faults.matrix import Figure
+from tests.mcts.test_search import random_policy
+from tests.pipeline.test_build import QUESTIONS, run
+
+IN_FLIGHT, STORED = 4, 40
+
+
+def begin(folder: Path) -> Any:
+    return RunFolder.open(folder, load_config(), {"questions": "q"})
+
+
+@pytest.mark.fault(
+    "10",
+    "the process that builds is stopped in the middle of a commit",
+    "a second one is refused at once, or goes to another folder",
+    before="waited a minute for SQLite, then 'database is locked'",
+)
+def test_a_second_process_waits_for_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/d")
+    with begin(folder) as first, contextlib.closing(sqlite3.connect(first.journal.path)) as commit:
+        first.bind()
+        commit.execute("BEGIN IMMEDIATE")
+        began = RunFolder.begun_with(folder)["search"]["iterations"]
+        other = RunFolder.unnamed("d", load_config(overrides={"seed": 5}), {"questions": "q"})
+        assert RunFolder.unnamed("d", load_config(), {"questions": "q"}) == folder
+        with pytest.raises(RunError, match=rf"in use by another process \(pid {os.getpid()}") as refused, begin(folder):
+            pass
+    figure(f"{refused.value}; another configuration: {other}".replace(f"pid {os.getpid()}", "pid N"))
+    assert began == load_config().search.iterations and other == Path("runs/d-2")
+
+
+@pytest.mark.fault(
+    "8",
+    "`rm -rf RUN`, `rm RUN/journal*` or another journal in its place while a build is at work",
+    "ends in one line; nothing more is paid for than was in flight",
+    before="paid on into a file without a name, and ended with exit code 0",
+)
+@pytest.mark.parametrize("harm", ["rm -rf RUN", "rm journal*", "mv copy journal"])
+def test_a_journal_that_goes_away(harm: str, tmp_path: Path, figure: Figure) -> None:
+    folder, paid = tmp_path / "run", 0
+
+    def policy(prompt: Any, sampling: Any) -> str:
+        nonlocal paid
+        if paid == STORED:
+            shutil.copy(folder / "journal.sqlite", tmp_path / "copy")
+            if harm == "rm -rf RUN":
+                shutil.rmtree(folder)
+            elif harm == "rm journal*":
+                for file in folder.glob("journal*"):
+                    file.unlink()
+            else:
+                (tmp_path / "copy").rename(folder / "journal.sqlite")
+        paid += 1
+        return random_policy(prompt, sampling)
+
+    with pytest.raises(RunError, match="deleted or replaced while this process wrote to it") as ended:
+        run(folder, policy, overrides={"policy.concurrency": IN_FLIGHT}, questions=QUESTIONS)
+    said = str(ended.value).partition(" was ")[2].partition(";")[0]
+    figure(f"{harm}: {said}, {paid - STORED} calls after it, {IN_FLIGHT} in flight")
+    assert paid - STORED <= IN_FLIGHT and not list(folder.glob("pairs/*"))
+
+
+@pytest.mark.fault(
+    "flips",
+    "config.yaml of a finished run is cut after a section, is another text, or has a flipped bit",
+    "`verify` says so; `pairs`, `publish` and training refuse it",
+    before="exit code 0; the settings that were cut were read as the defaults",
+)
+def test_a_configuration_that_is_not_as_it_was_written(tmp_path: Path, figure: Figure) -> None:
+    folder = tmp_path / "r"
+    run(folder, overrides={"pairs.min_margin": 0.2}, questions=QUESTIONS[:2])
+    file = folder / "config.yaml"
+    written = file.read_bytes()
+    sections = [place for place in range(1, len(written)) if re.match(rb"\n\w", written[place - 1 :])]
+    flipped = written.replace(b"0.2", b"0.3")
+    harms = [*(written[:place] for place in sections), flipped, b"", b"\0" * 4096, b"garbage"]
+    for harmed in harms:
+        file.write_bytes(harmed)
+        with pytest.raises((RunError, ConfigError), match=r"config\.yaml"):
+            read_run(folder)
+    (problem,) = verify(folder).problems
+    figure(f"{len(harms)} of {len(harms)} refused, {len(sections)} of them cut between sections")
+    assert str(file) in problem and flipped != written and len(sections) > 5
+    file.write_bytes(written.partition(b"\n")[2])  # as earlier versions wrote it
+    assert not verify(folder).problems and read_run(folder)[0].pairs.min_margin == 0.2
+
+
+@pytest.mark.fault("8", "ANALYZE by a user in the journal", "no effect", before="refused as damaged")
+def test_statistics_of_sqlite_do_no_harm(tmp_path: Path, figure: Figure) -> None:
+    path = tmp_path / "journal.sqlite"
+    with contextlib.closing(Journal(path)) as journal:
+        journal.put_meta("bound", True)
+    with contextlib.closing(sqlite3.connect(path)) as users:
+        users.execute("ANALYZE")
+        tables = [name for (name,) in users.execute("SELECT name FROM sqlite_master WHERE name LIKE 'sqlite_stat%'")]
+    with contextlib.closing(Journal(path)) as journal:
+        figure(f"{', '.join(tables)} accepted")
+        assert tables and journal.meta("bound")

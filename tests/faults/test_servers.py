@@ -1,0 +1,464 @@
+"""What our own servers do with clients that are slow, broken, greedy or foreign: refuse, and answer everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from uvicorn.server import ServerState
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from benchmarks.process import memory_bytes
+from reasonrag.core import connections
+from reasonrag.core.connections import HttpConnection, Server
+from reasonrag.storage.records import read_calls
+from tests.faults.matrix import Figure, Rounds
+from tests.faults.servers import HOST, SOCKET, Model, app, ask, forked, mutated, post, read_response
+from tests.retrieval.serving import SEA, found, sea_index
+from tests.serving import serving
+
+TOKEN = "canary-5d11"
+MIB = 1 << 20
+
+# --- Refusals ---
+
+BIG = 100 * MIB
+FOREIGN = {
+    "foreign Host": (b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n", 400),
+    "a Host that begins as ours": (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n", 400),
+    "a name with a dot at its end": (b"GET /health HTTP/1.1\r\nHost: localhost.\r\n\r\n", 400),
+    "two Hosts": (b"GET /health HTTP/1.1\r\nHost: evil.example\r\n" + HOST + b"\r\n", 400),
+    "no Host, HTTP/1.0": (b"GET /health HTTP/1.0\r\n\r\n", 400),
+    "two lengths": (b"POST /retrieve HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\nContent-Length: 1\r\n\r\n{}", 400),
+    "a length and chunks": (
+        b"POST /retrieve HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
+    "a page of another site": (b"GET /health HTTP/1.1\r\n" + HOST + b"Origin: https://evil.example\r\n\r\n", 403),
+    "a page without an address": (b"GET /health HTTP/1.1\r\n" + HOST + b"Origin: null\r\n\r\n", 403),
+    "a tunnel": (b"CONNECT evil.example:443 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "100 MB of body": (b"POST /retrieve HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % BIG, 413),
+    "headers of 1 MB": (b"GET /health HTTP/1.1\r\n" + HOST + b"X-A: " + b"a" * MIB, 431),
+    "300 headers": (b"GET /health HTTP/1.1\r\n" + HOST + b"a:\r\n" * 300 + b"\r\n", 431),
+    "a target of another site": (b"GET http://evil.example/health HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+}
+LAST_CHUNK = b"POST /retrieve HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"
+TRAILERS = {
+    "1 MB after the last chunk": (LAST_CHUNK + b"X-A: " + b"a" * MIB, 431),
+    "300 headers after the last chunk": (LAST_CHUNK + b"a:\r\n" * 300, 431),
+}
+OWN: dict[str, dict[str, tuple[bytes, int]]] = {
+    "index serve": {
+        **TRAILERS,
+        "10^6 queries": (post(b"/retrieve", b'{"queries":["a"' + b',"a"' * (10**6 - 1) + b"]}"), 413),
+        "a body nested 10^6 deep": (post(b"/retrieve", b'{"queries":' + b"[" * 10**6), 422),
+    },
+    "env serve": {
+        # It has no bodies: any is refused by its path, unread.
+        "100 MB of body": (b"POST /questions HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % BIG, 405),
+        "a socket for a foreign page": (SOCKET + HOST + b"Origin: null\r\n\r\n", 403),
+        "a socket by another name": (SOCKET + b"Host: evil.example\r\n\r\n", 403),
+        "a socket elsewhere": (SOCKET.replace(b"/ws", b"/health") + HOST + b"\r\n", 403),
+        "a socket for two Hosts": (SOCKET + HOST + b"Host: evil.example\r\n\r\n", 403),
+    },
+    "record": TRAILERS
+    | {
+        f"target {target}": (f"GET {target} HTTP/1.1\r\n".encode() + HOST + b"\r\n", 404)
+        for target in ("/v1@evil.example/", "/v1.evil.example/", "/v1", "/c/a/v1:80/", "*")
+    },
+}
+
+
+@pytest.mark.fault(
+    "refusals", "foreign, greedy and malformed requests to each of our servers", "the status that says why"
+)
+@pytest.mark.fault(
+    "38", "a foreign Host, a page of another site, 100 MB of body; 10^6 queries of the one that takes them", "refused"
+)
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_refused(name: str, tmp_path: Path, figure: Figure) -> None:
+    requests = {**FOREIGN, **OWN[name]}
+    with serving(app(name, tmp_path)) as port:
+        found = {what: ask(port, request)[0] for what, (request, _) in requests.items()}
+        for host in (b"127.0.0.1", b"LOCALHOST:%d" % port, b"[::1]:1"):  # names of this machine are answered
+            assert ask(port, b"GET /health HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")[0] in (200, 502)
+    wrong = {what: status for what, status in found.items() if status != requests[what][1]}
+    figure(f"{name}: {len(found) - len(wrong)} of {len(found)} refused, each with the right status")
+    assert wrong == {}
+
+
+@pytest.mark.fault("refusals", "a missing, wrong, cut or doubled token", "401 everywhere but /health; 400 for two")
+@pytest.mark.parametrize("name", ["index serve", "env serve"])
+def test_a_token_is_asked_for(name: str, tmp_path: Path, figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", TOKEN)
+    own = {
+        "index serve": post(b"/retrieve", b'{"queries":["Jaws"]}'),
+        "env serve": b"GET /questions HTTP/1.1\r\n" + HOST,
+    }
+    first, _, rest = own[name].partition(b"\r\n")
+    right = b"Authorization: Bearer " + TOKEN.encode()
+    wrong = [b"X: y", b"Authorization: Bearer", right[:-1], right + b"0", right.replace(b"Bearer", b"Basic")]
+
+    def status(*headers: bytes) -> int:
+        return ask(port, b"\r\n".join([first, *headers, rest]) + (b"" if name == "index serve" else b"\r\n"))[0]
+
+    with serving(app(name, tmp_path, token_env="A_TOKEN")) as port:
+        refused = [status(header) for header in wrong] + [ask(port, SOCKET + HOST + b"\r\n")[0]]
+        twice = status(right, b"Authorization: Bearer x")
+        health = ask(port, b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")[0]
+        admitted = status(right), status(right.replace(b"Bearer", b"bearer"))
+    figure(f"{name}: {len(refused) + 1} of {len(refused) + 1} refused")
+    assert set(refused) <= {401, 403, 404} and refused[:-1] == [401] * len(wrong)
+    assert (twice, health, admitted) == (400, 200, (200, 200))
+
+
+# --- Clients that keep a server waiting ---
+
+
+def open_sockets(process: int) -> int:
+    count = 0
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed just now
+            count += str(file.readlink()).startswith("socket:")
+    return count
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """Return whether the server has closed a connection; what it sent before is read."""
+    connection.setblocking(False)
+    with suppress(BlockingIOError), suppress(ConnectionError):
+        while connection.recv(MIB):
+            pass
+        return True
+    return False
+
+
+@pytest.mark.fault(
+    "A8",
+    "headers without an end; half-sent headers; two Hosts",
+    "refused after 64 KiB; closed after the time a client has; 400",
+    before="90 MB of headers taken; half-sent headers stayed for ever; two Hosts: 200",
+)
+def test_headers_have_a_size_and_a_deadline(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    limit_s, half_sent = rounds(1, 30), rounds(20, 300)
+    start = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "
+    server = forked("index serve", tmp_path, client_timeout_s=limit_s)
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60)) for _ in range(half_sent + 2)
+        ]
+        begun = time.monotonic()
+        greedy, talker, *half = opened
+        for number, connection in enumerate(half):
+            connection.sendall(start[: number % len(start)])  # the first one says nothing at all
+        sent, refusal = 0, b""
+        greedy.sendall(start)
+        greedy.settimeout(0.02)
+        while not refusal and sent < 4 * MIB:
+            greedy.sendall(b"a" * 8192)
+            sent += 8192
+            with suppress(TimeoutError):
+                refusal = greedy.recv(100)
+        both = ask(server.port, b"GET /health HTTP/1.1\r\nHost: evil.example\r\n" + HOST + b"\r\n")[0]
+        waiting = list(half)
+        while waiting and time.monotonic() < begun + limit_s + 30:
+            talker.sendall(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")  # others are answered meanwhile
+            assert read_response(talker)[0] == 200
+            time.sleep(0.2)
+            waiting = [connection for connection in waiting if not is_ended(connection)]
+        seconds = time.monotonic() - begun
+    server.send_signal(signal.SIGTERM)
+    figure(
+        f"headers refused after {sent >> 10} KiB; {half_sent - len(waiting)} of {half_sent} half-sent closed within "
+        f"{seconds:.0f} s (limit {limit_s} s); two Hosts: {both}"
+    )
+    assert server.ended() == (143, "")
+    assert refusal.startswith(b"HTTP/1.1 431") and sent <= 128 << 10 and both == 400
+    assert waiting == []
+
+
+class Told(asyncio.Transport):
+    """What a client is sent."""
+
+    sent, closed = b"", False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+def test_one_connection_more_than_the_most_is_refused(tmp_path: Path) -> None:
+    async def connected() -> list[tuple[bytes, bool]]:
+        server, state, clients = Server(app("index serve", tmp_path)), ServerState(), (Told(), Told())
+        state.connections.update(range(connections._MAX_CONNECTIONS - 1))  # type: ignore[arg-type]
+        for client in clients:
+            HttpConnection(server.config, state, {}).connection_made(client)
+        return [(client.sent[:12], client.closed) for client in clients]
+
+    assert asyncio.run(connected()) == [(b"", False), (b"HTTP/1.1 503", True)]
+
+
+@pytest.mark.full
+@pytest.mark.fault(
+    "slow clients", "5,000 connections that say nothing", "4,096 are held; a client that was there before is answered"
+)
+def test_connections_that_say_nothing(tmp_path: Path, figure: Figure) -> None:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    server = forked("index serve", tmp_path)
+    with ExitStack() as stack:
+        first = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+        first.sendall(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert read_response(first)[0] == 200
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60)) for _ in range(5000)]
+        refused = sum(read_response(connection)[0] == 503 for connection in idle[4095:])
+        held = sum(not is_ended(connection) for connection in idle)
+        first.sendall(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
+        answered = read_response(first)[0]
+    server.send_signal(signal.SIGTERM)
+    figure(f"{held:,} of {len(idle):,} held, {refused} refused with 503; the first client: {answered}")
+    assert server.ended() == (143, "")
+    assert (held, refused, answered) == (4095, 905, 200)
+
+
+# What a client sends before it keeps the server waiting.
+LARGE = {"queries": ["captain of Orlandis harbour"] * 1500, "topk": 20}
+FRAMES = {
+    "pongs that are not read": (b"\x89\xfd\0\0\0\0" + b"a" * 125) * 50_000,
+    "a message without an end": b"\x01\x80\0\0\0\0" + b"\0\x80\0\0\0\0" * 5_000,
+}
+WAITED_FOR = {
+    "index serve": {
+        "half a body": b"POST /retrieve HTTP/1.1\r\n" + HOST + b"Content-Length: 99\r\n\r\n{",
+        "the rest of a body that was refused": b"POST /retrieve HTTP/1.1\r\n"
+        + HOST
+        + b"Content-Length: %d\r\n\r\n" % BIG,
+        "an answer that is not read": post(b"/retrieve", json.dumps(LARGE).encode()),
+    },
+    "env serve": {
+        "a handshake that websockets drops": SOCKET + HOST + b"X-A: " + b"a" * 9000 + b"\r\n\r\n",
+        "pongs that are not read": SOCKET + HOST + b"\r\n",
+        "a message without an end": SOCKET + HOST + b"\r\n",
+    },
+}
+
+
+@pytest.mark.fault(
+    "slow clients",
+    "clients that send half a body, no end of one that was refused, requests without end, or read no answer",
+    "each is cut off, and the server ends at once when it is asked to",
+)
+@pytest.mark.parametrize("name", WAITED_FOR)
+def test_a_client_that_keeps_the_server_waiting_is_cut_off(
+    name: str, tmp_path: Path, rounds: Rounds, figure: Figure
+) -> None:
+    limit_s, count, kinds = rounds(1, 10), rounds(1, 10), WAITED_FOR[name]
+    server = forked(name, tmp_path, client_timeout_s=limit_s)
+    before, idle = memory_bytes("RssAnon", server.process), open_sockets(server.process)
+    with ExitStack() as stack:
+        for kind, request in list(kinds.items()) * count:
+            connection = stack.enter_context(socket.socket())
+            connection.settimeout(60)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(request)
+            if kind in FRAMES:
+                connection.recv(4096)
+                connection.sendall(FRAMES[kind])
+        flood = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
+        with suppress(OSError):
+            for _ in range(200):
+                flood.sendall((b"GET /elsewhere HTTP/1.1\r\n" + HOST + b"\r\n") * 500)
+        begun, peak, left = time.monotonic(), 0, len(kinds) * count
+        while left and time.monotonic() < begun + limit_s + 60:
+            time.sleep(0.1)
+            peak = max(peak, memory_bytes("RssAnon", server.process))
+            left = open_sockets(server.process) - idle
+        seconds, after = time.monotonic() - begun, memory_bytes("RssAnon", server.process)
+        answered = ask(server.port, b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")[0]
+    server.send_signal(signal.SIGTERM)
+    figure(
+        f"{name}: {len(kinds) * count - left} of {len(kinds) * count} cut off within {seconds:.0f} s (limit {limit_s} "
+        f"s); memory {before / MIB:.0f} MiB before, at most {peak / MIB:.0f}, {after / MIB:.0f} after"
+    )
+    assert server.ended() == (143, "")
+    assert (left, answered) == (0, 200)
+
+
+@pytest.mark.fault(
+    "slow clients",
+    "8 MB of small frames without a pause",
+    "others are answered meanwhile, not after them",
+    before="none for as long as the client sent: 1 to 8 s",
+)
+def test_frames_without_a_pause(tmp_path: Path, figure: Figure) -> None:
+    server = forked("env serve", tmp_path)
+    frames = (b"\x8a\xfd\0\0\0\0" + b"a" * 125) * 64_000 + b"\x89\x80\0\0\0\0"  # the last one is answered
+    with (
+        socket.create_connection(("127.0.0.1", server.port), 60) as busy,
+        socket.create_connection(("127.0.0.1", server.port), 60) as other,
+    ):
+        busy.sendall(SOCKET + HOST + b"\r\n")
+        busy.recv(4096)
+        sender = threading.Thread(target=busy.sendall, args=(frames,))
+        sender.start()
+        answered = 0
+        while not select.select([busy], [], [], 0)[0]:
+            other.sendall(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
+            assert read_response(other)[0] == 200
+            answered += 1
+        sender.join()
+    server.send_signal(signal.SIGTERM)
+    figure(f"{answered} requests of another client answered meanwhile")
+    assert server.ended() == (143, "")
+    assert answered > 8  # it was 3 or 4
+
+
+# --- Load ---
+
+
+class Load:
+    """64 clients of a server. Of 100 requests one is sent byte by byte, and another is broken in a connection of its
+    own; the answers to all others are compared with the library's.
+    """
+
+    def __init__(self, port: int, expected: dict[str, bytes]) -> None:
+        self.port, self.expected, self.queries = port, expected, list(expected)
+        self.requests = self.answers = self.slow = self.broken = self.wrong = 0
+        self.rng = random.Random(38)
+
+    async def run(self, seconds: float, process: int) -> list[float]:
+        """Return the server's memory in MiB over time."""
+        ends_at, memory = time.monotonic() + seconds, []
+        clients = [asyncio.create_task(self.client(ends_at)) for _ in range(64)]
+        while not all(client.done() for client in clients):
+            await asyncio.sleep(seconds / 60)
+            memory.append(memory_bytes("RssAnon", process) / MIB)
+        await asyncio.gather(*clients)
+        return memory
+
+    async def client(self, ends_at: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        while time.monotonic() < ends_at:
+            query = self.rng.choice(self.queries)
+            request = post(b"/retrieve", json.dumps({"queries": [query], "return_scores": True}).encode())
+            self.requests += 1
+            if self.requests % 100 == 33:
+                await self.break_off(request)
+                continue
+            slow = self.requests % 100 == 66
+            for start in range(0, len(request), 1 if slow else len(request)):
+                writer.write(request[start:][: 1 if slow else None])
+                await asyncio.sleep(0.002 if slow else 0)
+            head = await reader.readuntil(b"\r\n\r\n")
+            body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
+            self.wrong += body != self.expected[query]
+            self.answers += 1
+            self.slow += slow
+        writer.close()
+
+    async def break_off(self, whole: bytes) -> None:
+        rng = self.rng
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        cut = whole[: rng.randrange(len(whole))]
+        writer.write(rng.choice([rng.randbytes(300), cut, whole, SOCKET + HOST + b"\r\n", mutated(rng, whole)]))
+        if rng.random() < 0.3:  # ends the connection with a reset
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        await asyncio.sleep(0.005)
+        writer.close()
+        self.broken += 1
+
+
+@pytest.mark.fault(
+    "load",
+    "64 clients on `index serve` at once, with 1 % of requests slow and 1 % garbage, cut off or reset",
+    "each answer is the library's, and memory stays flat",
+)
+def test_64_clients_with_slow_and_broken_requests(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    seconds = rounds(1, 60)
+    words = sorted({word for passage in SEA for word in passage.contents.split()})
+    queries = [f"{word} {words[7 * number % len(words)]}" for number, word in enumerate(words)]
+    expected = {
+        query: json.dumps({"result": [ranking]}, ensure_ascii=False).encode()
+        for query, ranking in zip(queries, found(sea_index(tmp_path), queries, 3), strict=True)
+    }
+    server = forked("index serve", tmp_path)
+    load = Load(server.port, expected)
+    memory = asyncio.run(load.run(seconds, server.process))
+    server.send_signal(signal.SIGTERM)
+    third = len(memory) // 3
+    first, last = mean(memory[:third]), mean(memory[-third:])
+    figure(
+        f"{load.wrong} of {load.answers:,} answers wrong in {seconds} s; of {load.requests:,} requests {load.slow:,} "
+        f"were slow and {load.broken:,} broken; memory {first:.1f} MiB in the first third, {last:.1f} in the last"
+    )
+    assert server.ended() == (143, "")
+    assert load.wrong == 0 and load.slow and load.broken
+    assert last < first + 16
+
+
+# --- The end ---
+
+
+@pytest.mark.fault(
+    "drain",
+    "SIGTERM or Ctrl-C while clients of `record` and `env serve` wait",
+    "replies in flight are passed on and kept, sessions end with 1012; exit code, no traceback",
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_servers_end_with_their_requests(tmp_path: Path, number: signal.Signals, figure: Figure) -> None:
+    model = Model()
+    asked = post(b"/v1/chat/completions", b'{"messages": [{"role": "user", "content": "Who?"}]}')
+    with serving(model) as upstream:
+        assert ask(upstream, asked)[0] == 200  # its thread imports no more, which a forked process would wait for
+        model.held = True
+        server = forked("record", tmp_path, f"http://127.0.0.1:{upstream}/v1", drain_s=1)
+        with closing(socket.create_connection(("127.0.0.1", server.port), 60)) as connection:
+            connection.sendall(asked)
+            received = connection.recv(4096)  # the reply has begun
+            server.send_signal(number)
+            time.sleep(0.2)
+            model.held = False
+            while piece := connection.recv(4096):
+                received += piece
+        ended = server.ended()
+        model.held = True
+        cut = forked("record", tmp_path, f"http://127.0.0.1:{upstream}/v1", drain_s=1)
+        with closing(socket.create_connection(("127.0.0.1", cut.port), 60)) as connection:
+            connection.sendall(asked)
+            connection.recv(4096)
+            cut.send_signal(number)  # and the model says nothing more
+            ended_cut = cut.ended()
+        model.held = False
+    kept = [call["message"]["content"] for call in read_calls(tmp_path / "calls")]
+    sessions = forked("env serve", tmp_path)
+    with connect(f"ws://127.0.0.1:{sessions.port}/ws") as client:
+        client.send('{"type": "reset"}')
+        client.recv(timeout=60)
+        sessions.send_signal(number)
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(timeout=60)
+    code = 128 + number
+    figure(f"{number.name}: {len(kept)} of 1 reply in flight kept; sessions ended with {closed.value.rcvd.code}")
+    assert received.endswith(b"0\r\n\r\n") and kept == ["Steven Spielberg"]
+    assert closed.value.rcvd.code == 1012
+    assert [ended, ended_cut, sessions.ended()] == [(code, "")] * 3

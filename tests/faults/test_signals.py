@@ -1,0 +1,120 @@
+"""SIGTERM and Ctrl-C in every long command: it ends by itself, says how to go on, and goes on to the same result."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import shlex
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests import warmed
+from tests.e2e import product
+from tests.faults.commands import Commands, has_begun, used_s
+from tests.faults.matrix import Figure, Rounds
+
+pytestmark = pytest.mark.slow
+
+TERM, CTRL_C, TWICE = (signal.SIGTERM,), (signal.SIGINT,), (signal.SIGINT, signal.SIGINT)
+# What each is sent in the suite; at full size it is all three.
+LONG: dict[str, tuple[tuple[signal.Signals, ...], ...]] = {
+    "build-tree": (TERM, CTRL_C, TWICE),
+    "eval": (CTRL_C,),
+    "dpo train": (TERM, TWICE),
+    "index build": (CTRL_C,),
+    "publish": (TERM,),
+}
+# Of these, the suite has others like them: one harness trains, `tests/online_rl/test_train.py` stops it in a rollout,
+# and `tests/reproduce/test_stages.py` a plan.
+FULL = ("sft train", "prm train", "rl train", "reproduce")
+SERVERS = ("index serve", "env serve", "record")
+
+
+@pytest.mark.fault("3", "SIGTERM to a server", "it exits with 143, without a traceback, while it starts and afterwards")
+@pytest.mark.fault("4", "Ctrl-C to a server", "it exits with 130, without a traceback, while it starts and afterwards")
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_signal_ends_a_server(name: str, commands: Commands, rounds: Rounds, figure: Figure) -> None:
+    command, draw, tries = commands[name], random.Random(3), rounds(1, 5)
+    early, wrong = 0, []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for _ in range(tries):
+            child = command.start(command.folder / "out")
+            # A server that listens uses next to no CPU time: a moment that is drawn too late is that of listening.
+            cpu_s = draw.uniform(0.0, 0.3) if draw.random() < 0.5 else math.inf
+            product.wait_until(
+                lambda child=child, cpu_s=cpu_s: (
+                    "listening" in child.printed() or child.poll() is not None or (used_s(child) or 0.0) >= cpu_s
+                )
+            )
+            early += "listening" not in child.printed()
+            child.send_signal(number)
+            said = warmed.ended(child, 60).stderr
+            wrong += [said] * (child.returncode != 128 + number or "Traceback" in said)
+    figure(f"{name}: {2 * tries - len(wrong)} of {2 * tries} ended so, {early} of them while it started")
+    assert not wrong
+
+
+@pytest.mark.fault("3", "SIGTERM", "it exits with 143, without a traceback, and the same command goes on")
+@pytest.mark.fault(
+    "4", "Ctrl-C, once and twice", "calls in flight end (not if twice), it says how to go on and exits with 130"
+)
+@pytest.mark.parametrize("name", [*LONG, *(pytest.param(name, marks=pytest.mark.full) for name in FULL)])
+def test_a_signal_ends_it_and_the_same_command_goes_on(
+    name: str, commands: Commands, rounds: Rounds, figure: Figure
+) -> None:
+    command, draw, tries = commands[name], random.Random(name), rounds(1, 1 if name == "reproduce" else 3)
+    ended, wrong = Counter[str](), []
+    for sent in (TERM, CTRL_C, TWICE) if rounds(0, 1) else LONG[name]:
+        done = late = 0
+        while done < tries:
+            assert late < 20
+            out = command.new()
+            child = command.interrupt(out, (done + draw.uniform(0.2, 0.8)) / tries, *sent)
+            said, whole = child.said(), child.returncode == 0
+            done, late = done + (not whole), late + whole
+            drained = "Resume with:\n" in said
+            if drained:
+                line = said.rpartition("Resume with:\n")[2].strip()
+                assert shlex.split(line) == ["reasonrag", *map(str, command.arguments(out))]
+            if not whole:
+                kind = "when the calls in flight had ended" if drained else "at once"
+                ended[kind] += 1
+                wrong += [said] * (child.returncode != 128 + sent[0] or "Traceback" in said or not said.strip())
+            wrong += command.differing(out)
+            if command.server and sent is not TWICE:
+                assert command.server.paid_twice == 0, "calls in flight are waited for"
+    figure(f"{name}: {', '.join(f'{count} ended {how}' for how, count in sorted(ended.items()))}; all went on")
+    assert not wrong
+
+
+def with_a_full_stderr(*arguments: str) -> None:
+    """Do what `reasonrag` does with a stderr that nobody reads."""
+    _unread, stderr = os.pipe()
+    os.set_blocking(stderr, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(stderr, b"x")
+    os.set_blocking(stderr, True)
+    os.dup2(stderr, 2)
+    warmed.reasonrag(*arguments)
+
+
+@pytest.mark.fault(
+    "3", "SIGTERM while stderr is full and nobody reads it", "it exits with 143", before="hung while it said so"
+)
+def test_sigterm_ends_a_process_whose_stderr_nobody_reads(tmp_path: Path, figure: Figure) -> None:
+    arguments = ("build-tree", "--preset", "demo", "--limit", "2", "--out", str(tmp_path / "out"))
+    child = warmed.Child(with_a_full_stderr, arguments, product.environment())
+    try:
+        product.wait_until(lambda: has_begun(child))
+        child.send_signal(signal.SIGTERM)
+        code = child.wait(60)
+    finally:
+        child.kill()
+    figure(f"exit code {code}")
+    assert code == 128 + signal.SIGTERM

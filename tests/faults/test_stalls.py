@@ -1,0 +1,256 @@
+"""Waits: threads, models, retrievers and a journal that never answer, and a machine with no core to spare."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import multiprocessing
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reasonrag.core import watch
+from reasonrag.core.errors import EX_TEMPFAIL, RunError
+from reasonrag.core.settings import demo_folder
+from reasonrag.core.types import Completion, Prompt
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.local import TransformersLLM
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.storage.journal import Journal
+from tests import warmed
+from tests.e2e import product
+from tests.faults.matrix import ROOT, Figure, Rounds
+from tests.faults.stubs import Body, Fault, StubRetriever, Stuck, always
+from tests.llm.fake_openai import FakeOpenAI
+
+HERE = "python:tests.faults.test_stalls"
+STALL_S = 4.0
+AT_ONCE = 10
+
+
+def hanging_thread(config: Any) -> TransformersLLM:
+    """A model in this process whose thread never comes back from its first forward pass."""
+    llm = TransformersLLM(str(demo_folder("")), device="cpu")
+    llm.model.register_forward_pre_hook(lambda module, args: time.sleep(86_400))
+    return llm
+
+
+class BlockingLLM(ScriptedLLM):
+    """A plug-in that waits on the event loop instead of beside it."""
+
+    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
+        time.sleep(86_400)  # noqa: ASYNC251
+        return ()
+
+
+def blocking(config: Any) -> BlockingLLM:
+    return BlockingLLM([], name="blocking")
+
+
+def after_check(body: Body) -> Fault | None:
+    return None if body["queries"] == ["check"] else Stuck()
+
+
+@contextlib.contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """Keep so many cores busy while the block runs."""
+    burners = [multiprocessing.get_context("fork").Process(target=_burn, daemon=True) for _ in range(count)]
+    for burner in burners:
+        burner.start()
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.join()
+
+
+def _burn() -> None:
+    while True:
+        pass
+
+
+def ended(runs: Sequence[tuple[str, Sequence[str]]], folder: Path) -> dict[str, list[tuple[int, str]]]:
+    """Start builds of some kinds, ten at once; return exit code and stderr of each, by kind. One that hangs raises."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for start in range(0, len(runs), AT_ONCE):
+        children = []
+        for number, (kind, flags) in enumerate(runs[start : start + AT_ONCE], start):
+            asked = ("--preset", "demo", "--lag", "2", "--limit", "3", "--set", f"run.stall_s={STALL_S}", *flags)
+            children.append(
+                (kind, product.start("build-tree", *asked, "--out", folder / str(number), PYTHONPATH=str(ROOT)))
+            )
+        for kind, child in children:
+            done = warmed.ended(child, 300)
+            found.setdefault(kind, []).append((done.returncode, done.stderr))
+    return found
+
+
+AT = r"http://127\.0\.0\.1:\d+"
+# What never answers: how the command ends, and what names it.
+NAMES = {
+    "a model's thread": (
+        1,
+        r"stands still: nothing finished and no CPU time for 2 s, at .*test_stalls\.py:\d+ <lambda>",
+    ),
+    "an engine": (
+        EX_TEMPFAIL,
+        rf"the run stands still: .* for 4 s, .*\d tasks? at server\.py:\d+ _send, .* for {AT}/v1",
+    ),
+    "a judge": (EX_TEMPFAIL, rf"the run stands still: .* for 4 s, .*\d tasks? at server\.py:\d+ _send, .* for {AT}/v1"),
+    "a retriever": (
+        EX_TEMPFAIL,
+        r"the run stands still: .* for 4 s, .*\d tasks? at base\.py:\d+ _\w+, .* for 127\.0\.0\.1:\d+",
+    ),
+    "the event loop": (EX_TEMPFAIL, r"thread MainThread: test_stalls\.py:\d+ complete"),
+}
+
+
+@pytest.mark.fault(
+    "stalls",
+    "a model's thread, an engine, a judge, a retriever or the event loop never answers, with all cores busy",
+    "each is named with its place, stacks of threads and tasks are printed, and the command ends",
+)
+@pytest.mark.fault(
+    "17",
+    "no progress although all sockets are open",
+    "the run is ended after run.stall_s with exit code 75, and the place that it waits at",
+)
+@pytest.mark.fault(
+    "A1",
+    "the thread of a model in this process hangs",
+    "its calls fail as stalled, the questions are counted, and the process ends",
+    before="hung: 1 of 7 runs, as a wait of the thread had become endless",
+)
+def test_what_never_answers_is_named_and_ended(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    count, blocked = rounds(1, 25), rounds(1, 5)
+    stuck = FakeOpenAI(faults=always(Stuck()), models=("m",))
+    with stuck as server, StubRetriever(after_check) as retriever, busy_cores(2 if count > 1 else 0):
+        kinds: dict[str, Sequence[str]] = {
+            "a model's thread": ("--policy", f"{HERE}:hanging_thread"),
+            "an engine": ("--policy", server.base_url, "--policy-model", "m"),
+            "a judge": ("--policy", "extractive", "--value", "judge", "--judge", server.base_url),
+            "a retriever": ("--policy", "extractive", "--retriever-url", retriever.url),
+        }
+        runs = [("the event loop", ("--policy", f"{HERE}:blocking"))] * blocked + [*kinds.items()] * count
+        found = ended(runs, tmp_path)
+    named = {kind: sum(_named(kind, *end) for end in ends) for kind, ends in found.items()}
+    figure(
+        f"{sum(named.values())} of {len(runs)} runs ended by themselves and said what hung and where "
+        f"({', '.join(f'{kind} {number}' for kind, number in named.items())}); 0 hangs"
+    )
+    wrong = [(kind, *end) for kind, ends in found.items() for end in ends if not _named(kind, *end)]
+    assert not wrong, wrong[0]
+
+
+def _named(kind: str, code: int, said: str) -> bool:
+    expected, line = NAMES[kind]
+    ended = {1: "3 questions failed, 0 were not tried (3 stalled)", EX_TEMPFAIL: "\nerror: the run stands still: "}[
+        expected
+    ]
+    # Where the event loop is blocked, nobody can say more.
+    itself = ended in said or kind == "the event loop"
+    return code == expected and itself and re.search(line, said) is not None and "  thread watch: " in said
+
+
+@pytest.mark.fault(
+    "A2",
+    "the journal's file is locked for ever, so that its thread does not come back from a commit",
+    "who waits for it gets an error that names the thread and its place",
+    before="hung: 2 of 2 runs, as the thread had died",
+)
+def test_a_journal_that_never_commits_fails_its_callers(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    tries, named = rounds(1, 25), 0
+    for number in range(tries):
+        path = tmp_path / f"{number}.sqlite"
+        journal = Journal(path)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+
+        async def put() -> list[Any]:
+            calls = (journal.put_call(f"{call:032x}", "policy", "x", question="a/b") for call in range(3))  # noqa: B023
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+        with watch.limit(1.0):
+            failures = asyncio.run(put())
+            for wait in (lambda: journal.put_meta("bound", True), journal.close):  # noqa: B023
+                with pytest.raises(RunError, match="stands still"):
+                    wait()
+        other.close()
+        named += [type(failure) for failure in failures] == [RunError] * 3 and all(
+            re.search(r"the journal stands still: .* at journal\.py:\d+ _\w+", str(failure)) for failure in failures
+        )
+    figure(f"in {named} of {tries} the error named the thread and its place; 0 hangs")
+    assert named == tries
+
+
+# Calls without a limit of their own, with what ends each.
+ENDED_BY = {
+    "agents/environment.py: self._replies.get()": "the episode: its searches and rewards have limits; --idle-timeout",
+    "core/watch.py: over.result()": "it is done",
+    "llm/chat_template.py: os.waitpid(child, 0)": "limits of the child: CPU time, memory, an alarm",
+    "llm/continuous.py: future.result()": "it is done",
+    "llm/continuous.py: request.future.result()": "it is done",
+    "llm/local.py: self._queue.get()": "a daemon thread without work",
+    "llm/server.py: task.result()": "it is done",
+    "llm/slots.py: turn.result()": "it is done",
+    "online_rl/trainer.py: begun.result()": "it is done",
+    "online_rl/trainer.py: self.start(...).result()": "the watch: `progressing` in each work",
+    "online_rl/trainer.py: wait([self.next[1]])": "the watch: `progressing` in each work",
+    "pipeline/cluster.py: ended.wait()": "a deadline around it",
+    "pipeline/cluster.py: ray.get(reference)": "it is done",
+    "pipeline/cluster.py: ray.get(searched[0])": "the watch of the driver, whose end is that of its tasks",
+    "retrieval/backends/mcp_tool.py: self.over.wait()": "a task that holds a session open until it is closed",
+    "retrieval/batched.py: batch.full.wait()": "a deadline around it",
+    "retrieval/encoders.py: self._thread.begin(...).result()": "the watch",
+    "rewards/judge.py: asyncio.wait({asking.task})": "it is cancelled, and has a deadline",
+    "rollout.py: thread.submit(...).result()": "limits of what it calls",
+    "storage/files.py: fcntl.flock(handle, fcntl.LOCK_EX)": "the kernel, when the other process ends",
+    "storage/journal.py: self._queue.get()": "a daemon thread without work",
+    "storage/journal.py: self._watch.add(...).result()": "the watch",
+}
+_WAITS = {"wait", "join", "result", "get", "acquire", "recv", "accept", "communicate"}
+_WAITS_FOR = {"os.waitpid", "fcntl.flock", "ray.get", "ray.wait", "asyncio.wait", "wait"}
+_WAITS_FOR |= {f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output")}
+_VARIABLES = {"caller", "answered", "self.current"}  # `get` of a ContextVar
+
+
+def endless(source: str) -> Iterator[str]:
+    """Yield the calls that wait, and say no limit."""
+    if not re.search(
+        r"\b(?:wait|join|result|get|acquire|recv|accept|communicate)\(\)|waitpid|flock|subprocess|wait\(", source
+    ):
+        return
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or any(keyword.arg == "timeout" for keyword in node.keywords):
+            continue
+        bare = not node.args and isinstance(node.func, ast.Attribute) and node.func.attr in _WAITS
+        if (bare and ast.unparse(node.func.value) not in _VARIABLES) or ast.unparse(node.func) in _WAITS_FOR:
+            found = re.sub(r"\(.+\)(?=\.result)", "(...)", ast.unparse(node))
+            if "LOCK_NB" not in found:
+                yield found
+
+
+@pytest.mark.fault(
+    "17",
+    "waits that say no limit: an AST rule over the package",
+    "each is listed with what ends it; planted ones found",
+)
+def test_every_wait_has_a_limit_or_is_listed_with_what_ends_it(figure: Figure) -> None:
+    package = ROOT / "reasonrag"
+    found = {
+        f"{file.relative_to(package).as_posix()}: {call}"
+        for file in package.rglob("*.py")
+        for call in endless(file.read_text("utf-8"))
+    }
+    planted = ("thread.join()", "subprocess.run(['true'])", "os.waitpid(1, 0)", "lock.acquire()", "queue.get()")
+    caught = sum(bool(list(endless(call))) for call in planted)
+    figure(f"{len(found)} waits without a limit, {len(found - set(ENDED_BY))} not listed; {caught} of 5 planted found")
+    assert found == set(ENDED_BY)
+    assert caught == len(planted)

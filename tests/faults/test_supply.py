@@ -1,0 +1,291 @@
+"""What comes with the program and what it is handed: code, pickles, streams."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from reasonrag.core.errors import ConfigError
+from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.local import TransformersLLM
+from reasonrag.retrieval.bm25 import BM25Retriever
+from reasonrag.retrieval.index.folder import IndexFolder
+from reasonrag.training.folder import last_checkpoint, mark_complete
+from tests.e2e import product
+from tests.e2e.world import World
+from tests.faults.matrix import Figure, Rounds
+from tests.llm.tiny import save_tiny_model
+from tests.training.toys import dpo_settings, train, write_pairs
+
+PACKAGE = Path(__file__).parents[2] / "reasonrag"
+
+# --- Code: a rule over the whole package ---
+
+_FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "telnetlib", "pty"}
+_FORBIDDEN_CALLS = {
+    *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "tempfile.mktemp"),
+    *("asyncio.create_subprocess_shell", "subprocess.getoutput", "ssl._create_unverified_context", "jinja2.Template"),
+    *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "pandas.read_pickle"),
+}
+_FORBIDDEN_LITERALS = {("trust_remote_code", True), ("allow_pickle", True), ("shell", True), ("verify", False)}
+_FORBIDDEN_LITERALS |= {("ssl", False), ("weights_only", False)}
+_NEEDED = {  # calls that are safe with this argument alone
+    **dict.fromkeys(("torch.load",), "weights_only"),
+    **dict.fromkeys(("extractall", "unpack_archive"), "filter"),
+    **dict.fromkeys(("requests.get", "requests.post", "requests.request", "urllib.request.urlopen"), "timeout"),
+}
+# Modules that may do what is forbidden elsewhere: the one reader of YAML, and those that import by name.
+_ONLY_IN = {"yaml": {"core/documents.py"}}
+_BY_NAME = {"cli.py", "__init__.py", "core/plugins.py", "retrieval/open.py", "retrieval/backends/base.py"}
+# Names of XML vocabularies, and stand-ins for a host in help texts.
+_NO_ADDRESS = re.compile(r"http://(www\.w3\.org/|graphml\.graphdrawing\.org/|HOST|host\b|127\.0\.0\.1|\[|$)")
+
+
+def hits(source: str, file: str = "module.py") -> Iterator[str]:
+    """Yield what the rule forbids in a module, with the lines."""
+    tree = ast.parse(source)
+    names: dict[str, str] = {}
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        where = f"{file}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                full = f"{module}.{alias.name}" if module else alias.name
+                names[alias.asname or alias.name.partition(".")[0]] = full if alias.asname or module else alias.name
+                root = full.partition(".")[0]
+                if root in _FORBIDDEN_MODULES or file not in _ONLY_IN.get(root, {file}):
+                    yield f"{where} imports {root}"
+        elif isinstance(node, ast.Call):
+            called = _dotted(node.func, names)
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            if called in _FORBIDDEN_CALLS:
+                yield f"{where} calls {called}"
+            for call, argument in _NEEDED.items():
+                if (called == call or called.endswith(f".{call}")) and argument not in given:
+                    yield f"{where} calls {called} without {argument}"
+            for name, value in given.items():
+                if isinstance(value, ast.Constant) and (name, value.value) in _FORBIDDEN_LITERALS:
+                    yield f"{where} says {name}={value.value}"
+            constant = bool(node.args) and isinstance(node.args[0], ast.Constant)
+            if called == "importlib.import_module" and not constant and file not in _BY_NAME:
+                yield f"{where} imports by a name that is not written there"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            for address in re.findall(r"http://\S*", node.value):
+                if not _NO_ADDRESS.match(address):
+                    yield f"{where} holds {address}"
+            if "0.0.0.0" in node.value:
+                yield f"{where} binds every address"
+
+
+def _dotted(node: ast.expr, names: dict[str, str]) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value, names)}.{node.attr}"
+    return names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
+
+
+UNSAFE = [
+    "import pickle",
+    "from shelve import open",
+    "import torch as t\nt.load(file)",
+    "import torch\ntorch.load(file, weights_only=False)",
+    "import yaml",
+    "eval('1')",
+    "exec(text)",
+    "import os\nos.system('true')",
+    "import subprocess\nsubprocess.run('true', shell=True)",
+    "from transformers import AutoModel\nAutoModel.from_pretrained('x', trust_remote_code=True)",
+    "import numpy\nnumpy.load(file, allow_pickle=True)",
+    "import tarfile\ntarfile.open(file).extractall(folder)",
+    "from tempfile import mktemp\nmktemp()",
+    "import requests\nrequests.get(url)",
+    "from importlib import import_module\nimport_module(name)",
+    "url = 'http://example.org/model'",
+    "host = '0.0.0.0'",
+    "from jinja2 import Template\nTemplate(text)",
+]
+
+
+@pytest.mark.fault("37", "unsafe calls: an AST rule over the package", "0 hits, and each planted one is found")
+def test_no_module_can_run_what_it_reads(figure: Figure) -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    found = [hit for file in files for hit in hits(file.read_text("utf-8"), file.relative_to(PACKAGE).as_posix())]
+    caught = sum(bool(list(hits(source))) for source in UNSAFE)
+    figure(f"{len(found)} hits in {len(files)} modules; {caught} of {len(UNSAFE)} planted ones found")
+    assert not found
+    assert caught == len(UNSAFE)
+
+
+# --- Pickles in the place of what we wrote ---
+
+
+class Poison:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, made: Path) -> None:
+        self._made = made
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.mkdir, (str(self._made),)
+
+
+@pytest.mark.fault(
+    "37", "a poisoned pickle as cache, index, document store, weights, optimizer state", "nothing of it is executed"
+)
+@pytest.mark.usefixtures("undrawn")
+def test_a_poisoned_pickle_is_never_executed(world: World, tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    made = tmp_path / "executed"
+    poison = pickle.dumps(Poison(made))
+    array = tmp_path / "poison.npy"
+    np.save(array, np.array([Poison(made)], dtype=object), allow_pickle=True)
+    policy = save_tiny_model(tmp_path / "policy")
+    settings = dpo_settings(write_pairs(tmp_path / "pairs", 8, 2), policy, max_steps=2, save_steps=1, eval_steps=2)
+    trained, planted, refused = tmp_path / "dpo", 0, 0
+
+    def attempt(file: Path, use: Callable[[], object]) -> None:
+        nonlocal planted, refused
+        whole = file.read_bytes() if file.exists() else None
+        file.write_bytes(array.read_bytes() if file.suffix == ".npy" else poison)
+        planted += 1
+        try:
+            use()
+        except Exception:
+            refused += 1
+        assert not made.exists(), f"{file.name} was executed"
+        file.write_bytes(whole) if whole is not None else file.unlink()
+
+    def resume() -> None:
+        mark_complete(checkpoint, seconds=1.0)
+        train(settings, trained, log=lambda line: None)
+
+    train(settings, trained, log=lambda line: None)
+    (trained / "training.json").unlink()
+    checkpoint = last_checkpoint(trained)
+    assert checkpoint is not None
+    states = sorted(file for file in checkpoint.iterdir() if file.suffix in (".pt", ".pth", ".bin"))
+    assert {"optimizer.pt", "rng_state.pth", "scheduler.pt"} <= {file.name for file in states}
+    for file in states[: rounds(1, len(states))]:
+        attempt(file, resume)
+        (trained / "training.json").unlink(missing_ok=True)
+    weights = policy / "model.safetensors"
+    attempt(weights, lambda: TransformersLLM(str(policy)))
+    weights.rename(tmp_path / "kept")
+    attempt(policy / "pytorch_model.bin", lambda: TransformersLLM(str(policy)))
+
+    index = tmp_path / "index"
+    product.run("index", "build", "--corpus", world.corpus, "--kind", "bm25", "--out", index)
+    for file in sorted(file for file in index.rglob("*") if file.is_file()):
+        attempt(file, lambda: BM25Retriever(IndexFolder(index)))
+    figure(f"0 of {planted} executed; {refused} refused with an error, the others were not read")
+    assert planted > 8
+
+
+@pytest.mark.fault("37", "a model with code of its own", "run only with --trust-remote-code, and that is said")
+def test_code_of_a_model_runs_only_on_request(
+    tmp_path: Path, figure: Figure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, made = save_tiny_model(tmp_path / "policy"), tmp_path / "executed"
+    (policy / "own.py").write_text(f"import os\nos.mkdir({str(made)!r})\n", encoding="utf-8")
+    described = json.loads((policy / "tokenizer_config.json").read_bytes())
+    described |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (policy / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
+    ran = []
+    for trust in (False, True):
+        with pytest.raises((ConfigError, AttributeError)):  # it holds no tokenizer, but its first line has run
+            ChatTemplate.load(str(policy), trust_remote_code=trust)
+        ran.append((made.exists(), "Python code that comes with a model is run" in capsys.readouterr().out))
+    run_without, run_with = ("run" if executed else "not run" for executed, _ in ran)
+    figure(f"{run_without} without the flag; {run_with} with it, which is {'' if ran[1][1] else 'not '}said")
+    assert ran == [(False, False), (True, True)]
+
+
+# --- Streams ---
+
+_STREAMS = {
+    "stdout closed": ">&-",
+    "all streams closed": "<&- >&- 2>&-",
+    "a reader that went away": "| true",
+    "both read by one that went away": "2>&1 | true",
+    "a full disk under the log": "2>/dev/full",
+}
+
+
+def _shell(command: str, *args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `reasonrag` with a redirection of the shell; the exit code is that of `reasonrag`."""
+    script = f'set -o pipefail; "$@" {command}'
+    program = ["bash", "-c", script, "bash", sys.executable, "-m", "reasonrag", *map(str, args)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=120, env=product.environment(**env))
+
+
+@pytest.mark.fault(
+    "A13",
+    "stdout closed, or its reader gone",
+    "the work is done, exit code 0, no traceback",
+    before="traceback, code 120",
+)
+def test_streams_that_nobody_reads(finished_run: Path, tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    commands: list[tuple[str | Path, ...]] = [("--help",), ("stats", finished_run), ("stats", finished_run, "--json")]
+    written = tmp_path / "world", tmp_path / "graphs"
+    commands += [("doctor",), ("demo", "world", "--out", written[0]), ("graph", finished_run, "--out", written[1])]
+    seen = {}
+    for args in commands[: rounds(1, len(commands))]:
+        for name, command in _STREAMS.items():
+            done = _shell(command, *args)
+            seen[args, name] = (done.returncode, "Traceback" in done.stderr or "Exception ignored" in done.stderr)
+    full = _shell(">/dev/full", "--help")
+    figure(
+        f"{sum(end == (0, False) for end in seen.values())} of {len(seen)} ended with 0; a full disk under stdout: 2"
+    )
+    assert set(seen.values()) == {(0, False)}, seen
+    assert (full.returncode, full.stderr.count("\n")) == (2, 1) and full.stderr.startswith("error: ")
+
+
+@pytest.mark.fault(
+    "A13", "a locale of ASCII alone", "every text is shown, what has no letter there escaped", before="traceback"
+)
+@pytest.mark.fault(
+    "40", "LC_ALL=C without Python's way round it, no TTY, NO_COLOR, TERM=dumb", "the same output but for escapes"
+)
+def test_a_terminal_of_ascii(finished_run: Path, figure: Figure) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "NO_COLOR": "1", "TERM": "dumb"}
+    question = next(iter(product.tree_rows(finished_run)))["question_id"]
+    args = ("show", finished_run, "--question", question)
+    done = _shell("", *args, **ascii_only)
+    escapes = len(re.findall(r"\\u[0-9a-f]{4}", done.stdout))
+    figure(f"{len(done.stdout):,} characters of output, equal but for {escapes} that are escaped")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert escapes and done.stdout.isascii()
+
+
+# --- What is installed ---
+
+
+@pytest.mark.fault("37", "requirements without bounds", "bounded below, above with a reason, and every pin lies within")
+def test_every_requirement_is_bounded(figure: Figure) -> None:
+    root = PACKAGE.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    requirements = [Requirement(line) for group in groups for line in group]
+    pinned = [Requirement(line) for line in (root / "constraints.txt").read_text("utf-8").split("\n") if "==" in line]
+    pins = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pinned}
+    lines = (root / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    unreasoned = [line for line in lines if re.match(r'    "[\w-]+>=[\d.]+,<', line) and "#" not in line]
+    versions = [(each, pins.get(canonicalize_name(each.name), "9999")) for each in requirements]
+    outside = [str(each) for each, version in versions if not each.specifier.contains(version)]
+    unbounded = [each.name for each in requirements if not each.specifier and not each.name.startswith("types-")]
+    figure(f"{len(requirements)} requirements: {len(unbounded)} without a bound, {len(outside)} pinned outside of it")
+    assert not unreasoned and not unbounded
+    assert {Requirement(each).name for each in outside} <= {"vllm", "faiss-gpu"}, outside  # which CI cannot install

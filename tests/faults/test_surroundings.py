@@ -1,0 +1,113 @@
+"""What surrounds a process changes no row: clock, time zone, language, terminal, home, temporary folder, hash seed."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import time
+
+import pytest
+
+from tests import warmed
+from tests.e2e import product
+from tests.faults.commands import Commands
+from tests.faults.matrix import Figure, Rounds
+
+pytestmark = pytest.mark.slow
+
+UNSET = ("HOME", "TMPDIR", "TERM", "LANG", "USER")
+SURROUNDINGS: dict[str, dict[str, str]] = {
+    "TZ": {"TZ": "Pacific/Chatham"},
+    "LC_ALL=C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "NO_COLOR": {"NO_COLOR": "1", "TERM": "dumb"},
+    "no HOME, TMPDIR, TERM, LANG, USER": {},
+    "PYTHONHASHSEED": {"PYTHONHASHSEED": "1"},
+}
+
+
+def with_a_jumping_clock(*arguments: str) -> None:
+    """Do what `reasonrag` does while the time of day jumps by up to a day with every look at it."""
+    now, draw = time.time, random.Random(1)
+    time.time = lambda: now() + draw.uniform(-86_400, 86_400)  # type: ignore[assignment]
+    time.time_ns = lambda: int(time.time() * 1e9)
+    warmed.reasonrag(*arguments)
+
+
+def with_few_files(*arguments: str) -> None:
+    """Do what `reasonrag` does where a shell lets a process have 32 files open, as macOS lets it have 256."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (32, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    warmed.reasonrag(*arguments)
+
+
+@pytest.mark.fault("40", "another time zone, locale, terminal, hash seed; no HOME, no TMPDIR", "the same rows")
+@pytest.mark.fault("40", "a clock that jumps by a day, and is set back before the run is resumed", "the same rows")
+def test_what_surrounds_a_process_changes_no_row(commands: Commands, rounds: Rounds, figure: Figure) -> None:
+    command = commands["build-tree"]
+    names = list(SURROUNDINGS)[rounds(3, 0) :]
+    differing = {}
+    for name in names:
+        out = command.new()
+        environment = product.environment(**SURROUNDINGS[name])
+        if name.startswith("no "):
+            environment = {key: value for key, value in environment.items() if key not in UNSET}
+        arguments = tuple(map(str, command.arguments(out)))
+        if name == "PYTHONHASHSEED":
+            done = product.run(*arguments, fresh=True, **SURROUNDINGS[name])
+        else:
+            done = warmed.run(warmed.reasonrag, *arguments, environment=environment)
+        assert done.returncode == 0, done.stderr
+        differing[name] = command.differing(out)
+    out = command.new()
+    child = warmed.Child(with_a_jumping_clock, tuple(map(str, command.arguments(out))), product.environment())
+    assert command.server
+    server, half = command.server, command.whole.calls // 2
+    product.wait_until(lambda: len(server.requests) >= half or child.poll() is not None)
+    child.kill()
+    assert child.wait(60) == -signal.SIGKILL, child.said()
+    for path in out.rglob("*"):
+        os.utime(path, (time.time() + 86_400,) * 2)  # as if it was written tomorrow
+    differing["clock"] = command.differing(out)
+    same = [name for name, names in differing.items() if not names]
+    figure(f"{len(same)} of {len(differing)} with the same rows: {', '.join(differing)}")
+    assert len(same) == len(differing), differing
+
+
+@pytest.mark.fault(
+    "40",
+    "SIGSTOP for longer than a request may take, then SIGCONT, as a scheduler does",
+    "what was answered meanwhile is read: no question fails, no call is made twice",
+    before="8 of 12 questions failed (timeout), exit code 1",
+)
+def test_a_process_that_was_stopped_loses_no_call(commands: Commands, figure: Figure) -> None:
+    command = commands["build-tree"]
+    out = command.new()
+    assert command.server
+    server = command.server
+    flags = (*map(str, command.arguments(out)), "--set", "policy.timeout_s=0.5")
+    child = warmed.Child(warmed.reasonrag, flags, product.environment())
+    product.wait_until(lambda: server.in_flight > 0 and len(server.requests) >= command.whole.calls // 4)
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(3.0)  # late timers tell from 2 s on
+    child.send_signal(signal.SIGCONT)
+    done = warmed.ended(child, 60)
+    twice, differing = server.paid_twice, command.differing(out)
+    figure(f"stopped for 3 s with a limit of 0.5 s: exit code {done.returncode}, {twice} calls twice")
+    assert (done.returncode, twice, differing) == (0, 0, [])
+
+
+@pytest.mark.fault(
+    "40",
+    "`ulimit -n` below the number of connections",
+    "as many files as the user may open are used: no question fails",
+    before="calls failed (unreachable: too many open files), then a traceback",
+)
+def test_connections_are_not_bounded_by_the_shells_limit_of_files(commands: Commands, figure: Figure) -> None:
+    command = commands["build-tree"]
+    assert command.server
+    flags = (*map(str, command.arguments(out := command.new())), "--concurrency", "64", "--set", "policy.max_retries=0")
+    command.server.forget()
+    done = warmed.run(with_few_files, *flags, environment=product.environment())
+    figure(f"32 files: exit code {done.returncode}")
+    assert (done.returncode, command.differing(out)) == (0, [])

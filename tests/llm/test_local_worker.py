@@ -1,0 +1,252 @@
+"""The thread of the engine in this process: batches, errors, cancelled requests, its end, and clocks that jump."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import structlog
+import torch
+
+from reasonrag.core import watch
+from reasonrag.core.errors import LLMError
+from reasonrag.core.types import Completion, Prompt
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.local import TransformersLLM
+from tests.llm.asking import OTHERS, PROMPT, SAMPLING, ask, ask_together, assert_logprobs_are_real
+
+
+def test_many_waiting_requests_are_run_in_full_batches(tiny_model):
+    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
+    widths: list[int] = []
+    llm.model.register_forward_pre_hook(lambda m, a, k: widths.append(len(k["input_ids"])), with_kwargs=True)
+    ask_together(llm, [(PROMPT, Sampling(max_tokens=1, seed=i)) for i in range(32)])
+    asyncio.run(llm.aclose())
+    assert len(widths) <= 12
+
+
+def test_the_event_loop_goes_on_while_the_model_writes(tiny_llm):
+    async def run():
+        ticks = 0
+        call = asyncio.create_task(tiny_llm.complete(PROMPT, Sampling(max_tokens=200, seed=1)))
+        while not call.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+        return ticks
+
+    assert asyncio.run(run()) > 10
+
+
+def test_a_batch_that_does_not_fit_is_halved_until_it_does(tiny_model):
+    llm = TransformersLLM(str(tiny_model), batch_size=8, device="cpu")
+
+    def full(module, args, kwargs):
+        if len(kwargs["input_ids"]) > 2:
+            raise torch.OutOfMemoryError("no room")
+
+    hook = llm.model.register_forward_pre_hook(full, with_kwargs=True)
+    crowded = ask(llm, sampling=Sampling(n=8, max_tokens=8, seed=3))
+    hook.remove()
+    assert [c.token_ids for c in crowded] == [
+        c.token_ids for c in ask(llm, sampling=Sampling(n=8, max_tokens=8, seed=3))
+    ]
+    asyncio.run(llm.aclose())
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"), [(torch.OutOfMemoryError("no room"), "out_of_memory"), (ValueError("broken"), "engine")]
+)
+def test_errors_of_the_model_reach_every_caller_and_the_worker_lives_on(tiny_model, error, cause):
+    llm = TransformersLLM(str(tiny_model), batch_size=4, device="cpu")
+
+    def fail(module, args):
+        raise error
+
+    hook = llm.model.register_forward_pre_hook(fail)
+
+    async def run():
+        return await asyncio.gather(*(llm.complete(PROMPT, SAMPLING) for _ in range(3)), return_exceptions=True)
+
+    failures = asyncio.run(run())
+    assert [failure.cause for failure in failures] == [cause] * 3
+    hook.remove()
+    assert len(ask(llm)[0].token_ids) == 24
+    asyncio.run(llm.aclose())
+
+
+def test_cancelled_callers_do_not_harm_the_others(tiny_llm):
+    async def run():
+        calls = [asyncio.create_task(tiny_llm.complete(PROMPT, Sampling(max_tokens=40, seed=i))) for i in range(20)]
+        await asyncio.sleep(0.02)
+        for call in calls[::2]:
+            call.cancel()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    results = asyncio.run(run())
+    assert all(len(result[0].token_ids) == 40 for result in results[1::2])
+    assert len(ask(tiny_llm)[0].token_ids) == 24
+
+
+def test_closing_ends_what_is_running_and_fails_what_waits(tiny_model):
+    llm = TransformersLLM(str(tiny_model), batch_size=1, device="cpu")
+    threads = threading.active_count()
+
+    async def run():
+        calls = [asyncio.create_task(llm.complete(PROMPT, Sampling(max_tokens=400, seed=i))) for i in range(20)]
+        await asyncio.sleep(0.05)
+        calls[10].cancel()
+        await asyncio.sleep(0)
+        await llm.aclose()
+        await llm.aclose()
+        late = llm.complete(PROMPT, SAMPLING)
+        return await asyncio.wait_for(asyncio.gather(*calls, late, return_exceptions=True), 60)
+
+    results = asyncio.run(run())
+    assert {result.cause for result in results if isinstance(result, LLMError)} == {"closed"}
+    assert isinstance(results[-1], LLMError)
+    assert threading.active_count() < threads + 1
+    assert llm.model is None
+
+
+def test_a_request_joins_a_batch_that_runs(tiny_llm):
+    ended: list[str] = []
+
+    async def complete(name: str, prompt: Prompt, sampling: Sampling) -> Completion:
+        (completion,) = await tiny_llm.complete(prompt, sampling)
+        ended.append(name)
+        return completion
+
+    async def run():
+        long = asyncio.create_task(complete("long", OTHERS[3], Sampling(max_tokens=150, seed=2)))
+        await asyncio.sleep(0.05)
+        return await asyncio.gather(long, complete("short", PROMPT, SAMPLING), complete("short", OTHERS[6], SAMPLING))
+
+    together = asyncio.run(run())
+    assert ended == ["short", "short", "long"]
+    for completion, (prompt, sampling) in zip(
+        together,
+        [(OTHERS[3], Sampling(max_tokens=150, seed=2)), (PROMPT, SAMPLING), (OTHERS[6], SAMPLING)],
+        strict=True,
+    ):
+        (alone,) = ask(tiny_llm, prompt, sampling)
+        assert completion.token_ids == alone.token_ids
+        assert_logprobs_are_real(tiny_llm.model, completion)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """Its clock jumps by an hour now and then, as that of a machine that slept."""
+
+    readings = 0
+
+    def time(self) -> float:
+        self.readings += 1
+        return super().time() + self.readings // 50 * 3600.0
+
+
+@pytest.mark.fault(
+    "A1",
+    "a forward pass of the model in this process hangs, and comes back later",
+    "requests fail as stalled with the place, later ones are answered",
+    before="waited for ever",
+)
+def test_a_worker_that_stands_still_is_named_and_fails_its_requests_and_goes_on_if_it_can(tiny_model, capsys, figure):
+    llm = TransformersLLM(str(tiny_model), batch_size=4, device="cpu")
+    ask(llm)
+    goes_on = threading.Event()
+    hook = llm.model.register_forward_pre_hook(lambda module, args: goes_on.wait() and None)
+
+    async def run():
+        calls = (llm.complete(PROMPT, Sampling(max_tokens=24, seed=seed)) for seed in range(6))
+        stalled = await asyncio.gather(*calls, return_exceptions=True)
+        return [*stalled, *await asyncio.gather(llm.complete(PROMPT, SAMPLING), return_exceptions=True)]
+
+    with structlog.testing.capture_logs() as logs, watch.limit(1.5):
+        failures = asyncio.run(run())
+    causes = [failure.cause for failure in failures]
+    figure(f"{causes.count('stalled')} of 7 requests stalled")
+    assert causes == ["stalled"] * 7
+    assert "nothing finished for 0.15 s" in logs[0]["event"] and logs[0]["waiting"] == 6
+    assert "no CPU time for 1.5 s, at row_sampling.py" in str(failures[0])
+    stacks = capsys.readouterr().err
+    assert "thread watch: watch.py" in stacks and "6 tasks: local.py" in stacks
+    hook.remove()
+    goes_on.set()
+    while llm._watch.failure is not None:
+        time.sleep(0.001)
+    assert len(ask(llm)[0].token_ids) == 24
+    asyncio.run(llm.aclose())
+
+
+def test_a_clock_that_jumps_neither_hangs_nor_fails_a_request(tiny_llm):
+    async def run():
+        calls = (tiny_llm.complete(PROMPT, Sampling(max_tokens=3, seed=seed)) for seed in range(60))
+        return await asyncio.gather(*calls)
+
+    with structlog.testing.capture_logs() as logs, asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        assert len(runner.run(run())) == 60
+        assert runner.get_loop().readings > 100
+    assert not logs
+
+
+JUMPING_CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec *now) {
+    static long long jumped;
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(id, now);
+    if (id == CLOCK_MONOTONIC) {
+        long long ns = now->tv_nsec + __sync_add_and_fetch(&jumped, 1000000);
+        now->tv_sec += ns / 1000000000;
+        now->tv_nsec = ns % 1000000000;
+    }
+    return result;
+}
+"""
+UNDER_IT = """
+import asyncio, queue, sys, threading
+from reasonrag.core.types import Message, Prompt
+from reasonrag.llm.base import Sampling
+from reasonrag.llm.local import TransformersLLM
+
+waits = queue.SimpleQueue()
+waits.put(None)
+waits.get()  # leaves its lock free
+waiter = threading.Thread(target=lambda: waits.get(timeout=0.0005), daemon=True)
+waiter.start()
+llm = TransformersLLM(sys.argv[1], batch_size=4, device="cpu")
+
+async def calls():
+    prompt = Prompt((Message("user", "Who directed Jaws?"),))
+    for turn in range(20):
+        await asyncio.gather(*(llm.complete(prompt, Sampling(max_tokens=2)) for _ in range(turn % 5 + 1)))
+
+asyncio.run(calls())
+print("waits for ever" if waiter.is_alive() else "over")
+"""
+
+
+@pytest.mark.fault(
+    "A1",
+    "a clock that jumps makes CPython 3.11's `SimpleQueue.get(timeout)` endless",
+    "the thread of the model has no such wait",
+    before="hung: 1 of 7 runs, its requests waited for ever",
+)
+@pytest.mark.slow
+def test_the_wait_that_a_jump_of_the_clock_makes_endless_is_not_in_the_engine(tiny_model, tmp_path, figure):
+    (tmp_path / "jump.c").write_text(JUMPING_CLOCK)
+    library = tmp_path / "jump.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "jump.c", "-ldl"], check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", UNDER_IT, tiny_model], env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    figure(f"60 requests answered under such a clock; a bare wait in the same process {ran.stdout.strip()}")
+    if sys.version_info < (3, 13):  # which computes the time left in another way
+        assert ran.stdout.strip() == "waits for ever"

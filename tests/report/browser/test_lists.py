@@ -1,0 +1,121 @@
+"""The lists of questions and pairs as a person meets them, in a real browser: searched, sorted, paged, and left."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.select import Select
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.e2e.product import pair_rows
+from tests.report.browser.pages import PLAIN, SMALL, press, sixty, text
+
+
+def column(browser, number):
+    cells = f"#list tbody td:nth-child({number})"
+    return browser.execute_script("return [...document.querySelectorAll(arguments[0])].map((c) => c.innerText)", cells)
+
+
+def ids(browser):
+    """The questions of the list."""
+    return [
+        name.split()[-1]
+        for name in browser.execute_script(
+            "return [...document.querySelectorAll('#list tbody small')].map((name) => name.innerText)"
+        )
+    ]
+
+
+def test_the_list_of_pairs_begins_with_the_smallest_margin_filters_by_type_and_opens_both_texts(run, page):
+    browser = page("pairs.html")
+    pairs = pair_rows(run)
+    assert text(browser, "status") == f"{len(pairs)} of {len(pairs)} pairs"
+    margins = [float(margin) for margin in column(browser, 9)]
+    assert margins == sorted(margins) and margins[0] == round(min(pair["margin"] for pair in pairs), 3)
+    kinds = Select(browser.find_element(By.ID, "filter"))
+    for kind, count in Counter(f"{pair['chosen_type']} > {pair['rejected_type']}" for pair in pairs).items():
+        kinds.select_by_value(kind)
+        assert text(browser, "status") == f"{count} of {len(pairs)} pairs"
+        assert set(column(browser, 3)) == {kind}
+    kinds.select_by_value("")
+    browser.find_element(By.ID, "search").send_keys("plain " + PLAIN)
+    browser.find_element(By.CSS_SELECTOR, "#list tbody button").click()
+    sides = WebDriverWait(browser, 20).until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".opened article"))
+    texts = {row["text"] for row in sixty(question_id="plain", text=PLAIN)}
+    assert len(sides) == 2 and all(side.find_element(By.TAG_NAME, "pre").text in texts for side in sides)
+    browser.find_element(By.CSS_SELECTOR, "#list tbody button").click()
+    assert not browser.find_elements(By.CSS_SELECTOR, ".opened")
+    browser.find_element(By.CSS_SELECTOR, "#list a").click()
+    assert browser.find_element(By.CSS_SELECTOR, ".pair[open] article").is_displayed()
+
+
+def test_a_search_keeps_what_has_all_its_words_and_says_how_many(page):
+    browser = page("index.html")
+    assert text(browser, "status") == f"{SMALL + 2} of {SMALL + 2} questions"
+    browser.find_element(By.ID, "search").send_keys("SHIP 11 who?")
+    assert text(browser, "status") == f"11 of {SMALL + 2} questions"  # 11, and 110 to 119
+    assert ids(browser) == [f"q{n}" for n in (11, *range(110, 120))]
+    press(browser, "x")
+    assert (text(browser, "status"), ids(browser)) == (f"0 of {SMALL + 2} questions", [])
+    assert text(browser, "page") == "Page 0 of 0"
+
+
+def test_a_heading_sorts_by_its_column_both_ways(page):
+    browser = page("index.html")
+    nodes = browser.find_element(By.CSS_SELECTOR, "#list th:nth-child(5) button")
+    for direction, first in (("ascending", 1), ("descending", 60)):
+        nodes.click()
+        assert nodes.find_element(By.XPATH, "..").get_attribute("aria-sort") == direction
+        shown = [int(count) for count in column(browser, 4)]
+        assert shown == sorted(shown, reverse=direction == "descending")
+        assert shown[0] == first and len(set(shown)) > 1
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#list [aria-sort]")) == 1
+
+
+def test_the_list_is_paged(page):
+    browser = page("index.html")
+    back, on = browser.find_element(By.ID, "previous"), browser.find_element(By.ID, "next")
+    seen = column(browser, 1)
+    assert not back.is_enabled()
+    for number in (2, 3):
+        on.click()
+        assert text(browser, "page") == f"Page {number} of 3"
+        seen += column(browser, 1)
+    assert seen == [str(place + 1) for place in range(SMALL + 2)]
+    assert not on.is_enabled()
+    back.click()
+    assert column(browser, 1)[0] == "51"
+
+
+def test_a_question_opens_from_the_list_and_its_neighbours_from_it(page):
+    browser = page("index.html")
+    browser.find_element(By.CSS_SELECTOR, "#list a").click()
+    headings = [browser.find_element(By.TAG_NAME, "h1").text]
+    for link in ("next", "next", "prev"):
+        browser.find_element(By.CSS_SELECTOR, f"nav a[rel={link}]").click()
+        headings.append(browser.find_element(By.TAG_NAME, "h1").text)
+    assert headings[0] == f"Who? {PLAIN}"
+    assert headings[2] == f"Who? the ship 0 of {SMALL}"
+    assert headings[1] == headings[3] != headings[0]
+    browser.find_element(By.LINK_TEXT, "All questions").click()
+    assert text(browser, "status").startswith(f"{SMALL + 2} of")
+
+
+def test_a_question_leads_back_to_the_list_as_it_was(page):
+    browser = page("index.html")
+    browser.find_element(By.ID, "search").send_keys("ship")
+    for _ in range(2):
+        browser.find_element(By.CSS_SELECTOR, "#list th:nth-child(2) button").click()  # the last one first
+    browser.find_element(By.ID, "next").click()
+    left = ids(browser)
+    assert left[0] == f"q{SMALL - 51}"
+    for back in (browser.back, lambda: browser.find_element(By.LINK_TEXT, "All questions").click(), browser.refresh):
+        if back != browser.refresh:
+            browser.find_element(By.CSS_SELECTOR, "#list a").click()
+            WebDriverWait(browser, 20).until(lambda _: browser.find_elements(By.ID, "panel"))
+        back()
+        WebDriverWait(browser, 20).until(lambda _: ids(browser) == left)  # going back may take a moment
+        assert text(browser, "page") == "Page 2 of 3"
+        assert browser.find_element(By.ID, "search").get_attribute("value") == "ship"
+        assert browser.find_element(By.CSS_SELECTOR, "#list [aria-sort=descending]").text.startswith("question")
