@@ -87,10 +87,12 @@ class Addresses:
         if silent_s is None:
             address.slots.turn_away(failure)
             return True
+        now = asyncio.get_running_loop().time()
         due = min(address.slots.probe_at for address in self.all)  # a server may have said when it is back
-        if silent_s + due - asyncio.get_running_loop().time() < self._patience_s:
+        if silent_s + due - now < self._patience_s:
             return True
         for address in self.all:
+            address.slots.probe_at = now  # a later request asks, and does not wait for longer than these did
             address.slots.turn_away(failure)
         return False
 

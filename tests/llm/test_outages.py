@@ -16,6 +16,7 @@ from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.storage.journal import Journal
+from tests.faults.stubs import Answer, in_turn
 from tests.llm.fake_openai import FakeOpenAI
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
@@ -76,6 +77,21 @@ def test_a_request_that_finds_no_server_has_not_been_lost_by_it():
 
     with Server() as server:
         server.stop()
+        assert asyncio.run(main(server)) == [str(server.port)]
+
+
+def test_a_server_that_was_given_up_is_asked_by_the_next_request():
+    async def main(server: Server) -> list[str]:
+        llm, replies = ServerLLM(server.base_url, "m"), []
+        with pytest.raises(LLMError, match="503"):
+            await ask(llm, "given up", 1, lambda _, text: replies.append(text))
+        async with asyncio.timeout(60):
+            await ask(llm, "next", 1, lambda _, text: replies.append(text))
+        await llm.aclose()
+        return replies
+
+    with Server() as server:
+        server.script = in_turn(Answer(503, headers={"Retry-After": "1000000000"}))
         assert asyncio.run(main(server)) == [str(server.port)]
 
 
