@@ -11,6 +11,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from tests.e2e import product
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_AMPLE_KB = 1 << 16
+_LOOK_S = 0.001  # much less than a file takes to be written and synced
 _NO_DISK = 77  # an exit code that is none of the commands'
 
 
@@ -29,13 +32,23 @@ def run(
     """Run `reasonrag` while a disk of so many kB is mounted at a folder, with what the folder holds.
 
     What the command left on that disk is then in the folder, and the disk is no longer full. stderr goes to the file
-    `log` of the folder, if that is given.
+    `log` of the folder, if that is given. The last line of stdout is what `peak_kb` returns.
     """
     folder.mkdir(exist_ok=True)
     done = warmed.run(_mounted, folder, kb, log, *map(str, arguments), environment=product.environment(**environment))
     if done.returncode == _NO_DISK:
         pytest.skip("this machine lets nobody but root mount a disk, not even in a user namespace")
     return done
+
+
+def peak_kb(folder: Path, *arguments: str | Path, **environment: str) -> int:
+    """Run `reasonrag` on a disk with room, as `run` does; return the kB of it that were in use at most.
+
+    Temporary files count while they are there, and a little more may have been in use between two looks.
+    """
+    done = run(folder, _AMPLE_KB, *arguments, **environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return int(done.stdout.split()[-1])
 
 
 def _mounted(folder: Path, kb: int, log: str, *arguments: str) -> None:
@@ -49,7 +62,13 @@ def _mounted(folder: Path, kb: int, log: str, *arguments: str) -> None:
         if log:
             os.dup2(os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         return warmed.reasonrag(*arguments)
-    _, status = os.waitpid(child, 0)
+    ended, status, peak = 0, 0, 0
+    while not ended:
+        time.sleep(_LOOK_S)
+        disk = os.statvfs(folder)
+        peak = max(peak, (disk.f_blocks - disk.f_bfree) * disk.f_frsize // 1024)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    print(peak, flush=True)
     for entry in before.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     shutil.copytree(folder, before, dirs_exist_ok=True)
