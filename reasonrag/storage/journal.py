@@ -17,7 +17,8 @@ What holds for every journal:
   table are checked before it is read: a file that differs is refused.
 - What is gone is not paid for again in silence. `FILE-guard` holds the number of calls. If fewer are left, because a
   `-wal` file was deleted, or the journal was cut or replaced by an older one, it is refused. Each commit looks whether
-  the file is still the one that was opened.
+  both files are still those that were opened, and the run ends if one is not. SQLite has the `-wal` file open still,
+  so all that is in it is moved into the journal.
 - A full disk loses nothing. The guard file takes up room that is then given to the calls in flight: they are stored,
   and no others begin. Without that room on the disk, no call is made.
 - An error is a RunError that names the file, and says whether the disk or the file is at fault.
@@ -181,7 +182,8 @@ class Journal:
             try:
                 self._reader = refused.enter_context(contextlib.closing(self._connect()))
                 self.version = self._lay_out()
-                self._opened = path.stat()
+                files = (path, path.with_name(f"{path.name}-wal"))
+                self._opened = {file: file.stat() for file in files if file.exists()}
             except (sqlite3.Error, UnicodeDecodeError) as error:  # the second if SQLite's message quotes damaged text
                 raise self._failed(error) from error
             self._check("meta", "trees", "failures", "usage")
@@ -288,14 +290,12 @@ class Journal:
         statements = [statement for write in writes for statement in write.statements]
         try:
             if statements:
-                if not (self.path.exists() and os.path.samestat(self.path.stat(), self._opened)):
-                    self._over = RunError(  # SQLite would write on, into a file without a name
-                        f"{self.path} was deleted or replaced while this process wrote to it; bring it back, or begin "
-                        "anew in another folder"
-                    )
-                    raise self._over
+                if (gone := self._gone()) == self.path and self._over is not None:
+                    raise self._over  # SQLite would write on, into a file without a name
                 self._writer = self._writer or self._connect()
                 self._commit(self._writer, *statements)
+                if gone is not None:
+                    self._writer.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
         except Exception as error:
             if self._writer is not None:
                 self._writer.close()  # undoes what ROLLBACK may not have
@@ -304,6 +304,23 @@ class Journal:
                 self._store([write])
             if len(writes) == 1:
                 writes[0].error = self._failed(error)
+
+    def _gone(self) -> Path | None:
+        """Return the file that is no longer the one that was opened, if any; then nothing more is paid for."""
+        for file, opened in self._opened.items():
+            try:
+                same = os.path.samestat(file.stat(), opened)
+            except (FileNotFoundError, NotADirectoryError):
+                same = False
+            if not same:
+                advice = "bring it back, or begin anew in another folder"
+                if file != self.path:
+                    advice = "its calls are kept, and the same command goes on"
+                self._over = self._over or RunError(
+                    f"{file} was deleted or replaced while this process wrote to it; {advice}"
+                )
+                return file
+        return None
 
     def _commit(self, connection: sqlite3.Connection, *statements: _Statement) -> None:
         """Execute statements in one transaction; on a full disk, in the room that the guard file has.
