@@ -54,7 +54,7 @@ COMMANDS = {
 # Errors that the user can fix: a full disk, a read-only folder, a wrong path, too many open files, a disk that is gone.
 _FIXABLE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE),
 )
 
@@ -168,7 +168,8 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _FIXABLE:
             raise
-        _fail(f"{error.filename or 'a file'} cannot be used ({error.strerror}); fix that and run the command again")
+        what = error.filename or "the working folder or a file"
+        _fail(f"{what} cannot be used ({error.strerror}); fix that and run the command again")
 
 
 def _allow_files() -> None:

@@ -164,7 +164,7 @@ def said(raw: bytes) -> dict[str, Any]:
     message: Message = {"role": "assistant", "content": ""}
     calls: dict[int, dict[str, Any]] = {}
     finish_reason = usage = None
-    for line in raw.decode("utf-8", "replace").splitlines():
+    for line in raw.decode("utf-8", "replace").replace("\r", "\n").split("\n"):  # U+2028 and U+0085 are text
         if not line.startswith("data:") or line.endswith("[DONE]"):
             continue
         chunk = parse_json(line.removeprefix("data:"))

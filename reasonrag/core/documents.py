@@ -43,8 +43,8 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON (an `object_pairs_hook`); raise ValueError if a key stands in it twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = max(found, key=keys.count)
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {twice[:80]!r} stands in it twice")
     return found
 

@@ -284,7 +284,9 @@ for _signs in dict.fromkeys(shape.signs for shape in _SHAPES):
 # --- The environment ---
 
 _AWS_SECRET_KEY = r"[A-Za-z0-9/+]{40}"
-_SECRET_NAME = r"(?i)(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH)S?(?:_?\d+)?$"
+_SECRET_NAME = (
+    r"(?i)(?:TOKEN|KEY|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|_PAT|CREDENTIAL|AUTH|AUTHORIZATION)S?(?:_?\d+)?$"
+)
 
 
 _environment: dict[Any, Any] = {}  # as it was when `_values` was read from it

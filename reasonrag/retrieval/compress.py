@@ -139,6 +139,7 @@ def _recomp(config: RetrievalConfig) -> Compressor:
     with loading(f"compressor {name!r}"):
         tokenizer, model = (kind.from_pretrained(name) for kind in (AutoTokenizer, AutoModelForSeq2SeqLM))
     model.to(config.device or "cpu")
+    tokenizer.split_special_tokens = True  # "</s>" in a passage is text
 
     def summary(query: str, text: str) -> str:
         asked = tokenizer(f"Question: {query}\n Document: {text}\n Summary: ", truncation=True, return_tensors="pt")

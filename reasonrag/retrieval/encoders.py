@@ -97,6 +97,9 @@ class SentenceTransformerEncoder:
         for kind, prefix in (("query", config.query_prefix), ("passage", config.passage_prefix)):
             if prefix is not None:
                 self._prefixes[kind] = prefix
+        # "[SEP]" in a passage is text, unless the model's own prefixes hold such tokens.
+        own = [token for token in model.tokenizer.all_special_tokens if token in "".join(self._prefixes.values())]
+        model.tokenizer.split_special_tokens = not own
         self._max_tokens = _limit(model, files, config.max_tokens, known)
         self.name = files.name
         self.location = files.name if files.revision else str(files.folder.resolve())

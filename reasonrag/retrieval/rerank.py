@@ -59,6 +59,7 @@ class CrossEncoderReranker:
                 trust_remote_code=trusted(files.name, trust_remote_code),
                 local_files_only=True,
             )
+        self._model.tokenizer.split_special_tokens = True  # "[SEP]" in a passage is text
         if self._model.num_labels != 1:
             raise ConfigError(
                 f"{files.name!r} classifies pairs into {self._model.num_labels} classes; a reranker gives a pair one "

@@ -118,12 +118,15 @@ def claim_folder(path: Path, what: str, *, already_ours: bool, ignore: Collectio
         RunError: the folder holds other files, or cannot be written.
     """
     try:
+        os.fspath(path).encode()
         if path.exists() and not already_ours and not is_empty(path, ignore=ignore):
             raise RunError(f"{path} holds other files and no {what}; choose a new folder for --out")
         path.mkdir(parents=True, exist_ok=True)
         os.close(_open_lock(path / ".lock"))
     except OSError as error:
         raise RunError(f"{path} cannot hold a {what} ({error.strerror}); choose another one for --out") from error
+    except UnicodeEncodeError as error:  # Arrow opens no such file
+        raise RunError(f"{os.fsencode(path)!r} cannot hold a {what} (it is no UTF-8); choose another one") from error
 
 
 def is_empty(folder: Path, *, ignore: Collection[str] = ()) -> bool:
@@ -217,6 +220,9 @@ def fsync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as file systems say that know no such thing: SMB, FUSE
+            raise
     finally:
         os.close(handle)
 

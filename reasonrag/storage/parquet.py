@@ -274,6 +274,7 @@ def read_batches(
         present_names = [name for name in wanted.names if name in found.names]
         left = file.metadata.num_rows
         for batch in file.iter_batches(_BATCH_ROWS, columns=present_names):
+            batch.validate(full=True)  # else text that is no UTF-8 is met wherever it is read
             left -= batch.num_rows
             yield pa.RecordBatch.from_arrays([_column(batch, field) for field in wanted], schema=wanted)
         if left:  # a damaged footer may hide row groups

@@ -136,7 +136,7 @@ def _parquet_rows(path: Path, start: int) -> Generator[Row, None, int]:
                         number += 1
                         if number > start:
                             yield number, row
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError, ValueError) as error:  # as for text that is no UTF-8
         raise DataError(f"{path}: not a readable Parquet file ({one_line(str(error))})") from None
     return number
 
@@ -215,7 +215,7 @@ def read_calls(folder: Path) -> Iterator[dict[str, Any]]:
     """
     file = folder / CALLS
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); name a folder of `reasonrag record`") from error
     for number, line in enumerate(lines[:-1], 1):

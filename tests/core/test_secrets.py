@@ -172,7 +172,9 @@ def test_bytes_in_the_environment_that_are_no_text_do_no_harm(monkeypatch: pytes
     assert redact("correct-horse") == "correct-horse"
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "openai_api_key", "OPENAI_API_KEY_2", "AWS_SECRET", "GOOGLE_CREDENTIALS"])
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "openai_api_key", "OPENAI_API_KEY_2", "AWS_SECRET", "GOOGLE_CREDENTIALS", "MYSQL_PWD", "X_PAT"]
+)
 def test_a_variable_is_secret_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "correct-horse-battery")
     assert redact("a correct-horse-battery!") == "a ***!"

@@ -170,6 +170,21 @@ def test_vectors_are_float32_of_length_1_and_say_what_is_alike(encoder):
 
 
 @needs_model
+@pytest.mark.fault(
+    "A5",
+    "special tokens of an encoder in queries and passages",
+    "the vectors of the characters that they are",
+    before="read as special tokens",
+)
+def test_special_tokens_in_texts_are_text(encoder, figure):
+    tokens = ("SEP", "CLS", "MASK", "PAD", "UNK")
+    as_text = encoder.encode_passages([f"a film [ {token} ] about sharks" for token in tokens])
+    vectors = encoder.encode_passages([f"a film [{token}] about sharks" for token in tokens])
+    same = int(np.isclose(vectors, as_text, atol=1e-5).all(axis=1).sum())
+    figure(f"{same} of {len(tokens)} tokens encoded as text")
+    assert same == len(tokens)
+
+
 def test_the_identity_is_that_of_the_files_wherever_they_lie(encoder, folder, tmp_path):
     identity = encoder.identity
     assert identity["pooling"] == "mean" and identity["max_tokens"] == "256" and identity["dtype"] == "float32"

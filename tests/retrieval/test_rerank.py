@@ -193,6 +193,21 @@ def test_what_is_too_long_is_cut(model):
     assert short != pytest.approx(one, abs=1e-3)
 
 
+@pytest.mark.fault(
+    "A5",
+    "special tokens of a reranker in queries and passages",
+    "scored as the characters that they are",
+    before="read as special tokens",
+)
+def test_special_tokens_in_texts_are_text(model, figure):
+    reranker, tokens = CrossEncoderReranker(str(model), device="cpu"), ("SEP", "CLS", "MASK", "PAD", "UNK")
+    as_text = reranker.score("film [ SEP ] a", [Passage("p", f"sharks [ {token} ] ships") for token in tokens])
+    scores = reranker.score("film [SEP] a", [Passage("p", f"sharks [{token}] ships") for token in tokens])
+    same = sum(one == pytest.approx(other, abs=1e-5) for one, other in zip(scores, as_text, strict=True))
+    figure(f"{same} of {len(tokens)} tokens scored as text")
+    assert same == len(tokens)
+
+
 def test_a_lone_surrogate_in_a_query_fails_nothing(model):
     reranker = CrossEncoderReranker(str(model), device="cpu")
     assert reranker.score("sharks \ud83d", FILMS) == reranker.score("sharks ?", FILMS)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import posix
 import signal
 import subprocess
 import sys
@@ -10,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from reasonrag.core.errors import RunError
-from reasonrag.storage.files import claim_folder, lock, read_json, require_json, write_json, write_text, writing
+from reasonrag.storage.files import (
+    claim_folder,
+    fsync_folder,
+    lock,
+    read_json,
+    require_json,
+    write_json,
+    write_text,
+    writing,
+)
 from tests.faults.matrix import Figure
 
 
@@ -120,3 +130,16 @@ def test_what_is_no_lock_file_is_left_alone(tmp_path: Path, figure: Figure) -> N
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
     figure(f"{', '.join(kinds)}: refused; the file behind it {'whole' if victim.read_text() == 'mine' else 'HARMED'}")
     assert victim.read_text() == "mine" and not missing.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a file system that refuses to sync folders")
+def test_a_file_system_that_cannot_sync_folders_holds_files_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", posix.fsync)  # tests sync nothing
+    fsync_folder(Path("/proc/self"))  # as SMB and many FUSE disks: "Invalid argument"
+
+
+def test_a_folder_that_arrow_could_not_read_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    with pytest.raises(RunError, match="is no UTF-8"):
+        claim_folder(folder, "run", already_ours=False)
+    assert not list(tmp_path.iterdir())
