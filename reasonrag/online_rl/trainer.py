@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -237,8 +236,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
         if critic is not None:
             batch |= {"own": own, "values": values, "returns": advantages + values}
             metrics |= critic.learn(batch, self._split, step=self.state.global_step)
-            if not math.isfinite(metrics["critic/loss"]):
-                raise self._not_finite("the loss of the value model")
+            self.check_finite(metrics["critic/loss"], "the loss of the value model", self.state.global_step + 1)
         if self.scale_rewards != "none":
             advantages = whitened(advantages, own, self.accelerator)
         for name, value in metrics.items():

@@ -119,25 +119,32 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run TRL's step; raise on all processes alike if the loss of any of them is NaN or infinite."""
         loss = super().training_step(*args, **kwargs)
-        self._check_finite(bool(torch.isfinite(loss.detach()).all()), "the loss", self.state.global_step + 1)
+        self.check_finite(loss, "the loss", self.state.global_step + 1)
         return loss
 
     def check_weights(self) -> None:
         """Raise on all processes alike if the last step left NaN or an infinity in the weights of any of them."""
         broken = first_not_finite(self.model)
-        self._check_finite(broken is None, f"the weight {broken or 'of another process'}", self.state.global_step)
+        what = f"the weight {broken or 'of another process'}"
+        self.check_finite(0.0 if broken is None else torch.nan, what, self.state.global_step)
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         # transformers calls this before the optimizer uses the gradient. With fp16 the scaler skips bad steps itself.
         norm = super()._get_grad_norm(*args, **kwargs)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor under FSDP2
-        if norm is not None and not self.args.fp16 and not bool(torch.isfinite(torch.as_tensor(norm)).all()):
-            raise _not_finite("the gradient", self.state.global_step + 1)
+        if norm is not None and not self.args.fp16:
+            self.check_finite(norm, "the gradient", self.state.global_step + 1)
         return norm
 
-    def _check_finite(self, finite: bool, what: str, step: int) -> None:
-        if not bool(self.accelerator.gather(torch.tensor([finite], device=self.args.device)).all()):
-            raise _not_finite(what, step)
+    def check_finite(self, number: Any, what: str, step: int) -> None:
+        """Raise RunError on all processes alike if a number or a tensor of any of them holds NaN or an infinity."""
+        finite = torch.isfinite(torch.as_tensor(number, device=self.args.device).detach()).all()
+        if not bool(self.accelerator.gather(finite.reshape(1)).all()):
+            kept = f"checkpoints before step {step} are kept" if step > 1 else "nothing was trained"
+            raise RunError(
+                f"{what} is not a finite number in step {step}, and every later step would be useless; {kept}. "
+                "Try a lower learning_rate, a lower max_grad_norm, or float32"
+            )
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self.check_weights()  # or the checkpoints before it would give way to one that cannot be trained further
@@ -154,14 +161,6 @@ class GuardedTrainer(Trainer):  # type: ignore[misc]
 
     def save_extra_state(self, checkpoint: Path) -> None:
         """Write what a subclass needs to resume; called on the first process before the checkpoint counts."""
-
-
-def _not_finite(what: str, step: int) -> RunError:
-    kept = f"checkpoints before step {step} are kept" if step > 1 else "nothing was trained"
-    return RunError(
-        f"{what} is not a finite number in step {step}, and every later step would be useless; {kept}. "
-        "Try a lower learning_rate, a lower max_grad_norm, or float32"
-    )
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]

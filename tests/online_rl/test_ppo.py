@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from reasonrag.core.errors import RunError
 from reasonrag.core.types import Completion, Prompt, Search, Step, StopReason, Trajectory
 from reasonrag.online_rl.advantages import gae
 from reasonrag.online_rl.rows import REWARD, token_rewards
@@ -181,6 +182,14 @@ def load(folder: Any) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     return load_file(folder / "critic.safetensors")
+
+
+@pytest.mark.slow
+def test_a_value_model_that_diverges_ends_the_training_in_one_line(tmp_path):
+    wanted = settings(algorithm="ppo", reward__name=f"{TOYS}:HugeReward")
+    said = pytest.raises(RunError, match="the loss of the value model is not a finite number in step 1")
+    with made(wanted, tmp_path / "out") as trainer, said:
+        rolled_out(trainer)
 
 
 @pytest.mark.slow

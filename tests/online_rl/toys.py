@@ -204,6 +204,13 @@ class HolesReward(OwnReward):
         return score
 
 
+class HugeReward(OwnReward):
+    """A finite number, whose square is none."""
+
+    def one(self, trajectory: Trajectory, step: int) -> Score:
+        return Score(1e30)
+
+
 class CheckedHiPRAG(HiPRAGReward):
     """HiPRAG's reward, and beside each score the one that an exact judge leads to."""
 
