@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,10 +210,8 @@ def recall(
         retriever = open_index(_retrieval(Path(address), given), trust_remote_code=trust_remote_code)
 
     async def measure() -> list[dict[int, GoldFound]]:
-        try:
+        async with aclosing(retriever):
             return await gold_recall(retriever, sample_questions(questions, limit), cutoffs)
-        finally:
-            await retriever.aclose()
 
     recalls = event_loop.run(measure())
     columns = {}

@@ -164,7 +164,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         progress.open(judge, config.judge)
         retriever = BatchedRetriever.of_run(parts.retriever, journal)
         engine = open_engine(config, policy, retriever, parts.format)
-        try:
+        async with contextlib.aclosing(parts):
             await check(parts, wait_s=config.run.wait_s)
             async with stop.show(progress, journal.drain):
                 return await make_plans(
@@ -177,8 +177,6 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
                     concurrency=config.policy.concurrency or 64,
                     max_failed=config.run.max_failed,
                 )
-        finally:
-            await parts.aclose()
 
     with lock(out.with_name(f".{out.name}.lock")), contextlib.closing(Journal(journal_path)) as journal:
         try:

@@ -137,12 +137,10 @@ class Build:
 
     async def run(self, show: Callable[[Build], AbstractAsyncContextManager[object]] | None = None) -> None:
         """Check the parts, build the trees while `show` shows them, and close the parts."""
-        try:
+        async with contextlib.aclosing(self.parts):
             await check(self.parts, begun=self.run_folder.begun, wait_s=self.config.run.wait_s)
             async with show(self) if show else contextlib.nullcontext():
                 await self.trees()
-        finally:
-            await self.parts.aclose()
 
     def drain(self) -> None:
         """Finish the calls in flight and begin no others; `trees` then returns."""
@@ -461,10 +459,7 @@ async def _passage_chars(config: Config, questions: list[Question]) -> float:
     """Return the mean characters of one search's passages. A server is not asked: its passages count as 100 words."""
     if config.retrieval.is_remote:
         return 600.0 * config.retrieval.top_k
-    retriever = open_retriever(config, questions)
-    try:
+    async with contextlib.aclosing(open_retriever(config, questions)) as retriever:
         found = await retriever.search([q.question for q in questions], config.retrieval.top_k)
-    finally:
-        await retriever.aclose()
     shown = [min(len(p.contents), config.retrieval.max_passage_chars) for passages in found for p in passages]
     return sum(shown) / max(len(found), 1)

@@ -106,10 +106,8 @@ def build_on_ray(
 
 
 async def _check(parts: Parts, begun: bool, wait_s: float) -> None:
-    try:
+    async with contextlib.aclosing(parts):
         await check(parts, begun=begun, wait_s=wait_s)
-    finally:
-        await parts.aclose()
 
 
 def _connect(address: str) -> Any:

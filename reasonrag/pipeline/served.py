@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from pathlib import Path
 
 import structlog
@@ -48,8 +49,7 @@ async def _asked(config: Config, roles: list[Role]) -> Config:
     for role in roles:
         model: ModelConfig = getattr(config, role)
         check_llm(model, role)
-        llm = open_server(model)
-        try:
+        async with aclosing(open_server(model)) as llm:
             if served := await once_up(llm, config.run.wait_s):
                 learnt = {"model": served.name} | ({"vllm": True} if served.is_vllm else {})
                 if role == "policy" and not model.card and carried_settings(f"hf:{served.root}"):
@@ -60,8 +60,6 @@ async def _asked(config: Config, roles: list[Role]) -> Config:
                     is_vllm = ", which is vLLM" if served.is_vllm else ""
                     asked = f"; it is asked as {learnt['card']}/reasonrag.yaml says" if "card" in learnt else ""
                     log.info(f"the {role} at {model.spec} is {served.name}{is_vllm}{asked}")
-        finally:
-            await llm.aclose()
     return config
 
 

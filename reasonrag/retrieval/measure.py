@@ -6,6 +6,7 @@ import re
 import resource
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,7 +93,7 @@ def _read_all(index: IndexFolder, progress: BuildProgress) -> dict[str, Report]:
 
 
 async def _search_for(retriever: Retriever, ids: list[str], queries: list[str]) -> Report:
-    try:
+    async with aclosing(retriever):
         await retriever.search(queries[:1], TOP_K)  # untimed: it loads pages that are not in memory yet
         started = time.perf_counter()
         for query in queries:
@@ -103,8 +104,6 @@ async def _search_for(retriever: Retriever, ids: list[str], queries: list[str]) 
         for start in range(0, len(queries), _BATCH):
             rankings += await retriever.search(queries[start : start + _BATCH], TOP_K)
         batched = len(queries) / (time.perf_counter() - started)
-    finally:
-        await retriever.aclose()
     found_first = found_at_all = 0
     for passage_id, ranking in zip(ids, rankings, strict=True):
         ranked_ids = [passage.id for passage in ranking]

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import aclosing
 from itertools import combinations
 
 import pytest
@@ -163,10 +164,7 @@ async def found_share(seed, retriever):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gold_queries_find_the_entity_s_own_page_first(seed, tmp_path):
     async def share():
-        retriever = BM25Retriever.open(demo_corpus(seed), cache=tmp_path)
-        try:
+        async with aclosing(BM25Retriever.open(demo_corpus(seed), cache=tmp_path)) as retriever:
             return await found_share(seed, retriever)
-        finally:
-            await retriever.aclose()
 
     assert asyncio.run(share()) > 0.98

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -254,11 +255,8 @@ def test_steps_of_a_real_policy_get_the_tokens_that_it_sampled():
     prompt = Prompt(STATE.messages, stop=("</query>", "</answer>"))
 
     async def sample():
-        llm = TransformersLLM(str(DEMO), device="cpu")
-        try:
+        async with aclosing(TransformersLLM(str(DEMO), device="cpu")) as llm:
             return await llm.complete(prompt, Sampling(n=16, temperature=1.5, max_tokens=24, seed=1)), llm.chat
-        finally:
-            await llm.aclose()
 
     completions, chat = asyncio.run(sample())
     for completion in completions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 
 import pytest
 
@@ -36,10 +37,8 @@ def attempts(spec, **overrides):
     begun = [Trajectory(question) for question in parts.questions]
 
     async def run():
-        try:
+        async with aclosing(parts):
             return await engine.run(begun, seeds=range(len(begun)))
-        finally:
-            await parts.aclose()
 
     return asyncio.run(run()), parts.format
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,8 @@ def test_a_search_engine_that_is_gone_is_a_retrieval_error(monkeypatch):
     monkeypatch.setenv("ELASTICSEARCH_URL", "http://127.0.0.1:9")
 
     async def search() -> None:
-        retriever = open_retriever(reasonrag.load_config(), [])
-        try:
+        async with aclosing(open_retriever(reasonrag.load_config(), [])) as retriever:
             await retriever.search(["Jaws"], 3)
-        finally:
-            await retriever.aclose()
 
     with pytest.raises(reasonrag.RetrievalError, match="did not answer"):
         asyncio.run(search())

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Coroutine
+from contextlib import aclosing
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,8 @@ FLOODS = {
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_from_an_engine(name: str, figure: Figure) -> None:
     async def ask(server: FakeOpenAI) -> str:
-        llm = engine(server, max_retries=1)
-        try:
+        async with aclosing(engine(server, max_retries=1)) as llm:
             return await watch.over(outcome(llm.complete(PROMPT, Sampling())))
-        finally:
-            await llm.aclose()
 
     flood = FLOODS[name]
     with FakeOpenAI(faults=always(flood)) as server, Watch() as watch:
@@ -129,11 +127,8 @@ def test_a_flood_from_an_engine(name: str, figure: Figure) -> None:
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_from_a_retriever(name: str, figure: Figure) -> None:
     async def ask(server: StubRetriever) -> str:
-        retriever = RemoteRetriever(server.url, max_retries=1)
-        try:
+        async with aclosing(RemoteRetriever(server.url, max_retries=1)) as retriever:
             return await watch.over(outcome(retriever.search(["Jaws"], 3)))
-        finally:
-            await retriever.aclose()
 
     flood = FLOODS[name]
     with StubRetriever(always(flood)) as server, Watch() as watch:
@@ -170,14 +165,11 @@ def test_retry_after_as_a_date(figure: Figure) -> None:
 @pytest.mark.parametrize("status", [429, 503])
 def test_retry_after_thirty_years(status: int, figure: Figure) -> None:
     async def ask() -> Counter[str]:
-        llm = engine(server)
-        try:
+        async with aclosing(engine(server)) as llm:
             async with asyncio.timeout(60):
                 return Counter(
                     await asyncio.gather(*(outcome(llm.complete(PROMPT, Sampling(seed=n))) for n in range(9)))
                 )
-        finally:
-            await llm.aclose()
 
     with FakeOpenAI(faults=always(Answer(status, "", {"Retry-After": "1000000000"}))) as server:
         found = asyncio.run(ask())
@@ -228,11 +220,9 @@ def test_a_limit_of_rate(names_time: bool, rounds: Rounds, figure: Figure) -> No
     async def ask(server: FakeOpenAI) -> Counter[str]:
         llm = engine(server, timeout_s=300.0, backoff_s=0.05)
         bucket.began = bucket.at = time.monotonic()
-        try:
+        async with aclosing(llm):
             asked = (outcome(llm.complete(PROMPT, Sampling(seed=seed))) for seed in range(calls))
             return Counter(await asyncio.gather(*asked))
-        finally:
-            await llm.aclose()
 
     bucket = Bucket(rate, names_time=names_time)
     with FakeOpenAI(faults=bucket) as server:
@@ -307,13 +297,10 @@ def test_an_engine_that_is_dead_behind_a_healthy_front(dead: Fault, rounds: Roun
         return dead if died and now < died[0] + away_s else None
 
     async def ask() -> Counter[str]:
-        llm = engine(server, concurrency=16, timeout_s=1.0, patience_s=60.0)
-        try:
+        async with aclosing(engine(server, concurrency=16, timeout_s=1.0, patience_s=60.0)) as llm:
             return Counter(
                 await asyncio.gather(*(outcome(llm.complete(PROMPT, Sampling(seed=n))) for n in range(calls)))
             )
-        finally:
-            await llm.aclose()
 
     with FakeOpenAI(faults=script, latency_s=0.005) as server:
         found = asyncio.run(ask())

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import aclosing, closing
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,12 @@ def ask(device: str, *samplings: Sampling, prompt: Prompt = PROMPT) -> list[Comp
     llm = TransformersLLM(str(demo_folder()), device=device)
 
     async def run() -> list[Completion]:
-        try:
+        async with aclosing(llm):
             return [
                 c
                 for completions in await asyncio.gather(*(llm.complete(prompt, s) for s in samplings))
                 for c in completions
             ]
-        finally:
-            await llm.aclose()
 
     return asyncio.run(run())
 
@@ -72,10 +71,8 @@ def open_turn(chat: ChatTemplate) -> Prompt:
 
 def completed(llm: LLM, prompt: Prompt, sampling: Sampling) -> Completion:
     async def run() -> Completion:
-        try:
+        async with aclosing(llm):
             return (await llm.complete(prompt, sampling))[0]
-        finally:
-            await llm.aclose()
 
     return asyncio.run(run())
 
@@ -146,8 +143,7 @@ def test_a_vllm_server_writes_with_the_weights_that_were_pushed(vllm_server: str
     chat = ChatTemplate.load(str(tiny_model))
     prompt = open_turn(chat)
     base = AutoModelForCausalLM.from_pretrained(tiny_model).to("cuda:0")
-    sync = VLLMServerSync(vllm_server)
-    try:
+    with closing(VLLMServerSync(vllm_server)) as sync:
         for seed in (1, 2):
             torch.manual_seed(seed)
             model = get_peft_model(copy.deepcopy(base), LoraConfig(r=4, target_modules=["q_proj", "gate_proj"]))
@@ -168,5 +164,3 @@ def test_a_vllm_server_writes_with_the_weights_that_were_pushed(vllm_server: str
             completion = completed(llm, prompt, Sampling(temperature=0.7, max_tokens=12, seed=3))
             assert completion.logprobs == pytest.approx(logprobs_by(model, completion, 0.7), abs=1e-2)
         assert sync.version == 2
-    finally:
-        sync.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 
 import pytest
 from structlog.testing import capture_logs
@@ -52,11 +52,9 @@ def test_a_server_that_restarts_costs_no_request():
             assert llm.slots.in_flight <= 1 and llm.slots.waiting >= 39 and llm.slots.free < 0
             server.start()
 
-        try:
+        async with aclosing(llm):
             asked = (ask(llm, str(i), 5, lambda _, text: replies.append(text)) for i in range(40))
             await asyncio.gather(restart(), *asked)
-        finally:
-            await llm.aclose()
         return replies
 
     with Server() as server:
@@ -66,13 +64,11 @@ def test_a_server_that_restarts_costs_no_request():
 def test_a_request_that_finds_no_server_has_not_been_lost_by_it():
     async def main(server: Server) -> list[str]:
         llm, replies = ServerLLM(server.base_url, "m", max_retries=0), []
-        try:
+        async with aclosing(llm):
             asked = asyncio.create_task(ask(llm, "q", 1, lambda _, text: replies.append(text)))
             await until(lambda: llm.slots.away_since is not None or asked.done())
             server.start()
             await asked
-        finally:
-            await llm.aclose()
         return replies
 
     with Server() as server:
@@ -126,7 +122,7 @@ def test_of_three_servers_one_dies_and_comes_back():
         def replied(question: str, port: str) -> None:
             seen[question].append(port)
 
-        try:
+        async with aclosing(llm):
             dead, *others = servers
             await asyncio.gather(kill(dead), *(ask(llm, f"a{i}", 10, replied) for i in range(12)))
             for ports in seen.values():
@@ -141,8 +137,6 @@ def test_of_three_servers_one_dies_and_comes_back():
             await ask(llm, "probe", 1, replied)
             await asyncio.gather(*(ask(llm, f"b{i}", 5, replied) for i in range(12)))
             assert sum(seen[f"b{i}"][-1] == str(dead.port) for i in range(12)) >= 3
-        finally:
-            await llm.aclose()
 
     with ExitStack() as stack:
         asyncio.run(main([stack.enter_context(Server()) for _ in range(3)]))

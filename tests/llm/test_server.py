@@ -4,6 +4,7 @@ import asyncio
 import json
 import resource
 from collections.abc import Sequence
+from contextlib import aclosing
 
 import pytest
 
@@ -24,10 +25,8 @@ def ask(server: FakeOpenAI, prompt: Prompt = PROMPT, sampling: Sampling | None =
 
 async def asked(server: FakeOpenAI, prompts: Sequence[Prompt], sampling: Sampling, **settings):
     llm = ServerLLM(server.base_url, "fake", **{"backoff_s": 0.01, "timeout_s": 10.0, "patience_s": 1.0, **settings})
-    try:
+    async with aclosing(llm):
         return await asyncio.gather(*(llm.complete(prompt, sampling) for prompt in prompts))
-    finally:
-        await llm.aclose()
 
 
 def failure(server: FakeOpenAI, **settings) -> LLMError:
@@ -213,12 +212,9 @@ def test_redirects_are_not_followed():
 
 def test_unknown_parameters_are_dropped_once_and_counted():
     async def run(server):
-        llm = ServerLLM(server.base_url, "fake", backoff_s=0.01, max_retries=0)
-        try:
+        async with aclosing(ServerLLM(server.base_url, "fake", backoff_s=0.01, max_retries=0)) as llm:
             texts = [(await llm.complete(PROMPT, Sampling(seed=1)))[0].text for _ in range(3)]
             return texts, llm.dropped
-        finally:
-            await llm.aclose()
 
     with FakeOpenAI(lambda request: "<answer>a</answer>b", strict=("seed", "stop", "top_p")) as server:
         texts, dropped = asyncio.run(run(server))

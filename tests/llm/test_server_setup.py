@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -15,11 +16,8 @@ KEY = "sk-very-secret-0123456789"
 
 def check(server: FakeOpenAI, model: str = "fake", base_url: str | None = None) -> None:
     async def run():
-        llm = ServerLLM(base_url or server.base_url, model, api_key=KEY)
-        try:
+        async with aclosing(ServerLLM(base_url or server.base_url, model, api_key=KEY)) as llm:
             await llm.check()
-        finally:
-            await llm.aclose()
 
     asyncio.run(run())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,8 @@ def vllm_says(turns: list[tuple[str, list[int]]]) -> Callable[[dict[str, Any], d
 def ask(server: FakeOpenAI, sampling: Sampling | None = None, **settings: Any) -> Completion:
     async def run() -> Completion:
         llm = ServerLLM(server.base_url, "fake", api="completions", backoff_s=0.01, max_retries=1, **settings)
-        try:
+        async with aclosing(llm):
             return (await llm.complete(PROMPT, sampling or Sampling()))[0]
-        finally:
-            await llm.aclose()
 
     return asyncio.run(run())
 
@@ -65,10 +64,8 @@ def rollout(server: FakeOpenAI, encode: Encode) -> Trajectory:
     async def run() -> Trajectory:
         llm = ServerLLM(server.base_url, "fake", api="completions", vllm=True, logprobs=True, encode=encode)
         engine = Engine(llm, ToyRetriever((SPIELBERG,)), HiPRAGFormat(PromptSet.find("brief")), max_steps=4)
-        try:
+        async with aclosing(llm):
             return (await engine.run([Trajectory(QUESTION)], seeds=[1]))[0]
-        finally:
-            await llm.aclose()
 
     return asyncio.run(run())
 

@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +112,8 @@ def weights(push: int) -> list[tuple[str, Any]]:
 def ask(server: FakeVLLM, **settings: Any) -> str:
     async def run() -> str:
         llm = ServerLLM(f"{server.url}/v1", "m", api="completions", encode=lambda prompt: (1, 2), **settings)
-        try:
+        async with aclosing(llm):
             return (await llm.complete(Prompt((Message("user", "?"),)), Sampling()))[0].text
-        finally:
-            await llm.aclose()
 
     return asyncio.run(run())
 

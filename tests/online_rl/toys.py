@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -83,10 +83,8 @@ def made(wanted: RLSettings, out: Path) -> Iterator[Any]:
     out.mkdir(parents=True, exist_ok=True)
     trainer = run.make_trainer(Dataset.from_list(run.task.rows()["train"]), None)
     trainer.current_gradient_accumulation_steps = run.arguments.gradient_accumulation_steps
-    try:
+    with closing(run):
         yield trainer
-    finally:
-        run.close()
 
 
 def rollouts(out: Path, step: int, process: int = 0) -> list[dict[str, Any]]:

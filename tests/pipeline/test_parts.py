@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -104,11 +105,8 @@ def test_a_search_engine_that_is_away_stops_a_run_that_begins_and_none_that_goes
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
 
         async def check_it(*, begun: bool) -> None:
-            opened = parts(files, retrieval__kind=kind, retrieval__url=[address])
-            try:
+            async with aclosing(parts(files, retrieval__kind=kind, retrieval__url=[address])) as opened:
                 await check(opened, begun=begun)
-            finally:
-                await opened.aclose()
 
         with pytest.raises(RetrievalError, match="answer"):
             asyncio.run(check_it(begun=False))

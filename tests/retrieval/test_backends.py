@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -241,7 +242,7 @@ def test_a_tool_that_fails_or_dies_is_an_error_and_the_next_search_starts_it_aga
     async def ask() -> None:
         request = {"query": "{query}", "count": "{top_k}"}
         retriever = open_backend(settings("mcp", command=[*MCP, "stdio"], tool="search", request=request))
-        try:
+        async with aclosing(retriever):
             with pytest.raises(RetrievalError, match="the tool search failed") as failed:
                 await retriever.search(["fail"], 1)
             assert failed.value.cause == "tool_error"
@@ -249,8 +250,6 @@ def test_a_tool_that_fails_or_dies_is_an_error_and_the_next_search_starts_it_aga
                 await retriever.search(["die"], 1)
             assert failed.value.cause == "connection"
             assert (await retriever.search(["Quillfane"], 1))[0]
-        finally:
-            await retriever.aclose()
 
     with stamina.set_testing(True, attempts=1):
         asyncio.run(ask())

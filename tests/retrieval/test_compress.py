@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -36,10 +37,8 @@ class Cutting:
 
 def search(retriever, *queries, top_k=3):
     async def ask():
-        try:
+        async with aclosing(retriever):
             return await retriever.search(list(queries), top_k)
-        finally:
-            await retriever.aclose()
 
     return asyncio.run(ask())
 

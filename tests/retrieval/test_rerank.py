@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import shutil
+from contextlib import aclosing
 from importlib.util import find_spec
 
 import pytest
@@ -68,10 +69,8 @@ def model(tmp_path_factory):
 
 def search(retriever, *queries, top_k=5):
     async def ask():
-        try:
+        async with aclosing(retriever):
             return await retriever.search(list(queries), top_k)
-        finally:
-            await retriever.aclose()
 
     return asyncio.run(ask())
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
@@ -73,11 +73,9 @@ def test_a_question_that_could_not_be_read_gets_other_samples_when_it_is_asked_a
     llm = ScriptedLLM(["?", "?", TRUE])
     with_journal = JournaledLLM(llm, journal := Journal(tmp_path / "journal.sqlite"), kind="judge")
     service = JudgeService(with_journal, PROMPTS, attempts=2)
-    try:
+    with closing(journal):
         assert outcome(service) == "unreadable"
         assert asyncio.run(same_meaning(service, "a", "b")) is True, "the kept replies would be unreadable for ever"
-    finally:
-        journal.close()
     assert len({sampling.seed for sampling in llm.samplings}) == 3
 
 

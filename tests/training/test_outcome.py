@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -60,13 +61,10 @@ def logits(folder):
 
 def says(folder):
     async def ask():
-        llm = TransformersLLM(str(folder), device="cpu")
-        try:
+        async with aclosing(TransformersLLM(str(folder), device="cpu")) as llm:
             prompt = Prompt((Message("user", "Question 3 is about Jaws?"),))
             (completion,) = await llm.complete(prompt, Sampling(temperature=0.0, max_tokens=12))
             return completion.text
-        finally:
-            await llm.aclose()
 
     return asyncio.run(ask())
 

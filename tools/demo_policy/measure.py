@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Collection, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 from reasonrag.core.text import exact_match
@@ -76,10 +77,8 @@ async def _attempts(
     with tempfile.TemporaryDirectory() as cache:
         retriever = BM25Retriever.open(demo_corpus(world_seed), cache=Path(cache))
         engine = Engine(llm, retriever, format, max_steps=max_steps, top_k=1, sampling=sampling)
-        try:
+        async with aclosing(retriever):
             return await engine.run([Trajectory(q) for q in questions], seeds=range(seed, seed + len(questions)))
-        finally:
-            await retriever.aclose()
 
 
 def _by_kind(done: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
