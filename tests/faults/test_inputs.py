@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import json
@@ -10,6 +9,7 @@ import os
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +138,6 @@ _TREES = st.dictionaries(
 )
 
 
-def _or(*errors: type[Exception]) -> contextlib.suppress:
-    return contextlib.suppress(*errors)
-
-
 @pytest.mark.fault("fuzz", "any YAML, JSON or flag as settings", "a configuration, or one ConfigError in one line")
 def test_any_settings(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     file = tmp_path / "c.yaml"
@@ -155,7 +151,7 @@ def test_any_settings(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
             assert "\n" not in str(error)
             outcomes["refused"] += 1
             return
-        with _or(ReasonRAGError):  # what a configuration names need not exist
+        with suppress(ReasonRAGError):  # what a configuration names need not exist
             open_format(config)
 
     def tree(value: Any) -> None:
@@ -165,12 +161,12 @@ def test_any_settings(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     def text(value: str) -> None:
         file.write_bytes(value.encode("utf-8", "surrogatepass"))
         load(file=file)
-        with _or(ValueError):
+        with suppress(ValueError):
             parse_json(value)
 
     def flag(pair: tuple[tuple[str, str], str]) -> None:
         (section, name), value = pair
-        with _or(ConfigError):
+        with suppress(ConfigError):
             key, parsed = parse_assignment(f"{section}.{name}={value}")
             load(overrides={key: parsed})
         load(overrides={f"{section}.{name}": value})
@@ -252,7 +248,7 @@ def test_any_questions(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
 def test_any_import(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     def row(value: dict[str, Any]) -> None:
         for read in (from_trl, from_proguide):
-            with _or(Unusable):
+            with suppress(Unusable):
                 assert read(value)["chosen"]
 
     calls = st.fixed_dictionaries({"event": st.just("model"), "output": _VALUES, "input": _VALUES, "tools": _VALUES})
@@ -263,12 +259,12 @@ def test_any_import(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
 
     def log(value: Any) -> None:
         (tmp_path / "log.json").write_text(json.dumps(value), encoding="utf-8")
-        with _or(DataError, RunError):
+        with suppress(DataError, RunError):
             import_inspect(tmp_path / "log.json", tmp_path / "imported")
 
     def recording(values: list[Any]) -> None:
         (tmp_path / "calls.jsonl").write_text("\n".join(map(json.dumps, values)) + "\n", encoding="utf-8")
-        with _or(DataError):
+        with suppress(DataError):
             list(read_calls(tmp_path))
 
     tried = (
