@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
@@ -35,7 +34,7 @@ from reasonrag.dpo.preferences import Preferences
 from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText
 from reasonrag.formats import Format, open_format
 from reasonrag.spre import content_of, step_end
-from reasonrag.storage.parquet import Row, read_shards
+from reasonrag.storage.parquet import Row, by_question, read_shards
 from reasonrag.storage.runs import read_run
 from reasonrag.storage.shards import common_text
 from reasonrag.storage.tables import trajectory_schema, tree_schema
@@ -127,17 +126,14 @@ def _open(path: Path, data: str) -> tuple[Config, str | None, Iterator[tuple[Que
 
 def _of_trees(run: Path) -> Iterator[tuple[Question, list[_Attempt]]]:
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=_NODE_COLUMNS)
-    for (dataset, id), rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
-        tree = list(rows)
+    for (dataset, id), tree in by_question(nodes):
         question = Question(id, tree[0]["question"], (), dataset)
-        yield (
-            question,
-            [
-                _Attempt(question, path_from_root(tree, node), node["f1"], node["stop_reason"] == "forced_answer")
-                for node in tree
-                if node["f1"] is not None
-            ],
-        )
+        attempts = []
+        for node in tree:
+            if node["f1"] is not None:
+                forced = node["stop_reason"] == "forced_answer"
+                attempts.append(_Attempt(question, path_from_root(tree, node), node["f1"], forced))
+        yield question, attempts
 
 
 def _of_evaluation(folder: Path) -> Iterator[tuple[Question, list[_Attempt]]]:

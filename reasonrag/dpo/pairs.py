@@ -9,7 +9,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from reasonrag.spre import (
     standard_error,
     step_end,
 )
-from reasonrag.storage.parquet import Row, read_batches
+from reasonrag.storage.parquet import Row, by_question, read_batches
 from reasonrag.storage.shards import common_text
 from reasonrag.storage.tables import tree_schema
 
@@ -165,8 +165,8 @@ def in_test_split(question: Question, share: float, repeated: Mapping[Question, 
 def _trees(nodes: Iterable[Row], repeated: Collection[tuple[str, str]] | None) -> Iterator[tuple[list[Row], set[str]]]:
     """Yield each tree with the digests of the preferences seen before; prompts of other questions differ from its."""
     seen: set[str] = set()
-    for question, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
-        yield list(rows), seen if repeated is None or question in repeated else set()
+    for question, tree in by_question(nodes):
+        yield tree, seen if repeated is None or question in repeated else set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import DataError
@@ -13,7 +12,7 @@ from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_question
 from reasonrag.dpo.preferences import Preferences
 from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText, Target
 from reasonrag.spre import Decision, decisions_of, standard_error, step_end
-from reasonrag.storage.parquet import Row, read_shards, shard_paths
+from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
 from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import tree_schema
 from reasonrag.training.settings import PRMSettings
@@ -32,9 +31,9 @@ def read_labels(data: str, settings: PRMSettings) -> Preferences:
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
     nodes = read_shards(path / "trees", "nodes", tree_schema(), columns=_COLUMNS)
     repeated = repeated_questions(shard_paths(path / "trees", "nodes"))
-    for question, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
+    for question, tree in by_question(nodes):
         split = "test" if in_test_split(question, settings.test_share, repeated) else "train"
-        splits[split] += label_steps(list(rows), alpha=alpha, read_ids=config.policy.reads_ids)
+        splits[split] += label_steps(tree, alpha=alpha, read_ids=config.policy.reads_ids)
     if not splits["train"]:
         raise DataError(
             f"{data}: no step that is not held out has an answer below it; build trees of more questions, "

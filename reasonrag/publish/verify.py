@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.spre.tree_rules import SHAPE, check_tree
 from reasonrag.storage import tables
 from reasonrag.storage.files import read_json
-from reasonrag.storage.parquet import column_names, not_finite, read_batches
+from reasonrag.storage.parquet import by_question, column_names, not_finite, read_batches
 from reasonrag.storage.runs import read_run
 from reasonrag.training.folder import CHECKPOINTS, MERGED, SUMMARY, check_trained, checkpoint_problem
 
@@ -189,8 +188,8 @@ def _trees(found: Verified, files: Sequence[Path], configs: Sequence[Config]) ->
     batches = (batch for file in files for batch in read_batches(file, tables.tree_schema(), columns=SHAPE))
     rows = (row for batch in batches for row in batch.to_pylist())
     seen: set[Question] = set()
-    for question, tree in groupby(rows, key=lambda row: (row["dataset"], row["question_id"])):
-        found.check("trees", check_tree, list(tree), fully=True, **spre)
+    for question, tree in by_question(rows):
+        found.check("trees", check_tree, tree, fully=True, **spre)
         if question in seen:
             found.note("trees", 0, f"question {question[1]!r}: its rows are in two places")
         seen.add(question)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.spre.tree_rules import check_tree
 from reasonrag.storage.files import read_json
-from reasonrag.storage.parquet import Row, read_batches, read_shards, shard_paths
+from reasonrag.storage.parquet import Row, by_question, read_batches, read_shards, shard_paths
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 
 _UNSEEN = ("token_ids", "logprobs")  # columns of a tree that no page shows
@@ -88,7 +87,7 @@ def trees(run: Path) -> Iterator[QuestionTree]:
         RunError: tables are missing.
         DataError: tables are damaged, or hold rows that are not a tree.
     """
-    for rows in _questions(run):
+    for _, rows in by_question(read_shards(run / "trees", "nodes", tree_schema())):
         yield QuestionTree.of(rows, where=str(run))
 
 
@@ -105,19 +104,20 @@ def read_trees(run: Path, summary: Mapping[str, Any]) -> Iterator[QuestionTree]:
     """
     level = (summary.get("pairs") or {}).get("level")
     # Pairs stand in the order of the trees, and those of a question in one split.
-    splits = [_by_question(_pairs(run, level, split)) for split in ("train", "test")]
-    following = [next(split, []) for split in splits]
-    for rows in _questions(run, [name for name in tree_schema().names if name not in _UNSEEN]):
+    splits = [by_question(_pairs(run, level, split)) for split in ("train", "test")]
+    following = [next(split, None) for split in splits]
+    columns = [name for name in tree_schema().names if name not in _UNSEEN]
+    for question, rows in by_question(read_shards(run / "trees", "nodes", tree_schema(), columns=columns)):
         pairs: list[Row] = []
         for number, split in enumerate(splits):
-            if following[number] and _question_of(following[number][0]) == _question_of(rows[0]):
-                pairs += following[number]
-                following[number] = next(split, [])
+            if (found := following[number]) and found[0] == question:
+                pairs += found[1]
+                following[number] = next(split, None)
         if any(max(pair["chosen_node_id"], pair["rejected_node_id"]) >= len(rows) for pair in pairs):
-            raise _of_other_trees(rows[0]["question_id"])
+            raise _of_other_trees(question[1])
         yield QuestionTree.of(rows, pairs=pairs, where=str(run))
-    for left in filter(None, following):
-        raise _of_other_trees(left[0]["question_id"])
+    for (_, question_id), _ in filter(None, following):
+        raise _of_other_trees(question_id)
 
 
 def tree_of(run: Path, question_id: str, dataset: str | None = None) -> QuestionTree:
@@ -165,15 +165,6 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
     of_run = (pair for split in ("train", "test") for pair in _pairs(run, level, split))
     pairs = [pair for pair in of_run if _question_of(pair) == _question_of(rows[0])]
     return QuestionTree.of(rows, pairs=pairs, where=str(run))
-
-
-def _questions(run: Path, columns: Sequence[str] | None = None) -> Iterator[list[Row]]:
-    return _by_question(read_shards(run / "trees", "nodes", tree_schema(), columns=columns))
-
-
-def _by_question(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    for _, group in groupby(rows, key=_question_of):
-        yield list(group)
 
 
 def _question_of(row: Row) -> tuple[str, str]:

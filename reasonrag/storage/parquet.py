@@ -6,11 +6,12 @@ Without page checksums, most single-bit flips are read back as different data.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +239,12 @@ def read_shards(folder: Path, stem: str, schema: pa.Schema, *, columns: Sequence
     for path in shard_paths(folder, stem):
         for batch in read_batches(path, schema, columns=columns):
             yield from batch.to_pylist()
+
+
+def by_question(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, str], list[Row]]]:
+    """Yield data set and id of each question, and its rows, which stand together."""
+    for question, group in itertools.groupby(rows, key=lambda row: (row["dataset"], row["question_id"])):
+        yield question, list(group)
 
 
 def shard_paths(folder: Path, stem: str) -> list[Path]:

@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
 from reasonrag.storage.files import claim_folder, lock, write_json, write_text, writing
-from reasonrag.storage.parquet import Row, read_shards, shard_paths, write_parquet
+from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths, write_parquet
 from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.records import RowProblems
 from reasonrag.storage.runs import read_run
@@ -235,10 +235,9 @@ def _valued_paths(run: Path, test_share: float, *, held_out: bool) -> Iterator[l
     columns = ("dataset", "question_id", "node_id", "parent_id", "prompt", "prefix", "text", "spre", "visits")
     nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=columns)
     repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
-    for question, rows in groupby(nodes, key=lambda row: (row["dataset"], row["question_id"])):
+    for question, tree in by_question(nodes):
         if in_test_split(question, test_share, repeated) is not held_out:
             continue
-        tree = list(rows)
         valued = {node["node_id"]: node for node in tree if node["parent_id"] >= 0 and node["spre"] is not None}
         paths: dict[int, list[Row]] = {}  # by their last step, which several leaves may share
         for leaf in valued.keys() - {node["parent_id"] for node in valued.values()}:
