@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,6 +92,15 @@ def named_path(text: str) -> Path:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{excerpt(text, 80)!r} cannot be used as a path", quoting=reason) from error
     return path
+
+
+def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
+    """Return a JSON value with every text in it changed; names of fields stay as they are."""
+    if isinstance(value, Mapping):
+        return {name: map_texts(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_texts(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def to_yaml(value: Any) -> str:

@@ -142,15 +142,11 @@ def printable(text: str) -> str:
     >>> printable("a\\x1b[31mb\\u202ec")
     'a�[31mb�c'
     """
-    if (
-        text.replace("\n", "").replace("\t", "").isprintable()
-    ):  # true for most texts, and far faster than checking each character
+    shown = text.replace("\n", "").replace("\t", "")
+    if shown.isprintable():  # true for most texts, and far faster than checking each character
         return text
-    return "".join("\N{REPLACEMENT CHARACTER}" if _hidden(char) else char for char in text)
-
-
-def _hidden(char: str) -> bool:
-    return char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+    hidden = {char for char in shown if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")}
+    return text.translate(dict.fromkeys(map(ord, hidden), "\N{REPLACEMENT CHARACTER}"))
 
 
 # What opens structure in texts. `<` right before a letter or a mark opens the tags of formats and most special tokens;

@@ -11,12 +11,12 @@ import os
 import re
 import signal
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.documents import named_path
+from reasonrag.core.documents import map_texts, named_path
 from reasonrag.core.errors import ConfigError, ReasonRAGError
 from reasonrag.core.plugins import trusted
 from reasonrag.core.secrets import excerpt
@@ -254,20 +254,12 @@ class ChatTemplate:
         for message in messages:
             message["content"] = self.without_tokens(message["content"])
             for call in message.get("tool_calls", ()):
-                call["function"]["arguments"] = _each_text(call["function"]["arguments"], self.without_tokens)
+                call["function"]["arguments"] = map_texts(call["function"]["arguments"], self.without_tokens)
         return str(self.tokenizer.apply_chat_template(messages, **chat, tokenize=False, add_generation_prompt=True))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids without special tokens, with its blanks unchanged."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-def _each_text(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, dict):
-        return {name: _each_text(item, change) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_each_text(item, change) for item in value]
-    return change(value) if isinstance(value, str) else value
 
 
 def check_chat_template(path_or_name: str, template: str | None = None) -> None:

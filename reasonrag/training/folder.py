@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.documents import map_texts
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import differences, dump, identity
 from reasonrag.llm.model_folder import model_files
@@ -190,9 +191,8 @@ def last_checkpoint(out: Path, log: Callable[[str], None] | None = None) -> Path
     receives a line about each checkpoint that is damaged.
     """
     for checkpoint in reversed(_checkpoints(out)):
-        if _is_complete(checkpoint):
-            problem = checkpoint_problem(checkpoint) if log else ""
-            if log is None or not problem:
+        if not checkpoint_problem(checkpoint, fully=False):
+            if log is None or not (problem := checkpoint_problem(checkpoint)):
                 return checkpoint
             log(f"{checkpoint.name} is left out: {problem}")
     return None
@@ -234,7 +234,7 @@ def seconds_before(checkpoint: Path) -> float:
 def remove_old(out: Path, *, keep: int, best: str | None = None) -> None:
     """Remove checkpoints, except the `keep` latest complete ones and the one in the folder `best`."""
     checkpoints = _checkpoints(out)
-    complete = [checkpoint for checkpoint in checkpoints if _is_complete(checkpoint)]
+    complete = [checkpoint for checkpoint in checkpoints if not checkpoint_problem(checkpoint, fully=False)]
     for checkpoint in checkpoints:
         is_best = best is not None and checkpoint.name == Path(best).name
         if checkpoint not in complete or not (is_best or checkpoint in complete[-keep:]):
@@ -249,10 +249,6 @@ def _checkpoints(out: Path) -> list[Path]:
     return sorted(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def _is_complete(checkpoint: Path) -> bool:
-    return not checkpoint_problem(checkpoint, fully=False)
-
-
 def without_places(value: Any) -> Any:
     """Return the same tree with every text stripped of where on a machine or in a network something is.
 
@@ -263,11 +259,7 @@ def without_places(value: Any) -> Any:
     >>> without_places(["~/.cache/reasonrag", "hf:/models/mine/", "Qwen/Qwen2.5-7B", "demo:hiprag", 0.5])
     ['reasonrag', 'hf:mine', 'Qwen/Qwen2.5-7B', 'demo:hiprag', 0.5]
     """
-    if isinstance(value, Mapping):
-        return {key: without_places(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_places(inner) for inner in value]
-    return _without_place(value) if isinstance(value, str) else value
+    return map_texts(value, _without_place)
 
 
 def _without_place(text: str) -> str:

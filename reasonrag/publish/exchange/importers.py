@@ -7,14 +7,13 @@ what is imported can be trained on. Columns of `tables.pair_schema` that the sou
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.secrets import redact_data
-from reasonrag.core.text import valid_unicode
+from reasonrag.core.text import common_length, valid_unicode
 from reasonrag.core.types import as_finite
 from reasonrag.dpo.contradictions import Contradictions
 from reasonrag.dpo.preferences import Unusable, messages, read_row
@@ -147,8 +146,6 @@ def from_trl(raw: Mapping[str, Any]) -> Row:
     if not any(message["content"].strip() for message in pair["prompt"]):
         raise Unusable("prompt is empty, or chosen and rejected have no beginning in common")
     read_row("", pair)
-    if pair["chosen"] == pair["rejected"]:
-        raise Unusable("chosen and rejected are equal")
     return pair
 
 
@@ -234,7 +231,7 @@ def _conversation(prompt: object, chosen: object, rejected: object) -> Row:
     if isinstance(chosen, str) and isinstance(rejected, str) and isinstance(prompt, str | None):
         chosen, rejected = valid_unicode(chosen), valid_unicode(rejected)
         if prompt is None:
-            words = _WHOLE_WORDS.match(chosen[: _shared(chosen, rejected)])
+            words = _WHOLE_WORDS.match(chosen[: common_length(chosen, rejected)])
             prompt = words[0] if words else ""
             chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
         asked = [_message("user", prompt)]
@@ -242,7 +239,7 @@ def _conversation(prompt: object, chosen: object, rejected: object) -> Row:
     elif isinstance(chosen, list) and isinstance(rejected, list) and isinstance(prompt, list | None):
         sides = [_plain_messages("chosen", chosen), _plain_messages("rejected", rejected)]
         if prompt is None:
-            shared = _shared(*sides)
+            shared = common_length(*sides)
             asked, sides = sides[0][:shared], [side[shared:] for side in sides]
         else:
             asked = _plain_messages("prompt", prompt)
@@ -262,11 +259,6 @@ def _plain_messages(name: str, value: list[Any]) -> list[Row]:
             raise Unusable(f"{name} has a message with more than a role and a content")
         plain.append(_message(valid_unicode(message["role"]), message["content"]))
     return plain
-
-
-def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
-    """Return how many items two sequences begin with in common."""
-    return sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False)))
 
 
 def _provenance(raw: Mapping[str, Any]) -> Row:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.documents import parse_json
+from reasonrag.core.documents import map_texts, parse_json
 from reasonrag.core.errors import DataError
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.text import one_line
@@ -86,13 +86,9 @@ def _calls(sample: Row) -> Iterator[Row]:
 
 def _attached(value: Any, attachments: Row) -> Any:
     """Return a value with the texts that it refers to."""
-    if isinstance(value, dict):
-        return {key: _attached(item, attachments) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_attached(item, attachments) for item in value]
-    if isinstance(value, str) and value.startswith(_ATTACHED):
-        return attachments[value.removeprefix(_ATTACHED)]
-    return value
+    return map_texts(
+        value, lambda text: attachments[text.removeprefix(_ATTACHED)] if text.startswith(_ATTACHED) else text
+    )
 
 
 def _message(message: Row) -> Row:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reasonrag.core.config import BackendConfig, RetrievalConfig
+from reasonrag.core.documents import map_texts
 from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError, check_files
 from reasonrag.core.http import Retries, Unavailable, is_transient, parse_retry_after, read_body, time_limit
 from reasonrag.core.plugins import make_plugin
@@ -249,7 +250,7 @@ def query_encoder(config: RetrievalConfig) -> SentenceEncoder:
     """Open the model that made the vectors of the passages; `python:...` names a function that returns one."""
     name = needed(config.encoder, config, "retrieval.encoder, the model that made the vectors")
     if name.startswith("python:"):
-        return SentenceEncoder(make_plugin(name.removeprefix("python:"), ("identity", "encode_queries")))
+        return SentenceEncoder(make_plugin(name, ("identity", "encode_queries")))
     return SentenceEncoder(open_text_encoder(EncoderConfig(name=name, device=config.device)))
 
 
@@ -299,16 +300,13 @@ def fill(template: Any, values: Mapping[str, Any]) -> Any:
     >>> fill({"q": "{query}", "site": ["{query} site:org"], "n": "{top_k}"}, {"query": "Jaws", "top_k": 3})
     {'q': 'Jaws', 'site': ['Jaws site:org'], 'n': 3}
     """
-    if isinstance(template, Mapping):
-        return {name: fill(inner, values) for name, inner in template.items()}
-    if isinstance(template, list | tuple):
-        return [fill(inner, values) for inner in template]
-    if not isinstance(template, str):
-        return template
-    names = "|".join(values)
-    if whole := re.fullmatch(rf"\{{({names})\}}", template):
-        return values[whole[1]]
-    return re.sub(rf"\{{({names})\}}", lambda found: str(values[found[1]]), template)
+    named = re.compile(rf"\{{({'|'.join(values)})\}}")
+
+    def filled(text: str) -> Any:
+        whole = named.fullmatch(text)
+        return values[whole[1]] if whole else named.sub(lambda found: str(values[found[1]]), text)
+
+    return map_texts(template, filled)
 
 
 def documents(reply: Any, names: BackendConfig) -> list[tuple[Any, Any, Any]]:
