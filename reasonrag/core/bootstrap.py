@@ -147,7 +147,9 @@ def intervals(
                 # A ratio counts the questions with a denominator above 0, a difference the fewer of both sides.
                 wholes = table[:, start + 1 : end : 2]
                 n = int((wholes > 0).sum(axis=0).min()) if wholes.size else len(table)
-                p = _chance(drawn) if _is_difference(measures[key]) else None
+                measure = measures[key]
+                first = measure.by_seed[0] if isinstance(measure, OverSeeds) else measure
+                p = _chance(drawn) if isinstance(first, Difference) else None
                 mean, low, high = (round(float(value), _DIGITS) for value in (estimate, low, high))
                 found[key] = Interval(mean, low, high, n, p)
     return found
@@ -216,10 +218,6 @@ def _columns(measure: Measure, key: object) -> NDArray[np.float64]:
         if not all(value is None or math.isfinite(value) for value in column):
             raise ValueError(f"a value of {key} is not finite; a missing one has to be None")
     return np.array(columns, dtype=np.float64)
-
-
-def _is_difference(measure: Measure | OverSeeds) -> bool:
-    return isinstance(measure.by_seed[0] if isinstance(measure, OverSeeds) else measure, Difference)
 
 
 def _over_seeds(cell: NDArray[np.float64]) -> NDArray[np.float64]:

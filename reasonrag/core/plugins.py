@@ -17,10 +17,11 @@ from reasonrag.core.errors import ConfigError, ReasonRAGError
 
 
 def import_plugin(path: str) -> Any:
-    """Import the object that `PACKAGE.MODULE:NAME` names; raise ConfigError if that fails.
+    """Import the object that `[python:]PACKAGE.MODULE:NAME` names; raise ConfigError if that fails.
 
     It is looked for where Python looks, then in the working folder.
     """
+    path = path.removeprefix("python:")
     module, _, name = path.partition(":")
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)  # last, so that nothing there is imported in place of what is installed
@@ -29,8 +30,8 @@ def import_plugin(path: str) -> Any:
 
 
 def make_plugin(path: str, members: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
-    """Call what `PACKAGE.MODULE:NAME` names and return what it makes; raise ConfigError if that lacks a member."""
-    make = import_plugin(path)
+    """Call what `import_plugin` imports, and return what it makes; raise ConfigError if that lacks a member."""
+    make, path = import_plugin(path), path.removeprefix("python:")
     with _explained(path, "called", "name a class or function with the parameters that docs/extend.md says"):
         made = make(*args, **kwargs)
     if missing := ", ".join(name for name in members if not hasattr(made, name)):

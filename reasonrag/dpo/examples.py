@@ -120,7 +120,7 @@ def open_examples(
     chat: ChatTemplate,
     *,
     context: int | None,
-    log: Callable[[str], None] | None = None,
+    log: Callable[[str], object] = lambda line: None,
     read: Callable[[str], Preferences] = read_preferences,
 ) -> Examples:
     """Read, check and tokenise `settings.data`; leave out, whole, what is too long.
@@ -147,14 +147,13 @@ def open_examples(
     train = _sample(preferences.train, settings.limit, settings.seed)
     test = _sample(preferences.test, settings.limit, settings.seed)
     kinds = {"train": _kinds(train), "test": _kinds(test)}
-    if log is not None:
-        log(f"{len(train)} {preferences.noun} to train on, {len(test)} held out")
-        if balance := ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()):
-            log(f"kinds of steps to learn: {balance}")
-    if log is not None and str(rules):
+    log(f"{len(train)} {preferences.noun} to train on, {len(test)} held out")
+    if balance := ", ".join(f"{count} {kind}" for kind, count in kinds["train"].items()):
+        log(f"kinds of steps to learn: {balance}")
+    if str(rules):
         log(f"warning: {rules}; all are trained on")
     pairs, encoded = encode([*train, *test], chat, turn_end=settings.turn_end)
-    if log is not None and str(encoded):
+    if str(encoded):
         log(str(encoded))
     splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}
     odd = {"shifted": encoded.shifted, "shared_prompts": len(rules.shared_texts), "noun": preferences.noun}
@@ -183,8 +182,7 @@ def _count(pairs: Sequence[Pair], noun: str) -> dict[str, int]:
 
 
 def _kinds(rows: Iterable[CheckedRow]) -> dict[str, int]:
-    kinds = Counter(row.types[0] for row in rows if row.types[0])
-    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
+    return dict(Counter(row.types[0] for row in rows if row.types[0]).most_common())
 
 
 def _sample(rows: list[CheckedRow], limit: int | None, seed: int) -> list[CheckedRow]:
@@ -215,7 +213,7 @@ def fit(
     settings: PairSettings,
     *,
     context: int | None,
-    log: Callable[[str], None] | None = None,
+    log: Callable[[str], object] = lambda line: None,
     **reported: Any,
 ) -> tuple[dict[str, list[Pair]], LengthReport]:
     """Return the pairs that fit, whole, by split; and the lengths of all.
@@ -244,9 +242,8 @@ def fit(
         limited_by=limited_by,
         **reported,
     )
-    if log is not None:
-        for line in report.lines():
-            log(line)
+    for line in report.lines():
+        log(line)
     for split, members in splits.items():
         if report.share(split) > settings.max_dropped or (split == "train" and not kept[split]):
             raise DataError(_too_long(report, split, max(map(longest, members)), settings, context))

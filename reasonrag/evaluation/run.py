@@ -288,7 +288,7 @@ class Evaluation:
         retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
         async with show(self) if show else contextlib.nullcontext():
             parts = Parts(self.questions, self.retriever, self._formats[name][config.format.name], llm, self._judge, {})
-            await check(parts, begun=folder.begun, wait_s=self.points[name][0][1].run.wait_s)
+            await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
             if self.shard == WHOLE:
                 folder.bind_shards(folder.journal.meta("shards") or 1)
             else:

@@ -57,8 +57,7 @@ def open_format(config: Config, *, warn: bool = True, to_train: bool = False) ->
             f"format {name} is a baseline of the papers, made to be compared with (eval --format {name}); policies "
             f"are trained in one of {', '.join(FORMATS)}"
         )
-    path = name.removeprefix("python:")
-    make = known[name] if name in known else import_plugin(path)
+    make = known[name] if name in known else import_plugin(name)
     options: dict[str, Any] = {}
     if make is ToolCallsFormat:
         options["parser"] = _tool_parser(config)
@@ -67,7 +66,7 @@ def open_format(config: Config, *, warn: bool = True, to_train: bool = False) ->
     elif isinstance(make, type) and issubclass(make, SKRFormat):
         options["neighbours"] = _neighbours(config, make)
     if name not in known:
-        make = partial(make_plugin, path, ("fingerprint", "prompt", "parse"))
+        make = partial(make_plugin, name, ("fingerprint", "prompt", "parse"))
     format: Format = make(
         PromptSet.find(config.format.prompts),
         passage_order=config.retrieval.passage_order,

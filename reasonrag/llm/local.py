@@ -24,7 +24,7 @@ from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.core.watch import Watch, end
 from reasonrag.llm.base import Sampling, public_name
-from reasonrag.llm.chat_template import ChatTemplate, check_folder, loading
+from reasonrag.llm.chat_template import ChatTemplate, loading
 from reasonrag.llm.memory import require_memory
 from reasonrag.llm.prefix_cache import PrefixCache, reusable
 from reasonrag.llm.row_sampling import Row, RowBatch, end_token_ids, inner_model, room_for
@@ -303,7 +303,6 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM
 
-    check_folder(path_or_name)
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ConfigError(f"{dtype!r} is not a dtype; use float32, bfloat16 or float16")
     if device == "cpu" or (device is None and not torch.cuda.is_available()):

@@ -110,7 +110,7 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.2g}".removeprefix("0") + " GB" if size < 1e11 else f"{size / 1e9:,.0f} GB"
 
 
-def loading(path_or_name: str, revision: str | None = None) -> str:
+def size_if_large(path_or_name: str, revision: str | None = None) -> str:
     """Return how large a model is that takes long to load, "" for a small one or where it is not known."""
     weights = weights_of(path_or_name, revision)
     return gigabytes(weights.bytes) if weights is not None and weights.bytes > _LARGE else ""

@@ -8,17 +8,17 @@ batch; float32 makes that rare, not impossible.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason
+from reasonrag.core.watch import end
 from reasonrag.llm.base import cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.weights import first_not_finite
@@ -122,12 +122,6 @@ def _roomy_layer() -> Any:
             return room[:, :, :total]
 
     return RoomyLayer
-
-
-def cut_left(cache: Any, width: int) -> None:
-    """Keep the last `width` columns of a cache."""
-    for layer in cache.layers:
-        layer.keys, layer.values = layer.keys[:, :, -width:], layer.values[:, :, -width:]
 
 
 def sampled_completion(
@@ -302,7 +296,9 @@ class RowBatch:
             cache.reorder_cache(torch.tensor(left, device=self._model.device))
         self._rows = [self._rows[place] for place in left]
         if left and self._prefixes is not None:
-            cut_left(cache, max(len(writing.text_ids) for writing in self._rows) - 1)
+            width = max(len(writing.text_ids) for writing in self._rows) - 1
+            for layer in cache.layers:
+                layer.keys, layer.values = layer.keys[:, :, -width:], layer.values[:, :, -width:]
 
     def _begin(self) -> None:
         """Put the parameters of the rows into tensors."""
@@ -372,8 +368,7 @@ class RowBatch:
         completion = sampled_completion(
             self._chat, row.prompt_ids, writing.token_ids, writing.logprobs, reason, row.stop, model=self._model
         )
-        with contextlib.suppress(InvalidStateError):  # cancelled, or failed by somebody else
-            writing.future.set_result(completion)
+        end([writing.future], value=completion)
 
 
 def words_at(probabilities: Tensor, draws: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, cut_at_stop, overflows_context, public_name
-from reasonrag.llm.chat_template import ChatTemplate, check_folder, loading
+from reasonrag.llm.chat_template import ChatTemplate, loading
 from reasonrag.llm.slots import Slots
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -53,7 +53,6 @@ class VLLMEngine:
             ) from error
         if not current_platform.device_type:
             raise ConfigError("vLLM finds no GPU on this machine; use the transformers backend or a server")
-        check_folder(path_or_name)
         self.name = name or public_name(path_or_name)
         self._chat = ChatTemplate.load(
             path_or_name,

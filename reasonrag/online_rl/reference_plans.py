@@ -137,7 +137,8 @@ class _Work:
         ended = await self._trajectories(question)
         right = [trajectory for trajectory in ended if self._matches(trajectory.answer, question.golden_answers)]
         # One from memory has no step that could be asked of a policy.
-        candidates = [self._candidate(trajectory) for trajectory in right if queries(trajectory)]
+        asked = [(trajectory, queries(trajectory)) for trajectory in right]
+        candidates = [ReferencePlan(self._engine.format.read(tried).plan, steps) for tried, steps in asked if steps]
         if candidates:
             plan = await vote_plan(self._judge, question, candidates)
         elif self._settings.show_answer:
@@ -153,9 +154,6 @@ class _Work:
             "correct": len(right),
             "votes": len(candidates),
         }
-
-    def _candidate(self, trajectory: Trajectory) -> ReferencePlan:
-        return ReferencePlan(self._engine.format.read(trajectory).plan, queries(trajectory))
 
     async def _trajectories(self, question: Question) -> list[Trajectory]:
         """Return the trajectories that could be made.

@@ -68,7 +68,8 @@ def training_rows(
     for group in groups:
         of_steps = step_advantages(group)
         for sample in group.samples:
-            trained = [_is_trained_on(sample, tokens, mask_truncated) for tokens in sample.transcripts]
+            scored = sample.score.value is not None
+            trained = [scored and any(t.mask) and not (t.truncated and mask_truncated) for t in sample.transcripts]
             spread = [over_tokens(sample, tokens, of_steps[sample.index]) for tokens in sample.transcripts]
             extras = token_rewards(sample, trained) if by_token else spread
             for tokens, is_trained, extra in zip(sample.transcripts, trained, extras, strict=True):
@@ -161,10 +162,6 @@ def columns(rows: Sequence[Row], samples: Sequence[Sample]) -> dict[str, list[An
         "env_mask": [list(row.mask) for row in rows],
         REWARD: [sample.score.value for sample in samples],
     }
-
-
-def _is_trained_on(sample: Sample, tokens: Transcript, mask_truncated: bool) -> bool:
-    return sample.score.value is not None and any(tokens.mask) and not (tokens.truncated and mask_truncated)
 
 
 def _check_lengths(sample: Sample, tokens: Transcript) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +29,7 @@ from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore
 from reasonrag.retrieval.encoders import LexicalEncoder, open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward
 from reasonrag.rewards.judge import JudgeService
+from reasonrag.storage.files import short_hash, size_and_digest
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import KNOWN, named_sets, questions_fingerprint, sample_questions
 
@@ -68,7 +67,7 @@ class Task:
     @property
     def content(self) -> str:
         """16 hex digits that change with any of the content."""
-        return hashlib.sha256(json.dumps(self.content_of, sort_keys=True).encode()).hexdigest()[:16]
+        return short_hash(self.content_of)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -148,7 +147,7 @@ def reward_uses(settings: RLSettings, format: Format, *, text_only: bool = False
     reward, has_judge = settings.reward, settings.judge.spec is not None
     if (reward.name == "prm") != (reward.prm.model is not None) and ":" not in reward.name:
         raise ConfigError("--reward prm and --prm go together; give both, or neither")
-    if ":" in reward.name and isinstance(import_plugin(reward.name.removeprefix("python:")), type):
+    if ":" in reward.name and isinstance(import_plugin(reward.name), type):
         # A user's class may be slow to make, and nothing says what it uses.
         return Uses(judge=has_judge, encoder=True, plans=settings.plans is not None)
     if reward.name == "prm":  # a model, which is opened once
@@ -219,7 +218,7 @@ def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, 
     if uses.plans and settings.plans is not None:
         path = named_path(settings.plans)
         try:
-            content["plans"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            content["plans"] = size_and_digest(path)[1][:16]
         except OSError as error:
             raise DataError(
                 f"plans {path} cannot be read ({error.strerror}); name the file that `reasonrag rl plan` wrote"

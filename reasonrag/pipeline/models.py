@@ -19,7 +19,7 @@ from reasonrag.core.plugins import make_plugin
 from reasonrag.core.settings import COMMIT, carried_settings, demo_folder
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import check_chat_template, template_identity
-from reasonrag.llm.memory import loading
+from reasonrag.llm.memory import size_if_large
 from reasonrag.llm.model_folder import adapter_base, model_commit, model_identity
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def open_llm(config: ModelConfig, role: Role, *, beside: LLM | None = None) -> L
     spec, scheme, rest = _parsed(config, role)
     if config.spec is None:
         log.info(f"no --{role} is given: taking the paper's", model=spec)
-    if scheme in ("hf", "vllm") and (size := loading(_expanded(rest), config.revision)):
+    if scheme in ("hf", "vllm") and (size := size_if_large(_expanded(rest), config.revision)):
         log.info("loading the model", model=spec, size=size)
     llm = BACKENDS[scheme](spec if scheme.startswith("http") else rest, config)
     if config.concurrency is None and scheme.startswith("http"):

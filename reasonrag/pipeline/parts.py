@@ -156,10 +156,9 @@ def open_retriever(config: Config, questions: list[Question]) -> Retriever:
 def _open_retriever(config: Config, questions: list[Question]) -> Retriever:
     settings = config.retrieval
     if settings.kind is not None and settings.kind.startswith("python:"):
-        path = settings.kind.removeprefix("python:")
-        found = import_plugin(path)
+        found = import_plugin(settings.kind)
         # A LangChain or LlamaIndex retriever may stand in a module as it is, without a function that returns it.
-        return as_retriever(make_plugin(path, (), config, questions) if callable(found) else found, settings)
+        return as_retriever(make_plugin(settings.kind, (), config, questions) if callable(found) else found, settings)
     if settings.kind == "simulated":
         from reasonrag.pipeline.simulated import SimulatedRetriever
 

@@ -35,7 +35,7 @@ def open_scorer(spec: str) -> StepScorer:
         ConfigError: there is none, or it cannot be loaded.
     """
     if spec.startswith("python:"):
-        made: StepScorer = make_plugin(spec.removeprefix("python:"), ("name", "score", "aclose"))
+        made: StepScorer = make_plugin(spec, ("name", "score", "aclose"))
         return made
     return ProcessRewardModel(named_path(spec))
 

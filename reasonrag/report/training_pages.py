@@ -103,7 +103,8 @@ class _Reward:
         reward = settings.get("reward") or {}
         self.name = reward.get("name")
         self.weights = weights(reward)
-        self.least = _least(reward)
+        # The smallest reward of a trajectory with an answer; None if the components alone determine it.
+        self.least = reward["outcome"].get("answer_present") if self.name == "outcome" else None
         self.settings = list(flat(reward.get(str(self.name).replace("-", "_"), {})))
         self.format = (settings.get("format") or {}).get("name", "")
         self.scale = settings.get("scale_rewards")
@@ -270,11 +271,6 @@ def weights(reward: Mapping[str, Any]) -> dict[str, float]:
         case "when-to-search":
             return {"r_a": 1.0, "r_s": 1.0, "r_f": 1.0}
     return {}
-
-
-def _least(reward: Mapping[str, Any]) -> float | None:
-    """Return the smallest reward of a trajectory with an answer; None if the components alone determine it."""
-    return reward["outcome"].get("answer_present") if reward.get("name") == "outcome" else None
 
 
 def pieces(turn: str, format_name: str) -> list[Piece]:

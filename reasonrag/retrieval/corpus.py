@@ -14,6 +14,7 @@ from reasonrag.core.documents import named_path
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import one_line, quoted, valid_unicode
 from reasonrag.core.types import Passage
+from reasonrag.storage.files import size_and_digest
 from reasonrag.storage.questions import load_questions, paragraph_corpus
 from reasonrag.storage.records import SUFFIXES, Row, raw_rows
 
@@ -257,8 +258,7 @@ def _checksum(files: Sequence[Path], folder: Path | None) -> str:
     digests = []
     for path in files:
         try:
-            with path.open("rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+            digests.append(size_and_digest(path)[1])
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     if folder is None:

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import one_line
+from reasonrag.storage.files import size_and_digest
 
 Pooling = Literal["mean", "cls", "lasttoken"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -122,9 +123,7 @@ class EncoderFiles:
         """Return the SHA-256 over names and bytes of weights, configs, tokenizer and modules."""
         digest = hashlib.sha256()
         for path in _deciding(self.folder):
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.relative_to(self.folder)} {content}\n".encode())
+            digest.update(f"{path.relative_to(self.folder)} {size_and_digest(path)[1]}\n".encode())
         return digest.hexdigest()
 
 

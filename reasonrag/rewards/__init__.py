@@ -37,11 +37,10 @@ def open_reward(settings: RewardSettings, parts: RewardParts) -> Reward:
         ConfigError: there is no reward of that name, it needs a part that is missing, or a function has no known form.
     """
     if ":" in settings.name:
-        path = settings.name.removeprefix("python:")
-        plugin = import_plugin(path)
+        plugin = import_plugin(settings.name)
         if not isinstance(plugin, type):
-            return FunctionReward(plugin, path, parts)
-        reward: Reward = make_plugin(path, ("score",), settings, parts)
+            return FunctionReward(plugin, settings.name.removeprefix("python:"), parts)
+        reward: Reward = make_plugin(settings.name, ("score",), settings, parts)
         return reward
     if settings.name not in REWARDS:
         raise ConfigError(

@@ -25,7 +25,7 @@ from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.core.settings import COMMIT, nearest
 from reasonrag.core.text import quoted
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.memory import free_memory, gigabytes, loading
+from reasonrag.llm.memory import free_memory, gigabytes, size_if_large
 from reasonrag.llm.model_folder import model_commit
 from reasonrag.llm.threads import choose_threads, is_small
 from reasonrag.storage.files import RUNS, save_charts, short_hash, write_json
@@ -259,7 +259,7 @@ class TrainingRun(ABC, Generic[S]):
         train = load_from_disk(str(rows / "train"))
         test = load_from_disk(str(rows / "test")) if (rows / "test").exists() else None
         seconds_before = folders.seconds_before(Path(plan.checkpoint)) if plan.checkpoint else 0.0
-        if size := loading(self.source.base, self.source.revision):
+        if size := size_if_large(self.source.base, self.source.revision):
             self.log(f"loading {self.source.name} ({size})")
         trainer = self.make_trainer(train, test, seconds_before=seconds_before)
         self._warn_of_memory(trainer, train)

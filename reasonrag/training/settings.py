@@ -75,7 +75,7 @@ class PairSettings(TrainSettings):
 
     max_length: int | None = setting(
         None, "maximum tokens of prompt and step; longer examples are dropped, never cut", "--max-length", ge=8
-    )  # the longest pair, within the model's context
+    )
     max_dropped: float = execution(
         0.01, "maximum share of a split that may be dropped as too long", "--max-dropped", ge=0, le=1
     )

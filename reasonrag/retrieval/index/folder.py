@@ -50,9 +50,7 @@ class Plan:
     """Everything that decides the bytes of a part."""
 
     part: Part
-    made_of: Mapping[
-        str, str
-    ]  # fingerprints of other parts by name, name and checksum of a corpus, identity of a model
+    made_of: Mapping[str, str]  # fingerprints of other parts by name, checksums of a corpus, identity of a model
     settings: Mapping[str, Any] = field(default_factory=dict)  # values that JSON can hold
     versions: Mapping[str, str] = field(default_factory=dict)  # of the libraries that write the part
 
@@ -121,10 +119,8 @@ class Draft:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.scratch.mkdir(parents=True)
             write_json(kept, plan.document(), indent=None)
-        for unfinished in (
-            self.folder.rglob("*.tmp") if alone else ()
-        ):  # left by a process that was killed while it wrote
-            unfinished.unlink()
+        for killed in self.folder.rglob("*.tmp") if alone else ():  # left by a process that was killed while it wrote
+            killed.unlink()
 
     @property
     def scratch(self) -> Path:
