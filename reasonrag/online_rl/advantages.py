@@ -8,10 +8,11 @@ from typing import Literal
 
 Baseline = Literal["group", "others"]
 Scale = Literal["group", "none"]
+_EPSILON = 1e-4  # added to a deviation that divides, as TRL adds it
 
 
 def group_advantages(
-    rewards: Sequence[float | None], *, baseline: Baseline = "group", scale: Scale = "group", epsilon: float = 1e-4
+    rewards: Sequence[float | None], *, baseline: Baseline = "group", scale: Scale = "group", epsilon: float = _EPSILON
 ) -> list[float]:
     """Return the `[G]` advantages of one group.
 
@@ -40,23 +41,21 @@ def group_advantages(
     return advantages
 
 
-def advantage_scale(
-    scale: Literal["group", "batch", "none"], rewards: Sequence[float | None], *, epsilon: float = 1e-4
-) -> tuple[Scale, float]:
+def advantage_scale(scale: Literal["group", "batch", "none"], rewards: Sequence[float | None]) -> tuple[Scale, float]:
     """Return `scale` of `group_advantages`, and a divisor of its result, for one of TRL's `scale_rewards`.
 
     Args:
         scale: divide by the deviation of the group, by that of the whole batch, or not at all.
         rewards: the rewards of the whole batch.
-        epsilon: added to the batch's deviation.
 
-    >>> advantage_scale("batch", [1.0, 3.0, None], epsilon=0.0)
-    ('none', 1.4142135623730951)
+    >>> scale, divisor = advantage_scale("batch", [1.0, 3.0, None])
+    >>> scale, round(divisor, 4)
+    ('none', 1.4143)
     """
     if scale != "batch":
         return scale, 1.0
     known = [reward for reward in rewards if reward is not None]
-    return "none", (stdev(known) if len(known) > 1 else 0.0) + epsilon
+    return "none", (stdev(known) if len(known) > 1 else 0.0) + _EPSILON
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], *, gamma: float = 1.0, lam: float = 1.0) -> list[float]:
@@ -82,11 +81,11 @@ def gae(rewards: Sequence[float], values: Sequence[float], *, gamma: float = 1.0
     return advantages[::-1]
 
 
-def has_variance(rewards: Sequence[float | None], *, tolerance: float = 1e-6) -> bool:
+def has_variance(rewards: Sequence[float | None]) -> bool:
     """Return whether any two members differ: a group of equal rewards has no learning signal.
 
     >>> has_variance([1.0, None, 1.0]), has_variance([1.0, 0.5])
     (False, True)
     """
     known = [reward for reward in rewards if reward is not None]
-    return bool(known) and max(known) - min(known) > tolerance
+    return bool(known) and max(known) - min(known) > 1e-6

@@ -39,13 +39,12 @@ class HubCalls:
     Args:
         repo_id: named in every error.
         say: prints a line about every wait.
-        patience_s: seconds that failures may take, summed over all calls.
     """
 
-    def __init__(self, repo_id: str, say: Callable[[str], None], *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, repo_id: str, say: Callable[[str], None]) -> None:
         self._repo_id = repo_id
         self._say = say
-        self._left_s = patience_s
+        self._left_s = PATIENCE_S  # what failures may still take, summed over all calls
 
     def __call__(self, what: str, call: Callable[[], T]) -> T:
         """Return the result of `call`, which must be safe to repeat: it reads, or looks before it acts.
