@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Literal
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Prompt
 from reasonrag.llm.chat_template import ChatTemplate
 
@@ -318,7 +319,7 @@ def _rendered(place: str, render: Callable[[], Any]) -> str:
     try:
         return valid_unicode(str(render()))
     except Exception as error:  # templates may raise anything
-        reason = one_line(str(error))[:120] or type(error).__name__
+        reason = excerpt(str(error), 120) or type(error).__name__
         raise DataError(
             f"{place}: the model's chat template cannot show its messages ({reason}); "
             "change the row, or use a model with another template"

@@ -45,7 +45,7 @@ def render(template: str, **values: Any) -> str:
         return _environment().get_template(template).render(**values)
     except (TemplateError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            f"run.json or training.json holds values of unexpected kinds ({one_line(str(error))[:80]}); it is of "
+            f"run.json or training.json holds values of unexpected kinds ({excerpt(str(error), 80)}); it is of "
             "another version of reasonrag, or was edited"
         ) from error
 
@@ -131,7 +131,7 @@ def merge_card(
         written_checksums = dict(_CHECKSUM.findall(block[1])) if block else {}
         front = comments + to_yaml(_merge_yaml(values, data, written_checksums, is_gone))
     except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise _unreadable(f"its YAML holds values of unexpected kinds ({one_line(str(error))[:80]})") from error
+        raise _unreadable(f"its YAML holds values of unexpected kinds ({excerpt(str(error), 80)})") from error
     checksums = " ".join(f"{name}={_checksum(value)}" for name, value in data.items() if name not in _BY_CONFIG)
     ours = f"<!-- reasonrag:begin {checksums} -->\n{body.strip()}\n<!-- reasonrag:end -->"
     if block:

@@ -10,7 +10,7 @@ from typing import Any
 
 from reasonrag.core.documents import to_yaml
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import one_line
+from reasonrag.core.secrets import excerpt
 from reasonrag.storage.files import write_json
 from reasonrag.training.folder import without_places
 
@@ -35,7 +35,7 @@ def place_json(value: Mapping[str, Any], target: Path) -> None:
     try:
         write_json(target, without_places(value))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{target.name} holds what JSON cannot say ({one_line(str(error))[:80]}); mend it") from error
+        raise DataError(f"{target.name} holds what JSON cannot say ({excerpt(str(error), 80)}); mend it") from error
 
 
 def settings_text(value: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reasonrag.core.errors import RunError
+from reasonrag.core.secrets import excerpt
 from reasonrag.core.text import one_line, printable
 from reasonrag.storage.files import claim_folder, lock, write_text
 from reasonrag.storage.parquet import Row
@@ -207,7 +208,7 @@ def reading(file: Path) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {one_line(str(error))}"
+        reason = f"{type(error).__name__}: {excerpt(str(error))}"
         raise RunError(
             f"{file} does not have the layout of this version of reasonrag ({reason}); it is damaged or was written by "
             "another version"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.settings import validate
-from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage
 from reasonrag.retrieval.base import LocalRetriever
 from reasonrag.retrieval.encoder_models import POOLINGS, find_files
@@ -81,7 +81,7 @@ class DenseRetriever(LocalRetriever):
             vectors = self._encoder.encode_queries(unique_queries)
             scores, rows = self._vectors.search(vectors, min(top_k, self._vectors.rows))
         except (RuntimeError, MemoryError) as error:
-            raise RetrievalError(f"dense search failed ({one_line(str(error))[-200:]})", cause="search") from error
+            raise RetrievalError("dense search failed", quoting=error, cause="search") from error
         rankings: dict[str, tuple[Passage, ...]] = {}
         for query, query_scores, query_rows in zip(unique_queries, scores, rows, strict=True):
             best = [(int(row), float(score)) for row, score in zip(query_rows, query_scores, strict=True) if row >= 0]

@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 
 from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.text import one_line
 from reasonrag.storage.files import size_and_digest
 
 Pooling = Literal["mean", "cls", "lasttoken"]
@@ -112,7 +111,7 @@ class EncoderFiles:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise ConfigError(f"encoder {self.name!r}: {name} cannot be read ({one_line(str(error))[:200]})") from error
+            raise ConfigError(f"encoder {self.name!r}: {name} cannot be read", quoting=error) from error
         return document if isinstance(document, dict) else {}
 
     def has_modules(self) -> bool:
@@ -148,10 +147,8 @@ def find_files(name_or_path: str, *, revision: str | None = None) -> EncoderFile
     except HFValidationError as error:
         raise ConfigError(f"encoder {name_or_path!r} cannot be loaded: no such folder, and no Hub id") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = one_line(str(error))[:200]
-        raise ConfigError(
-            f"encoder {name_or_path!r} cannot be loaded: it is no folder, and the Hub does not give it ({reason})"
-        ) from error
+        what = f"encoder {name_or_path!r} cannot be loaded: it is no folder, and the Hub does not give it"
+        raise ConfigError(what, quoting=error) from error
     return EncoderFiles(snapshot, name_or_path, snapshot.name)
 
 
@@ -183,4 +180,4 @@ def loading(model: str) -> Iterator[None]:
     try:
         yield
     except raised as error:
-        raise ConfigError(f"{model} cannot be loaded ({one_line(str(error))[:200]})") from error
+        raise ConfigError(f"{model} cannot be loaded", quoting=error) from error

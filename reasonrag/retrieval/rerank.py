@@ -9,7 +9,7 @@ from typing import Protocol
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.plugins import trusted
-from reasonrag.core.text import one_line, valid_unicode
+from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Passage, as_finite
 from reasonrag.core.watch import Worker
 from reasonrag.retrieval.base import Retriever
@@ -117,7 +117,7 @@ class RerankedRetriever:
         try:
             scores = self._reranker.score(query, passages)
         except (RuntimeError, MemoryError) as error:
-            raise RetrievalError(f"the reranker failed ({one_line(str(error))[-200:]})", cause="rerank") from error
+            raise RetrievalError("the reranker failed", quoting=error, cause="rerank") from error
         bad = [as_finite(score) for score in scores].count(None)
         if bad or len(scores) != len(passages):
             raise RetrievalError(

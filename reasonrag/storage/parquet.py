@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.core.text import one_line
+from reasonrag.core.secrets import excerpt
 from reasonrag.storage.files import fsync_folder, naming, writing
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
             yield file
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also a damaged name that is no UTF-8
         raise DataError(
-            f"{path.name} cannot be read ({one_line(str(error))[:200]}); it is damaged or not Parquet; write pairs "
+            f"{path.name} cannot be read ({excerpt(str(error), 200)}); it is damaged or not Parquet; write pairs "
             "again with `reasonrag pairs`, trees with the same build-tree command"
         ) from error
 

@@ -12,7 +12,8 @@ from typing import IO, Any
 
 from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import one_line, quoted, valid_unicode
+from reasonrag.core.secrets import excerpt
+from reasonrag.core.text import quoted, valid_unicode
 
 CALLS = "calls.jsonl"  # of a recording
 NO_OBJECT = "not a JSON object with each key once"
@@ -43,7 +44,7 @@ def raw_rows(path: Path, start: int = 0) -> Generator[Row, None, int]:
     except FileNotFoundError:
         raise DataError(f"{path}: file not found; check its name and folder") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise DataError(f"{path}: cannot be read ({one_line(str(error))}); is the file complete?") from error
+        raise DataError(f"{path}: cannot be read ({excerpt(str(error))}); is the file complete?") from error
 
 
 def _jsonl_rows(path: Path, start: int) -> Generator[Row, None, int]:
@@ -112,7 +113,7 @@ def _json_rows(path: Path, start: int) -> Generator[Row, None, int]:
             f"{path}: not JSON at line {error.lineno} ({error.msg}); a file of one object per line is .jsonl"
         ) from None
     except ValueError as error:
-        raise DataError(f"{path}: not JSON ({one_line(str(error))})") from None
+        raise DataError(f"{path}: not JSON", quoting=error) from None
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds one JSON {type(rows).__name__}; a list of rows is needed")
     yield from enumerate(rows[start:], start + 1)
@@ -137,7 +138,7 @@ def _parquet_rows(path: Path, start: int) -> Generator[Row, None, int]:
                         if number > start:
                             yield number, row
     except (pa.ArrowException, OverflowError, ValueError) as error:  # as for text that is no UTF-8
-        raise DataError(f"{path}: not a readable Parquet file ({one_line(str(error))})") from None
+        raise DataError(f"{path}: not a readable Parquet file", quoting=error) from None
     return number
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from reasonrag.core.documents import map_texts, parse_json
 from reasonrag.core.errors import DataError
-from reasonrag.core.secrets import redact_data
-from reasonrag.core.text import one_line
+from reasonrag.core.secrets import excerpt, redact_data
 from reasonrag.publish.exchange.exporters import output, write_json_lines
 from reasonrag.storage.records import CALLS
 
@@ -49,7 +48,7 @@ def import_inspect(source: Path, out: Path) -> dict[str, int]:
             calls += _calls(sample)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{source} is no log of inspect_ai in JSON ({type(error).__name__}: {one_line(str(error))[:80]}); "
+            f"{source} is no log of inspect_ai in JSON ({type(error).__name__}: {excerpt(str(error), 80)}); "
             "`inspect log dump FILE.eval > FILE.json` writes one"
         ) from error
     if not calls:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from reasonrag.core.errors import DataError
-from reasonrag.core.text import one_line
+from reasonrag.core.secrets import excerpt
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.embeddings import remember_location
 from reasonrag.retrieval.index.faiss_search import INDEX, FaissSearch, read_index
@@ -90,7 +90,7 @@ def _check_vectors(path: Path, search: FaissSearch, store: PassageStore, encoder
         stored = np.stack([search.vector(row) for row in rows])
     except RuntimeError as error:
         raise DataError(
-            f"{path} does not give its vectors back ({one_line(str(error))[-200:]}), so they cannot be checked; build "
+            f"{path} does not give its vectors back ({excerpt(str(error))}), so they cannot be checked; build "
             "them again"
         ) from error
     cosines = (stored * expected).sum(axis=1) / np.maximum(np.linalg.norm(stored, axis=1), 1e-12)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.text import one_line
+from reasonrag.core.secrets import excerpt
 from reasonrag.retrieval.index.embeddings import Embeddings, Vectors
 
 Rows = NDArray[np.int64]
@@ -188,7 +188,7 @@ def read_index(path: Path) -> Any:
         # Each flag maps one sort of index and reads all others into memory.
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if kind in _CODES else faiss.IO_FLAG_MMAP)
     except (RuntimeError, OSError) as error:
-        raise DataError(f"{path} cannot be read as a FAISS index ({one_line(str(error))[-200:]})") from error
+        raise DataError(f"{path} cannot be read as a FAISS index", quoting=error) from error
 
 
 def on_gpus(index: Any) -> Any:
@@ -208,7 +208,7 @@ def on_gpus(index: Any) -> Any:
         return faiss.index_cpu_to_all_gpus(index, co=options)
     except RuntimeError as error:
         raise ConfigError(
-            f"vectors of kind {type(index).__name__} cannot be on GPUs ({one_line(str(error))[-200:]}); build flat or "
+            f"vectors of kind {type(index).__name__} cannot be on GPUs ({excerpt(str(error))}); build flat or "
             "ivf ones, or leave out gpu"
         ) from error
 
