@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from benchmarks.table import Table, options
 from benchmarks.virtual_time import run
 from reasonrag.core.config import SearchConfig, ValueConfig
+from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, Passage, Prompt, Question
 from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.formats import ReasonRAGFormat
-from reasonrag.llm.base import Sampling
-from reasonrag.llm.slots import Slots
+from reasonrag.llm.base import Sampling, caller
 from reasonrag.mcts import Tree, TreeSearch
 from reasonrag.pipeline.admission import work_through
 from reasonrag.pipeline.build import tree_rows
@@ -58,7 +58,7 @@ class StubEngine:
         else:
             text = f"<query>{draw.random():.6f}</query>"
         service_s = 0.1 + 0.02 * tokens
-        async with self.slots.request():
+        async with self.slots.request(caller.get().priority):
             self.service_s.append(service_s)
             async with self._engine:
                 await asyncio.sleep(service_s)

@@ -30,6 +30,7 @@ from reasonrag.core import event_loop
 from reasonrag.core.config import Config, ModelConfig, ValueConfig
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
 from reasonrag.core.settings import carried_settings
+from reasonrag.core.slots import SlotCounts
 from reasonrag.core.text import Rules, normalize_answer
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging
@@ -40,7 +41,6 @@ from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
 from reasonrag.formats import Format, PromptSet, open_format
 from reasonrag.llm.base import LLM, Caller, StepScorer, caller
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.slots import SlotCounts
 from reasonrag.pipeline.admission import work_through
 from reasonrag.pipeline.build import count_calls
 from reasonrag.pipeline.models import check_llm, commits, open_llm

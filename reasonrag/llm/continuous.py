@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from reasonrag.core.errors import ConfigError, LLMError, RunError
+from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, FinishReason, Prompt
-from reasonrag.llm.base import LLM, Sampling, cut_at_stop
+from reasonrag.llm.base import LLM, Sampling, caller, cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.row_sampling import end_token_ids, inner_model, room_for, sampled_completion, tail_length
-from reasonrag.llm.slots import Slots
 
 # Layers whose cache transformers can page; any other kind ends its thread at the first request.
 _PAGED = frozenset({"full_attention", "sliding_attention"})
@@ -117,7 +117,7 @@ class ContinuousLLM:
         except Exception as error:
             raise self._failure("refused", f"{type(error).__name__}: {error}") from error
         max_tokens = min(sampling.max_tokens, room_for(self.name, prompt_ids, loan.context))
-        async with self.slots.request(), loan.turn(sampling):
+        async with self.slots.request(caller.get().priority), loan.turn(sampling):
             try:
                 manager = loan.manager(sampling)
             except Exception as error:

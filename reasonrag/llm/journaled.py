@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from reasonrag.core.secrets import redact_data
+from reasonrag.core.slots import Request, SlotCounts, Slots, answered
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, caller
-from reasonrag.llm.slots import Request, SlotCounts, Slots, answered
 from reasonrag.storage.journal import Journal
 
 _WITHOUT_SLOTS = 32  # requests in flight, if neither engine nor settings say how many
@@ -82,7 +82,7 @@ class JournaledLLM:
         kept: list[Request] = []
         token = answered.set(kept)
         try:
-            async with self._own():
+            async with self._own(caller.get().priority):
                 reply = await self.inner.complete(prompt, sampling)
             return await self._store(key, question, reply)
         finally:

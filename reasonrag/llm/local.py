@@ -21,14 +21,14 @@ from typing import Any
 import structlog
 
 from reasonrag.core.errors import ConfigError, LLMError, RunError
+from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.core.watch import Watch, end
-from reasonrag.llm.base import Sampling, public_name
+from reasonrag.llm.base import Sampling, caller, public_name
 from reasonrag.llm.chat_template import ChatTemplate, loading
 from reasonrag.llm.memory import require_memory
 from reasonrag.llm.prefix_cache import PrefixCache, reusable
 from reasonrag.llm.row_sampling import Row, RowBatch, end_token_ids, inner_model, room_for
-from reasonrag.llm.slots import Slots
 from reasonrag.llm.threads import choose_threads, is_small
 
 log = structlog.get_logger()
@@ -164,7 +164,7 @@ class TransformersLLM:
                 `engine` (any other failure of generation), `stalled` (the worker stands still) or `closed`.
             RunError: the model's probabilities are NaN.
         """
-        async with self.slots.request():
+        async with self.slots.request(caller.get().priority):
             if self._closed.is_set():
                 raise self._closed_error()
             futures: list[Future[Completion]] = [self._watch.add(Future()) for _ in range(sampling.n)]

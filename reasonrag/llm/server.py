@@ -14,6 +14,7 @@ from typing import Literal
 import aiohttp
 import structlog
 
+from reasonrag.core.addresses import Address, Addresses
 from reasonrag.core.errors import ConfigError, LLMError, check_files
 from reasonrag.core.http import (
     Away,
@@ -26,9 +27,9 @@ from reasonrag.core.http import (
     read_body,
     time_limit,
 )
+from reasonrag.core.slots import Request
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.core.watch import Worker
-from reasonrag.llm.addresses import Address, Addresses
 from reasonrag.llm.base import Sampling, caller, overflows_context, public_name
 from reasonrag.llm.openai_wire import (
     MOST_TOKENS,
@@ -41,7 +42,6 @@ from reasonrag.llm.openai_wire import (
     readable,
     rejected_parameter,
 )
-from reasonrag.llm.slots import Request
 
 log = structlog.get_logger()
 
@@ -210,7 +210,7 @@ class ServerLLM:
         hello = prompt, await self._encoded(prompt), Sampling(temperature=0, max_tokens=1)
         for last in (False, True):  # a server that fails to list its models may close the connection, too
             try:
-                async with address.slots.request() as request:
+                async with address.slots.request(caller.get().priority) as request:
                     await self._retried(address.url, request, *hello)
                 return None
             except Away:
@@ -303,7 +303,7 @@ class ServerLLM:
 
     async def _request(self, prompt: Prompt, encoded: Encoded, sampling: Sampling) -> list[Completion]:
         """Send one request until it is answered, refused or out of time."""
-        request = self._addresses.all[0].slots.request()
+        request = self._addresses.all[0].slots.request(caller.get().priority)
         while True:
             address = self._addresses.choose(caller.get().question)
             request.slots = address.slots

@@ -8,10 +8,10 @@ from typing import Any
 
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.secrets import excerpt
+from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, FinishReason, Prompt
-from reasonrag.llm.base import Sampling, cut_at_stop, overflows_context, public_name
+from reasonrag.llm.base import Sampling, caller, cut_at_stop, overflows_context, public_name
 from reasonrag.llm.chat_template import ChatTemplate, loading
-from reasonrag.llm.slots import Slots
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -98,7 +98,7 @@ class VLLMEngine:
         final: Any = None
         try:
             tokens = {"prompt_token_ids": list(self._chat.token_ids(prompt))}
-            async with self.slots.request():
+            async with self.slots.request(caller.get().priority):
                 async for output in self._engine.generate(tokens, params, uuid.uuid4().hex):
                     final = output
         except Exception as error:

@@ -8,8 +8,8 @@ import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
+from reasonrag.core.slots import SlotCounts
 from reasonrag.core.watch import STALL_S, progressing
-from reasonrag.llm.slots import SlotCounts
 from reasonrag.rollout import gather_all
 
 T = TypeVar("T")

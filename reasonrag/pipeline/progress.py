@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.http import RETRIES
+from reasonrag.core.slots import SlotCounts
 from reasonrag.core.text import duration, one_line, pace
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.slots import SlotCounts
 
 _RECENT_S = 60.0  # the pace of the calls is that of the last minute
 _SUMMED = ("done", "failed", "done_before", "planned", "iterations", "begun")  # over processes

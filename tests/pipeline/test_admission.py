@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from reasonrag.llm.slots import Slots
+from reasonrag.core.slots import Slots
 from reasonrag.pipeline.admission import work_through
 
 

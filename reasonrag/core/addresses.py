@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from reasonrag.core.http import Away
-from reasonrag.llm.slots import AllSlots, SlotCounts, Slots
+from reasonrag.core.slots import AllSlots, SlotCounts, Slots
 
 log = structlog.get_logger()
 

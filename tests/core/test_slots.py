@@ -12,16 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from benchmarks.virtual_time import run as run_virtually
+from reasonrag.core.addresses import Addresses
 from reasonrag.core.errors import Interrupted
 from reasonrag.core.http import Away
-from reasonrag.llm.addresses import Addresses
-from reasonrag.llm.base import Caller, caller
-from reasonrag.llm.slots import Slots
+from reasonrag.core.slots import Slots
 
 
 async def hold(slots: Slots, seconds: float, priority: int = 0, log: list[int] | None = None) -> None:
-    caller.set(Caller("", priority))
-    async with slots.request():
+    async with slots.request(priority):
         if log is not None:
             log.append(priority)
         await asyncio.sleep(seconds)
@@ -220,9 +218,9 @@ def test_a_request_that_an_engine_dies_of_does_not_hold_up_the_others():
     async def main():
         loop, slots, dies_until, answered = asyncio.get_running_loop(), Slots(4), 0.0, []
 
-        async def ask(name: str) -> None:
+        async def ask(name: str, priority: int = 0) -> None:
             nonlocal dies_until
-            request = slots.request()
+            request = slots.request(priority)
             while request.lost <= 8 and loop.time() < 600.0:  # the patience of a run
                 try:
                     async with request:
@@ -236,10 +234,7 @@ def test_a_request_that_an_engine_dies_of_does_not_hold_up_the_others():
                 except Away:
                     pass
 
-        caller.set(Caller("", -1))
-        poison = asyncio.create_task(ask("poison"))
-        caller.set(Caller("", 0))
-        await asyncio.gather(poison, *(ask("sane") for _ in range(20)))
+        await asyncio.gather(ask("poison", -1), *(ask("sane") for _ in range(20)))
         return answered
 
     assert run_virtually(main()) == ["sane"] * 20

@@ -12,7 +12,6 @@ from types import TracebackType
 
 from reasonrag.core.http import Away, backoff
 from reasonrag.core.watch import beat
-from reasonrag.llm.base import caller
 
 START, LARGEST = 64, 1024
 """Requests in flight while nothing is known of an engine, and the most that are tried without being told."""
@@ -35,7 +34,7 @@ answered: ContextVar[list[Request] | None] = ContextVar("answered", default=None
 
 
 class Slots:
-    """A bounded number of requests at one engine; the others wait, ordered by `Caller.priority` and arrival.
+    """A bounded number of requests at one engine; the others wait, ordered by priority and arrival.
 
     While the engine is away (`Away`), one request at a time finds out whether it is back, and the others wait. It is
     away once it has lost three requests in a row. Time is the running loop's. It works in one event loop after another.
@@ -81,9 +80,9 @@ class Slots:
         now = asyncio.get_running_loop().time()
         return self.away_since is not None and not self.waiting and self._has_room(now)
 
-    def request(self) -> Request:
-        """Return a context manager that holds a slot while its block runs."""
-        return Request(self)
+    def request(self, priority: int = 0) -> Request:
+        """Return a context manager that holds a slot while its block runs. The lowest `priority` waits least."""
+        return Request(self, priority)
 
     def drain(self, error: Exception) -> None:
         """Let the requests that hold a slot end; raise `error` in the others, and in later ones."""
@@ -110,7 +109,7 @@ class Slots:
             turn = loop.create_future()
             self._arrivals += 1
             # A request that has failed waits behind the others: it may be what the engine dies of.
-            heapq.heappush(self._queue, (request.failures, caller.get().priority, self._arrivals, turn))
+            heapq.heappush(self._queue, (request.failures, request.priority, self._arrivals, turn))
             self.waiting += 1
             try:
                 request.probes = await turn
@@ -214,6 +213,7 @@ class Request:
 
     Attributes:
         slots: those that it waits for.
+        priority: of two that wait, the one with the lower number is first.
         tokens: what the reply weighs in measurements of throughput.
         probes: whether the engine was away when the request got its slot.
         failures: how often the engine lost it, or was away.
@@ -224,6 +224,7 @@ class Request:
     """
 
     slots: Slots
+    priority: int = 0
     tokens: int = 1
     probes: bool = False
     failures: int = 0
