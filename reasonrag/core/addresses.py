@@ -1,16 +1,19 @@
-"""Several servers of one model: a question stays at one of them, and one that dies is left out until it is back."""
+"""Equal servers: a question may stay at one of them, and one that dies is left out until it is back."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
 
-from reasonrag.core.http import Away
-from reasonrag.core.slots import AllSlots, SlotCounts, Slots
+from reasonrag.core.errors import BackendError
+from reasonrag.core.http import Unavailable
+from reasonrag.core.secrets import redact
+from reasonrag.core.slots import AllSlots, Request, SlotCounts, Slots
 
 log = structlog.get_logger()
 
@@ -23,7 +26,7 @@ class Address:
     """A server, and the requests in flight at it.
 
     Attributes:
-        url: address without a slash at its end.
+        url: address.
         announced: whether the console says that the server is away.
     """
 
@@ -39,22 +42,45 @@ class Addresses:
         slots: those of all servers.
     """
 
-    def __init__(self, urls: Sequence[str], concurrency: int | None, *, patience_s: float, name: str) -> None:
-        """Take servers that all have the same model.
+    def __init__(
+        self, urls: Sequence[str], concurrency: int | None, *, patience_s: float, name: str, error: type[BackendError]
+    ) -> None:
+        """Take servers that all answer the same.
 
         Args:
             urls: addresses.
             concurrency: requests in flight at each of them; None finds out (`Slots`).
             patience_s: seconds to wait while none of them answers.
-            name: of the model, for messages.
+            name: of what is asked, for messages.
+            error: raised in all requests that wait, once patience ends.
         """
-        self.all = [Address(url.rstrip("/"), Slots(concurrency)) for url in urls]
+        self.all = [Address(url, Slots(concurrency)) for url in urls]
         self.slots = _together(self.all)
         self._patience_s = patience_s
         self._name = name
+        self._error = error
         self._homes: OrderedDict[str, Address] = OrderedDict()
 
-    def choose(self, question: str) -> Address:
+    @asynccontextmanager
+    async def serving(self, request: Request, question: str = "") -> AsyncIterator[str]:
+        """Choose a server for a request, wait for a slot there, and yield the address; what waits may go elsewhere.
+
+        Raises:
+            Unavailable: by the block, or another request found that the server is away; ask again.
+            BackendError: no server has answered for `patience_s`, or they all ask to wait for longer.
+        """
+        address = self._choose(question)
+        request.slots = address.slots
+        try:
+            async with request:
+                yield address.url
+        except Unavailable as failure:
+            self._lost(address, failure)
+            raise
+        if address.announced:
+            self._announce(address, "the server answers again", away=False)
+
+    def _choose(self, question: str) -> Address:
         """Return the address of a question's next request: its last one, or else the one with the most free slots."""
         if len(self.all) == 1:
             return self.all[0]
@@ -64,6 +90,8 @@ class Addresses:
             # A request now and then finds out whether a server is back.
             due = [address for address in self.all if address.slots.may_probe()]
             home = due[0] if due else min(answering or self.all, key=_load)
+            self.all.remove(home)  # equal ones take turns: `min` takes the first
+            self.all.append(home)
         if question:
             self._homes[question] = home
             self._homes.move_to_end(question)
@@ -71,35 +99,28 @@ class Addresses:
                 self._homes.popitem(last=False)
         return home
 
-    def lost(self, address: Address, failure: Away) -> bool:
-        """Note that an address is away; return whether to go on, there or at another address.
-
-        What waits there goes elsewhere if there is a server that answers, and ends if none has for `patience_s`.
-        """
+    def _lost(self, address: Address, failure: Unavailable) -> None:
+        """Note that a server lost a request. If it is away, what waits there goes elsewhere, or ends with patience."""
         if address.slots.away_since is None:  # it lost this request alone
-            return True
-        silent_s = self._silent_s()
-        if silent_s is None:
+            return
+        away_since = [address.slots.away_since for address in self.all if address.slots.away_since is not None]
+        if len(away_since) < len(self.all):
             self._announce(address, "a server does not answer; the others take its requests")
-        elif silent_s >= _SILENT_S:
+            address.slots.turn_away(type(failure)(str(failure), cause=failure.cause, counts=False))
+            return
+        now = asyncio.get_running_loop().time()
+        silent_s = now - max(away_since)
+        if silent_s >= _SILENT_S:
             waiting = f"the server has not answered for {silent_s:.0f} s; waiting up to {self._patience_s:g} s"
             self._announce(address, waiting)
-        if silent_s is None:
-            address.slots.turn_away(failure)
-            return True
-        now = asyncio.get_running_loop().time()
         due = min(address.slots.probe_at for address in self.all)  # a server may have said when it is back
         if silent_s + due - now < self._patience_s:
-            return True
+            return
+        error = self._error(f"{self._name}: {failure}", cause=failure.cause)
         for address in self.all:
             address.slots.probe_at = now  # a later request asks, and does not wait for longer than these did
-            address.slots.turn_away(failure)
-        return False
-
-    def answered(self, address: Address) -> None:
-        """Note that an address answers."""
-        if address.announced:
-            self._announce(address, "the server answers again", away=False)
+            address.slots.turn_away(error)
+        raise error from failure
 
     def share(self, other: Addresses) -> None:
         """Count requests together with those of another model at the addresses that both have: it is one engine."""
@@ -111,14 +132,7 @@ class Addresses:
         """Say once that a server is away, or back."""
         if address.announced != away:
             address.announced = away
-            log.warning(message, llm=self._name, url=address.url)
-
-    def _silent_s(self) -> float | None:
-        """Return how long none of the servers has answered; None while one does."""
-        since = [address.slots.away_since for address in self.all]
-        if None in since:
-            return None
-        return asyncio.get_running_loop().time() - max(time for time in since if time is not None)
+            log.warning(message, name=self._name, url=redact(address.url.partition("?")[0]))
 
 
 def _together(addresses: Sequence[Address]) -> SlotCounts:
@@ -126,4 +140,5 @@ def _together(addresses: Sequence[Address]) -> SlotCounts:
 
 
 def _load(address: Address) -> float:
-    return (address.slots.in_flight + address.slots.waiting) / address.slots.limit
+    # Of several that answer, one that fails some requests gets fewer.
+    return (address.slots.in_flight + address.slots.waiting + address.slots.losses) / address.slots.limit

@@ -60,18 +60,11 @@ class Unavailable(Exception):
         self.counts = counts
 
 
-class Away(Exception):
-    """A server is not there, or says that it does not serve at present: it restarts, or its machine is gone.
+class Away(Unavailable):
+    """A server is not there, or says that it does not serve at present: no matter for `Retries`, but for `Addresses`.
 
-    Attributes:
-        retry_after_s: seconds that the server asked to wait, or None if it did not say.
-        reached: whether the request had come to the server, which may have died of it.
+    It counts if the request had come to the server, which may have died of it.
     """
-
-    def __init__(self, message: str, *, retry_after_s: float | None = None, reached: bool = True) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-        self.reached = reached
 
 
 @dataclass(kw_only=True)
@@ -129,7 +122,7 @@ class Retries:
 
     def _next_wait(self, error: Exception) -> float | bool:
         """Return the seconds until the next attempt, or False if there is none: stamina's backoff hook."""
-        if not isinstance(error, Unavailable):
+        if not isinstance(error, Unavailable) or isinstance(error, Away):
             return False
         self.last = error
         self.failures += 1
@@ -138,7 +131,7 @@ class Retries:
             wait_s = self.wait_s(self.failures)
         else:
             wait_s = (error.retry_after_s or 0.0) + backoff(self.failures, self.first_wait_s, _LONGEST_WAIT_S)
-        if self._counted > self.max_retries or wait_s >= self.left_s:
+        if self._counted > self.max_retries or wait_s >= self._ends_at - time.monotonic():
             return False
         RETRIES[error.cause] += 1
         return wait_s

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 
-from reasonrag.core.http import Away, backoff
+from reasonrag.core.http import Unavailable, backoff
 from reasonrag.core.watch import beat
 
 START, LARGEST = 64, 1024
@@ -36,13 +36,14 @@ answered: ContextVar[list[Request] | None] = ContextVar("answered", default=None
 class Slots:
     """A bounded number of requests at one engine; the others wait, ordered by priority and arrival.
 
-    While the engine is away (`Away`), one request at a time finds out whether it is back, and the others wait. It is
-    away once it has lost three requests in a row. Time is the running loop's. It works in one event loop after another.
+    While the engine is away, one request at a time finds out whether it is back, and the others wait. It is away once
+    it has lost three requests in a row (`Unavailable`). Time is the running loop's. It works in one loop after another.
 
     Attributes:
         in_flight: requests that hold a slot.
         waiting: requests that wait for one.
         away_since: the loop's time at which the engine went away, and later by each stop of this process; None before.
+        losses: requests that the engine has lost since it answered one.
         probe_at: the loop's time at which an engine that is away is asked next.
     """
 
@@ -56,7 +57,7 @@ class Slots:
         self._queue: list[tuple[int, int, int, asyncio.Future[bool]]] = []
         self._arrivals = 0
         self._drained_by: Exception | None = None
-        self._losses = 0  # since it answered
+        self.losses = 0
         self._probing = False  # whether a request is at an engine that was away when it was sent
         self._probes = 0
         self.probe_at = 0.0
@@ -111,6 +112,8 @@ class Slots:
             # A request that has failed waits behind the others: it may be what the engine dies of.
             heapq.heappush(self._queue, (request.failures, request.priority, self._arrivals, turn))
             self.waiting += 1
+            if self.away_since is not None:  # the timer of the last failure may have ended with its event loop
+                loop.call_at(self.probe_at, self._admit)
             try:
                 request.probes = await turn
             except asyncio.CancelledError as error:
@@ -132,11 +135,11 @@ class Slots:
         if request.probes:
             self._probing = False
         if error is None:
-            self._losses = 0
+            self.losses = 0
             beat()
         # Not if there was no answer in time, or nobody waits for it any more.
         answers = error is None or not (request.refused or isinstance(error, asyncio.CancelledError))
-        if isinstance(error, Away):
+        if isinstance(error, Unavailable):
             self._lose(now, request, error)
             loop.call_at(max(self.probe_at, now), self._admit)
         elif self.away_since is not None and answers:
@@ -161,11 +164,11 @@ class Slots:
         self._finder.refused(asyncio.get_running_loop().time(), self.in_flight, request)
         request.refused = True
 
-    def _lose(self, now: float, request: Request, failure: Away) -> None:
+    def _lose(self, now: float, request: Request, failure: Unavailable) -> None:
         request.failures += 1
-        request.lost += failure.reached and not request.probes
-        self._losses += 1
-        if self.away_since is None and failure.retry_after_s is None and self._losses < 3:
+        request.lost += failure.counts and not request.probes
+        self.losses += 1
+        if self.away_since is None and failure.retry_after_s is None and self.losses < 3:
             return  # it may have lost this request alone
         if self.away_since is None:
             self.away_since, self._probes = now, 0

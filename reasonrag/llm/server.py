@@ -147,7 +147,8 @@ class ServerLLM:
         self._headers = bearer_header(api_key, "the API key")
         self._timeout_s = timeout_s
         self._max_retries = max_retries
-        self._addresses = Addresses(urls, concurrency, patience_s=patience_s, name=self.name)
+        urls = [url.rstrip("/") for url in urls]
+        self._addresses = Addresses(urls, concurrency, patience_s=patience_s, name=self.name, error=LLMError)
         self.slots = self._addresses.slots
         self._backoff_s = backoff_s
         # A long prompt takes a millisecond to encode, mostly without the interpreter's lock; a tokenizer that is asked
@@ -305,17 +306,12 @@ class ServerLLM:
         """Send one request until it is answered, refused or out of time."""
         request = self._addresses.all[0].slots.request(caller.get().priority)
         while True:
-            address = self._addresses.choose(caller.get().question)
-            request.slots = address.slots
             try:
-                async with request:
-                    replies = await self._retried(address.url, request, prompt, encoded, sampling)
+                async with self._addresses.serving(request, caller.get().question) as url:
+                    return await self._retried(url, request, prompt, encoded, sampling)
             except Away as failure:
-                if not self._addresses.lost(address, failure) or request.lost > self._max_retries:
-                    raise LLMError(f"{self.name}: {failure}", cause="unreachable") from failure
-            else:
-                self._addresses.answered(address)
-                return replies
+                if request.lost > self._max_retries:
+                    raise LLMError(f"{self.name}: {failure}", cause=failure.cause) from failure
 
     async def _retried(
         self, url: str, request: Request, prompt: Prompt, encoded: Encoded, sampling: Sampling
@@ -324,6 +320,8 @@ class ServerLLM:
         try:
             async with time_limit(self._timeout_s):
                 return await retries.run_async(partial(self._send, url, request, prompt, encoded, sampling))
+        except Away:
+            raise
         except Unavailable as failure:
             message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
             raise LLMError(message, cause=failure.cause) from failure
@@ -349,7 +347,7 @@ class ServerLLM:
         except (aiohttp.ClientError, OSError) as error:
             check_files(error)
             message = f"{type(error).__name__}: {self._shown(str(error).encode())}"
-            raise Away(message, reached=not isinstance(error, _NOT_CONNECTED)) from error
+            raise Away(message, counts=not isinstance(error, _NOT_CONNECTED)) from error
         if status == 200:
             try:
                 completions = self._wire.completions(raw, prompt, sampling, body.get("prompt"))

@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 
 from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.addresses import Addresses
-from reasonrag.core.errors import Interrupted
+from reasonrag.core.errors import Interrupted, LLMError
 from reasonrag.core.http import Away
 from reasonrag.core.slots import Slots
 
@@ -257,22 +258,38 @@ def test_requests_that_wait_are_told_of_a_stop():
     run_virtually(main())
 
 
+def test_an_engine_that_was_away_in_one_event_loop_is_asked_in_the_next():
+    async def main(failing: bool) -> None:
+        for _ in range(3 if failing else 1):
+            with suppress(Away):
+                async with asyncio.timeout(60), slots.request():
+                    if failing:
+                        raise Away("gone", retry_after_s=0.2)
+
+    slots = Slots(1)
+    asyncio.run(main(failing=True))
+    assert slots.away_since is not None
+    asyncio.run(main(failing=False))
+    assert slots.away_since is None
+
+
 @pytest.mark.parametrize("probing", [False, True], ids=["between two probes", "in a probe"])
 def test_patience_does_not_count_the_time_in_which_the_process_was_stopped(probing):
     async def main():
         loop = asyncio.get_running_loop()
-        addresses = Addresses(["http://127.0.0.1:1/v1"], None, patience_s=600.0, name="m")
+        addresses = Addresses(["http://127.0.0.1:1/v1"], None, patience_s=600.0, name="m", error=LLMError)
         (address,) = addresses.all
         request = address.slots.request()
         asyncio.get_running_loop().call_at(100.0, loop.stand_still, 10_000.0)
         while True:
             try:
-                async with request:
+                async with addresses.serving(request):
                     await asyncio.sleep(3.0 * probing)
                     raise Away("gone")
-            except Away as failure:
-                if not addresses.lost(address, failure):
-                    return loop.time()
+            except Away:
+                pass
+            except LLMError:
+                return loop.time()
 
     with capture_logs() as said:
         assert 10_590 < run_virtually(main()) < 10_620

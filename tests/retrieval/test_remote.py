@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Passage
@@ -104,32 +104,55 @@ def test_a_hanging_server_is_given_up_in_time_and_asked_again(server: StubRetrie
     assert [p.id for p in search(server.url, ["a"], timeout_s=0.2)[0]] == ["a"]
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that were slept in this thread, which take none. Servers of other tests have threads of their own."""
-    slept: list[float] = []
-    really_sleep, here = asyncio.sleep, threading.get_ident()
-
-    async def sleep(seconds: float, result: object = None) -> None:
-        if threading.get_ident() != here:
-            await really_sleep(seconds)
-        else:
-            slept.append(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    return slept
+def test_retry_after_is_waited_for(server: StubRetriever) -> None:
+    server.script = in_turn(Answer(503, headers={"Retry-After": "1"}))
+    search(server.url, ["a"])
+    assert server.arrived_at[1] - server.arrived_at[0] >= 1.0
 
 
-def test_retry_after_is_waited_for(server: StubRetriever, waits: list[float]) -> None:
-    server.script = in_turn(Answer(503, headers={"Retry-After": "3600"}))
-    search(server.url, ["a"], deadline_s=7200)
-    assert [3000 < seconds <= 3600 for seconds in waits] == [True]
-
-
-def test_no_wait_goes_beyond_the_deadline(server: StubRetriever, waits: list[float]) -> None:
+def test_no_wait_goes_beyond_the_deadline(server: StubRetriever) -> None:
     server.script = in_turn(Answer(503, headers={"Retry-After": "3600"}))
     assert failure(server.url, ["a"], deadline_s=1800).cause == "http_503"
-    assert waits == [] and len(server.requests) == 1
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_was_given_up_is_asked_by_the_next_request(server: StubRetriever) -> None:
+    async def ask() -> str:
+        retriever = RemoteRetriever(server.url)
+        with pytest.raises(RetrievalError, match="503"):
+            await retriever.search(["given up"], 1)
+        async with asyncio.timeout(60):
+            (found,) = await search_each(retriever, ["next"])
+        return found
+
+    server.script = in_turn(Answer(503, headers={"Retry-After": "1000000000"}))
+    assert asyncio.run(ask()) == "next"
+
+
+def test_one_request_at_a_time_finds_out_whether_a_server_is_back(server: StubRetriever) -> None:
+    down = True
+
+    def script(body: object) -> Fault | None:
+        return Answer(503, headers={"Retry-After": "0"}) if down else None
+
+    async def ask() -> list[list[tuple[Passage, ...]]]:
+        nonlocal down
+        retriever = RemoteRetriever(server.url)
+        asked = [asyncio.create_task(retriever.search([str(n)], 1)) for n in range(32)]
+        # 32 were on their way; then one probe after another.
+        while len(server.requests) < 33:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server.most_in_flight = 0
+        while len(server.requests) < 35:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert server.most_in_flight == 1
+        down = False
+        found = await asyncio.gather(*asked)
+        await retriever.aclose()
+        return found
+
+    server.script = script
+    assert [rankings[0][0].id for rankings in asyncio.run(ask())] == [str(n) for n in range(32)]
 
 
 def test_a_server_that_stays_down_is_an_error_with_its_cause(server: StubRetriever) -> None:
@@ -283,6 +306,10 @@ def test_neither_urls_nor_passwords_show_in_errors_or_fingerprints() -> None:
     secret = "http://user:hunter2@127.0.0.1:9/retrieve?key=hunter2"
     error = failure(secret, ["a"], deadline_s=0.1)
     assert "hunter2" not in str(error) and "127.0.0.1:9" in str(error)
+    with capture_logs() as told, StubRetriever() as other:
+        assert [p.id for (p,) in search([secret, other.url], list("abcdefgh"), max_queries=1)] == list("abcdefgh")
+    (line,) = [entry for entry in told if "the others take its requests" in entry["event"]]
+    assert "127.0.0.1:9" in line["url"] and "hunter2" not in str(told)
     with pytest.raises(ConfigError) as caught:
         RemoteRetriever("ftp://user:hunter2@host")
     assert "hunter2" not in str(caught.value)

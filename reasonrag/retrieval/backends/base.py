@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from reasonrag.core.addresses import Addresses
 from reasonrag.core.config import BackendConfig, RetrievalConfig
 from reasonrag.core.documents import map_texts
 from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError, check_files
@@ -50,7 +51,7 @@ class Backend(ABC):
     """
 
     checked: tuple[str, ...] = ("check",)  # the queries that `check` asks
-    places = 1  # that can be asked
+    _wait_s: Callable[[int], float] | None = None  # between attempts, of `Retries`
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Backend(ABC):
         deadline_s: float = 300.0,
         concurrency: int = 16,
         max_queries: int = 1,
+        urls: Sequence[str] = ("",),
     ) -> None:
         """Store the limits, which `RemoteRetriever` describes; nothing is sent before the first search."""
         self.name = name
@@ -70,7 +72,7 @@ class Backend(ABC):
         self._max_retries = max_retries
         self._deadline_s = deadline_s
         # A limit of a connection pool would count the wait for a connection as part of the request's time.
-        self._slots = asyncio.Semaphore(concurrency)
+        self._addresses = Addresses(urls, concurrency, patience_s=deadline_s, name=name, error=RetrievalError)
         self.max_queries = max_queries
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
@@ -97,9 +99,9 @@ class Backend(ABC):
     async def check(self) -> None:
         """Raise RetrievalError if the engine does not answer a query."""
         failures = []
-        for _ in range(self.places):  # one that failed is not asked again before the others
+        for address in self._addresses.all:
             try:
-                await self._attempt(list(self.checked), 1, min(self._timeout_s, CHECK_TIMEOUT_S))
+                await self._attempt(address.url, list(self.checked), 1, min(self._timeout_s, CHECK_TIMEOUT_S))
                 return
             except Unavailable as failure:
                 failures.append(str(failure))
@@ -110,19 +112,17 @@ class Backend(ABC):
     async def aclose(self) -> None: ...
 
     @abstractmethod
-    async def _attempt(self, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
-        """Return the rankings of one request; raise Unavailable if another attempt may succeed."""
-
-    def _retries(self) -> Retries:
-        return Retries(deadline_s=self._deadline_s, max_retries=self._max_retries)
+    async def _attempt(self, url: str, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
+        """Return the rankings of one request to a server; raise Unavailable if another attempt may succeed."""
 
     async def _ask(self, queries: list[str], top_k: int) -> list[Ranking]:
         """Send a request, with waits between attempts, until one succeeds or none is left."""
-        retries = self._retries()
+        retries = Retries(deadline_s=self._deadline_s, max_retries=self._max_retries, wait_s=self._wait_s)
+        request = self._addresses.all[0].slots.request()
 
         async def attempt() -> list[Ranking]:
-            async with self._slots:
-                rankings = await self._attempt(queries, top_k, min(self._timeout_s, retries.left_s))
+            async with self._addresses.serving(request) as url:
+                rankings = await self._attempt(url, queries, top_k, min(self._timeout_s, retries.left_s))
             if len(rankings) != len(queries):
                 what = f"{len(queries)} queries were asked and {len(rankings)} rankings came back: which belongs to"
                 raise RetrievalError(f"{what} which is unknown", cause="misaligned")
@@ -149,7 +149,7 @@ class LibraryBackend(Backend):
         close: Callable[[], Awaitable[object]] | None = None,
         absent: tuple[type[Exception], ...] = (ConnectionError,),
         refusals: tuple[type[Exception], ...] = (),
-        **limits: int,
+        **limits: Any,
     ) -> None:
         """Take the coroutine functions that search and close.
 
@@ -166,7 +166,7 @@ class LibraryBackend(Backend):
                 async with asyncio.timeout(_CLOSE_S):
                     await self._close()
 
-    async def _attempt(self, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
+    async def _attempt(self, url: str, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
         try:
             async with time_limit(timeout_s):
                 return await self._find(queries, top_k)

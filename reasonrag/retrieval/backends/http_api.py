@@ -83,7 +83,7 @@ class ApiRetriever(HttpBackend):
             self._kept.close()
         self._kept = None
 
-    async def _attempt(self, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
+    async def _attempt(self, url: str, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
         (query,) = queries
         if not self._is_paid:
             return [await self._found(query, top_k, timeout_s)]
