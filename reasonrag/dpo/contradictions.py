@@ -6,7 +6,6 @@ None contradicts another one, as A > B and B > A after one prompt, and no questi
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from reasonrag.core.errors import DataError
 from reasonrag.core.text import normalize_answer, quoted
 from reasonrag.dpo.pairs import Question
-from reasonrag.dpo.preferences import BY_PROMPT, as_fields
+from reasonrag.dpo.preferences import BY_PROMPT
 from reasonrag.dpo.token_rows import ChatSides, CheckedRow, StepSides
 from reasonrag.storage.files import short_hash
 from reasonrag.storage.shards import common_text
@@ -59,16 +58,16 @@ class Contradictions:
             self._names = self._lasting if self._question in self._repeated else defaultdict(list)
 
     def add(self, name: str, prompt: object, chosen: Sequence[Said], rejected: Sequence[Said]) -> None:
-        """Add a pair: its name, the prompt in any form that JSON can hold, and the steps of both sides."""
+        """Add a pair: its name, the prompt in any form that `repr` tells apart, and the steps of both sides."""
         self.total += 1
-        state = hashlib.sha256(json.dumps(prompt, default=as_fields).encode()).hexdigest()
+        state = _key(prompt)
         texts = [[text for _, text in side] for side in (chosen, rejected)]
         contents = [[_content(*said) for said in side] for side in (chosen, rejected)]
         by_text, by_content = self._add(name, state, *texts), self._add(name, state, *contents)
         self.same_text += by_text
         self.same_content += by_content
 
-    def _add(self, name: str, state: str, chosen: Sequence[object], rejected: Sequence[object]) -> int:
+    def _add(self, name: str, state: bytes, chosen: Sequence[object], rejected: Sequence[object]) -> int:
         """Return how many more pairs stand beside their reverse."""
         same = self._names[_key(state, chosen, rejected)]
         same.append(name)
@@ -86,7 +85,7 @@ class Contradictions:
         sides = row.sides
         if isinstance(sides, StepSides):
             asked = sides.chosen[0].prompt
-            prompt: object = [*map(as_fields, asked.messages), asked.prefix]
+            prompt: object = asked.messages, asked.prefix
             chosen, rejected = ([step.text for step in side] for side in (sides.chosen, sides.rejected))
         elif isinstance(sides, ChatSides):
             prompt = sides.prompt
@@ -178,4 +177,4 @@ def _content(type: str, text: str) -> Said:
 
 
 def _key(*parts: object) -> bytes:
-    return hashlib.sha256(json.dumps(parts).encode()).digest()[:16]
+    return hashlib.sha256(repr(parts).encode()).digest()[:16]

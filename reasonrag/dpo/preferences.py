@@ -417,9 +417,10 @@ def _of_each(raw: Mapping[str, Any], name: str, steps: int) -> list[Any]:
 def _ids(name: str, value: object) -> Ids | None:
     if value is None:
         return None
-    if not isinstance(value, list) or not all(type(token) is int and 0 <= token < 2**31 for token in value):
-        raise Unusable(f"{name} is not a list of token ids")
-    return tuple(value)
+    is_ints = isinstance(value, list) and {int}.issuperset(map(type, value))
+    if isinstance(value, list) and is_ints and (not value or 0 <= min(value) <= max(value) < 2**31):
+        return tuple(value)
+    raise Unusable(f"{name} is not a list of token ids")
 
 
 def _end(name: str, value: object) -> str:
