@@ -32,13 +32,12 @@ from reasonrag.rewards.judge import JudgeService
 from reasonrag.rollout import Engine, derive_seed
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.parquet import Row
+from reasonrag.training.folder import BEST
 from reasonrag.training.model import load_weights, lora_config
 from reasonrag.training.run import TrainingData, TrainingRun, save_policy
 
 if TYPE_CHECKING:
     from reasonrag.online_rl.trainer import BackgroundRunner
-
-BEST = "best"
 
 
 class OnlineRLRun(TrainingRun[RLSettings]):

@@ -27,7 +27,16 @@ from reasonrag.storage import tables
 from reasonrag.storage.files import read_json
 from reasonrag.storage.parquet import by_question, column_names, not_finite, read_batches
 from reasonrag.storage.runs import read_run
-from reasonrag.training.folder import CHECKPOINTS, MERGED, SUMMARY, check_trained, checkpoint_problem
+from reasonrag.training.folder import (
+    BEST,
+    CHECKPOINTS,
+    MERGED,
+    SUMMARY,
+    check_settings,
+    check_summary,
+    check_trained,
+    checkpoint_problem,
+)
 
 _TABLES = {
     "nodes": tables.tree_schema,
@@ -101,11 +110,14 @@ def verify(path: Path) -> Verified:
         found.check("files of the index", lambda part=part: len(index.verify(part, fully=True).files))
     if (path / SUMMARY).exists():
         found.check(_CHECKSUMS, check_trained, path)
+        found.check(SUMMARY, check_summary, path)
+    if (path / CHECKPOINTS).is_dir():  # what is published has none, and no settings
+        found.check("config.yaml", check_settings, path)
     checkpoints = sorted(path.glob(f"{CHECKPOINTS}/checkpoint-*"))
     for checkpoint in checkpoints:
         problem = checkpoint_problem(checkpoint)
         found.note("checkpoints", 1, problem and f"{checkpoint.name}: {problem}")
-    for folder in (path, path / MERGED, *checkpoints):
+    for folder in (path, path / MERGED, path / BEST, *checkpoints):
         _model(found, folder)
     if "tensors" in found.checks:
         found.note(_CHECKSUMS, 0)  # if nothing was checked, that is said

@@ -308,11 +308,7 @@ class Journal:
     def _gone(self) -> Path | None:
         """Return the file that is no longer the one that was opened, if any; then nothing more is paid for."""
         for file, opened in self._opened.items():
-            try:
-                same = os.path.samestat(file.stat(), opened)
-            except (FileNotFoundError, NotADirectoryError):
-                same = False
-            if not same:
+            if not (file.exists() and os.path.samestat(file.stat(), opened)):
                 advice = "bring it back, or begin anew in another folder"
                 if file != self.path:
                     advice = "its calls are kept, and the same command goes on"

@@ -21,7 +21,7 @@ from typing import Any
 
 from reasonrag.core.config import Config, SearchConfig, load_config
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import COMMIT, Tree, differences, dump, identity, read_yaml
+from reasonrag.core.settings import COMMIT, Section, Tree, differences, dump, identity, read_yaml
 from reasonrag.storage.files import claim_folder, is_empty, lock, read_json, short_hash, unnamed_folder, write_text
 from reasonrag.storage.journal import Journal
 from reasonrag.storage.shards import WHOLE, Shard
@@ -94,8 +94,7 @@ class RunFolder:
                     "go back to that, or choose a new folder for --out"
                 )
             journal.put_meta("identity", described)
-            text = dump(config)
-            write_text(path / "config.yaml", f"{_CHECKSUM}{short_hash(text)}\n{text}")
+            write_config(path, config)
             hashed = {name: value for name, value in described.items() if not name.endswith(COMMIT)}
             begun = begun or bool(journal.meta("bound"))
             yield cls(path, journal, config, content, short_hash(hashed), shard, varying, begun)
@@ -194,13 +193,24 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
         raise RunError(
             f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished{of}"
         )
-    file = path / "config.yaml"
+    tree = read_written(path / "config.yaml", "the same build-tree command")
+    before = {} if "lag" in (tree.get("search") or {}) else {"search.lag": _BEFORE.search.lag}
+    return load_config(file=path / "config.yaml", overrides=before | dict(overrides or {})), summary
+
+
+def write_config(folder: Path, settings: Section) -> None:
+    """Write `config.yaml`: the resolved settings with their checksum."""
+    text = dump(settings)
+    write_text(folder / "config.yaml", f"{_CHECKSUM}{short_hash(text)}\n{text}")
+
+
+def read_written(file: Path, command: str) -> Tree:
+    """Return the settings in a `config.yaml`; raise RunError if they are not as written, which `command` mends."""
     tree, (first, _, text) = read_yaml(file), file.read_text("utf-8").partition("\n")
     if not tree or (first.startswith(_CHECKSUM) and first != _CHECKSUM + short_hash(text)):
         found = "was cut or changed since it was written" if tree else "is empty, as after a power cut"
-        raise RunError(f"{file} {found}; the same build-tree command writes it again")
-    before = {} if "lag" in (tree.get("search") or {}) else {"search.lag": _BEFORE.search.lag}
-    return load_config(file=file, overrides=before | dict(overrides or {})), summary
+        raise RunError(f"{file} {found}; {command} writes it again")
+    return tree
 
 
 def versions() -> dict[str, str]:

@@ -5,6 +5,7 @@ OUT/
 ├── checkpoints/           what a killed run resumes from
 ├── model.safetensors ...  the trained model, or its adapter
 ├── merged/                the adapter merged into its model, if asked for
+├── best/                  of online training: the policy that was best on held-out questions
 ├── reasonrag.yaml         how the policy was prompted in training
 ├── curves.svg, curves.png
 └── training.json          settings, data, metrics, versions: written once the run is finished
@@ -21,12 +22,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from reasonrag.core.documents import map_texts
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import differences, dump, identity
+from reasonrag.core.settings import differences, identity
 from reasonrag.llm.model_folder import model_files
 from reasonrag.storage.files import (
     claim_folder,
@@ -34,16 +36,18 @@ from reasonrag.storage.files import (
     lock,
     read_json,
     require_json,
+    short_hash,
     size_and_digest,
     unnamed_folder,
     write_json,
-    write_text,
 )
+from reasonrag.storage.runs import read_written, write_config
 from reasonrag.training.settings import TrainSettings
 
 SUMMARY = "training.json"
 CHECKPOINTS = "checkpoints"
 MERGED = "merged"
+BEST = "best"
 _IDENTITY = "identity.json"
 _MARKER = "complete.json"
 _DIGESTS = "sha256"
@@ -123,7 +127,7 @@ def _changes(out: Path, described: Mapping[str, Any], defaults: TrainSettings) -
 def bind(out: Path, settings: TrainSettings, described: Mapping[str, Any]) -> None:
     """Write down which training run the folder belongs to from now on."""
     write_json(out / CHECKPOINTS / _IDENTITY, dict(sorted(described.items())), indent=1)
-    write_text(out / "config.yaml", dump(settings))
+    write_config(out, settings)
 
 
 def finished(out: Path) -> dict[str, Any] | None:
@@ -155,6 +159,37 @@ def check_trained(out: Path, *, merged: bool = True) -> int:
                 f"`files` from {SUMMARY}"
             )
     return len(files)
+
+
+def check_settings(out: Path) -> None:
+    """Raise RunError if `config.yaml` is not as it was written, or is of another training run than the folder."""
+    tree = without_places(read_written(out / "config.yaml", "the same command"))
+    held = held_identity(out) or {}
+    described = {name: held[name] for name in held if name != "stage" and not name.startswith("content.")}
+
+    def setting(part: Any, key: str) -> Any:
+        return part.get(key) if isinstance(part, dict) else None
+
+    settings = {name: reduce(setting, name.split("."), tree) for name in described}
+    if changes := differences(settings, described):
+        raise RunError(f"{out} holds a training run of other settings than its config.yaml has ({changes})")
+
+
+def check_summary(out: Path) -> None:
+    """Raise RunError if `training.json` has a number or a loss that is not finite, or is of another training run."""
+    summary, place = require_json(out / SUMMARY, "copy it again"), out / SUMMARY
+    described = summary.get("identity")
+    held = read_json(out / CHECKPOINTS / _IDENTITY) or described
+    if described != held or short_hash(described) != summary.get("name", short_hash(described)):
+        raise RunError(f"{place} is of another training run, or was changed since it was written; copy it again")
+    try:
+        json.dumps(summary, allow_nan=False)
+    except ValueError:
+        raise RunError(f"{place} holds NaN or an infinity") from None
+    history = summary.get("history")  # where NaN and infinities are null
+    for entry in filter(lambda entry: isinstance(entry, dict), history if isinstance(history, list) else ()):
+        if lost := [name for name in ("loss", "eval_loss", "grad_norm") if entry.get(name, 0) is None]:
+            raise RunError(f"{place}: {lost[0]} of step {entry.get('step')} was not a finite number")
 
 
 def held_identity(out: Path) -> dict[str, Any] | None:

@@ -225,6 +225,7 @@ class TrainingRun(ABC, Generic[S]):
         self._data = data
         if (summary := folders.finished(self.out)) is not None:
             folders.check_trained(self.out, merged=False)
+            folders.bind(self.out, settings, summary["identity"])  # files that were cut since then are mended
             self.log("this training run is already finished")
             self._merge_adapter()
             return _ResumePlan(self.out, "", None, summary)

@@ -20,8 +20,10 @@ from reasonrag.storage.journal import Journal
 from reasonrag.storage.runs import RunFolder, read_run
 from tests.faults.commands import digests
 from tests.faults.matrix import Figure
+from tests.llm.tiny import save_tiny_model
 from tests.mcts.test_search import random_policy
 from tests.pipeline.test_build import QUESTIONS, run
+from tests.training.toys import dpo_settings, train, write_pairs
 
 IN_FLIGHT, STORED = 4, 40
 
@@ -145,6 +147,45 @@ def test_a_configuration_that_is_not_as_it_was_written(tmp_path: Path, figure: F
     assert str(file) in problem and flipped != written and len(sections) > 5
     file.write_bytes(written.partition(b"\n")[2])  # as earlier versions wrote it
     assert not verify(folder).problems and read_run(folder)[0].pairs.min_margin == 0.2
+
+
+@pytest.mark.fault(
+    "flips",
+    "config.yaml or training.json of a training run is cut, changed, or of another run; or a loss is no number",
+    "`verify` says so; the same command writes config.yaml again",
+    before="`verify` read neither: ok, exit code 0",
+)
+def test_a_training_run_whose_settings_or_metrics_are_not_as_they_were_written(tmp_path: Path, figure: Figure) -> None:
+    out, model = tmp_path / "dpo", save_tiny_model(tmp_path / "model")
+    settings = dpo_settings(write_pairs(tmp_path / "pairs"), model, max_steps=2)
+    train(settings, out)
+    assert verify(out).problems == []
+    config, training, other = (out / name for name in ("config.yaml", "training.json", "checkpoints/identity.json"))
+    settings_written, summary, described = config.read_bytes(), training.read_text(), other.read_text()
+    lines = settings_written.splitlines(keepends=True)
+    loss = re.search(r'"loss": ([\d.e-]+)', summary)
+    assert loss
+    harms: list[tuple[Path, bytes | str]] = [
+        *((config, b"".join(lines[:number])) for number in range(1, len(lines), 9)),
+        *((config, settings_written.replace(b"beta: 0.3", beta)) for beta in (b"beta: 0.5", b"beta: .3")),
+        (config, b"".join(lines[1:]).replace(b"beta: 0.3", b"beta: 0.5")),  # as earlier versions wrote it
+        *((config, harm) for harm in (b"", b"\0" * 4096, b"garbage")),
+        *((training, summary.replace(loss[0], f'"loss": {value}')) for value in ("NaN", "Infinity", "1e999", "null")),
+        (training, summary.replace('"beta": 0.3', '"beta": 0.5')),
+        (training, summary[: len(summary) // 2]),
+        (other, described.replace('"beta": 0.3', '"beta": 0.5')),
+    ]
+    said = 0
+    for file, harm in harms:
+        written = file.read_bytes()
+        file.write_bytes(harm if isinstance(harm, bytes) else harm.encode())
+        assert file.read_bytes() != written
+        said += any(file.name in problem or "config.yaml" in problem for problem in verify(out).problems)
+        file.write_bytes(written)
+    config.write_bytes(b"")
+    train(settings, out)
+    figure(f"{said} of {len(harms)} noticed; config.yaml written again: {config.read_bytes() == settings_written}")
+    assert said == len(harms) and config.read_bytes() == settings_written and verify(out).problems == []
 
 
 @pytest.mark.fault("8", "ANALYZE by a user in the journal", "no effect", before="refused as damaged")
