@@ -9,7 +9,8 @@ WORKERS ?= 2
 TESTS ?=
 # Compiled modules are kept even where the environment says not to: every run and every process would compile them anew.
 export PYTHONDONTWRITEBYTECODE :=
-PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A worker that dies ends the run: with another one in its place, xdist may wait for ever for files that are done.
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: help setup demo online test quick slow gpu smoke coverage docs bench bench-gpu peers faults audit house lint type fmt check wheel clean
 

@@ -18,13 +18,15 @@ from aiohttp import web
 
 from reasonrag.core.connections import Server
 from reasonrag.core.serving import App
+from tests.ports import keep_port
 
 
 class HttpServer:
     """A server of aiohttp on loopback, in a thread with a loop of its own; `add_routes` says what it answers."""
 
     def __init__(self, port: int = 0) -> None:
-        self.port = port
+        self._kept = keep_port(port)
+        self.port: int = self._kept.getsockname()[1]
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
@@ -49,9 +51,9 @@ class HttpServer:
     def stop(self) -> None:
         """Close the port and every connection, as the system does when a server dies."""
         if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(60)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+            self._thread.join(60)
             self._loop.close()
             self._loop = None
 
@@ -60,14 +62,14 @@ class HttpServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._kept.close()
 
     async def _listen(self) -> None:
         app = web.Application()
         self.add_routes(app.router)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
 
     async def _end(self) -> None:
         await self._runner.cleanup()
@@ -146,4 +148,4 @@ def serving(app: App, *, close: bool = True) -> Iterator[int]:
             yield listener.getsockname()[1]
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)

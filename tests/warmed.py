@@ -12,9 +12,9 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -26,6 +26,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.ports import keep_port
 
 # Read while the libraries are imported, so the process that is forked has them too.
 _FIRST = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -82,6 +84,13 @@ class Child:
         if self._process.pid is not None and self._process.exitcode is None:
             os.kill(self._process.pid, number)
 
+    def stop(self) -> None:
+        """Send SIGSTOP, and return when the process stands still."""
+        self.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.pid}/stat")
+        while self.poll() is None and stat.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
@@ -100,15 +109,14 @@ def run_ranks(
 
     The exit code is 0, or that of the first process that failed.
     """
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    group = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    group = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
     children = []
-    for rank in range(processes):
-        variables = {name: str(value) for name, value in (group | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        children.append(Child(function, arguments, {**environment, **variables}))
-    finished = [ended(child, timeout_s=300.0) for child in children]
+    with keep_port() as kept:
+        group["MASTER_PORT"] = kept.getsockname()[1]
+        for rank in range(processes):
+            variables = {name: str(value) for name, value in (group | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+            children.append(Child(function, arguments, {**environment, **variables}))
+        finished = [ended(child, timeout_s=300.0) for child in children]
     codes = [each.returncode for each in finished if each.returncode]
     outputs = ("".join(each.stdout for each in finished), "".join(each.stderr for each in finished))
     return subprocess.CompletedProcess(arguments, codes[0] if codes else 0, *outputs)

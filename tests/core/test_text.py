@@ -136,12 +136,12 @@ def test_normalising_deletes_punctuation_before_articles(text: str, normal: str)
 
 
 @pytest.mark.parametrize("piece", ["<query>", "</query>", "<query></answer>", "<", "<query", "[INST", " ", "the "])
-def test_a_megabyte_of_anything_takes_less_than_a_second(piece: str) -> None:
+def test_a_megabyte_of_anything_takes_linear_time(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     for function in (inert, partial(inert, tags=TAGS), one_line, lambda t: token_f1(t, ["x"])):
         start = time.process_time()
         function(text)
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < 10  # quadratic time would be hours
 
 
 @given(hostile)

@@ -44,7 +44,7 @@ def test_a_thread_that_works_or_whose_process_was_stopped_is_not_given_up():
             pass
 
     thread = Watch("busy", RunError, work)
-    with watch.limit(0.03), pytest.raises(TimeoutError):
+    with watch.limit(0.3), pytest.raises(TimeoutError):
         thread.add(Future()).result(0.5)
     stop.set()
     thread.add(thread.ended).result()

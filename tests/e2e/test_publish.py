@@ -130,8 +130,8 @@ def test_ctrl_c_leaves_no_staged_folder_and_the_printed_command_goes_on(
 ) -> None:
     run, name = tmp_path / "run", f"{USER}/stopped"
     shutil.copytree(finished_run, run)
-    child = product.start("publish", run, "--repo-id", name, **online)
     hub.fail("commit", do=lambda: child.send_signal(signal.SIGINT), status=503)
+    child = product.start("publish", run, "--repo-id", name, **online)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
     assert said.endswith(f"Resume with:\n  reasonrag publish {run} --repo-id {name}\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import sys
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from tests import warmed
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
+from tests.ports import keep_port
 
 # What differs over the wire: the policy's name, so the run's identity and its pairs' ids, and how tokens are counted.
 DIFFERENT = ("prompt_tokens", "completion_tokens", "policy", "config_hash", "pair_id")
@@ -57,9 +57,8 @@ def test_a_refused_question_is_set_aside_counted_and_tried_again(
 @contextlib.contextmanager
 def transformers_serve(model: str, cache: Path) -> Iterator[str]:
     """The base URL of `transformers serve` on loopback; it lists what the Hub's cache holds, here nothing."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    kept = keep_port()
+    port = kept.getsockname()[1]
     command = [str(Path(sys.executable).with_name("transformers")), "serve", model]
     command += ["--device", "cpu", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)]
     server = warmed.Child(warmed.script, tuple(command), product.environment(HF_HUB_CACHE=str(cache)))
@@ -70,6 +69,7 @@ def transformers_serve(model: str, cache: Path) -> Iterator[str]:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
+        kept.close()
 
 
 def _healthy(port: int) -> bool:

@@ -14,10 +14,11 @@ import json
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count, cycle
+from threading import Event
 from typing import Any
 
 from aiohttp import web
@@ -73,6 +74,17 @@ class Slow(Fault):
 
     async def meet(self, request: web.Request) -> None:
         await asyncio.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
+class Held(Fault):
+    """Answer well, but not before the condition holds."""
+
+    until: Callable[[], bool]
+
+    async def meet(self, request: web.Request) -> None:
+        while not self.until():  # noqa: ASYNC110 (another thread may let it go)
+            await asyncio.sleep(0.002)
 
 
 @dataclass(frozen=True)
@@ -198,6 +210,17 @@ class Stub(HttpServer):
         router.add_get("/health", self._healthy)
         for route in self.routes:
             router.add_route("*", route, self._met)
+
+    @contextmanager
+    def holding(self, first: int = 1) -> Iterator[None]:
+        """Leave the request of this number and all later ones waiting while the block runs."""
+        let_go, script = Event(), self.script
+        self.script = lambda body: Held(let_go.is_set) if len(self.requests) >= first else script(body)
+        try:
+            yield
+        finally:
+            self.script = script
+            let_go.set()
 
     async def good(self, request: web.Request, body: Body) -> web.StreamResponse:
         return web.Response(status=404)

@@ -45,7 +45,7 @@ MIB = 1 << 20
 
 
 def engine(server: FakeOpenAI, **settings: Any) -> ServerLLM:
-    return ServerLLM(server.base_url, "fake", **{"backoff_s": 0.01, "timeout_s": 20.0, "patience_s": 5.0, **settings})
+    return ServerLLM(server.base_url, "fake", **{"backoff_s": 0.01, "timeout_s": 60.0, "patience_s": 60.0, **settings})
 
 
 async def outcome(call: Coroutine[Any, Any, Any]) -> str:
@@ -241,7 +241,7 @@ def test_a_limit_of_rate(names_time: bool, rounds: Rounds, figure: Figure) -> No
     "each ends by its deadline and is named; the others are answered; no task and no connection is left",
 )
 def test_calls_that_never_answer(rounds: Rounds, figure: Figure) -> None:
-    calls, deadline_s = rounds(150, 2000), 1.0
+    calls, slots, deadline_s = rounds(150, 2000), rounds(8, 32), 2.0
     seconds: list[float] = []
 
     async def timed(llm: ServerLLM, seed: int) -> str:
@@ -251,7 +251,7 @@ def test_calls_that_never_answer(rounds: Rounds, figure: Figure) -> None:
         return found
 
     async def ask(server: FakeOpenAI) -> tuple[list[str], list[str], int]:
-        llm = engine(server, timeout_s=deadline_s, concurrency=32)
+        llm = engine(server, timeout_s=deadline_s, concurrency=slots)
         first = await asyncio.gather(*(timed(llm, seed) for seed in range(calls)))
         server.script = in_turn()  # asked again, none gets stuck
         again = [
@@ -297,7 +297,7 @@ def test_an_engine_that_is_dead_behind_a_healthy_front(dead: Fault, rounds: Roun
         return dead if died and now < died[0] + away_s else None
 
     async def ask() -> Counter[str]:
-        async with aclosing(engine(server, concurrency=16, timeout_s=1.0, patience_s=60.0)) as llm:
+        async with aclosing(engine(server, concurrency=16)) as llm:
             return Counter(
                 await asyncio.gather(*(outcome(llm.complete(PROMPT, Sampling(seed=n))) for n in range(calls)))
             )
@@ -400,12 +400,12 @@ def test_servers_that_start_late(tmp_path: Path, figure: Figure) -> None:
         served = ("--policy", model.base_url, "--policy-model", "fake", "--retriever-url", index.url)
         never = product.run("build-tree", *flags, *served, "--wait", "0.1")
         child = product.start("build-tree", *flags, *served)
-        time.sleep(1.0)
-        model.start()
-        time.sleep(2.0)
-        index.start()
+        said = "waiting up to 60 s"
+        for number, server in enumerate((model, index), 1):  # the index is looked for once the model answers
+            product.wait_until(lambda n=number: child.said().count(said) >= n or child.poll() is not None)
+            server.start()
         late = product.warmed.ended(child, 120)
-    messages = late.stderr.count("waiting up to 60 s")
+    messages = late.stderr.count(said)
     figure(
         f"late: {messages} messages, then exit code {late.returncode}; never: one line, exit code {never.returncode}"
     )

@@ -10,7 +10,7 @@ import os
 import random
 import re
 import signal
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -118,9 +118,11 @@ class Killed:
             self._reach(moment)
             if kill_task:
                 product.wait_until(lambda driver=driver: bool(workers(out)) or driver.poll() is not None)
-                self._count(CONCURRENCY, died=bool(workers(out)))
-                for pid in workers(out)[:1]:
-                    os.kill(pid, signal.SIGKILL)
+                task = workers(out)[:1]
+                self._count(CONCURRENCY, died=bool(task))
+                for pid in task:
+                    with suppress(ProcessLookupError):  # it has just ended
+                        os.kill(pid, signal.SIGKILL)
             else:
                 driver.kill()
                 driver.communicate(timeout=60)

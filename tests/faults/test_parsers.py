@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import multiprocessing
 import random
 import re
@@ -92,7 +93,11 @@ def test_a_long_text_takes_linear_time(rounds: Rounds, figure: Figure) -> None:
             growing.append((small[0], fragment))
             slowest = max(slowest, (small[1], name, fragment))
         for _, fragment in sorted(growing)[-rounds(1, 3) :]:
-            ratio = min(_growth(form, fragment, rounds(32_000, 512 * 1024))[0] for _ in range(2))
+            ratio = math.inf
+            for _ in range(4):  # what else the machine does only adds to a time
+                ratio = min(ratio, _growth(form, fragment, rounds(32_000, 512 * 1024))[0])
+                if ratio < GROWTH:
+                    break
             worst = max(worst, (ratio, name, fragment))
     figure(
         f"at most {worst[0]:.2f} times as long ({worst[1]}, {worst[2]!r}); worst {slowest[0] * 1e6:.0f} us a KB "

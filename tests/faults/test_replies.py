@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import sys
 import time
@@ -52,8 +53,13 @@ def test_answers_of_a_megabyte(name: str, rounds: Rounds, figure: Figure) -> Non
 
     size, worst = rounds(250_000, 1_000_000), (0.0, 0.0, "")
     for filling in ("word ", "<answer>", "x", "<", " ", "&lt;", "\n[1] "):
-        few, many = (min(asyncio.run(answer(n)) for _ in range(2)) for n in (size // 4, size))
-        worst = max(worst, (many / max(few, 0.01), many, filling))
+        times = math.inf
+        for _ in range(4):  # what else the machine does only adds to a time
+            few, many = (asyncio.run(answer(n)) for n in (size // 4, size))
+            times = min(times, many / max(few, 0.01))
+            if times < 6:
+                break
+        worst = max(worst, (times, many, filling))
     times, seconds, filling = worst
     figure(f"{name}: {times:.1f} times the CPU for 4 times {size // 4:,} characters ({seconds:.2f} s, of {filling!r})")
     assert times < 10

@@ -6,11 +6,9 @@ import asyncio
 import json
 import random
 import resource
-import select
 import signal
 import socket
 import struct
-import threading
 import time
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -22,11 +20,13 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from benchmarks.process import memory_bytes
-from reasonrag.core import connections
+from reasonrag.core import connections, event_loop
 from reasonrag.core.connections import HttpConnection, Server
 from reasonrag.storage.records import read_calls
+from tests.e2e.product import wait_until
 from tests.faults.matrix import Figure, Rounds
 from tests.faults.servers import HOST, SOCKET, Model, app, ask, forked, mutated, post, read_response
+from tests.ports import refuses
 from tests.retrieval.serving import SEA, found, sea_index
 from tests.serving import serving
 
@@ -155,28 +155,30 @@ def is_ended(connection: socket.socket) -> bool:
 def test_headers_have_a_size_and_a_deadline(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
     limit_s, half_sent = rounds(1, 30), rounds(20, 300)
     start = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "
+    with serving(app("index serve", tmp_path)) as port:
+        both = ask(port, b"GET /health HTTP/1.1\r\nHost: evil.example\r\n" + HOST + b"\r\n")[0]
+        with socket.create_connection(("127.0.0.1", port), 60) as greedy:
+            sent, refusal = 0, b""
+            greedy.sendall(start)
+            greedy.settimeout(0.02)
+            while not refusal and sent < 4 * MIB:
+                greedy.sendall(b"a" * 8192)
+                sent += 8192
+                with suppress(TimeoutError):
+                    refusal = greedy.recv(100)
     server = forked("index serve", tmp_path, client_timeout_s=limit_s)
     with ExitStack() as stack:
-        opened = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60)) for _ in range(half_sent + 2)
-        ]
+        half = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60)) for _ in range(half_sent)]
         begun = time.monotonic()
-        greedy, talker, *half = opened
         for number, connection in enumerate(half):
-            connection.sendall(start[: number % len(start)])  # the first one says nothing at all
-        sent, refusal = 0, b""
-        greedy.sendall(start)
-        greedy.settimeout(0.02)
-        while not refusal and sent < 4 * MIB:
-            greedy.sendall(b"a" * 8192)
-            sent += 8192
-            with suppress(TimeoutError):
-                refusal = greedy.recv(100)
-        both = ask(server.port, b"GET /health HTTP/1.1\r\nHost: evil.example\r\n" + HOST + b"\r\n")[0]
+            with suppress(OSError):  # it may be closed already
+                connection.sendall(start[: number % len(start)])  # the first one says nothing at all
         waiting = list(half)
-        while waiting and time.monotonic() < begun + limit_s + 30:
-            talker.sendall(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")  # others are answered meanwhile
-            assert read_response(talker)[0] == 200
+        while waiting and time.monotonic() < begun + limit_s + 60:
+            asked_at = time.monotonic()
+            status = ask(server.port, b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")[0]
+            # Others are answered meanwhile, if they do not take that long themselves.
+            assert status == 200 or time.monotonic() - asked_at > limit_s
             time.sleep(0.2)
             waiting = [connection for connection in waiting if not is_ended(connection)]
         seconds = time.monotonic() - begun
@@ -279,10 +281,11 @@ def test_a_client_that_keeps_the_server_waiting_is_cut_off(
             connection.settimeout(60)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(("127.0.0.1", server.port))
-            connection.sendall(request)
-            if kind in FRAMES:
-                connection.recv(4096)
-                connection.sendall(FRAMES[kind])
+            with suppress(OSError):  # it may be cut off before all is sent
+                connection.sendall(request)
+                if kind in FRAMES:
+                    connection.recv(4096)
+                    connection.sendall(FRAMES[kind])
         flood = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 60))
         with suppress(OSError):
             for _ in range(200):
@@ -310,25 +313,32 @@ def test_a_client_that_keeps_the_server_waiting_is_cut_off(
     before="none for as long as the client sent: 1 to 8 s",
 )
 def test_frames_without_a_pause(tmp_path: Path, figure: Figure) -> None:
-    server = forked("env serve", tmp_path)
     frames = (b"\x8a\xfd\0\0\0\0" + b"a" * 125) * 64_000 + b"\x89\x80\0\0\0\0"  # the last one is answered
-    with (
-        socket.create_connection(("127.0.0.1", server.port), 60) as busy,
-        socket.create_connection(("127.0.0.1", server.port), 60) as other,
-    ):
-        busy.sendall(SOCKET + HOST + b"\r\n")
-        busy.recv(4096)
-        sender = threading.Thread(target=busy.sendall, args=(frames,))
-        sender.start()
-        answered = 0
-        while not select.select([busy], [], [], 0)[0]:
-            other.sendall(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
-            assert read_response(other)[0] == 200
-            answered += 1
-        sender.join()
-    server.send_signal(signal.SIGTERM)
+
+    async def answers() -> int:
+        """Return how often another client is answered meanwhile, with all three on one loop: in turn, by no clock."""
+        server = Server(app("env serve", tmp_path))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            served = asyncio.create_task(server.serve(sockets=[listener]))
+            (busy, sending), (other, asking) = [
+                await asyncio.open_connection(*listener.getsockname()) for _ in range(2)
+            ]
+            sending.write(SOCKET + HOST + b"\r\n")
+            await busy.readuntil(b"\r\n\r\n")
+            sending.write(frames)
+            ponged, answered = asyncio.create_task(busy.read(1)), 0
+            while not ponged.done():
+                asking.write(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
+                head = await other.readuntil(b"\r\n\r\n")
+                await other.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
+                assert head.startswith(b"HTTP/1.1 200 ")
+                answered += 1
+            server.should_exit = True
+            await served
+        return answered
+
+    answered = event_loop.run(answers())
     figure(f"{answered} requests of another client answered meanwhile")
-    assert server.ended() == (143, "")
     assert answered > 8  # it was 3 or 4
 
 
@@ -347,7 +357,7 @@ class Load:
 
     async def run(self, seconds: float, process: int) -> list[float]:
         """Return the server's memory in MiB over time."""
-        ends_at, memory = time.monotonic() + seconds, []
+        ends_at, memory = time.monotonic() + seconds, [memory_bytes("RssAnon", process) / MIB]
         clients = [asyncio.create_task(self.client(ends_at)) for _ in range(64)]
         while not all(client.done() for client in clients):
             await asyncio.sleep(seconds / 60)
@@ -357,7 +367,7 @@ class Load:
 
     async def client(self, ends_at: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        while time.monotonic() < ends_at:
+        while time.monotonic() < ends_at or self.requests < 200:
             query = self.rng.choice(self.queries)
             request = post(b"/retrieve", json.dumps({"queries": [query], "return_scores": True}).encode())
             self.requests += 1
@@ -405,7 +415,7 @@ def test_64_clients_with_slow_and_broken_requests(tmp_path: Path, rounds: Rounds
     load = Load(server.port, expected)
     memory = asyncio.run(load.run(seconds, server.process))
     server.send_signal(signal.SIGTERM)
-    third = len(memory) // 3
+    third = max(len(memory) // 3, 1)
     first, last = mean(memory[:third]), mean(memory[-third:])
     figure(
         f"{load.wrong} of {load.answers:,} answers wrong in {seconds} s; of {load.requests:,} requests {load.slow:,} "
@@ -431,12 +441,12 @@ def test_servers_end_with_their_requests(tmp_path: Path, number: signal.Signals,
     with serving(model) as upstream:
         assert ask(upstream, asked)[0] == 200  # its thread imports no more, which a forked process would wait for
         model.held = True
-        server = forked("record", tmp_path, f"http://127.0.0.1:{upstream}/v1", drain_s=1)
+        server = forked("record", tmp_path, f"http://127.0.0.1:{upstream}/v1")
         with closing(socket.create_connection(("127.0.0.1", server.port), 60)) as connection:
             connection.sendall(asked)
             received = connection.recv(4096)  # the reply has begun
             server.send_signal(number)
-            time.sleep(0.2)
+            wait_until(lambda: refuses(server.port))
             model.held = False
             while piece := connection.recv(4096):
                 received += piece

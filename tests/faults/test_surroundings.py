@@ -62,12 +62,13 @@ def test_what_surrounds_a_process_changes_no_row(commands: Commands, rounds: Rou
         assert done.returncode == 0, done.stderr
         differing[name] = command.differing(out)
     out = command.new()
-    child = warmed.Child(with_a_jumping_clock, tuple(map(str, command.arguments(out))), product.environment())
     assert command.server
     server, half = command.server, command.whole.calls // 2
-    product.wait_until(lambda: len(server.requests) >= half or child.poll() is not None)
-    child.kill()
-    assert child.wait(60) == -signal.SIGKILL, child.said()
+    with server.holding(half):  # or it might end before it is killed
+        child = warmed.Child(with_a_jumping_clock, tuple(map(str, command.arguments(out))), product.environment())
+        product.wait_until(lambda: len(server.requests) >= half or child.poll() is not None)
+        child.kill()
+        assert child.wait(60) == -signal.SIGKILL, child.said()
     for path in out.rglob("*"):
         os.utime(path, (time.time() + 86_400,) * 2)  # as if it was written tomorrow
     differing["clock"] = command.differing(out)
@@ -86,16 +87,18 @@ def test_a_process_that_was_stopped_loses_no_call(commands: Commands, figure: Fi
     command = commands["build-tree"]
     out = command.new()
     assert command.server
-    server = command.server
-    flags = (*map(str, command.arguments(out)), "--set", "policy.timeout_s=0.5")
-    child = warmed.Child(warmed.reasonrag, flags, product.environment())
-    product.wait_until(lambda: server.in_flight > 0 and len(server.requests) >= command.whole.calls // 4)
-    child.send_signal(signal.SIGSTOP)
-    time.sleep(3.0)  # late timers tell from 2 s on
+    server, early, limit_s = command.server, command.whole.calls // 4, 2.0
+    stop_s = limit_s + 2.2  # late timers tell from 2 s on
+    flags = (*map(str, command.arguments(out)), "--set", f"policy.timeout_s={limit_s}")
+    with server.holding(early):
+        child = warmed.Child(warmed.reasonrag, flags, product.environment())
+        product.wait_until(lambda: len(server.requests) >= early or child.poll() is not None)
+        child.stop()
+    time.sleep(stop_s)
     child.send_signal(signal.SIGCONT)
     done = warmed.ended(child, 60)
     twice, differing = server.paid_twice, command.differing(out)
-    figure(f"stopped for 3 s with a limit of 0.5 s: exit code {done.returncode}, {twice} calls twice")
+    figure(f"stopped for {stop_s:g} s with a limit of {limit_s:g} s: exit code {done.returncode}, {twice} calls twice")
     assert (done.returncode, twice, differing) == (0, 0, [])
 
 

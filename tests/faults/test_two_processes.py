@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def begun(command: Command) -> tuple[Path, warmed.Child]:
     for number in range(10):
         out = command.new()
         child = command.begin(out, 0.5 - number / 20)
-        child.send_signal(signal.SIGSTOP)
+        child.stop()
         if child.poll() is None and holds_a_lock(child.pid):
             return out, child
         child.kill()  # it was about to end

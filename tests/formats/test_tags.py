@@ -66,11 +66,11 @@ def test_a_tag_at_the_end_is_read_whatever_stands_before(before: str, body: str)
 
 
 @pytest.mark.parametrize("piece", ["<query>", "</query>", "<query></answer>", "<", "<query", " "])
-def test_a_megabyte_of_anything_takes_less_than_a_second(piece: str) -> None:
+def test_a_megabyte_of_anything_takes_linear_time(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     start = time.process_time()
     last_tag(text, TAGS)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 10  # quadratic time would be hours
 
 
 @given(hostile)

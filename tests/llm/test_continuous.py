@@ -21,7 +21,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.rewards.base import Score
-from tests.llm.asking import PROMPT, assert_logprobs_are_real
+from tests.llm.asking import PROMPT, Pause, assert_logprobs_are_real
 
 OTHERS = [Prompt((Message("user", "The river runs through the old town. " * count),)) for count in range(1, 17)]
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
@@ -278,10 +278,12 @@ def test_a_cancelled_task_cancels_its_request_and_others_go_on(chat, model):
 
     async def ends():
         sampling = Sampling(max_tokens=480, seed=7)  # with other seeds the model ends its turn early
+        pause = Pause(model)
         endless = [asyncio.ensure_future(llm.complete(PROMPT, sampling)) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        await pause.reached()
         for task in endless:
             task.cancel()
+        pause.go_on()
         await asyncio.wait(endless)
         return [task.cancelled() for task in endless], await llm.complete(PROMPT, GREEDY)
 

@@ -43,13 +43,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_a_server_that_restarts_costs_no_request():
     async def main(server: Server) -> list[str]:
-        llm, replies = ServerLLM(server.base_url, "m", concurrency=16, max_retries=1, timeout_s=0.5), []
+        llm, replies = ServerLLM(server.base_url, "m", concurrency=16, max_retries=1, timeout_s=2.0), []
 
         async def restart() -> None:
             await until(lambda: len(replies) >= 50)
             server.stop()
-            await asyncio.sleep(1.0)  # longer than the timeout of a request
-            assert llm.slots.in_flight <= 1 and llm.slots.waiting >= 39 and llm.slots.free < 0
+            await asyncio.sleep(2.5)  # longer than the timeout of a request
+            await until(lambda: llm.slots.in_flight <= 1 and llm.slots.waiting >= 39 and llm.slots.free < 0)
             server.start()
 
         async with aclosing(llm):

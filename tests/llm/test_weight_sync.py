@@ -162,7 +162,7 @@ def test_a_request_that_comes_during_a_push_waits_and_gets_the_new_weights():
             yield from weights(1)
 
         opened(server).push(tensors())
-        client.join(10)
+        client.join(60)
     assert written == ["1/1"]
 
 

@@ -208,7 +208,7 @@ def test_a_judge_that_fails_now_and_then_costs_rewards_and_invents_none(tmp_path
         reward__name=f"{TOYS}:CheckedHiPRAG",
         judge__spec=f"python:{TOYS}:faulty_judge",
         judge__timeout_s=0.5,
-        outage__max_unscored=0.5,  # the judge fails for the same questions whenever it is asked
+        outage__max_unscored=1.0,  # the judge fails for the same questions whenever it is asked
     )
     history = trained(wanted, tmp_path / "rl")
     pairs = toys.CheckedHiPRAG.pairs

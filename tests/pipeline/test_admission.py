@@ -4,12 +4,13 @@ import asyncio
 
 import pytest
 
+from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.slots import Slots
 from reasonrag.pipeline.admission import work_through
 
 
 def worked(items, work, slots) -> None:
-    asyncio.run(work_through(items, work, slots))
+    run_virtually(work_through(items, work, slots))
 
 
 def test_items_begin_while_engines_have_room_for_their_requests():

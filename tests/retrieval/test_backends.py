@@ -9,7 +9,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -33,8 +32,10 @@ from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.open import BACKENDS, open_backend
 from reasonrag.storage.journal import Journal
+from tests.e2e.product import wait_until
 from tests.e2e.world import pages
 from tests.faults.stubs import Answer, StubRetriever, in_turn
+from tests.ports import keep_port
 from tests.retrieval.test_remote import reply, server
 
 __all__ = ["server"]  # a fixture
@@ -263,14 +264,13 @@ def test_a_tool_over_http_that_answers_in_text_gets_the_named_variables_alone(
     monkeypatch.setenv("OTHER_KEY", "pepper")
     config = settings("mcp", command=[*MCP, "stdio"], tool="read", environment=["SEA_KEY"])
     assert [p.contents for p in asked(open_backend(config), "Tides")[0]] == ["Tides\nsalt no other"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    kept = keep_port()
+    port = kept.getsockname()[1]
     address = f"http://127.0.0.1:{port}/mcp"
-    with subprocess.Popen([*MCP, "http", str(port)], stderr=subprocess.DEVNULL) as process:
+    with kept, subprocess.Popen([*MCP, "http", str(port)], stderr=subprocess.DEVNULL) as process:
         try:
             config = settings("mcp", url=address, tool="search", request={"query": "{query}", "count": "{top_k}"})
-            while not _listens(port):
-                time.sleep(0.05)
+            wait_until(lambda: _listens(port) or process.poll() is not None)
             assert asked(open_backend(config), "Quillfane launched")[0][0].title == "Quillfane"
             named = settings("mcp", url=address, tool="listed", title="headline", text="snippet")
             assert [p.contents for p in asked(open_backend(named), "ships")[0]] == ["Quillfane\nAbout ships."]
@@ -288,7 +288,7 @@ def test_a_server_of_mcp_that_never_answers_is_not_waited_for_at_the_end():
         retriever = open_backend(settings("mcp", command=["sleep", "1000"], tool="search", timeout_s=0.2))
         with pytest.raises(RetrievalError, match=r"no reply in 0\.2 s"):
             await retriever.check()
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(60):  # the command ends after 1,000 s
             await retriever.aclose()
 
     asyncio.run(ask())

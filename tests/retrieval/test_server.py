@@ -20,6 +20,7 @@ from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.retrieval.server.app import serve
 from reasonrag.retrieval.server.service import RetrievalService, ServeSettings
+from tests.e2e.product import wait_until
 from tests.faults.matrix import Figure
 from tests.retrieval.serving import SEA, ask, call, found, gauge, sea_index, serving, wait_for
 from tests.toys import ToyRetriever
@@ -217,7 +218,7 @@ async def together(port: int, *bodies: dict[str, Any]) -> list[int]:
 def test_queries_of_one_topk_are_searched_together() -> None:
     retriever = Held()
     retriever.go.set()
-    with serving(retriever, window_ms=200, max_batch=12) as port:
+    with serving(retriever, window_ms=60_000, max_batch=12) as port:  # a full batch does not wait for it
         bodies = [{"queries": [f"q{i}"], "topk": topk} for i in range(12) for topk in (1, 2)]
         assert asyncio.run(together(port, *bodies)) == [200] * 24
         assert gauge(port, "reasonrag_retrieval_batch_queries_count") == 2
@@ -232,6 +233,7 @@ def test_while_batches_are_searched_the_next_one_fills() -> None:
         for i in range(40):
             requests.append(asyncio.create_task(together(port, {"queries": [f"q{i}"]})))
             await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_for, port, "reasonrag_retrieval_requests_in_flight", 40)
         retriever.go.set()
         return [status for statuses in await asyncio.gather(*requests) for status in statuses]
 
@@ -326,7 +328,7 @@ def test_health_is_false_when_no_query_answers_in_time() -> None:
         call(port, "GET", "/health")
         assert len(retriever.batches) == 1  # the second one waits for the query of the first
         retriever.go.set()
-        assert call(port, "GET", "/health")[0] == 200
+        wait_until(lambda: call(port, "GET", "/health")[0] == 200)
 
 
 def test_health_is_false_while_the_server_drains() -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,10 @@ from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import tree_schema
+from tests.e2e.product import wait_until
 from tests.e2e.world import questions
 from tests.faults.matrix import Figure
+from tests.ports import refuses
 from tests.retrieval.serving import GatedServer, ServerProcess, ask, found, sea_index, wait_for
 
 SEA_QUESTIONS = [
@@ -40,19 +39,6 @@ CLIENTS = 16
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
-
-
-def refuses(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
-        return False
-    return True
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.fault(

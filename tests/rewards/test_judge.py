@@ -100,7 +100,7 @@ def test_any_reply_is_a_score_in_range_or_none(reply):
 def test_a_long_reply_is_read_in_linear_time(reply):
     start = time.process_time()
     parse_score(reply)
-    assert time.process_time() - start < 1  # quadratic time would be minutes
+    assert time.process_time() - start < 10  # quadratic time would be minutes
 
 
 def test_the_policys_words_reach_the_judge_as_quoted_text():

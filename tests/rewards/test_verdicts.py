@@ -202,7 +202,7 @@ def test_a_long_reply_is_read_fast(piece):
     begun = time.process_time()
     for read in READERS:
         read(piece * 20_000 + "x")
-    assert time.process_time() - begun < 2  # quadratic time would be minutes
+    assert time.process_time() - begun < 20  # quadratic time would be minutes
 
 
 def asked(reply: str, question) -> tuple[object, str]:
