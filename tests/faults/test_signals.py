@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from reasonrag.training.folder import last_checkpoint
 from tests import warmed
 from tests.e2e import product
 from tests.faults.commands import Commands, has_begun, used_s
@@ -90,6 +91,24 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(
                 assert command.server.paid_twice == 0, "calls in flight are waited for"
     figure(f"{name}: {', '.join(f'{count} ended {how}' for how, count in sorted(ended.items()))}; all went on")
     assert not wrong
+
+
+@pytest.mark.parametrize(("name", "more"), [("rl train", ("--set", "validation.steps=0")), ("prm train", ())])
+def test_sigterm_ends_a_training_behind_a_step(name: str, more: tuple[str, ...], commands: Commands) -> None:
+    """It is kept, and the rows above, at full size, go on from there."""
+    command = commands[name]
+    out = command.folder / "endless"
+    arguments = (*map(str, command.arguments(out)), *more, "--set", "max_steps=1000000")  # it does not end before
+    child = warmed.Child(warmed.reasonrag, arguments, product.environment(**command.environment))
+    try:
+        product.wait_until(lambda: (out / "checkpoints/checkpoint-1").exists() or child.poll() is not None)
+        child.send_signal(signal.SIGTERM)
+        code = child.wait(120)
+    finally:
+        child.kill()
+    said = child.said()
+    assert code == 143 and "Resume with:\n  reasonrag " in said and "Traceback" not in said, said
+    assert last_checkpoint(out)
 
 
 def with_a_full_stderr(*arguments: str) -> None:
