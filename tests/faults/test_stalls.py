@@ -30,7 +30,7 @@ from tests.faults.stubs import Body, Fault, StubRetriever, Stuck, always
 from tests.llm.fake_openai import FakeOpenAI
 
 HERE = "python:tests.faults.test_stalls"
-STALL_S = 4.0
+STALL_S = 8.0  # what a machine may take until all is in flight; half of it tells that a thread hangs
 AT_ONCE = 10
 
 
@@ -97,16 +97,16 @@ AT = r"http://127\.0\.0\.1:\d+"
 NAMES = {
     "a model's thread": (
         1,
-        r"stands still: nothing finished and no CPU time for 2 s, at .*test_stalls\.py:\d+ <lambda>",
+        r"stands still: nothing finished and no CPU time for 4 s, at .*test_stalls\.py:\d+ <lambda>",
     ),
     "an engine": (
         EX_TEMPFAIL,
-        rf"the run stands still: .* for 4 s, .*\d tasks? at server\.py:\d+ _send, .* for {AT}/v1",
+        rf"the run stands still: .* for 8 s, .*\d tasks? at server\.py:\d+ _send, .* for {AT}/v1",
     ),
-    "a judge": (EX_TEMPFAIL, rf"the run stands still: .* for 4 s, .*\d tasks? at server\.py:\d+ _send, .* for {AT}/v1"),
+    "a judge": (EX_TEMPFAIL, rf"the run stands still: .* for 8 s, .*\d tasks? at server\.py:\d+ _send, .* for {AT}/v1"),
     "a retriever": (
         EX_TEMPFAIL,
-        r"the run stands still: .* for 4 s, .*\d tasks? at base\.py:\d+ _\w+, .* for 127\.0\.0\.1:\d+",
+        r"the run stands still: .* for 8 s, .*\d tasks? at base\.py:\d+ _\w+, .* for 127\.0\.0\.1:\d+",
     ),
     "the event loop": (EX_TEMPFAIL, r"thread MainThread: test_stalls\.py:\d+ complete"),
 }
@@ -138,7 +138,10 @@ def test_what_never_answers_is_named_and_ended(tmp_path: Path, rounds: Rounds, f
             "a judge": ("--policy", "extractive", "--value", "judge", "--judge", server.base_url),
             "a retriever": ("--policy", "extractive", "--retriever-url", retriever.url),
         }
-        runs = [("the event loop", ("--policy", f"{HERE}:blocking"))] * blocked + [*kinds.items()] * count
+        # It ends ten seconds after that, so the others have twice the time.
+        runs = [("the event loop", ("--policy", f"{HERE}:blocking", "--set", "run.stall_s=4"))] * blocked + [
+            *kinds.items()
+        ] * count
         found = ended(runs, tmp_path)
     named = {kind: sum(_named(kind, *end) for end in ends) for kind, ends in found.items()}
     figure(
