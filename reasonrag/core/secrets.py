@@ -6,8 +6,8 @@ the marks that shapes begin with is skipped at once.
 
 Out of scope: a key that was cut, is broken up by blanks, line ends, zero-width or control characters, or is written in
 another case; one in base64 (but for `Authorization: Basic`), in hex or compressed; an opaque one that stands alone in
-prose and is not in the environment; an assigned one that consists of plain words; the value of a variable whose name
-does not say that it is secret; a user name in a URL; cookies.
+prose and is not in the environment; an assigned one that consists of plain words; the value of a variable that has
+fewer than 12 characters, or whose name does not end as that of a secret does; a user name in a URL; cookies.
 """
 
 from __future__ import annotations

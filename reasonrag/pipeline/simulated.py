@@ -13,7 +13,7 @@ from random import Random
 
 from reasonrag.core.config import SimulatorConfig
 from reasonrag.core.errors import RetrievalError
-from reasonrag.core.text import one_line
+from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import Message, Passage, Prompt
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.llm.journaled import JournaledLLM
@@ -80,7 +80,7 @@ class SimulatedRetriever:
             return ()
         # The same draw whatever the share: as it rises, queries turn noisy and never back.
         noisy = Random(derive_seed(self._seed, SIMULATED, query)).random() < self.noise
-        task = _TASK.format(query=one_line(query), count=top_k, kind=_NOISY if noisy else _USEFUL)
+        task = _TASK.format(query=quotable(query), count=top_k, kind=_NOISY if noisy else _USEFUL)
         prompt = Prompt((Message("system", _SYSTEM), Message("user", task)))
         for attempt in range(_ATTEMPTS):
             seed = derive_seed(self._seed, SIMULATED, query, top_k, attempt)
@@ -99,7 +99,7 @@ def written_passages(reply: str) -> list[str]:
     ['Jaws\\nA film of 1975.']
     """
     passages = []
-    for piece in re.split(r"^[\W_]*passage \d+[\W_]*", reply, flags=re.IGNORECASE | re.MULTILINE)[1:]:
+    for piece in re.split(r"^(?:[^\w\n]|_)*passage \d+[\W_]*", reply, flags=re.IGNORECASE | re.MULTILINE)[1:]:
         title, _, text = piece.strip().partition("\n")
         if text.strip():
             passages.append(f"{one_line(title).strip('*# ')}\n{one_line(text)}".strip())

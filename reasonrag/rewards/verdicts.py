@@ -210,15 +210,17 @@ def last_json_object(reply: str) -> dict[str, Any] | None:
     """
     decoder = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_no_constant)
     found: dict[str, Any] | None = None
-    at = reply.find("{")
-    while at >= 0:
+    begun, failures = _OBJECT.search(reply), 0
+    while begun:
         try:
-            found, end = decoder.raw_decode(reply, at)
+            found, end = decoder.raw_decode(reply, begun.start())
         except ValueError:
-            end = at + 1
-        except RecursionError:
-            return None  # nested a thousand deep; trying each brace in turn would take quadratic time
-        at = reply.find("{", end)
+            end, failures = begun.end(), failures + 1
+        except RecursionError:  # nested a thousand deep
+            failures = _MOST_TRIED
+        if failures == _MOST_TRIED:
+            return None  # each try may read the whole rest: trying every brace would take quadratic time
+        begun = _OBJECT.search(reply, end)
     return found
 
 
@@ -242,6 +244,8 @@ def _says(text: str) -> bool:
 
 
 _NUMBERED = re.compile(r"\s*\d+[.)]\s*(.*)")
+_OBJECT = re.compile(r"\{[ \t\n\r]*(?=[\"}])")  # as an object of JSON begins, and no formula
+_MOST_TRIED = 100
 _BEFORE_TAG = re.compile(r"(?=<\w+>)")
 
 BOOLEAN = Contract(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 from functools import cache
 from typing import Any
 
+from reasonrag.core.config import SimulatorConfig
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -25,6 +27,8 @@ from reasonrag.core.types import (
 )
 from reasonrag.formats import BASELINES, FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.llm.scripted import ScriptedLLM
+from reasonrag.pipeline.simulated import SimulatedRetriever
 from reasonrag.rewards.judge import quoted
 from tests.llm.tiny import TEMPLATE
 
@@ -172,6 +176,7 @@ def places() -> Iterator[tuple[str, Callable[[str], list[Prompt]]]]:
     yield "self_ask: query", lambda text: _after("self_ask", replace(searched, action=Search(text)))
     yield "tool_calls: query", lambda text: _after("tool_calls", _step(_CALL, Search(text)))
     yield "judge", lambda text: [_judged({"Question": text, "Trajectory": [text, "b"], "Conclusion": text})]
+    yield "simulator", _simulated
     yield "plan", lambda text: [_judged({"Question": "q", "Planner 1": text, "Path 1": (text, "b")})]
 
 
@@ -188,6 +193,12 @@ def _after(name: str, *steps: Step) -> list[Prompt]:
 
 def _prompts(steps: Sequence[Step]) -> list[Prompt]:
     return [step.prompt for step in steps if step.asked]
+
+
+def _simulated(query: str) -> list[Prompt]:
+    llm = ScriptedLLM(["Passage 1: Jaws\nA film."])
+    asyncio.run(SimulatedRetriever(llm, SimulatorConfig(), seed=0).search([query], 1))
+    return list(llm.prompts)
 
 
 def _judged(fields: dict[str, Any]) -> Prompt:

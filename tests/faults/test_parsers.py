@@ -26,6 +26,7 @@ from reasonrag.core.text import cover_match, exact_match, normalize_answer, toke
 from reasonrag.formats import BASELINES, FORMATS
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.tool_calls import PARSERS, ToolCallsFormat
+from reasonrag.pipeline.simulated import written_passages
 from reasonrag.rewards.judge import parse_score
 from reasonrag.rewards.verdicts import last_json_object, read_boolean, read_path, read_plan, read_yes_no
 from reasonrag.storage.records import CALLS, read_calls
@@ -182,6 +183,42 @@ def test_every_reply_of_a_judge_is_a_verdict_or_none(rounds: Rounds, figure: Fig
         assert found == [read(reply) for read in _READERS]
         verdicts += score is not None
     figure(f"0 exceptions, 0 wrong values in {count:,} replies to {len(_READERS)} readers; {verdicts:,} have a score")
+
+
+@pytest.mark.fault(
+    "fuzz",
+    "one fragment of a verdict, or of passages, repeated to 100 KB and 400 KB, to each reader of a judge and simulator",
+    "four times the text takes about four times the CPU time",
+    before="a square of it: 33 s for 400 KB of '{', 5.6 s for 24 KB of line ends",
+)
+def test_a_long_reply_takes_linear_time(rounds: Rounds, figure: Figure) -> None:
+    worst = (0.0, 0.0, "", "")
+    fragments = [
+        *_VERDICTS,
+        '{"a":{',
+        '{"a":"',
+        '{"a":1,',
+        '{"a":[1,',
+        "[{",
+        "\n",
+        "\r\n",
+        "* ",
+        "Passage 1: a\n",
+        "passage ",
+    ]
+    for read in (*_READERS, written_passages):
+        for fragment in fragments[:: -rounds(3, 1)]:
+            few, many = (_seconds(read, fragment * (size // len(fragment))) for size in (100_000, 400_000))
+            worst = max(worst, (many / max(few, 0.05), many, read.__name__, fragment))
+    ratio, seconds, name, fragment = worst
+    figure(f"at most {ratio:.1f} times as long ({name}, {fragment!r}: {seconds:.2f} CPU s)")
+    assert ratio < 10
+
+
+def _seconds(read: Callable[[str], object], text: str) -> float:
+    began = time.process_time()
+    read(text)
+    return time.process_time() - began
 
 
 @pytest.mark.fault("22", "calls of tools: JSON, XML, Python, Gemma's, cut and mixed", "a search, an answer or a reason")
