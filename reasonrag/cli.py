@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TextIO, cast
 import click
 
 from reasonrag import __version__
-from reasonrag.core.errors import EX_TEMPFAIL, InputError, ReasonRAGError, Stalled, check_files
+from reasonrag.core.errors import EX_TEMPFAIL, InputError, ReasonRAGError, Stalled, check_limits
 from reasonrag.core.secrets import redact
 
 # The function in `reasonrag.commands` and the line of `reasonrag --help` of each command.
@@ -148,8 +148,11 @@ def main() -> None:
     try:
         try:
             cli(standalone_mode=False)
-        except OSError as error:
-            check_files(error)
+        except Exception as error:
+            reason: BaseException | None = error
+            while isinstance(reason, Exception):  # what is raised while a loop is closed hides why
+                check_limits(reason)
+                reason = None if isinstance(error, ReasonRAGError) else reason.__context__
             raise
         finally:
             Stalled.ends_process = False  # who calls this in a process of its own goes on

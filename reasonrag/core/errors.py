@@ -23,6 +23,8 @@ import resource
 
 from reasonrag.core.secrets import excerpt, redact
 
+# Of the loader of shared libraries, threads, torch and Arrow, which raise errors of many classes.
+_NO_MEMORY = ("failed to map segment", "can't start new thread", "llocate memory", "malloc of size")
 EX_TEMPFAIL = 75
 """Exit code of a command whose run stood still: that of sysexits.h for what may succeed later."""
 
@@ -110,8 +112,10 @@ class JudgeError(BackendError):
     """
 
 
-def check_files(error: Exception) -> None:
-    """Raise RunError, which ends a run, if this process may open no more files: each request in flight is one."""
+def check_limits(error: Exception) -> None:
+    """Raise RunError, which ends a run, if this process may open no more files, or take no more memory or threads."""
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
+        raise RunError("this process may take no more memory or threads: raise `ulimit -v` and `ulimit -u`") from error
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise RunError(

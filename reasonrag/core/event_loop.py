@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import closing
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,5 +21,5 @@ def runner() -> asyncio.Runner:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, as `asyncio.run` does."""
-    with runner() as running:
+    with closing(main), runner() as running:  # closed even if there is no room for a loop
         return running.run(main)

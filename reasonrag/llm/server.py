@@ -15,7 +15,7 @@ import aiohttp
 import structlog
 
 from reasonrag.core.addresses import Address, Addresses
-from reasonrag.core.errors import ConfigError, LLMError, check_files
+from reasonrag.core.errors import ConfigError, LLMError, check_limits
 from reasonrag.core.http import (
     Away,
     Retries,
@@ -345,7 +345,7 @@ class ServerLLM:
                 status, headers = response.status, response.headers
                 raw = await read_body(response, self._wire.most_bytes(len(sent), sampling))
         except (aiohttp.ClientError, OSError) as error:
-            check_files(error)
+            check_limits(error)
             message = f"{type(error).__name__}: {self._shown(str(error).encode())}"
             raise Away(message, counts=not isinstance(error, _NOT_CONNECTED)) from error
         if status == 200:

@@ -11,7 +11,7 @@ import structlog
 
 from reasonrag.core.config import Config, ModelConfig, QuestionsConfig
 from reasonrag.core.documents import named_path
-from reasonrag.core.errors import BackendError, ConfigError, check_files
+from reasonrag.core.errors import BackendError, ConfigError, check_limits
 from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Passage, Question
@@ -250,9 +250,9 @@ def set_aside(question: Question, error: Exception, progress: Progress) -> str:
     """Count a question as failed; return the cause that it is counted under. The first one of a cause is logged.
 
     Raises:
-        RunError: this process may open no more files, so that the others would fail, too.
+        RunError: this process reached a limit of its user, so that the others would fail, too.
     """
-    check_files(error)
+    check_limits(error)
     cause = error.cause if isinstance(error, BackendError) else f"bug:{type(error).__name__}"
     progress.failed += 1
     progress.causes[cause] += 1

@@ -27,16 +27,8 @@ from reasonrag.storage import tables
 from reasonrag.storage.files import read_json
 from reasonrag.storage.parquet import by_question, column_names, not_finite, read_batches
 from reasonrag.storage.runs import read_run
-from reasonrag.training.folder import (
-    BEST,
-    CHECKPOINTS,
-    MERGED,
-    SUMMARY,
-    check_settings,
-    check_summary,
-    check_trained,
-    checkpoint_problem,
-)
+from reasonrag.training import folder as folders
+from reasonrag.training.folder import BEST, CHECKPOINTS, MERGED, SUMMARY, check_trained, checkpoint_problem
 
 _TABLES = {
     "nodes": tables.tree_schema,
@@ -110,9 +102,9 @@ def verify(path: Path) -> Verified:
         found.check("files of the index", lambda part=part: len(index.verify(part, fully=True).files))
     if (path / SUMMARY).exists():
         found.check(_CHECKSUMS, check_trained, path)
-        found.check(SUMMARY, check_summary, path)
+        found.check(SUMMARY, folders.check_summary, path)
     if (path / CHECKPOINTS).is_dir():  # what is published has none, and no settings
-        found.check("config.yaml", check_settings, path)
+        found.check("config.yaml", folders.check_settings, path)
     checkpoints = sorted(path.glob(f"{CHECKPOINTS}/checkpoint-*"))
     for checkpoint in checkpoints:
         problem = checkpoint_problem(checkpoint)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reasonrag.core.errors import DataError, RunError
+from reasonrag.core.errors import DataError, RunError, check_limits
 from reasonrag.core.secrets import excerpt
 from reasonrag.storage.files import fsync_folder, naming, writing
 
@@ -304,6 +304,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: also a damaged name that is no UTF-8
+        check_limits(error)
         raise DataError(
             f"{path.name} cannot be read ({excerpt(str(error), 200)}); it is damaged or not Parquet; write pairs "
             "again with `reasonrag pairs`, trees with the same build-tree command"

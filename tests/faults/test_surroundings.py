@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -19,6 +20,15 @@ from tests.faults.matrix import Figure, Rounds
 
 pytestmark = pytest.mark.slow
 
+LIMITS = {
+    "build-tree": [
+        *(("RLIMIT_NOFILE", files) for files in (14, 16, 18)),
+        *(("RLIMIT_FSIZE", kb << 10) for kb in (4, 64, 4_000)),
+        ("RLIMIT_AS", 0),  # with a little more, libraries in C abort the process, as after a SIGKILL
+    ],
+    "index build": [("RLIMIT_FSIZE", 4 << 10)],
+    "dpo train": [*(("RLIMIT_FSIZE", kb << 10) for kb in (8, 64))],
+}
 UNSET = ("HOME", "TMPDIR", "TERM", "LANG", "USER")
 SURROUNDINGS: dict[str, dict[str, str]] = {
     "TZ": {"TZ": "Pacific/Chatham"},
@@ -40,6 +50,14 @@ def with_a_jumping_clock(*arguments: str) -> None:
 def with_few_files(*arguments: str) -> None:
     """Do what `reasonrag` does where a shell lets a process have 32 files open, as macOS lets it have 256."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (32, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    warmed.reasonrag(*arguments)
+
+
+def within_limits(limit: str, most: int, *arguments: str) -> None:
+    """Do what `reasonrag` does within a limit of `LIMITS`; that of memory counts from what the process has by now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most += pages * resource.getpagesize() if limit == "RLIMIT_AS" else 0
+    resource.setrlimit(getattr(resource, limit), (most, most))
     warmed.reasonrag(*arguments)
 
 
@@ -75,6 +93,29 @@ def test_what_surrounds_a_process_changes_no_row(commands: Commands, rounds: Rou
     same = [name for name, names in differing.items() if not names]
     figure(f"{len(same)} of {len(differing)} with the same rows: {', '.join(differing)}")
     assert len(same) == len(differing), differing
+
+
+@pytest.mark.fault(
+    "40",
+    "`ulimit -n`, `-f` and `-v` that are too low for the command",
+    "one line, exit code 2; without the limit the same command goes on",
+    before="-v: a traceback, or 'damaged' where a table was read; -n: warnings about coroutines",
+)
+def test_limits_that_are_too_low(commands: Commands, figure: Figure) -> None:
+    twice, differing = 0, []
+    for name, limits in LIMITS.items():
+        command = commands[name]
+        for limit, most in limits:
+            out = command.new()
+            arguments = (limit, most, *map(str, command.arguments(out)))
+            done = warmed.run(within_limits, *arguments, environment=product.environment())
+            said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+            assert (done.returncode, len(said)) == (2, 1), f"{limit} {most}: {done.returncode} {done.stderr[-2000:]}"
+            assert not re.search(r"Traceback|Warning|damaged", done.stderr), done.stderr
+            differing += [(name, limit, most, *names) for names in [command.differing(out)] if names]
+            twice += command.server.paid_twice if command.server else 0
+        figure(f"{name}: {len(limits)} of {len(limits)} ended in one line; 0 calls lost")
+    assert not differing and not twice
 
 
 @pytest.mark.fault(

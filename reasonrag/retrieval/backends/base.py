@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from reasonrag.core.addresses import Addresses
 from reasonrag.core.config import BackendConfig, RetrievalConfig
 from reasonrag.core.documents import map_texts
-from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError, check_files
+from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError, check_limits
 from reasonrag.core.http import Retries, Unavailable, is_transient, parse_retry_after, read_body, time_limit
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.secrets import excerpt
@@ -215,7 +215,7 @@ class HttpBackend(Backend):
         except TimeoutError:
             raise Unavailable(f"{server} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
         except aiohttp.ClientError as error:
-            check_files(error)
+            check_limits(error)
             what = f"the connection to {server} failed ({type(error).__name__})"
             counts = not isinstance(error, aiohttp.ClientConnectorError)
             raise Unavailable(what, cause="connection", counts=counts) from None
