@@ -128,7 +128,7 @@ def test_a_process_that_was_stopped_loses_no_call(commands: Commands, figure: Fi
     command = commands["build-tree"]
     out = command.new()
     assert command.server
-    server, early, limit_s = command.server, command.whole.calls // 4, 2.0
+    server, early, limit_s = command.server, command.whole.calls // 4, 4.0
     stop_s = limit_s + 2.2  # late timers tell from 2 s on
     flags = (*map(str, command.arguments(out)), "--set", f"policy.timeout_s={limit_s}")
     with server.holding(early):
