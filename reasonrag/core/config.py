@@ -428,14 +428,6 @@ class RunConfig(StallConfig):
         0.0, "seconds to wait at the start for servers that do not answer yet, as they load a model", "--wait", ge=0
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _older_files(cls, tree: Any) -> Any:
-        # `concurrency` stands in the config.yaml of older runs, and changed no result.
-        return (
-            {name: value for name, value in tree.items() if name != "concurrency"} if isinstance(tree, dict) else tree
-        )
-
 
 class Config(Section):
     """Everything that a run depends on, section by section."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-import json
 from array import array
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from reasonrag.core.secrets import redact_data
@@ -65,14 +64,11 @@ class JournaledLLM:
             LLMError: raised by the inner model; nothing is stored.
             Interrupted: the run is shutting down, and the journal does not hold the reply.
         """
-        if self.journal.version < 2:
-            question, key = "", json_request_key(self.inner.name, self.kind, prompt, sampling)
-        else:
-            # A policy's seeds differ by question. A judge may be asked the same about two of them, and is asked once.
-            question = caller.get().question if self.kind == "policy" else ""
-            is_greedy = self.kind == "policy" and sampling.temperature == 0 and self.journal.version >= 3
-            keyed = replace(sampling, seed=None) if is_greedy else sampling
-            key = request_key(self.inner.name, self.kind, prompt, keyed)
+        # A policy's seeds differ by question. A judge may be asked the same about two of them, and is asked once.
+        question = caller.get().question if self.kind == "policy" else ""
+        is_greedy = self.kind == "policy" and sampling.temperature == 0
+        keyed = replace(sampling, seed=None) if is_greedy else sampling
+        key = request_key(self.inner.name, self.kind, prompt, keyed)
         stored = self.journal.call(key, question)
         if stored is not None:
             self.replayed += 1
@@ -131,12 +127,6 @@ def request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> st
     return hashlib.blake2b("".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def json_request_key(model: str, kind: str, prompt: Prompt, sampling: Sampling) -> str:
-    """Return the key of a request in a journal of version 1: 32 hex digits as well, for four times the work."""
-    request = json.dumps([model, kind, asdict(prompt), asdict(sampling)], ensure_ascii=True, sort_keys=True)
-    return hashlib.blake2b(request.encode(), digest_size=16).hexdigest()
-
-
 def _as_stored(completion: Completion) -> Completion:
     """Return the completion as the journal will return it, and without secrets.
 
@@ -172,8 +162,8 @@ def _decode(stored: dict[str, Any]) -> Completion:
     return Completion(
         stored["text"],
         FinishReason(stored["finish_reason"]),
-        _numbers(stored.get("token_ids"), "i"),
-        _numbers(stored.get("logprobs"), "f"),
+        _unpack(stored.get("token_ids"), "i"),
+        _unpack(stored.get("logprobs"), "f"),
         None,
         stored.get("prompt_tokens"),
         stored.get("completion_tokens"),
@@ -185,11 +175,8 @@ def _pack(numbers: Iterable[float] | None, code: str) -> str | None:
     return None if numbers is None else binascii.b2a_base64(array(code, numbers), newline=False).decode()
 
 
-def _numbers(stored: str | list[Any] | None, code: str) -> tuple[Any, ...] | None:
-    """Return stored numbers: packed, or in a list, as earlier versions stored them."""
-    if stored is None:
-        return None
-    return tuple(array(code, binascii.a2b_base64(stored) if isinstance(stored, str) else stored))
+def _unpack(packed: str | None, code: str) -> tuple[Any, ...] | None:
+    return None if packed is None else tuple(array(code, binascii.a2b_base64(packed)))
 
 
 def _total(counts: list[int | None]) -> int | None:

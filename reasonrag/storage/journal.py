@@ -55,35 +55,28 @@ log = structlog.get_logger()
 
 _QUESTIONS_KNOWN = 2_048  # questions whose keys are in memory, 20 kB each
 
-# PRAGMA user_version of a new file. Before 2, keys of requests were hashes of JSON that no question preceded; before 3,
-# those of greedy ones held a seed; before 5, a file began without the checksum. A file keeps the keys that it began
-# with, so that its calls are found.
-_VERSION = 5
+_VERSION = 5  # PRAGMA user_version: of the layout, and of the keys (`llm.journaled.request_key`)
 
 _LAYOUT = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS calls (
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE calls (
     key BLOB PRIMARY KEY NOT NULL, kind TEXT NOT NULL, reply TEXT NOT NULL, checksum BLOB NOT NULL,
     prompt_tokens INTEGER, completion_tokens INTEGER
 );
-CREATE TABLE IF NOT EXISTS trees (
+CREATE TABLE trees (
     dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, checksum BLOB NOT NULL,
     PRIMARY KEY (dataset, question_id)
 );
-CREATE TABLE IF NOT EXISTS failures (
+CREATE TABLE failures (
     dataset TEXT NOT NULL, question_id TEXT NOT NULL, cause TEXT NOT NULL, message TEXT NOT NULL,
     PRIMARY KEY (dataset, question_id)
 ) WITHOUT ROWID;
 -- The totals of the first calls, as adding them up reads every reply. Calls are never deleted, so their number is the
 -- `rowid` of the last one.
-CREATE TABLE IF NOT EXISTS usage (
+CREATE TABLE usage (
     kind TEXT PRIMARY KEY, calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
     unknown_tokens INTEGER NOT NULL
-) WITHOUT ROWID;
--- What earlier versions had: a trigger that counted each call, and a checksum each of layout and totals.
-DROP TRIGGER IF EXISTS count_call;
-DELETE FROM meta WHERE key IN ('seal', 'seal of totals')"""
-_MOVE = """ALTER TABLE calls RENAME TO old;{layout};INSERT INTO calls SELECT * FROM old;DROP TABLE old"""
+) WITHOUT ROWID"""
 _TOTALS = """
 SELECT kind, SUM(calls), SUM(prompt_tokens), SUM(completion_tokens), SUM(unknown_tokens) FROM (
     SELECT * FROM usage UNION ALL
@@ -153,7 +146,6 @@ class Journal:
     """The journal of one run. The caller's thread reads; a thread of the journal writes.
 
     Attributes:
-        version: of the keys in the file; a request's is `llm.journaled.request_key` from version 2 on.
         cached_tokens: by kind of call, prompt tokens that engines took from their prefix caches, and the prompt tokens
             of the calls that say so. Of a process that was killed they are lost, both.
     """
@@ -162,7 +154,7 @@ class Journal:
         """Open or create the file. `wal` None chooses the mode by the file system.
 
         Raises:
-            RunError: the file is damaged, or is not a journal.
+            RunError: the file is damaged, or is no journal of this version.
         """
         self.path = path
         self._mode = "WAL" if (not is_shared(path) if wal is None else wal) else "TRUNCATE"
@@ -181,7 +173,7 @@ class Journal:
         with contextlib.ExitStack() as refused:
             try:
                 self._reader = refused.enter_context(contextlib.closing(self._connect()))
-                self.version = self._lay_out()
+                self._lay_out()
                 files = (path, path.with_name(f"{path.name}-wal"))
                 self._opened = {file: file.stat() for file in files if file.exists()}
             except (sqlite3.Error, UnicodeDecodeError) as error:  # the second if SQLite's message quotes damaged text
@@ -192,22 +184,25 @@ class Journal:
             refused.pop_all()
         self._watch = Watch("the journal", RunError, self._write_forever)
 
-    def _lay_out(self) -> int:
-        """Check what is in the file, create the tables that are missing; return the version of the keys."""
+    def _lay_out(self) -> None:
+        """Create the tables of a new file; check what is in another one."""
         with self._reader as reader:
             reader.execute("BEGIN IMMEDIATE")
-            tables = dict(reader.execute("SELECT name, sql FROM sqlite_master"))
-            (version,) = reader.execute("PRAGMA user_version").fetchone() if tables else (_VERSION,)
-            if tables:
+            if reader.execute("SELECT 1 FROM sqlite_master").fetchone():
+                (version,) = reader.execute("PRAGMA user_version").fetchone()
+                if version != _VERSION:
+                    raise RunError(
+                        f"{self.path} is a journal of layout {version}, and this version of reasonrag has {_VERSION}; "
+                        "go on with the version that began it, or choose a new folder for --out"
+                    )
                 checksum = reader.execute("SELECT value FROM meta WHERE key = ?", (_CHECKSUM,)).fetchone()
-                if (checksum or version >= 5) and checksum != (_checksum_of(reader),):
+                if checksum != (_checksum_of(reader),):
                     raise sqlite3.DatabaseError("layout, settings or totals are not those that were stored")
-            moves = "WITHOUT ROWID" in tables.get("calls", "")  # the earliest journals
-            for statement in (_MOVE.format(layout=_LAYOUT) if moves else _LAYOUT).split(";"):
-                reader.execute(statement)
-            if not tables:
+            else:
+                for statement in _LAYOUT.split(";"):
+                    reader.execute(statement)
                 reader.execute(f"PRAGMA user_version = {_VERSION}")
-            _put_checksum(reader)
+                _put_checksum(reader)
             left, stored = _count(reader), self._stored()
             if left < stored:
                 raise RunError(
@@ -215,7 +210,6 @@ class Journal:
                     "-wal file was deleted; bring that back, or, to go on with what is left and pay for the others "
                     f"again, delete {self._guard_path.name}"
                 )
-        return int(version)
 
     def _stored(self) -> int:
         """Return how many calls the guard file says were stored; 0 if there is none."""

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import shutil
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +27,6 @@ ADDED = "added"  # metadata of a field that older files lack
 
 _BATCH_ROWS = 128
 _GROUP_BYTES = 16 << 20  # of a row group in memory; a reader holds one, too
-_ZLIB = b"\x78"
 
 
 def pack(rows: Sequence[Row], schema: pa.Schema) -> bytes:
@@ -53,8 +50,6 @@ def unpack(blob: bytes, schema: pa.Schema) -> pa.RecordBatch:
     import pyarrow as pa
     import zstandard
 
-    if blob.startswith(_ZLIB):  # older journals
-        return pa.RecordBatch.from_pylist(json.loads(zlib.decompress(blob)), schema=schema)
     with pa.ipc.open_stream(zstandard.decompress(blob)) as reader:
         batch = reader.read_next_batch()
     return pa.RecordBatch.from_arrays([_column(batch, field) for field in schema], schema=schema)

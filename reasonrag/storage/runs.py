@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.config import Config, SearchConfig, load_config
+from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import RunError
 from reasonrag.core.settings import COMMIT, Section, Tree, differences, dump, identity, read_yaml
 from reasonrag.storage.files import claim_folder, is_empty, lock, read_json, short_hash, unnamed_folder, write_text
@@ -27,8 +27,6 @@ from reasonrag.storage.journal import Journal
 from reasonrag.storage.shards import WHOLE, Shard
 
 _JOURNAL = "journal.sqlite"
-# What older runs did, where a setting that they lack has another default today.
-_BEFORE = Config(search=SearchConfig(lag=0))
 _CHECKSUM = "# checksum of all below: "  # a part of a YAML file can be one, too
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
@@ -87,7 +85,7 @@ class RunFolder:
                     f"{journal.path} is empty, but {path} holds a run; bring the journal back from a copy, or choose a "
                     "new folder for --out"
                 )
-            changes = "" if before is None else differences(before, described, _BEFORE)
+            changes = "" if before is None else differences(before, described, Config())
             if changes and journal.meta("bound"):
                 raise RunError(
                     f"{path} holds a run of another configuration ({changes}); "
@@ -111,7 +109,7 @@ class RunFolder:
 
         def holds_same(folder: Path) -> bool:
             journal = folder / _JOURNAL
-            same = not differences(Journal.peek(journal, "identity") or {}, described, _BEFORE)
+            same = not differences(Journal.peek(journal, "identity") or {}, described, Config())
             return journal.is_file() and (same or not Journal.peek(journal, "bound"))
 
         return unnamed_folder(name, holds_same)
@@ -193,9 +191,9 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
         raise RunError(
             f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished{of}"
         )
-    tree = read_written(path / "config.yaml", "the same build-tree command")
-    before = {} if "lag" in (tree.get("search") or {}) else {"search.lag": _BEFORE.search.lag}
-    return load_config(file=path / "config.yaml", overrides=before | dict(overrides or {})), summary
+    file = path / "config.yaml"
+    read_written(file, "the same build-tree command")
+    return load_config(file=file, overrides=overrides), summary
 
 
 def write_config(folder: Path, settings: Section) -> None:

@@ -50,12 +50,9 @@ MERGED = "merged"
 BEST = "best"
 _IDENTITY = "identity.json"
 _MARKER = "complete.json"
-_DIGESTS = "sha256"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://\S*", re.IGNORECASE)
 _HOST = re.compile(r"(?<![\w.])(?:localhost|\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?(?![\w.])")
-# Settings that earlier versions took for ones that change a result.
-_NO_LONGER_DESCRIBED = frozenset({"sampling.max_rounds"})
 # Messages of safetensors and torch about a full disk: neither raises an OSError.
 _DISK_FULL = (
     *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
@@ -120,7 +117,6 @@ def _changes(out: Path, described: Mapping[str, Any], defaults: TrainSettings) -
     before = held_identity(out)
     if before is None or (last_checkpoint(out) is None and not (out / SUMMARY).exists()):
         return ""
-    before = {name: value for name, value in before.items() if name not in _NO_LONGER_DESCRIBED}
     return differences(before, described, defaults)
 
 
@@ -236,14 +232,13 @@ def last_checkpoint(out: Path, log: Callable[[str], None] | None = None) -> Path
 def checkpoint_problem(checkpoint: Path, *, fully: bool = True) -> str:
     """Say what is wrong with a checkpoint: no marker, or a file that is not the one that was written; "" if nothing is.
 
-    Files are compared by size and, if `fully`, by checksum; markers of earlier versions hold none.
+    Files are compared by size and, if `fully`, by checksum.
     """
-    marker = read_json(checkpoint / _MARKER) or {}
-    sizes, digests = marker.get("files"), marker.get(_DIGESTS) or {}
-    if not isinstance(sizes, dict) or not isinstance(digests, dict):
+    files = (read_json(checkpoint / _MARKER) or {}).get("files")
+    if not isinstance(files, dict):
         return f"{_MARKER} is missing or damaged: it was not written to its end"
-    for name, size in sizes.items():
-        if problem := difference(checkpoint / name, size, digests.get(name, "") if fully else ""):
+    for name, (size, digest) in files.items():
+        if problem := difference(checkpoint / name, size, digest if fully else ""):
             return f"{name} {problem}"
     return ""
 
@@ -253,12 +248,12 @@ def mark_complete(checkpoint: Path, *, seconds: float) -> None:
 
     `seconds` is the duration of the run so far.
     """
-    files = {}
-    for path in checkpoint.rglob("*"):
-        if path.is_file() and path.name != _MARKER and not path.name.startswith("."):
-            files[str(path.relative_to(checkpoint))] = size_and_digest(path, sync=True)
-    sizes, digests = ({name: file[n] for name, file in files.items()} for n in (0, 1))
-    write_json(checkpoint / _MARKER, {"seconds": seconds, "files": sizes, _DIGESTS: digests}, indent=1)
+    files = {
+        str(path.relative_to(checkpoint)): size_and_digest(path, sync=True)
+        for path in checkpoint.rglob("*")
+        if path.is_file() and path.name != _MARKER and not path.name.startswith(".")
+    }
+    write_json(checkpoint / _MARKER, {"seconds": seconds, "files": files}, indent=1)
 
 
 def seconds_before(checkpoint: Path) -> float:

@@ -87,15 +87,6 @@ def test_the_summary_says_what_a_prefix_cache_could_serve_and_what_the_engine_se
     assert shared - 12 * 30 < summary["trees"]["shared_prompt_chars"] <= shared
 
 
-def test_a_run_from_before_the_lag_was_searched_without_one(tmp_path):
-    run(tmp_path / "r", overrides={"search.lag": 0}, questions=QUESTIONS[:1])
-    file = tmp_path / "r/config.yaml"
-    older = file.read_text().partition("\n")[2].replace("  lag: 0\n", "")  # nor was there a checksum
-    assert "lag" not in older
-    file.write_text(older)
-    assert read_run(tmp_path / "r", {"pairs.min_margin": 0.5})[0].search.lag == 0
-
-
 @pytest.mark.fault(
     "power cut",
     "config.yaml of a finished run is empty",
