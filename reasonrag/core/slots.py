@@ -21,11 +21,11 @@ _LOOK_S = 1.0  # between two looks whether this process was stopped while an eng
 _EARLY_S = 1e-3  # a timer may fire this much before its time: uvloop counts whole milliseconds
 
 _DOUBLING_PAYS = 0.5  # more throughput per more requests, both as logarithms: 1 at an idle engine, 0 at a full one
-_MORE_PAYS = 0.1
+_MORE_PAYS = 0.2
 _MORE = 1.25  # every other measurement has this many times the requests
-_STEP = 0.15  # how far one comparison moves the limit
-_ROUND = 64  # requests, at least, of which the share that is refused is looked at
-_OFTEN = 2 / 3  # share of refusals that no engine has by chance
+_STEP = 0.2  # how far one comparison moves the limit
+_SURE, _CROWDED = 5, 3  # refusals of a request that close a slot: .4**5 is .01; and if three of four requests wait
+_MOST = 7 / 8  # share of the requests in flight that have to be at the engine for closed slots to be opened
 _FULL = 0.8  # share of the slots that have to be in use for a measurement to say something about the limit
 
 
@@ -38,6 +38,10 @@ class Slots:
 
     While the engine is away, one request at a time finds out whether it is back, and the others wait. It is away once
     it has lost three requests in a row (`Unavailable`). Time is the running loop's. It works in one loop after another.
+
+    A request that is refused (429, 503) keeps its slot and is sent again after a wait that doubles. An engine that
+    refuses by chance takes it soon; one that is full does not, so each fifth refusal of a request closes a slot, and
+    each third while three of four wait like that. Every other reply opens one again while at most one of eight does.
 
     Attributes:
         in_flight: requests that hold a slot.
@@ -58,14 +62,16 @@ class Slots:
         self._arrivals = 0
         self._drained_by: Exception | None = None
         self.losses = 0
+        self._sent: dict[Request, None] = {}  # requests at the engine, in their order
+        self._open = math.inf  # slots that are not closed
         self._probing = False  # whether a request is at an engine that was away when it was sent
         self._probes = 0
         self.probe_at = 0.0
 
     @property
     def limit(self) -> int:
-        """Requests that may be in flight; setting it fixes it."""
-        return self._finder.limit if self._fixed is None else self._fixed
+        """Requests that may be in flight, at least 1; setting it fixes the most."""
+        return int(min(self._finder.limit if self._fixed is None else self._fixed, self._open))
 
     @limit.setter
     def limit(self, limit: int) -> None:
@@ -124,6 +130,7 @@ class Slots:
                     self.leave(request, error)
                 raise
             request.started = loop.time()
+        self._sent[request] = None
 
     def leave(self, request: Request, error: BaseException | None) -> None:
         """Give the slot of a request back that was answered, or that ended with `error`."""
@@ -132,37 +139,47 @@ class Slots:
         self._finder.occupied(now, self.in_flight)
         self.in_flight -= not request.rests
         request.rests = False
+        self._sent.pop(request, None)
         if request.probes:
             self._probing = False
         if error is None:
             self.losses = 0
+            if len(self._sent) >= _MOST * self.in_flight:
+                self._open += 0.5
             beat()
         # Not if there was no answer in time, or nobody waits for it any more.
-        answers = error is None or not (request.refused or isinstance(error, asyncio.CancelledError))
+        answers = error is None or not (request.refusals or isinstance(error, asyncio.CancelledError))
         if isinstance(error, Unavailable):
             self._lose(now, request, error)
             loop.call_at(max(self.probe_at, now), self._admit)
         elif self.away_since is not None and answers:
-            self.away_since, self._probing = None, False
+            self.away_since, self._probing, self._open = None, False, math.inf
             if self._probes > 1:  # else it had lost three of many by chance
                 self._finder.measure(now, self.in_flight)
-        elif error is None and not request.refused:
-            self._finder.replied(now, self.in_flight, request.tokens)
+        elif error is None:
+            self._finder.replied(now, self.in_flight, request)
         if self._queue:
             self._admit()
 
     def rest(self, request: Request, rests: bool) -> None:
         """Lend the slot of a request to others while it waits for its next attempt, or take it back."""
+        self._sent.pop(request, None)
+        if not rests:
+            self._sent[request] = None
         if request.rests != rests and not request.probes:
             self._finder.occupied(asyncio.get_running_loop().time(), self.in_flight)
             request.rests = rests
             self.in_flight += -1 if rests else 1
             self._admit()
 
-    def refuse(self, request: Request) -> None:
-        """Note that the engine has no room for a request that is in flight: 429, 503, or no reply in time."""
-        self._finder.refused(asyncio.get_running_loop().time(), self.in_flight, request)
-        request.refused = True
+    def refuse(self, request: Request, *, late: bool = False) -> bool:
+        """Note that the engine refused a request, or was too `late`; return whether it works on an earlier one."""
+        works = self.away_since is None and next(iter(self._sent), request) is not request
+        self._sent.pop(request, None)
+        request.refusals += 1
+        if late or request.refusals % (_SURE if 4 * len(self._sent) >= self.in_flight else _CROWDED) == 0:
+            self._open = max(self.limit - 1, len(self._sent), 1)
+        return works
 
     def _lose(self, now: float, request: Request, failure: Unavailable) -> None:
         request.failures += 1
@@ -195,7 +212,6 @@ class Slots:
     def _take(self, now: float) -> bool:
         """Take a slot; return whether the engine is away."""
         self._finder.occupied(now, self.in_flight)
-        self._finder.begun += 1
         self.in_flight += 1
         self._probing = self.away_since is not None
         return self._probing
@@ -222,7 +238,7 @@ class Request:
         failures: how often the engine lost it, or was away.
         lost: how often the engine lost it that had been there.
         started: the loop's time at which the request got its slot.
-        refused: whether the engine had no room for it at first.
+        refusals: how often the engine refused it.
         rests: whether it waits for its next attempt, and others have its slot.
     """
 
@@ -233,7 +249,7 @@ class Request:
     failures: int = 0
     lost: int = 0
     started: float = 0.0
-    refused: bool = False
+    refusals: int = 0
     rests: bool = False
 
     async def __aenter__(self) -> Request:
@@ -253,13 +269,13 @@ class Request:
 class _Finder:
     """Finds how many requests in flight are worth it, from 1 to `LARGEST`, and follows as that changes.
 
-    Throughput is measured while the slots are full, after those replies that were begun under another limit. First the
-    limit is doubled while that brings clearly more (or halved from `START` on, while that brings hardly less), and set
-    to the smaller of the last two times their ratio of throughputs: the knee of an engine with so many slots of its
-    own. From then on throughput at the limit and at a quarter more are compared again and again; the more requests are
-    refused, the more the quarter has to bring. If two of three are refused, the limit is halved at once. Fewer do not
-    lower it by themselves: a proxy that fails now and then says 503, too. While the slots are not full, as at the end
-    of a run, nothing can be learnt and nothing changes.
+    Throughput is measured while the slots are full, after those replies that were begun under another limit: requests
+    in flight times the tokens a second of one, which is steadier than a count of replies, as these differ in length and
+    come in waves. First the limit is doubled while that brings clearly more (or halved from `START` on, while that
+    brings hardly less), and set to the smaller of the last two times their ratio of throughputs: the knee of an engine
+    with so many slots of its own. From then on throughput at the limit and at a quarter more are compared again and
+    again. While the slots are not full, as at the end of a run, or while refusals keep some closed, nothing can be
+    learnt and nothing changes.
     """
 
     def __init__(self) -> None:
@@ -267,14 +283,13 @@ class _Finder:
         self._settled_on = 0.0  # 0 during the search
         self._direction = 0
         self._before: tuple[float, float] | None = None  # requests in flight, throughput
-        self.begun = self._refused = 0  # requests since refusals were looked at
-        self._halved_at = -math.inf
         self.measure(0.0, START // 2)
 
     def measure(self, now: float, in_flight: int) -> None:
         """Begin a measurement, once the requests in flight have been answered."""
         self._unsettled = in_flight
-        self._replies = self._tokens = self._refusals = 0
+        self._replies = self._tokens = 0
+        self._replies_s = 0.0  # seconds of the requests that were answered
         self._area = 0.0  # requests in flight, summed over time
         self._began = self._seen = now
 
@@ -283,37 +298,24 @@ class _Finder:
         self._area += (now - self._seen) * in_flight
         self._seen = now
 
-    def replied(self, now: float, in_flight: int, tokens: int) -> None:
+    def replied(self, now: float, in_flight: int, request: Request) -> None:
         """Note a reply; at the end of a measurement, change the limit."""
         self._replies += 1
-        self._tokens += tokens
+        self._tokens += request.tokens
+        self._replies_s += now - request.started
         if self._unsettled:
             self._unsettled -= 1
             if not self._unsettled:
                 self.measure(now, 0)
             return
-        enough = max(2 * self.limit, 200) if self._settled_on else max(self.limit // 2, 64)
-        if self._replies < enough:
+        if self._replies < (max(2 * self.limit, 200) if self._settled_on else max(self.limit, 64)):
             return
-        seconds = max(now - self._began, 1e-9)
-        occupied = self._area / seconds
+        occupied = self._area / max(now - self._began, 1e-9)
         if occupied < _FULL * self.limit:
             self.measure(now, 0)
             return
-        self._decide(occupied, max(self._tokens, 1) / seconds)
-        self.measure(now, in_flight)
-
-    def refused(self, now: float, in_flight: int, request: Request) -> None:
-        """Note a refusal of a request; halve the limit if most were refused that began since it was halved."""
-        self._refusals += 1
-        self._refused += not request.refused and request.started >= self._halved_at
-        if self._refused < _OFTEN * max(self.limit, _ROUND):
-            return
-        if self._refused >= _OFTEN * self.begun:
-            self._halved_at = now
-            self._settle(self.limit / 2)
-            self.measure(now, in_flight)
-        self.begun = self._refused = 0
+        self._decide(occupied, occupied * self._tokens / max(self._replies_s, 1e-9))
+        self.measure(now, max(in_flight, self.limit))
 
     def _decide(self, requests: float, throughput: float) -> None:
         before, self._before = self._before, (requests, throughput)
@@ -336,20 +338,17 @@ class _Finder:
         else:
             (low, least), (high, most) = sorted([before, (requests, throughput)])
             self._settle(min(max(low * most / least, low), high))
+            self._before = None
 
     def _compare(self, pays: float) -> None:
-        refused = self._refusals / (self._refusals + self._replies)
-        base = self._settled_on * math.exp(_STEP * (min(max(pays, -1.0), 1.5) - _MORE_PAYS - refused))
         had_more = self.limit > round(self._settled_on)
-        self._settled_on = min(max(base, 1.0), LARGEST / _MORE)
-        self.limit = round(self._settled_on)
+        self._settle(self._settled_on * math.exp(_STEP * (min(max(pays, -1.0), 1.5) - _MORE_PAYS)))
         if not had_more:
             self.limit = max(round(self._settled_on * _MORE), self.limit + 1)
 
     def _settle(self, limit: float) -> None:
         self._settled_on = min(max(limit, 1.0), LARGEST / _MORE)
         self.limit = round(self._settled_on)
-        self._before = None
 
 
 class AllSlots:

@@ -50,7 +50,7 @@ _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S = 15.0
 _MOST_OF_LISTS = 16 << 20  # bytes of a list of models
 _CONNECT_TIMEOUT_S = 10.0
-# A server that restarts behind a proxy; an overloaded one says 503 too, and asks for fewer requests.
+# A server that restarts behind a proxy; one that is full says 503 too, and works on other requests.
 _AWAY = frozenset({502, 503, 504})
 _NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _NO_ROUTE = frozenset({404, 405, 501})
@@ -107,10 +107,10 @@ class ServerLLM:
             timeout_s: seconds for one request with all its retries, from the moment it has a slot at a server that is
                 there.
             max_retries: further attempts after a failure of a server that is there (500, a reply that cannot be read).
-                429 does not count.
+                429 does not count, nor does 503 of a server that works on other requests.
             patience_s: seconds to wait while no server is there.
             concurrency: requests in flight at a server; None finds out (`Slots`). A request that waits for a retry
-                keeps its slot if there were too many (429).
+                keeps its slot if there were too many (429, 503).
             name: name in run identities; None takes the model's name.
             encode: for `completions`, a function from prompt to text (`ChatTemplate.text`), or, for vLLM, to token ids
                 (`ChatTemplate.token_ids`), so that an open turn keeps the ids that were sampled instead of being
@@ -326,7 +326,7 @@ class ServerLLM:
             message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
             raise LLMError(message, cause=failure.cause) from failure
         except TimeoutError as error:
-            request.slots.refuse(request)
+            request.slots.refuse(request, late=True)
             before = f"; before that: {retries.last}" if retries.last else ""
             message = f"no answer in {self._timeout_s:g} s{before}"
             if request.probes:
@@ -358,14 +358,15 @@ class ServerLLM:
             self._note_missing(completions)
             return completions
         message = f"HTTP {status}: {self._shown(raw)}"
-        if status in (429, 503):
-            request.slots.refuse(request)
+        full = status in (429, 503)
+        works = full and request.slots.refuse(request)
         retry_after_s = parse_retry_after(headers.get("Retry-After"))
-        if status in _AWAY:
+        if status in _AWAY and not works:
             raise Away(message, retry_after_s=retry_after_s)
         if status == 409 or is_transient(status):  # 409: hosted servers that are loading the model
-            request.slots.rest(request, status != 429)  # too many requests: this one counts while it waits
-            raise Unavailable(message, retry_after_s=retry_after_s, counts=status != 429)
+            if not full:
+                request.slots.rest(request, True)
+            raise Unavailable(message, retry_after_s=retry_after_s, counts=not full)
         if status in (400, 413, 422) and overflows_context(raw.decode("utf-8", "replace")):
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")
         if status in (400, 422) and (parameter := rejected_parameter(raw, body)):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, aclosing
 
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from reasonrag.core.errors import Interrupted, LLMError
@@ -89,6 +90,30 @@ def test_a_server_that_was_given_up_is_asked_by_the_next_request():
     with Server() as server:
         server.script = in_turn(Answer(503, headers={"Retry-After": "1000000000"}))
         assert asyncio.run(main(server)) == [str(server.port)]
+
+
+def test_a_server_that_says_503_while_it_works_on_others_loses_no_request():
+    class FullServer(Server):
+        inside = 0
+
+        async def good(self, request: web.Request, body: object) -> web.StreamResponse:
+            if self.inside == 4:
+                return web.Response(status=503)
+            self.inside += 1
+            await asyncio.sleep(0.02)
+            self.inside -= 1
+            return await super().good(request, body)
+
+    async def main(server: Server) -> list[str]:
+        llm, replies = ServerLLM(server.base_url, "m", concurrency=16, max_retries=0, backoff_s=0.01), []
+        try:
+            await asyncio.gather(*(ask(llm, str(i), 5, lambda _, text: replies.append(text)) for i in range(20)))
+        finally:
+            await llm.aclose()
+        return replies
+
+    with FullServer(latency_s=0.0) as server:
+        assert asyncio.run(main(server)) == [str(server.port)] * 100
 
 
 def test_a_stop_ends_the_wait_for_a_server(tmp_path):
