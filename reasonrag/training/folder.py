@@ -139,7 +139,7 @@ def written_files(out: Path) -> dict[str, list[int | str]]:
 
 
 def check_trained(out: Path, *, merged: bool = True) -> int:
-    """Return how many files of a trained model `training.json` names (earlier versions: none); all are as written.
+    """Return how many files of a trained model `training.json` names, if it names any; all are as written.
 
     Without `merged`, those of an adapter that was merged into its model may differ.
 

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
-import math
 import statistics
-from collections.abc import Callable
 from contextlib import suppress
-from random import Random
 
 import pytest
 from structlog.testing import capture_logs
 
+from benchmarks.slots import Engine, drive
 from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.addresses import Addresses
 from reasonrag.core.errors import Interrupted, LLMError
@@ -53,93 +49,6 @@ def test_a_cancelled_request_leaves_no_slot_behind(cancelled_at):
         assert (slots.in_flight, slots.waiting) == (0, 0)
 
     run_virtually(main())
-
-
-class Engine:
-    """Serves in virtual time: 0.1 s and 0.02 s a token for each request, whose speed depends on how many there are.
-
-    Args:
-        speed: of one request by the number of requests, as a share of that of a request alone.
-        slots: requests served at a time; the others wait in their order.
-        refuses: answers 429 or 503 while it has this many.
-        chance: refuses this share of requests, however many it has.
-    """
-
-    def __init__(
-        self,
-        *,
-        slots: int = 10**6,
-        speed: Callable[[int], float] = lambda n: 1.0,
-        refuses: int = 10**6,
-        chance: float = 0.0,
-        seed: int = 1,
-    ):
-        self.busy_s = 0.0  # of requests, in seconds of a request alone
-        self.asked = self.served = 0
-        self._slots = asyncio.Semaphore(slots)
-        self._speed, self._refuses, self._chance, self._rng = speed, refuses, chance, Random(seed)
-        self._running: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._at = self._work = 0.0
-        self._requests = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def answer(self, tokens: int) -> bool:
-        self.asked += 1
-        if len(self._running) >= self._refuses or self._rng.random() < self._chance:
-            await asyncio.sleep(0.01)
-            return False
-        async with self._slots:
-            done = asyncio.get_running_loop().create_future()
-            self._advance()
-            need_s = 0.1 + 0.02 * tokens
-            heapq.heappush(self._running, (self._work + need_s, next(self._requests), done))
-            self._plan()
-            await done
-            self.busy_s += need_s
-        self.served += 1
-        return True
-
-    def _advance(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._running:
-            self._work += (now - self._at) * self._speed(len(self._running))
-        self._at = now
-
-    def _plan(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._running:
-            left_s = max(self._running[0][0] - self._work, 0.0) / self._speed(len(self._running))
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._finish)
-
-    def _finish(self) -> None:
-        self._advance()
-        while self._running and self._running[0][0] <= self._work + 1e-9:
-            heapq.heappop(self._running)[2].set_result(None)
-        self._plan()
-
-
-async def drive(engine: Engine, slots: Slots, *, seconds: float, askers: int = 2000) -> list[int]:
-    """Keep the engine asked for some time, as `ServerLLM` does; return the limits at the replies of the second half."""
-    loop, rng, limits = asyncio.get_running_loop(), Random(0), []
-
-    async def ask() -> None:
-        while loop.time() < seconds:
-            tokens = min(max(round(rng.lognormvariate(math.log(60), 0.6)), 8), 512)
-            request = slots.request()
-            async with request:
-                wait_s = 0.125
-                while not await engine.answer(tokens):
-                    slots.refuse(request)
-                    await asyncio.sleep(wait_s * rng.uniform(0.5, 1.0))
-                    slots.rest(request, False)
-                    wait_s = min(2 * wait_s, 30.0)
-                request.tokens = tokens
-            if loop.time() > seconds / 2:
-                limits.append(slots.limit)
-
-    await asyncio.gather(*(ask() for _ in range(askers)))
-    return limits
 
 
 @pytest.mark.parametrize(

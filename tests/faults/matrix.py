@@ -57,7 +57,11 @@ _INTRODUCTION = """\
 What is done to reasonrag, what has to hold, and what was seen when `make faults` did it. Every call whose answer came
 back is kept, a resumed run gives the rows of one that nothing interrupted, only calls in flight are paid twice, nothing
 waits for ever, and nothing untrusted steers the program. Each line is a test, which `faults.json` names; the suite runs
-it with fewer tries. A call is in flight until its answer is here; damage is harmless if what is read stays equal."""
+it with fewer tries. A call is in flight until its answer is here; damage is harmless if what is read stays equal.
+
+Row 20b, an engine whose GPU has no memory left, has no line, as it needs a GPU. On a CPU torch's error is raised by
+hand: the request fails as `out_of_memory`, and later ones are answered (`tests/llm/test_continuous.py`). Row 21 trains
+on a CPU."""
 _ATTACKS = "What two rounds of attacks found, what happened before it was mended, and what was seen after that."
 
 

@@ -142,7 +142,7 @@ def test_one_request_at_a_time_finds_out_whether_a_server_is_back(server: StubRe
         # 32 were on their way; then one probe after another.
         while len(server.requests) < 33:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        server.most_in_flight = 0
+        server.most_in_flight, server.latency_s = 0, 0.05
         while len(server.requests) < 35:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert server.most_in_flight == 1
