@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 
 LIMITS = {
     "build-tree": [
+        *(("RLIMIT_FSIZE", kb << 10) for kb in (64, 4, 4_000)),
         *(("RLIMIT_NOFILE", files) for files in (14, 16, 18)),
-        *(("RLIMIT_FSIZE", kb << 10) for kb in (4, 64, 4_000)),
         ("RLIMIT_AS", 0),  # with a little more, libraries in C abort the process, as after a SIGKILL
     ],
     "index build": [("RLIMIT_FSIZE", 4 << 10)],
@@ -101,10 +101,10 @@ def test_what_surrounds_a_process_changes_no_row(commands: Commands, rounds: Rou
     "one line, exit code 2; without the limit the same command goes on",
     before="-v: a traceback, or 'damaged' where a table was read; -n: warnings about coroutines",
 )
-def test_limits_that_are_too_low(commands: Commands, figure: Figure) -> None:
+def test_limits_that_are_too_low(commands: Commands, rounds: Rounds, figure: Figure) -> None:
     twice, differing = 0, []
-    for name, limits in LIMITS.items():
-        command = commands[name]
+    for name, of_command in LIMITS.items():
+        command, limits = commands[name], of_command[: rounds(1, 7)]
         for limit, most in limits:
             out = command.new()
             arguments = (limit, most, *map(str, command.arguments(out)))
