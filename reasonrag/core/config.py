@@ -216,7 +216,7 @@ class ModelConfig(Section):
         600.0, "seconds to wait for a server that does not answer, for example while it restarts", ge=0
     )
     concurrency: int | None = execution(
-        None, "requests in flight at one server (default: as many as it answers faster for)", "--concurrency", ge=1
+        None, "most requests in flight at one server (default: as many as it answers faster for)", "--concurrency", ge=1
     )
     batch_size: int = execution(32, "prompts per batch of a model in this process", ge=1)
     device: str | None = execution(
@@ -269,7 +269,7 @@ class JudgeConfig(ModelConfig):
     )
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
     concurrency: int | None = execution(
-        None, "requests in flight at one server (default: as many as it answers faster for)", ge=1
+        None, "most requests in flight at one server (default: as many as it answers faster for)", ge=1
     )
     input_price: float | None = execution(
         None, "price of one million prompt tokens of the judge", "--judge-input-price", ge=0

@@ -64,7 +64,7 @@ class RolloutSettings(Section):
     served_model: str | None = execution(None, "name of the policy at the vLLM server (default: that of the model)")
     batch_size: int = execution(64, "trajectories per batch of an engine in this process", ge=1)
     concurrency: int | None = execution(
-        None, "requests in flight at the vLLM server (default: as many as it answers faster for)", ge=1
+        None, "most requests in flight at the vLLM server (default: as many as it answers faster for)", ge=1
     )
 
 

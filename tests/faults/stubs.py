@@ -13,6 +13,7 @@ import hashlib
 import json
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,12 +30,12 @@ Body = Any
 """What a request holds, as JSON."""
 
 
-class Fault:
+class Fault(ABC):
     """Something that a request meets."""
 
+    @abstractmethod
     async def meet(self, request: web.Request) -> web.StreamResponse | None:
         """Return the reply, or None: what follows is the good one."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

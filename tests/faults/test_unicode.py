@@ -156,10 +156,14 @@ def test_text_that_is_no_utf8_is_refused(tmp_path: Path, figure: Figure) -> None
     before="a square of the keys: 95 s, hours for a million",
 )
 def test_a_key_that_stands_twice_among_many_is_found_in_linear_time(figure: Figure) -> None:
-    text = "{" + ",".join(f'"k{n}": 1' for n in range(100_000)) + ', "k99999": 2}'
-    began = time.thread_time()
-    with pytest.raises(ValueError, match="'k99999' stands in it twice"):
-        parse_json(text)
-    seconds = time.thread_time() - began
-    figure(f"{seconds:.1f} CPU s")
-    assert seconds < 5
+    def cpu_s(keys: int) -> float:
+        text = "{" + ",".join(f'"k{n}": 1' for n in range(keys)) + ', "k9999": 2}'
+        began = time.thread_time()
+        with pytest.raises(ValueError, match="'k9999' stands in it twice"):
+            parse_json(text)
+        return time.thread_time() - began
+
+    # Of three, the least: what else the machine does only adds to a time.
+    few, many = (min(cpu_s(keys) for _ in range(3)) for keys in (10_000, 100_000))
+    figure(f"ten times the keys take {many / few:.0f} times the CPU ({many:.1f} s)")
+    assert many < 30 * few
