@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from reasonrag.rollout import Engine
 from reasonrag.storage.runs import RunFolder
 from tests.faults.matrix import Figure, Rounds
 from tests.faults.stubs import StubRetriever, hit
+from tests.growth import LIMIT, TIMES, Growth, growth
 from tests.toys import QUESTION, ToyRetriever
 
 
@@ -39,30 +38,29 @@ from tests.toys import QUESTION, ToyRetriever
 )
 @pytest.mark.parametrize("name", FORMATS)
 def test_answers_of_a_megabyte(name: str, rounds: Rounds, figure: Figure) -> None:
-    async def answer(size: int) -> float:
-        """Return the CPU seconds of a trajectory whose every reply is so long, with what is made of it."""
-        text = "<think>x</think> <answer>" + filling * (size // len(filling)) + "</answer>"
-        format = open_format(load_config(overrides={"format.name": name}), warn=False)
+    format = open_format(load_config(overrides={"format.name": name}), warn=False)
+
+    def answer(text: str) -> None:
+        """Run a trajectory whose every reply is this, with what is made of it."""
         made = Engine(ScriptedLLM(lambda prompt, sampling: text), ToyRetriever(), format, max_steps=2)
-        began = time.process_time()
-        (trajectory,) = await made.run([Trajectory(QUESTION)], seeds=[0])
+        (trajectory,) = asyncio.run(made.run([Trajectory(QUESTION)], seeds=[0]))
         reading = format.read(trajectory)
         normalize_answer(trajectory.answer or "")
         redact(trajectory_text(trajectory) + str(reading.answer))
-        return time.process_time() - began
 
-    size, worst = rounds(250_000, 1_000_000), (0.0, 0.0, "")
+    size, worst = rounds(62_500, 250_000), (Growth(0.0, 0.0), "")
     for filling in ("word ", "<answer>", "x", "<", " ", "&lt;", "\n[1] "):
-        times = math.inf
-        for _ in range(4):  # what else the machine does only adds to a time
-            few, many = (asyncio.run(answer(n)) for n in (size // 4, size))
-            times = min(times, many / max(few, 0.01))
-            if times < 6:
-                break
-        worst = max(worst, (times, many, filling))
-    times, seconds, filling = worst
-    figure(f"{name}: {times:.1f} times the CPU for 4 times {size // 4:,} characters ({seconds:.2f} s, of {filling!r})")
-    assert times < 10
+
+        def reply(chars: int, filling: str = filling) -> str:
+            return "<think>x</think> <answer>" + filling * (chars // len(filling)) + "</answer>"
+
+        worst = max(worst, (growth(answer, reply, size), filling))
+    found, filling = worst
+    figure(
+        f"{name}: {found.ratio:.1f} times the CPU for {TIMES} times {size:,} characters ({found.seconds:.2f} s, of "
+        f"{filling!r})"
+    )
+    assert found.ratio < LIMIT
 
 
 def print_peaks(folder: str, few: int, many: int) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import math
-import time
 from functools import partial
 
 import pytest
@@ -12,14 +9,10 @@ import pytest
 from reasonrag.core.types import Answer, Completion, Passage, Prompt, Search, Step, Trajectory
 from reasonrag.formats import FORMATS
 from reasonrag.formats.tags import SEALED, last_tag, tags
+from tests.growth import LIMIT, growth
 from tests.toys import QUESTION
 
 SIZE = 50_000
-GROWTH = 4
-# A reader that is quadratic takes `GROWTH` squared, 16 times as long, for a text that is `GROWTH` times as long.
-LIMIT = 10
-# Less than this is not measured well.
-LEAST_S = 0.004
 TAGS = ["think", "step", "reasoning", "search", "context", "conclusion", "information", "reflect", "tool_call"]
 TAGS += ["tool_response", "query", "evidence", "answer"]
 ENDINGS = ["", "</search>", "</tool_call>", "</conclusion>", "</answer>", "</query>"]
@@ -58,16 +51,6 @@ def shapes(search, found, size=SIZE):
     }
 
 
-def seconds(call):
-    """Seconds of a core, without the garbage collector: it looks at what other tests left behind."""
-    gc.disable()
-    started = time.process_time()
-    call()
-    took = time.process_time() - started
-    gc.enable()
-    return took
-
-
 def trajectory(format, text):
     """One search whose passage is hostile, and a completion that is."""
     search = getattr(format, "search", "query")
@@ -75,53 +58,38 @@ def trajectory(format, text):
     return Trajectory(QUESTION, (asked, Step(Prompt(()), Completion(text), Answer("x"))))
 
 
-def readings(format, text):
+def readers(format):
+    ends = {f"parse {end}": lambda text, end=end: format.parse(text + end, ()) for end in ENDINGS}
     return {
-        "read_text": seconds(lambda: format.read_text(text)),
-        "read": seconds(lambda: format.read(trajectory(format, text))),
-    }
+        "read_text": format.read_text,
+        "read": lambda text: format.read(trajectory(format, text)),
+        "parse final": lambda text: format.parse(text, (), final=True),
+    } | ends
 
 
-def parsings(format, text):
-    found = {f"parse {end}": seconds(lambda end=end: format.parse(text + end, ())) for end in ENDINGS}
-    return found | {"parse final": seconds(lambda: format.parse(text, (), final=True))}
-
-
-def shapes_for(format, size=SIZE):
+def shapes_for(format, size):
     return shapes(getattr(format, "search", "query"), getattr(format, "found", "evidence"), size)
 
 
-def growth(measure, shape):
-    """The largest ratio of the times for a text and for one of the same shape, `GROWTH` times as long.
-
-    A ratio that is too large is measured again: what disturbs a machine does not come three times, a slow reader does.
-    """
-    ratio = math.inf
-    for _ in range(3):
-        short, long = measure(shape(SIZE)), measure(shape(GROWTH * SIZE))
-        ratio = min(ratio, max(long[name] / max(short[name], LEAST_S) for name in long))
-        if ratio < LIMIT:
-            break
-    return ratio
-
-
 @pytest.mark.parametrize("name", list(FORMATS))
-@pytest.mark.parametrize("measure", [readings, parsings])
-def test_everything_at_once_is_read_in_linear_time(measure, name):
+def test_everything_at_once_is_read_in_linear_time(name):
     format = FORMATS[name]()
 
     def everything(size):
         return "".join(shapes_for(format, size // 20).values())
 
-    assert growth(lambda text: measure(format, text), everything) < LIMIT
+    ratios = {of: growth(read, everything, SIZE).ratio for of, read in readers(format).items()}
+    assert max(ratios.values()) < LIMIT, ratios
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_any_shape_is_read_in_linear_time(name):
     format = FORMATS[name]()
+    reads = readers(format)
     ratios = {
-        shape: growth(lambda text: readings(format, text), lambda size, shape=shape: shapes_for(format, size)[shape])
+        (of, shape): growth(reads[of], lambda size, shape=shape: shapes_for(format, size)[shape], SIZE).ratio
+        for of in ("read_text", "read")
         for shape in shapes_for(format, 1000)
     }
     assert max(ratios.values()) < LIMIT, ratios
@@ -130,10 +98,11 @@ def test_any_shape_is_read_in_linear_time(name):
 @pytest.mark.slow
 def test_tags_are_found_in_linear_time():
     names = ["think", "search", "information", "answer"]
-    calls = {"tags": tags, "last_tag": last_tag}
-
-    def measure(text):
-        return {name: seconds(partial(call, text, names)) for name, call in calls.items()}
-
-    for shape in shapes("search", "information", 1000):
-        assert growth(measure, lambda size, shape=shape: shapes("search", "information", size)[shape]) < LIMIT, shape
+    ratios = {
+        (call.__name__, shape): growth(
+            partial(call, names=names), lambda size, shape=shape: shapes("search", "information", size)[shape], SIZE
+        ).ratio
+        for call in (tags, last_tag)
+        for shape in shapes("search", "information", 1000)
+    }
+    assert max(ratios.values()) < LIMIT, ratios
