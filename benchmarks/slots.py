@@ -19,6 +19,7 @@ from random import Random
 
 from benchmarks.table import Table, options
 from benchmarks.virtual_time import run
+from reasonrag.core.http import Unavailable
 from reasonrag.core.slots import Slots
 
 SIZES, CHANCES, SPREADS = (8, 64, 200), (0.0, 0.2, 0.4), (0.0, 1.0)
@@ -104,14 +105,16 @@ async def drive(
         while loop.time() < seconds:
             tokens = min(max(round(rng.lognormvariate(math.log(60), spread)), 8), 512)
             request = slots.request()
-            async with request:
-                wait_s = 0.125
-                while not await engine.answer(tokens):
-                    slots.refuse(request)
-                    await asyncio.sleep(wait_s * rng.uniform(0.5, 1.0))
-                    slots.rest(request, False)
-                    wait_s = min(2 * wait_s, 30.0)
-                request.tokens = tokens
+            wait_s = 0.125
+            while True:
+                with contextlib.suppress(Unavailable):
+                    async with request:
+                        if not await engine.answer(tokens):
+                            raise Unavailable("full", status=429)
+                        request.tokens = tokens
+                    break
+                await asyncio.sleep(wait_s * rng.uniform(0.5, 1.0))
+                wait_s = min(2 * wait_s, 30.0)
             if loop.time() > seconds / 2:
                 limits.append(slots.limit)
 

@@ -4,6 +4,8 @@ A function that sends a request raises `Unavailable` if another attempt may succ
 
     retries = Retries(deadline_s=300, max_retries=5)
     reply = await retries.run_async(send)  # or retries.run(send), if it is no coroutine function
+
+`Addresses.ask` also knows how many requests a server takes, and waits for one that is away.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from reasonrag.core.errors import ConfigError
-from reasonrag.core.secrets import MOST_QUOTED, redact
+from reasonrag.core.errors import ConfigError, check_limits
+from reasonrag.core.secrets import MOST_QUOTED, excerpt, redact
 
 if TYPE_CHECKING:
     import aiohttp
@@ -32,39 +34,39 @@ T = TypeVar("T")
 TOKEN_ENV = "REASONRAG_TOKEN"
 """Environment variable with the token of a retrieval server, for the server and for its clients."""
 
+AWAY = frozenset({502, 503, 504})
+"""What a proxy says of a server that restarts; one that is full says 503, too."""
+
 RETRIES: Counter[str] = Counter()
 """Retries of this process by cause, for its progress line."""
 
+_CONNECT_TIMEOUT_S = 10.0
 _LONGEST_WAIT_S = 30.0
 _STOPPED_S = 2.0
 _PERMANENT_5XX = frozenset({501, 505})  # the server will never support the request
 _jitter = random.Random()  # not the global generator: a retry must not shift the draws of a seeded run
 
 
+@dataclass(eq=False)
 class Unavailable(Exception):
     """A failure that another attempt may not meet.
 
     Attributes:
-        cause: short name under which the failure is counted.
+        cause: short name under which the failure is counted; `timeout` if there was no reply in time.
+        status: HTTP status of the reply, 0 without one.
         retry_after_s: seconds that the server asked to wait, or None if it did not say.
-        counts: whether this failure uses up one of `max_retries`. A server that restarts, or that names a time,
-            is waited for until the deadline.
+        away: whether the server is not there, or does not serve at present: it is waited for, whatever the deadline.
+        counts: whether this failure uses up one of `max_retries`. One of a server that is away does if the request had
+            come there, as the server may have died of it.
     """
 
-    def __init__(
-        self, message: str, *, cause: str = "unreachable", retry_after_s: float | None = None, counts: bool = True
-    ) -> None:
-        super().__init__(message)
-        self.cause = cause
-        self.retry_after_s = retry_after_s
-        self.counts = counts
-
-
-class Away(Unavailable):
-    """A server is not there, or says that it does not serve at present: no matter for `Retries`, but for `Addresses`.
-
-    It counts if the request had come to the server, which may have died of it.
-    """
+    message: str
+    _: KW_ONLY
+    cause: str = "unreachable"
+    status: int = 0
+    retry_after_s: float | None = None
+    away: bool = False
+    counts: bool = True
 
 
 @dataclass(kw_only=True)
@@ -77,7 +79,7 @@ class Retries:
         first_wait_s: wait before the first retry. It doubles with every further retry, to 30 s, with jitter.
         wait_s: computes the wait from the number of failures so far; replaces both the doubling and `Retry-After`.
         failures: attempts that failed.
-        last: the latest failure, or None.
+        last, before: the latest failure and the one before it, or None.
     """
 
     deadline_s: float
@@ -86,15 +88,21 @@ class Retries:
     wait_s: Callable[[int], float] | None = None
     failures: int = field(default=0, init=False)
     last: Unavailable | None = field(default=None, init=False)
+    before: Unavailable | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._counted = 0  # failures that use up one of `max_retries`
-        self._ends_at = time.monotonic() + self.deadline_s
+        self._waits = 0  # since the server was away
+        self.left_s = self.deadline_s
 
     @property
     def left_s(self) -> float:
         """Seconds until the deadline, at least a millisecond: clients read a timeout of 0 as "no timeout"."""
         return max(self._ends_at - time.monotonic(), 0.001)
+
+    @left_s.setter
+    def left_s(self, seconds: float) -> None:
+        self._ends_at = time.monotonic() + seconds
 
     def run(self, call: Callable[[], T]) -> T:
         """Return the result of a function, with retries.
@@ -122,15 +130,18 @@ class Retries:
 
     def _next_wait(self, error: Exception) -> float | bool:
         """Return the seconds until the next attempt, or False if there is none: stamina's backoff hook."""
-        if not isinstance(error, Unavailable) or isinstance(error, Away):
+        if not isinstance(error, Unavailable):
             return False
-        self.last = error
+        self.before, self.last = self.last, error
         self.failures += 1
         self._counted += error.counts
-        if self.wait_s is not None:
+        self._waits = 0 if error.away else self._waits + 1
+        if error.away:
+            wait_s, self.left_s = 0.0, self.deadline_s
+        elif self.wait_s is not None:
             wait_s = self.wait_s(self.failures)
         else:
-            wait_s = (error.retry_after_s or 0.0) + backoff(self.failures, self.first_wait_s, _LONGEST_WAIT_S)
+            wait_s = (error.retry_after_s or 0.0) + backoff(self._waits, self.first_wait_s, _LONGEST_WAIT_S)
         if self._counted > self.max_retries or wait_s >= self._ends_at - time.monotonic():
             return False
         RETRIES[error.cause] += 1
@@ -195,22 +206,40 @@ def parse_retry_after(header: str | None) -> float | None:
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
-async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the body of a reply, decompressed; of one that is no success, no more than `MOST_QUOTED`.
+async def exchange(
+    session: aiohttp.ClientSession, method: str, url: str, timeout_s: float, most_bytes: int, cause: str, **sent: Any
+) -> tuple[aiohttp.ClientResponse, bytes]:
+    """Send a request; return the reply and its body, decompressed; of one that is no success, some of it to quote.
+
+    No redirect is followed to a host that nobody named.
 
     Raises:
-        Unavailable: `bad_reply`, as a success holds more than `most_bytes`. The rest of it is not read.
+        Unavailable: there was no reply in time (`timeout`), the connection failed (`cause`), or the body holds more
+            than `most_bytes` (`bad_reply`).
     """
-    body = bytearray()
-    async for piece in pieces(response, most_bytes):
-        body += piece
-        if response.status != 200 and len(body) > MOST_QUOTED:
-            return bytes(body[:MOST_QUOTED])
-    return bytes(body)
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(timeout_s, _CONNECT_TIMEOUT_S))
+    request = session.request(method, url, timeout=timeout, allow_redirects=False, **sent)
+    server, body = urlsplit(url).netloc.rpartition("@")[2], bytearray()  # without a password
+    try:
+        async with time_limit(timeout_s), request as response:
+            async for piece in pieces(response, most_bytes):
+                body += piece
+                if response.status != 200 and len(body) > MOST_QUOTED:
+                    return response, bytes(body[:MOST_QUOTED])
+            return response, bytes(body)
+    except (aiohttp.ClientError, OSError) as error:
+        if type(error) is TimeoutError:
+            raise Unavailable(f"{server} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
+        check_limits(error)
+        counts = not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+        what = f"the connection to {server} failed ({type(error).__name__}: {excerpt(str(error))})"
+        raise Unavailable(what, cause=cause, away=True, counts=counts) from None
 
 
 async def pieces(response: aiohttp.ClientResponse, most_bytes: int) -> AsyncIterator[bytes]:
-    """Yield the body of a reply as it comes, decompressed, up to a limit; see `read_body`."""
+    """Yield the body of a reply as it comes, decompressed, up to a limit; see `exchange`."""
     read = 0
     async for piece in response.content.iter_any():
         read += len(piece)

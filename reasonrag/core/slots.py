@@ -8,9 +8,8 @@ import math
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
 
-from reasonrag.core.http import Unavailable, backoff
+from reasonrag.core.http import AWAY, Unavailable, backoff
 from reasonrag.core.watch import beat
 
 START, LARGEST = 64, 1024
@@ -37,11 +36,13 @@ class Slots:
     """A bounded number of requests at one engine; the others wait, ordered by priority and arrival.
 
     While the engine is away, one request at a time finds out whether it is back, and the others wait. It is away once
-    it has lost three requests in a row (`Unavailable`). Time is the running loop's. It works in one loop after another.
+    it has lost three requests in a row, or says when it is back. Time is the running loop's. It works in one loop after
+    another.
 
-    A request that is refused (429, 503) keeps its slot and is sent again after a wait that doubles. An engine that
-    refuses by chance takes it soon; one that is full does not, so each fifth refusal of a request closes a slot, and
-    each third while three of four wait like that. Every other reply opens one again while at most one of eight does.
+    A request that is refused (429, or 503 of an engine that works on an earlier one) keeps its slot until it enters
+    again, or is released. An engine that refuses by chance takes it soon; one that is full does not, so each fifth
+    refusal of a request closes a slot, and each third while three of four wait like that. Every other reply opens one
+    again while at most one of eight does.
 
     Attributes:
         in_flight: requests that hold a slot.
@@ -49,6 +50,7 @@ class Slots:
         away_since: the loop's time at which the engine went away, and later by each stop of this process; None before.
         losses: requests that the engine has lost since it answered one.
         probe_at: the loop's time at which an engine that is away is asked next.
+        given_up: whether nobody waits for an engine that is away: every request is sent.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -58,7 +60,7 @@ class Slots:
         self.away_since: float | None = None
         self._fixed = limit
         self._finder = _Finder()
-        self._queue: list[tuple[int, int, int, asyncio.Future[bool]]] = []
+        self._queue: list[tuple[int, int, int, Request, asyncio.Future[None]]] = []
         self._arrivals = 0
         self._drained_by: Exception | None = None
         self.losses = 0
@@ -67,6 +69,7 @@ class Slots:
         self._probing = False  # whether a request is at an engine that was away when it was sent
         self._probes = 0
         self.probe_at = 0.0
+        self.given_up = False
 
     @property
     def limit(self) -> int:
@@ -84,8 +87,7 @@ class Slots:
 
     def may_probe(self) -> bool:
         """Return whether the next request would be the one that finds out if the engine is back."""
-        now = asyncio.get_running_loop().time()
-        return self.away_since is not None and not self.waiting and self._has_room(now)
+        return self.away_since is not None and not self.waiting and self._is_due(asyncio.get_running_loop().time())
 
     def request(self, priority: int = 0) -> Request:
         """Return a context manager that holds a slot while its block runs. The lowest `priority` waits least."""
@@ -104,42 +106,52 @@ class Slots:
                 turn.set_exception(error)
                 self.waiting -= 1
 
+    def give_up(self) -> None:
+        """Let every request try, each once: the engine has been away for too long."""
+        self.given_up = True
+        self._admit()
+
     async def enter(self, request: Request) -> None:
-        """Wait for a slot and take it."""
+        """Wait for a slot and take it, unless the request has kept its slot."""
         if self._drained_by is not None:
             raise self._drained_by
+        if request.keeps:
+            request.keeps = False
+            self._sent[request] = None
+            return
         loop = asyncio.get_running_loop()
-        request.started = loop.time()
-        if self._has_room(request.started):
-            request.probes = self._take(request.started)
-        else:
-            turn = loop.create_future()
-            self._arrivals += 1
-            # A request that has failed waits behind the others: it may be what the engine dies of.
-            heapq.heappush(self._queue, (request.failures, request.priority, self._arrivals, turn))
-            self.waiting += 1
-            if self.away_since is not None:  # the timer of the last failure may have ended with its event loop
-                loop.call_at(self.probe_at, self._admit)
-            try:
-                request.probes = await turn
-            except asyncio.CancelledError as error:
-                if turn.cancelled():
-                    self.waiting -= 1
-                elif turn.exception() is None:  # it was given a slot in the same moment
-                    request.probes = turn.result()
-                    self.leave(request, error)
-                raise
-            request.started = loop.time()
-        self._sent[request] = None
+        if self._has_room(loop.time()):
+            self._take(request, loop.time())
+            return
+        turn = loop.create_future()
+        self._arrivals += 1
+        # A request that has failed waits behind the others: it may be what the engine dies of.
+        heapq.heappush(self._queue, (request.failures, request.priority, self._arrivals, request, turn))
+        self.waiting += 1
+        if self.away_since is not None:  # the timer of the last failure may have ended with its event loop
+            loop.call_at(self.probe_at, self._admit)
+        try:
+            await turn
+        except asyncio.CancelledError as error:
+            if turn.cancelled():
+                self.waiting -= 1
+            elif turn.exception() is None:  # it was given a slot in the same moment
+                self.leave(request, error)
+            raise
 
     def leave(self, request: Request, error: BaseException | None) -> None:
-        """Give the slot of a request back that was answered, or that ended with `error`."""
+        """Give the slot of a request back that was answered, or that ended with `error`, unless it was refused."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._finder.occupied(now, self.in_flight)
-        self.in_flight -= not request.rests
-        request.rests = False
+        answers = not isinstance(error, asyncio.CancelledError)  # else nobody waits for it any more
+        if isinstance(error, Unavailable):
+            self._judge(request, error)
+            answers = error.cause != "timeout"
         self._sent.pop(request, None)
+        if request.keeps:
+            return
+        self._finder.occupied(now, self.in_flight)
+        self.in_flight -= 1
         if request.probes:
             self._probing = False
         if error is None:
@@ -147,13 +159,11 @@ class Slots:
             if len(self._sent) >= _MOST * self.in_flight:
                 self._open += 0.5
             beat()
-        # Not if there was no answer in time, or nobody waits for it any more.
-        answers = error is None or not (request.refusals or isinstance(error, asyncio.CancelledError))
-        if isinstance(error, Unavailable):
+        if isinstance(error, Unavailable) and error.away:
             self._lose(now, request, error)
             loop.call_at(max(self.probe_at, now), self._admit)
         elif self.away_since is not None and answers:
-            self.away_since, self._probing, self._open = None, False, math.inf
+            self.away_since, self._probing, self.given_up, self._open = None, False, False, math.inf
             if self._probes > 1:  # else it had lost three of many by chance
                 self._finder.measure(now, self.in_flight)
         elif error is None:
@@ -161,29 +171,30 @@ class Slots:
         if self._queue:
             self._admit()
 
-    def rest(self, request: Request, rests: bool) -> None:
-        """Lend the slot of a request to others while it waits for its next attempt, or take it back."""
-        self._sent.pop(request, None)
-        if not rests:
-            self._sent[request] = None
-        if request.rests != rests and not request.probes:
-            self._finder.occupied(asyncio.get_running_loop().time(), self.in_flight)
-            request.rests = rests
-            self.in_flight += -1 if rests else 1
-            self._admit()
+    def release(self, request: Request) -> None:
+        """Give the slot back that a refused request has kept, as it is not sent again."""
+        if request.keeps:
+            request.keeps = False
+            self.leave(request, asyncio.CancelledError())
 
-    def refuse(self, request: Request, *, late: bool = False) -> bool:
-        """Note that the engine refused a request, or was too `late`; return whether it works on an earlier one."""
+    def _judge(self, request: Request, failure: Unavailable) -> None:
+        """Find out from the other requests what a failure says of the engine: it is full, or away, or neither."""
+        refuses, late = failure.status in (429, 503), failure.cause == "timeout"
         works = self.away_since is None and next(iter(self._sent), request) is not request
         self._sent.pop(request, None)
-        request.refusals += 1
-        if late or request.refusals % (_SURE if 4 * len(self._sent) >= self.in_flight else _CROWDED) == 0:
-            self._open = max(self.limit - 1, len(self._sent), 1)
-        return works
+        if refuses or late:
+            request.refusals += 1
+            if late or request.refusals % (_SURE if 4 * len(self._sent) >= self.in_flight else _CROWDED) == 0:
+                self._open = max(self.limit - 1, len(self._sent), 1)
+        if failure.status == 429 or (refuses and works):
+            request.keeps, failure.counts = True, False
+        elif failure.status in AWAY or (late and request.probes):
+            failure.away = True
+        if failure.away and request.probes:  # the engine has not been there
+            failure.counts = False
 
     def _lose(self, now: float, request: Request, failure: Unavailable) -> None:
         request.failures += 1
-        request.lost += failure.counts and not request.probes
         self.losses += 1
         if self.away_since is None and failure.retry_after_s is None and self.losses < 3:
             return  # it may have lost this request alone
@@ -204,26 +215,30 @@ class Slots:
             self.away_since = min(self.away_since + now - due, now)
             loop.call_at(now + _LOOK_S, self._count_stops, now + _LOOK_S)
 
+    def _is_due(self, now: float) -> bool:
+        return not self._probing and now + _EARLY_S >= self.probe_at
+
     def _has_room(self, now: float) -> bool:
-        if self.away_since is not None:
-            return not self._probing and now + _EARLY_S >= self.probe_at
+        if self.away_since is not None and not self.given_up:
+            return self._is_due(now)
         return self.in_flight < self.limit
 
-    def _take(self, now: float) -> bool:
-        """Take a slot; return whether the engine is away."""
+    def _take(self, request: Request, now: float) -> None:
         self._finder.occupied(now, self.in_flight)
         self.in_flight += 1
-        self._probing = self.away_since is not None
-        return self._probing
+        self._sent[request] = None
+        self._probing = request.probes = self.away_since is not None
+        request.started = now
 
     def _admit(self) -> None:
         """Give the free slots to the most urgent requests that wait."""
         now = asyncio.get_running_loop().time()
         while self._queue and self._has_room(now):
-            *_, turn = heapq.heappop(self._queue)
+            *_, request, turn = heapq.heappop(self._queue)
             if not turn.done():  # else its task was cancelled
                 self.waiting -= 1
-                turn.set_result(self._take(now))
+                self._take(request, now)
+                turn.set_result(None)
 
 
 @dataclass(eq=False, slots=True)
@@ -236,10 +251,9 @@ class Request:
         tokens: what the reply weighs in measurements of throughput.
         probes: whether the engine was away when the request got its slot.
         failures: how often the engine lost it, or was away.
-        lost: how often the engine lost it that had been there.
         started: the loop's time at which the request got its slot.
         refusals: how often the engine refused it.
-        rests: whether it waits for its next attempt, and others have its slot.
+        keeps: whether it was refused, and has its slot until it is sent again.
     """
 
     slots: Slots
@@ -247,18 +261,15 @@ class Request:
     tokens: int = 1
     probes: bool = False
     failures: int = 0
-    lost: int = 0
     started: float = 0.0
     refusals: int = 0
-    rests: bool = False
+    keeps: bool = False
 
     async def __aenter__(self) -> Request:
         await self.slots.enter(self)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         kept = answered.get()
         if error is None and kept is not None:
             kept.append(self)
@@ -351,27 +362,17 @@ class _Finder:
         self.limit = round(self._settled_on)
 
 
+def _total(name: str) -> property:
+    return property(lambda all_slots: sum(getattr(slots, name) for slots in all_slots._engines))
+
+
 class AllSlots:
     """The slots of several engines, seen as one."""
 
     def __init__(self, engines: Sequence[Slots]) -> None:
         self._engines = engines
 
-    @property
-    def limit(self) -> int:
-        return sum(slots.limit for slots in self._engines)
-
-    @property
-    def in_flight(self) -> int:
-        return sum(slots.in_flight for slots in self._engines)
-
-    @property
-    def waiting(self) -> int:
-        return sum(slots.waiting for slots in self._engines)
-
-    @property
-    def free(self) -> int:
-        return sum(slots.free for slots in self._engines)
+    limit, in_flight, waiting, free = map(_total, ("limit", "in_flight", "waiting", "free"))
 
     def drain(self, error: Exception) -> None:
         for slots in self._engines:

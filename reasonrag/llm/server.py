@@ -14,18 +14,17 @@ from typing import Literal
 import aiohttp
 import structlog
 
-from reasonrag.core.addresses import Address, Addresses
-from reasonrag.core.errors import ConfigError, LLMError, check_limits
+from reasonrag.core.addresses import Addresses
+from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.http import (
-    Away,
+    AWAY,
     Retries,
     Unavailable,
     bearer_header,
     check_url,
+    exchange,
     is_transient,
     parse_retry_after,
-    read_body,
-    time_limit,
 )
 from reasonrag.core.slots import Request
 from reasonrag.core.types import Completion, Message, Prompt
@@ -49,10 +48,6 @@ log = structlog.get_logger()
 _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S = 15.0
 _MOST_OF_LISTS = 16 << 20  # bytes of a list of models
-_CONNECT_TIMEOUT_S = 10.0
-# A server that restarts behind a proxy; one that is full says 503 too, and works on other requests.
-_AWAY = frozenset({502, 503, 504})
-_NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _NO_ROUTE = frozenset({404, 405, 501})
 NAME_IT = "add --policy-model (or --judge-model); in eval, --policy NAME=URL#MODEL"
 _MISSING = {
@@ -106,9 +101,9 @@ class ServerLLM:
             api_key: sent as a bearer token to `base_url` only; redirects are not followed.
             timeout_s: seconds for one request with all its retries, from the moment it has a slot at a server that is
                 there.
-            max_retries: further attempts after a failure of a server that is there (500, a reply that cannot be read).
-                429 does not count, nor does 503 of a server that works on other requests.
-            patience_s: seconds to wait while no server is there.
+            max_retries: further attempts after a failure of a server that is there (500, a reply that cannot be read, a
+                connection that breaks). 429 does not count, nor does 503 of a server that works on other requests.
+            patience_s: seconds to wait while no server is there. An outage uses them up once (`Addresses`).
             concurrency: requests in flight at a server; None finds out (`Slots`). A request that waits for a retry
                 keeps its slot if there were too many (429, 503).
             name: name in run identities; None takes the model's name.
@@ -146,11 +141,11 @@ class ServerLLM:
         self._key = api_key or None
         self._headers = bearer_header(api_key, "the API key")
         self._timeout_s = timeout_s
-        self._max_retries = max_retries
+        retries = partial(Retries, deadline_s=timeout_s, max_retries=max_retries, first_wait_s=backoff_s)
+        self._at = partial(Addresses, retries=retries, name=self.name, error=LLMError)
         urls = [url.rstrip("/") for url in urls]
-        self._addresses = Addresses(urls, concurrency, patience_s=patience_s, name=self.name, error=LLMError)
+        self._addresses = self._at(urls, concurrency=concurrency, patience_s=patience_s)
         self.slots = self._addresses.slots
-        self._backoff_s = backoff_s
         # A long prompt takes a millisecond to encode, mostly without the interpreter's lock; a tokenizer that is asked
         # from two threads at a time may fail.
         self._encoder = Worker(f"the tokenizer of {self.name}", LLMError) if encode else None
@@ -191,7 +186,7 @@ class ServerLLM:
             ConfigError: the server lists other models and does not serve this one, or `base_url` is wrong.
             LLMError: the server cannot be reached, or refuses the key.
         """
-        checks = await asyncio.gather(*map(self._check, self._addresses.all), return_exceptions=True)
+        checks = await asyncio.gather(*(self._check(one.url) for one in self._addresses.all), return_exceptions=True)
         problems = [problem for problem in checks if isinstance(problem, BaseException)]
         silent = [problem for problem in problems if isinstance(problem, LLMError) and problem.cause == "unreachable"]
         for problem in problems:
@@ -201,24 +196,18 @@ class ServerLLM:
             log.warning(f"the others take the requests of one: {problem}")
         return next((served for served in checks if isinstance(served, ServedModel)), None)
 
-    async def _check(self, address: Address) -> ServedModel | None:
-        problem = await self._served(address.url)
+    async def _check(self, url: str) -> ServedModel | None:
+        problem = await self._served(url)
         if problem is None or isinstance(problem, ServedModel):
             return problem
         if not self._wire.model:
             raise problem
         prompt = Prompt((Message("user", "Hello"),))
-        hello = prompt, await self._encoded(prompt), Sampling(temperature=0, max_tokens=1)
-        for last in (False, True):  # a server that fails to list its models may close the connection, too
-            try:
-                async with address.slots.request(caller.get().priority) as request:
-                    await self._retried(address.url, request, *hello)
-                return None
-            except Away:
-                if last:
-                    raise problem from None
-            except LLMError:
-                raise problem from None
+        hello = partial(self._send, prompt, await self._encoded(prompt), Sampling(temperature=0, max_tokens=1))
+        try:  # a server that fails to list its models may close the connection, too
+            await self._at([url], concurrency=1, patience_s=0.0).ask(hello)
+        except LLMError:
+            raise problem from None
         return None
 
     async def prompt_tokens(self, prompt: Prompt) -> int:
@@ -232,18 +221,13 @@ class ServerLLM:
 
     async def _ask(self, method: str, url: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Send a request that needs no model; return status and body."""
+        limits = min(self._timeout_s, _CHECK_TIMEOUT_S), _MOST_OF_LISTS, "unreachable"
         try:
-            timeout = aiohttp.ClientTimeout(total=min(self._timeout_s, _CHECK_TIMEOUT_S))
-            async with self._session().request(
-                method, url, data=body, allow_redirects=False, timeout=timeout
-            ) as response:
-                return response.status, await read_body(response, _MOST_OF_LISTS)
-        except (aiohttp.ClientError, OSError, Unavailable) as error:
-            why = self._shown(str(error).encode()) or type(error).__name__
-            raise LLMError(
-                f"no server answers at {url.rpartition('/')[0]} ({why}); is it running, and is this its address?",
-                cause="unreachable",
-            ) from error
+            reply, raw = await exchange(self._session(), method, url, *limits, data=body)
+        except Unavailable as error:
+            what = f"no server answers at {url.rpartition('/')[0]} ({error}); is it running, and is this its address?"
+            raise LLMError(what, cause="unreachable") from error
+        return reply.status, raw
 
     async def _served(self, url: str) -> ServedModel | ConfigError | LLMError | None:
         """Return what the server lists of the model, or the problem with its list; None if it has no list."""
@@ -256,7 +240,7 @@ class ServerLLM:
                 return None
             return ConfigError(f"{url} does not list what it serves: {NAME_IT}")
         if status != 200:
-            cause = "unreachable" if status in _AWAY else "refused"
+            cause = "unreachable" if status in AWAY else "refused"
             refused = LLMError(f"{url}/models: HTTP {status}: {self._shown(raw)}", cause=cause)
             if status in (401, 403):
                 raise refused
@@ -290,7 +274,6 @@ class ServerLLM:
             self._open = aiohttp.ClientSession(
                 # No second queue behind the slots: the time of a request starts when it gets its slot.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
                 headers=self._headers | {"Content-Type": "application/json"},
                 cookie_jar=aiohttp.DummyCookieJar(),  # else each request looks for cookies
             )
@@ -303,76 +286,36 @@ class ServerLLM:
         return await self._encoder.call(self._wire.encoded, prompt)
 
     async def _request(self, prompt: Prompt, encoded: Encoded, sampling: Sampling) -> list[Completion]:
-        """Send one request until it is answered, refused or out of time."""
-        request = self._addresses.all[0].slots.request(caller.get().priority)
-        while True:
-            try:
-                async with self._addresses.serving(request, caller.get().question) as url:
-                    return await self._retried(url, request, prompt, encoded, sampling)
-            except Away as failure:
-                if request.lost > self._max_retries:
-                    raise LLMError(f"{self.name}: {failure}", cause=failure.cause) from failure
-
-    async def _retried(
-        self, url: str, request: Request, prompt: Prompt, encoded: Encoded, sampling: Sampling
-    ) -> list[Completion]:
-        retries = Retries(deadline_s=self._timeout_s, max_retries=self._max_retries, first_wait_s=self._backoff_s)
-        try:
-            async with time_limit(self._timeout_s):
-                return await retries.run_async(partial(self._send, url, request, prompt, encoded, sampling))
-        except Away:
-            raise
-        except Unavailable as failure:
-            message = f"{self.name}: {failure} (attempt {retries.failures}, the last)"
-            raise LLMError(message, cause=failure.cause) from failure
-        except TimeoutError as error:
-            request.slots.refuse(request, late=True)
-            before = f"; before that: {retries.last}" if retries.last else ""
-            message = f"no answer in {self._timeout_s:g} s{before}"
-            if request.probes:
-                raise Away(message) from error
-            raise LLMError(f"{self.name}: {message}", cause="timeout") from error
+        send = partial(self._send, prompt, encoded, sampling)
+        return await self._addresses.ask(send, priority=caller.get().priority, question=caller.get().question)
 
     async def _send(
-        self, url: str, request: Request, prompt: Prompt, encoded: Encoded, sampling: Sampling
+        self, prompt: Prompt, encoded: Encoded, sampling: Sampling, request: Request, url: str, left_s: float
     ) -> list[Completion]:
-        """Send the request once, and again at once for each parameter that the server turns out not to know."""
-        request.slots.rest(request, False)
+        """Send a request once, and again at once for each parameter that the server turns out not to know."""
         body = self._wire.body(prompt, encoded, sampling, self.dropped, priority=caller.get().priority)
         sent = json.dumps(body).encode()
-        try:
-            async with self._session().post(url + self._wire.route, data=sent, allow_redirects=False) as response:
-                status, headers = response.status, response.headers
-                raw = await read_body(response, self._wire.most_bytes(len(sent), sampling))
-        except (aiohttp.ClientError, OSError) as error:
-            check_limits(error)
-            message = f"{type(error).__name__}: {self._shown(str(error).encode())}"
-            raise Away(message, counts=not isinstance(error, _NOT_CONNECTED)) from error
+        limits = left_s, self._wire.most_bytes(len(sent), sampling), "unreachable"
+        reply, raw = await exchange(self._session(), "POST", url + self._wire.route, *limits, data=sent)
+        status = reply.status
         if status == 200:
             try:
                 completions = self._wire.completions(raw, prompt, sampling, body.get("prompt"))
             except BadReply as error:
-                request.slots.rest(request, True)
                 raise Unavailable(self._shown(str(error).encode()), cause="bad_reply") from error
             request.tokens = sum(completion.completion_tokens or 1 for completion in completions)
             self._note_missing(completions)
             return completions
         message = f"HTTP {status}: {self._shown(raw)}"
-        full = status in (429, 503)
-        works = full and request.slots.refuse(request)
-        retry_after_s = parse_retry_after(headers.get("Retry-After"))
-        if status in _AWAY and not works:
-            raise Away(message, retry_after_s=retry_after_s)
         if status == 409 or is_transient(status):  # 409: hosted servers that are loading the model
-            if not full:
-                request.slots.rest(request, True)
-            raise Unavailable(message, retry_after_s=retry_after_s, counts=not full)
+            retry_after_s = parse_retry_after(reply.headers.get("Retry-After"))
+            raise Unavailable(message, status=status, retry_after_s=retry_after_s)
         if status in (400, 413, 422) and overflows_context(raw.decode("utf-8", "replace")):
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")
         if status in (400, 422) and (parameter := rejected_parameter(raw, body)):
             self._drop(parameter)
             # This ends: a dropped parameter is not sent again.
-            return await self._send(url, request, prompt, encoded, sampling)
+            return await self._send(prompt, encoded, sampling, request, url, left_s)
         if 300 <= status < 400:
             message = f"HTTP {status}: redirects are not followed; set base_url to the final address"
         raise LLMError(f"{self.name}: {message}", cause="refused")

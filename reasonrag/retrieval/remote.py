@@ -22,8 +22,6 @@ class RemoteRetriever(HttpBackend):
     loop of its first search until `aclose`.
     """
 
-    _wait_s = staticmethod(lambda failures: 0.0)  # `Addresses` waits, where no server answers
-
     def __init__(
         self,
         urls: Sequence[str] | str,
@@ -41,10 +39,10 @@ class RemoteRetriever(HttpBackend):
         Args:
             urls: addresses of servers with the same corpus and index. `/retrieve` is added to a URL without a path.
             timeout_s: seconds for one attempt.
-            max_retries: further attempts after a failure of a server that is up. Failures to connect, and replies
-                with Retry-After, do not count; they are retried until the deadline.
-            deadline_s: seconds for a request with all its retries and waits; also, no request waits for servers of
-                which none has answered for so long.
+            max_retries: further attempts after a failure of a server that is there. 429 does not count, nor does 503 of
+                a server that works on other requests.
+            deadline_s: seconds for a request with its retries at servers that are there; and as many to wait while none
+                is, which an outage uses up once (`Addresses`).
             concurrency: most requests in flight at each server.
             max_queries: most queries of a request; more are sent in several requests at the same time.
             identity: names corpus and index in fingerprints. Change it when the servers change theirs, because a URL

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from collections import Counter
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
@@ -11,8 +13,14 @@ from benchmarks.slots import Engine, drive
 from benchmarks.virtual_time import run as run_virtually
 from reasonrag.core.addresses import Addresses
 from reasonrag.core.errors import Interrupted, LLMError
-from reasonrag.core.http import Away
+from reasonrag.core.http import Retries, Unavailable
 from reasonrag.core.slots import Slots
+
+
+def one_server(concurrency: int | None = None) -> Addresses:
+    retries = partial(Retries, deadline_s=300.0, max_retries=8)
+    urls = ["http://127.0.0.1:1/v1"]
+    return Addresses(urls, concurrency, retries=retries, patience_s=600.0, name="m", error=LLMError)
 
 
 async def hold(slots: Slots, seconds: float, priority: int = 0, log: list[int] | None = None) -> None:
@@ -93,18 +101,26 @@ def test_requests_that_are_refused_by_chance_do_not_starve_an_engine(chance, lea
 
 def test_a_request_that_is_refused_is_no_sign_that_an_engine_is_away_while_it_works_on_others():
     async def main():
-        slots = Slots(3)
-        first, second, third = (slots.request() for _ in range(3))
-        async with first, second:
-            works = [slots.refuse(second)]
-            async with third:
-                works.append(slots.refuse(third))
-            works.append(slots.refuse(first))  # the second one waits, and the third one is gone
-            slots.rest(second, False)
-            works.append(slots.refuse(first))
-        return works
+        slots, found = Slots(3), []
+        requests = [slots.request() for _ in range(3)]
 
-    assert run_virtually(main()) == [True, True, False, True]
+        async def refused(number: int, seconds: float) -> None:
+            failure = Unavailable("full", status=503)
+            with suppress(Unavailable):
+                async with requests[number]:
+                    await asyncio.sleep(seconds)
+                    raise failure
+            found.append((number, failure.away, slots.in_flight))
+
+        async with asyncio.TaskGroup() as group:
+            for number, seconds in ((0, 3.0), (1, 1.0), (2, 2.0)):
+                group.create_task(refused(number, seconds))
+        for request in requests:
+            slots.release(request)
+        assert slots.in_flight == 0
+        return found
+
+    assert run_virtually(main()) == [(1, False, 3), (2, False, 3), (0, True, 2)]
 
 
 def test_few_requests_do_not_lower_the_limit():
@@ -134,11 +150,11 @@ def test_one_request_at_a_time_finds_out_whether_an_engine_is_back():
                         await asyncio.sleep(0.01)
                         inside -= 1
                         if 10 <= loop.time() < 70:
-                            raise Away("restarting")
+                            raise Unavailable("restarting", away=True)
                         await asyncio.sleep(1.0)
                     if loop.time() > 75:
                         return
-                except Away:
+                except Unavailable:
                     pass
 
         await asyncio.gather(*(ask() for _ in range(256)))
@@ -152,23 +168,20 @@ def test_one_request_at_a_time_finds_out_whether_an_engine_is_back():
 
 def test_a_request_that_an_engine_dies_of_does_not_hold_up_the_others():
     async def main():
-        loop, slots, dies_until, answered = asyncio.get_running_loop(), Slots(4), 0.0, []
+        loop, addresses, dies_until, answered = asyncio.get_running_loop(), one_server(concurrency=4), 0.0, []
 
         async def ask(name: str, priority: int = 0) -> None:
-            nonlocal dies_until
-            request = slots.request(priority)
-            while request.lost <= 8 and loop.time() < 600.0:  # the patience of a run
-                try:
-                    async with request:
-                        await asyncio.sleep(0.1)
-                        if name == "poison" and loop.time() > dies_until:
-                            dies_until = loop.time() + 5.0
-                        if loop.time() <= dies_until:
-                            raise Away("dead")
-                    answered.append(name)
-                    return
-                except Away:
-                    pass
+            async def send(*_: object) -> None:
+                nonlocal dies_until
+                await asyncio.sleep(0.1)
+                if name == "poison" and loop.time() > dies_until:
+                    dies_until = loop.time() + 5.0
+                if loop.time() <= dies_until:
+                    raise Unavailable("dead", away=True)
+                answered.append(name)
+
+            with suppress(LLMError):
+                await addresses.ask(send, priority=priority)
 
         await asyncio.gather(ask("poison", -1), *(ask("sane") for _ in range(20)))
         return answered
@@ -196,10 +209,10 @@ def test_requests_that_wait_are_told_of_a_stop():
 def test_an_engine_that_was_away_in_one_event_loop_is_asked_in_the_next():
     async def main(failing: bool) -> None:
         for _ in range(3 if failing else 1):
-            with suppress(Away):
+            with suppress(Unavailable):
                 async with asyncio.timeout(60), slots.request():
                     if failing:
-                        raise Away("gone", retry_after_s=0.2)
+                        raise Unavailable("gone", away=True, retry_after_s=0.2)
 
     slots = Slots(1)
     asyncio.run(main(failing=True))
@@ -211,21 +224,51 @@ def test_an_engine_that_was_away_in_one_event_loop_is_asked_in_the_next():
 @pytest.mark.parametrize("probing", [False, True], ids=["between two probes", "in a probe"])
 def test_patience_does_not_count_the_time_in_which_the_process_was_stopped(probing):
     async def main():
+        async def send(*_: object) -> None:
+            await asyncio.sleep(3.0 * probing)
+            raise Unavailable("gone", away=True)
+
         loop = asyncio.get_running_loop()
-        addresses = Addresses(["http://127.0.0.1:1/v1"], None, patience_s=600.0, name="m", error=LLMError)
-        (address,) = addresses.all
-        request = address.slots.request()
-        asyncio.get_running_loop().call_at(100.0, loop.stand_still, 10_000.0)
-        while True:
-            try:
-                async with addresses.serving(request):
-                    await asyncio.sleep(3.0 * probing)
-                    raise Away("gone")
-            except Away:
-                pass
-            except LLMError:
-                return loop.time()
+        loop.call_at(100.0, loop.stand_still, 10_000.0)
+        with pytest.raises(LLMError, match="m: gone"):
+            await one_server().ask(send)
+        return loop.time()
 
     with capture_logs() as said:
         assert 10_590 < run_virtually(main()) < 10_620
-    assert len(said) == 1
+    assert len([line for line in said if "has not answered" in line["event"]]) == 1
+
+
+def test_an_outage_uses_up_patience_once_and_whoever_asks_later_is_sent_all_the_same():
+    async def main():
+        loop, addresses, sent, back_at = asyncio.get_running_loop(), one_server(concurrency=8), Counter(), 2000.0
+
+        async def ask(name: str) -> bool:
+            async def send(*_: object) -> bool:
+                sent[name] += 1
+                await asyncio.sleep(0.1)
+                if loop.time() < back_at:
+                    raise Unavailable("gone", away=True, counts=False)
+                return True
+
+            try:
+                return await addresses.ask(send)
+            except LLMError:
+                return False
+
+        async def wave(name: str, count: int) -> tuple[Counter[bool], float]:
+            began = loop.time()
+            found = await asyncio.gather(*(ask(f"{name} {number}") for number in range(count)))
+            return Counter(found), loop.time() - began
+
+        first, first_s = await wave("first", 1000)  # more than are sent while they wait
+        later, later_s = await wave("later", 40)
+        sent_once = all(count == 1 for name, count in sent.items() if name.startswith("later"))
+        await asyncio.sleep(back_at - loop.time())
+        back, _ = await wave("back", 40)
+        back_at = loop.time() + 300.0
+        _, again_s = await wave("another outage", 40)
+        assert (first, later, back) == ({False: 1000}, {False: 40}, {True: 40}) and len(sent) == 1120
+        assert 600 <= first_s < 620 and later_s < 1.0 and sent_once and 300 <= again_s < 310
+
+    run_virtually(main())

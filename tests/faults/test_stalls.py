@@ -202,7 +202,6 @@ ENDED_BY = {
     "llm/continuous.py: request.future.result()": "it is done",
     "llm/local.py: self._queue.get()": "a daemon thread without work",
     "llm/server.py: task.result()": "it is done",
-    "core/slots.py: turn.result()": "it is done",
     "online_rl/trainer.py: begun.result()": "it is done",
     "online_rl/trainer.py: self.start(...).result()": "the watch: `progressing` in each work",
     "online_rl/trainer.py: wait([self.next[1]])": "the watch: `progressing` in each work",

@@ -17,7 +17,7 @@ from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.storage.journal import Journal
-from tests.faults.stubs import Answer, in_turn
+from tests.faults.stubs import Answer, always, in_turn
 from tests.llm.fake_openai import FakeOpenAI
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
@@ -165,6 +165,18 @@ def test_of_three_servers_one_dies_and_comes_back():
 
     with ExitStack() as stack:
         asyncio.run(main([stack.enter_context(Server()) for _ in range(3)]))
+
+
+def test_of_two_servers_one_fails_every_request():
+    async def main(servers: list[Server]) -> set[str]:
+        llm, replies = ServerLLM([server.base_url for server in servers], "m", max_retries=1, backoff_s=0.01), set()
+        async with aclosing(llm):
+            await asyncio.gather(*(ask(llm, str(i), 3, lambda _, text: replies.add(text)) for i in range(20)))
+        return replies
+
+    with Server() as broken, Server() as server:
+        broken.script = always(Answer(500, "CUDA error: an illegal memory access was encountered"))
+        assert asyncio.run(main([broken, server])) == {str(server.port)}
 
 
 def test_the_check_names_addresses_that_do_not_answer_and_raises_if_none_does():

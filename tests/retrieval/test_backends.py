@@ -173,7 +173,7 @@ def test_a_retriever_of_others_that_fails_is_asked_again_and_its_bugs_are_not() 
     inner.failures = [OSError("busy"), ConnectionError("away")]
     assert asyncio.run(retriever.search(["Quillfane"], 1))[0][0].title == "Quillfane"
     inner.failures = [OSError(f"busy {n}") for n in range(9)]
-    with pytest.raises(RetrievalError, match=r"Words gave no answer in 6 attempts; last: OSError \(busy 5\)") as failed:
+    with pytest.raises(RetrievalError, match=r"Words gave no answer in 9 attempts; last: OSError \(busy 8\)") as failed:
         asyncio.run(retriever.search(["Quillfane"], 1))
     assert failed.value.cause == "backend"
     inner.failures = [AttributeError("a bug of the user's")]

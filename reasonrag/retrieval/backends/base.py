@@ -8,14 +8,15 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reasonrag.core.addresses import Addresses
 from reasonrag.core.config import BackendConfig, RetrievalConfig
 from reasonrag.core.documents import map_texts
-from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError, check_limits
-from reasonrag.core.http import Retries, Unavailable, is_transient, parse_retry_after, read_body, time_limit
+from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError
+from reasonrag.core.http import Retries, Unavailable, exchange, is_transient, parse_retry_after, time_limit
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.settings import identity
@@ -51,7 +52,6 @@ class Backend(ABC):
     """
 
     checked: tuple[str, ...] = ("check",)  # the queries that `check` asks
-    _wait_s: Callable[[int], float] | None = None  # between attempts, of `Retries`
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Backend(ABC):
         fingerprint: str,
         *,
         timeout_s: float,
-        max_retries: int = 5,
+        max_retries: int = 8,
         deadline_s: float = 300.0,
         concurrency: int = 16,
         max_queries: int = 1,
@@ -69,10 +69,9 @@ class Backend(ABC):
         self.name = name
         self.fingerprint = fingerprint
         self._timeout_s = timeout_s
-        self._max_retries = max_retries
-        self._deadline_s = deadline_s
-        # A limit of a connection pool would count the wait for a connection as part of the request's time.
-        self._addresses = Addresses(urls, concurrency, patience_s=deadline_s, name=name, error=RetrievalError)
+        retries = partial(Retries, deadline_s=deadline_s, max_retries=max_retries, first_wait_s=0.125)
+        asked = partial(Addresses, retries=retries, patience_s=deadline_s)
+        self._addresses = asked(urls, concurrency, name=name, error=RetrievalError)
         self.max_queries = max_queries
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
@@ -116,24 +115,13 @@ class Backend(ABC):
         """Return the rankings of one request to a server; raise Unavailable if another attempt may succeed."""
 
     async def _ask(self, queries: list[str], top_k: int) -> list[Ranking]:
-        """Send a request, with waits between attempts, until one succeeds or none is left."""
-        retries = Retries(deadline_s=self._deadline_s, max_retries=self._max_retries, wait_s=self._wait_s)
-        request = self._addresses.all[0].slots.request()
-
-        async def attempt() -> list[Ranking]:
-            async with self._addresses.serving(request) as url:
-                rankings = await self._attempt(url, queries, top_k, min(self._timeout_s, retries.left_s))
-            if len(rankings) != len(queries):
-                what = f"{len(queries)} queries were asked and {len(rankings)} rankings came back: which belongs to"
-                raise RetrievalError(f"{what} which is unknown", cause="misaligned")
-            return rankings
-
-        try:
-            return await retries.run_async(attempt)
-        except Unavailable as failure:
-            raise RetrievalError(
-                f"{self.name} gave no answer in {retries.failures} attempts; last: {failure}", cause=failure.cause
-            ) from failure
+        rankings = await self._addresses.ask(
+            lambda request, url, left_s: self._attempt(url, queries, top_k, min(self._timeout_s, left_s))
+        )
+        if len(rankings) != len(queries):
+            what = f"{len(queries)} queries were asked and {len(rankings)} rankings came back: which belongs to"
+            raise RetrievalError(f"{what} which is unknown", cause="misaligned")
+        return rankings
 
 
 class LibraryBackend(Backend):
@@ -180,7 +168,8 @@ class LibraryBackend(Backend):
             absent = isinstance(error, self._absent)
             if not absent and isinstance(error, self._refusals):
                 raise RetrievalError(f"{self.name} refuses: {said}", cause="refused") from raised
-            raise Unavailable(said, cause="connection" if absent else "backend", counts=not absent) from raised
+            cause = "connection" if absent else "backend"
+            raise Unavailable(said, cause=cause, away=absent, counts=not absent) from raised
 
 
 class HttpBackend(Backend):
@@ -201,34 +190,18 @@ class HttpBackend(Backend):
         """
         import aiohttp
 
-        server = f"{url.host}:{url.port}"  # for messages, because a URL may contain a password
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
-        try:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(timeout_s, 10.0))
-            # A redirect is refused below, because it would send queries to a host that was not configured.
-            request = self._session.request(method, url, timeout=timeout, allow_redirects=False, **sent)
-            async with time_limit(timeout_s), request as response:
-                body = await read_body(response, _MOST_BYTES + passages * _MOST_OF_A_PASSAGE)
-        except aiohttp.ConnectionTimeoutError:
-            raise Unavailable(f"{server} cannot be reached", cause="connection", counts=False) from None
-        except TimeoutError:
-            raise Unavailable(f"{server} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
-        except aiohttp.ClientError as error:
-            check_limits(error)
-            what = f"the connection to {server} failed ({type(error).__name__})"
-            counts = not isinstance(error, aiohttp.ClientConnectorError)
-            raise Unavailable(what, cause="connection", counts=counts) from None
-        if is_transient(response.status):
-            wait_s = parse_retry_after(response.headers.get("Retry-After"))
-            what = f"{server} answers HTTP {response.status}"
-            raise Unavailable(what, cause=f"http_{response.status}", retry_after_s=wait_s, counts=wait_s is None)
-        if response.status != 200:
-            raise RetrievalError(
-                f"{server} refuses: HTTP {response.status}",
-                quoting=body.decode(errors="replace"),
-                cause=f"http_{response.status}",
-            )
+        limits = timeout_s, _MOST_BYTES + passages * _MOST_OF_A_PASSAGE, "connection"
+        reply, body = await exchange(self._session, method, str(url), *limits, **sent)
+        status, server = reply.status, f"{url.host}:{url.port}"  # a URL may contain a password
+        if is_transient(status):
+            wait_s = parse_retry_after(reply.headers.get("Retry-After"))
+            what = f"{server} answers HTTP {status}"
+            raise Unavailable(what, cause=f"http_{status}", status=status, retry_after_s=wait_s)
+        if status != 200:
+            said = body.decode(errors="replace")
+            raise RetrievalError(f"{server} refuses: HTTP {status}", quoting=said, cause=f"http_{status}")
         return body
 
 

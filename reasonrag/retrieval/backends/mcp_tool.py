@@ -70,7 +70,7 @@ def open_mcp(config: RetrievalConfig) -> LibraryBackend:
                 raise RetrievalError(f"the tool {tool} refuses", quoting=error, cause="refused") from error
             session.over.set()
             if error.error.code == mcp.types.CONNECTION_CLOSED:
-                raise ConnectionError("the session ended") from error
+                raise Unavailable("the session ended", cause="connection", away=True) from error
             raise
         except Exception:
             session.over.set()
