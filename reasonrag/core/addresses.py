@@ -153,7 +153,8 @@ class Addresses:
             return
         for other in self.all:  # not failed without an attempt, as the servers may be back
             other.give_up()
-        raise self._error(f"{self._name}: {failure}", cause=failure.cause) from failure
+        message = f"{self._name} has not answered for {silent_s:.0f} s; last: {failure}"
+        raise self._error(message, cause=failure.cause) from failure
 
     def share(self, other: Addresses) -> None:
         """Count requests together with those of another model at the addresses that both have: it is one engine."""

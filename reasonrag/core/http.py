@@ -233,9 +233,9 @@ async def exchange(
         if type(error) is TimeoutError:
             raise Unavailable(f"{server} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
         check_limits(error)
-        counts = not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
-        what = f"the connection to {server} failed ({type(error).__name__}: {excerpt(str(error))})"
-        raise Unavailable(what, cause=cause, away=True, counts=counts) from None
+        met = not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+        why = type(error).__name__ if met else excerpt(str(error))  # a server's words may hold the key that it was sent
+        raise Unavailable(f"the connection to {server} failed ({why})", cause=cause, away=True, counts=met) from None
 
 
 async def pieces(response: aiohttp.ClientResponse, most_bytes: int) -> AsyncIterator[bytes]:

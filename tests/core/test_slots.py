@@ -230,13 +230,24 @@ def test_patience_does_not_count_the_time_in_which_the_process_was_stopped(probi
 
         loop = asyncio.get_running_loop()
         loop.call_at(100.0, loop.stand_still, 10_000.0)
-        with pytest.raises(LLMError, match="m: gone"):
+        with pytest.raises(LLMError, match=r"m has not answered for 60[0-9] s; last: gone"):
             await one_server().ask(send)
         return loop.time()
 
     with capture_logs() as said:
         assert 10_590 < run_virtually(main()) < 10_620
     assert len([line for line in said if "has not answered" in line["event"]]) == 1
+
+
+def test_a_probe_without_a_reply_in_time_is_no_failure_of_a_server_that_is_there():
+    async def send(*_: object) -> str:
+        if failures:
+            raise failures.pop()
+        return "answered"
+
+    failures = [Unavailable("late", cause="timeout") for _ in range(20)]
+    failures += [Unavailable("gone", away=True) for _ in range(3)]
+    assert run_virtually(one_server().ask(send)) == "answered"
 
 
 def test_an_outage_uses_up_patience_once_and_whoever_asks_later_is_sent_all_the_same():
