@@ -308,9 +308,9 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
 
 
 def _innermost(frames: list[FrameType]) -> str:
-    """Return the innermost place in this package, and the innermost of all."""
+    """Return the innermost place in this package with its caller, and the innermost of all."""
     ours = [frame for frame in frames if "reasonrag" in frame.f_code.co_filename]
-    return ", ".join(dict.fromkeys(map(_place, (*ours[:1], *frames[:1]))))
+    return ", ".join(dict.fromkeys(map(_place, (*ours[:2], *frames[:1]))))
 
 
 def _wait(frames: list[FrameType]) -> str:

@@ -92,22 +92,19 @@ def ended(runs: Sequence[tuple[str, Sequence[str]]], folder: Path) -> dict[str, 
     return found
 
 
-AT = r"http://127\.0\.0\.1:\d+"
+CALL = (
+    r"the run stands still: .* for 8 s, .*\d tasks? at http\.py:\d+ exchange, {}\.py:\d+ _send, "
+    r".* for 127\.0\.0\.1:\d+"
+)
 # What never answers: how the command ends, and what names it.
 NAMES = {
     "a model's thread": (
         1,
         r"stands still: nothing finished and no CPU time for 4 s, at .*test_stalls\.py:\d+ <lambda>",
     ),
-    "an engine": (
-        EX_TEMPFAIL,
-        rf"the run stands still: .* for 8 s, .*\d tasks? at server\.py:\d+ _send, .* for {AT}/v1",
-    ),
-    "a judge": (EX_TEMPFAIL, rf"the run stands still: .* for 8 s, .*\d tasks? at server\.py:\d+ _send, .* for {AT}/v1"),
-    "a retriever": (
-        EX_TEMPFAIL,
-        r"the run stands still: .* for 8 s, .*\d tasks? at base\.py:\d+ _\w+, .* for 127\.0\.0\.1:\d+",
-    ),
+    "an engine": (EX_TEMPFAIL, CALL.format("server")),
+    "a judge": (EX_TEMPFAIL, CALL.format("server")),
+    "a retriever": (EX_TEMPFAIL, CALL.format("base")),
     "the event loop": (EX_TEMPFAIL, r"thread MainThread: test_stalls\.py:\d+ complete"),
 }
 
