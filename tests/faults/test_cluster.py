@@ -82,7 +82,7 @@ def test_a_shard_that_stands_still_ends_the_driver_with_75_and_its_place(
         policy = ("--policy", server.base_url, "--policy-model", "m", "--set", "run.stall_s=15")
         driver = product.start("build-tree", *world.flags, *policy, *SETTINGS, "--out", tmp_path, "--ray", "local")
         _, said = driver.communicate(timeout=240)
-    line = r"error: shard \d/\d on .*: the run stands still: .* for 15 s, .*\d tasks at server\.py:\d+ _send"
+    line = r"error: shard \d/\d on .*: the run stands still: .* for 15 s, .*\d tasks at .*server\.py:\d+ _send"
     named = re.search(line, said)
     figure(f"exit code {driver.returncode}, place {'named' if named else 'not named'}")
     assert (driver.returncode, bool(named)) == (EX_TEMPFAIL, True), said
