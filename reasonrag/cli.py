@@ -12,11 +12,9 @@ import importlib
 import io
 import os
 import resource
-import select
-import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
@@ -25,6 +23,7 @@ import click
 from reasonrag import __version__
 from reasonrag.core.errors import EX_TEMPFAIL, InputError, ReasonRAGError, Stalled, check_limits
 from reasonrag.core.secrets import redact
+from reasonrag.core.signals import end_on_signals
 
 # The function in `reasonrag.commands` and the line of `reasonrag --help` of each command.
 COMMANDS = {
@@ -140,8 +139,7 @@ class Redacted:
 
 def main() -> None:
     """Run a command. What the user can fix is reported in one line, without a traceback."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    end_on_signals()
     _prepare_streams()
     _allow_files()
     Stalled.ends_process = True
@@ -193,15 +191,6 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")  # ASCII has no accents
     sys.stdout = cast(TextIO, Redacted(sys.stdout))
     sys.stderr = cast(TextIO, Redacted(sys.stderr, lost=OSError))  # a full disk under a log ends no run
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    """End the process where nothing is to be drained: what is finished is on disk already."""
-    # An exception could be swallowed by a bare `except` of a library that is being imported, and a stream may be busy.
-    with suppress(OSError, ValueError):
-        if select.select([], [2], [], 0)[1]:  # else nobody reads it, and writing would never end
-            os.write(2, b"stopped; finished work is kept, and the same command goes on\n")
-    os._exit(128 + number)
 
 
 def _fail(message: str, *, add: str = "", code: int = 2) -> NoReturn:

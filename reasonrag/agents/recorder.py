@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote
 
 import aiohttp
@@ -107,6 +108,7 @@ class Recorder(App):
         path = path.removeprefix("/v1")  # `upstream` ends in the version, as an agent's base URL does
         if not path.startswith("/"):  # "/v1@evil.example/" would become an address of another server
             raise Refusal(404, "there is nothing here; ask below /v1/ or /c/NAME/v1/")
+        room = self._room(body) if path.endswith("/chat/completions") else None
         query = scope["query_string"].decode("latin-1")
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"] if k not in _NOT_PASSED_ON]
         try:
@@ -115,12 +117,12 @@ class Recorder(App):
             reply = await self._session.request(scope["method"], url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
             raise Refusal(502, f"{self._upstream} does not answer ({type(error).__name__})") from error
-        kept = body if reply.status == 200 and path.endswith("/chat/completions") else None
+        kept = room if reply.status == 200 else None
         passed_on = {"Retry-After": reply.headers["Retry-After"]} if "Retry-After" in reply.headers else {}
-        return Response(self._relayed(reply, kept, name), reply.status, reply.content_type, passed_on)
+        return Response(self._relayed(reply, body, name, kept), reply.status, reply.content_type, passed_on)
 
     async def _relayed(
-        self, reply: aiohttp.ClientResponse, asked: bytes | None, name: str | None
+        self, reply: aiohttp.ClientResponse, asked: bytes, name: str | None, room: IO[bytes] | None
     ) -> AsyncIterator[bytes]:
         """Yield the reply as it comes; keep the call once all of it was there."""
         raw = bytearray()
@@ -128,13 +130,25 @@ class Recorder(App):
             async for piece in pieces(reply, self.settings.max_body_bytes):
                 raw += piece
                 yield piece
-        if asked is not None:
+        if room is not None:
+            room.close()
             try:
                 self._keep(parse_json(asked), said(bytes(raw)), name)
             except _UNREADABLE as error:
                 log.warning("a call could not be read and is not kept", error=type(error).__name__)
             except OSError as error:
                 log.error("a call could not be written and is lost", error=error.strerror)
+
+    def _room(self, asked: bytes) -> IO[bytes]:
+        """Return a file without a name that takes up what a call may need on disk; refuse the call if that is full."""
+        try:
+            room = tempfile.TemporaryFile(dir=self._file.parent)  # noqa: SIM115 -- until the reply has come
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(room.fileno(), 0, 2 * len(asked) + (1 << 20))
+        except OSError as error:
+            log.error("a call is refused, as it could not be kept", file=str(self._file), error=error.strerror)
+            raise Refusal(507, f"this call could not be recorded ({error.strerror}): free some space") from error
+        return room
 
     def _keep(self, request: dict[str, Any], reply: dict[str, Any], name: str | None) -> None:
         name, number = self._conversations.add(request["messages"], reply["message"], name)

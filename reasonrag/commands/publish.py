@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -104,6 +103,7 @@ def _dry_run(path: Path, options: PublishOptions, out: Path | None) -> None:
     """Print what would be uploaded, and copy it to `out` if a folder is given; send nothing."""
     from reasonrag.publish.hub import CARD
     from reasonrag.publish.publish import stage, staging_folder
+    from reasonrag.storage.files import place
 
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} is not empty; choose a new folder for --out")
@@ -114,7 +114,10 @@ def _dry_run(path: Path, options: PublishOptions, out: Path | None) -> None:
         files = staged.files
         if out is not None:
             # Copied, because staged files may be links: edits of the copies must not change the run.
-            shutil.copytree(folder, folder.with_name("copies")).replace(out)
+            copies = folder.with_name("copies")
+            for name in files:
+                place(folder / name, copies / name, link=False)
+            copies.replace(out)
     for name, size in files.items():
         print(printable(f"{size:>14,}  {name}"))
     print(printable(f"card: {CARD if out is None else out / CARD} (what others wrote into the one on the Hub is kept)"))

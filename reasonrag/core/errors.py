@@ -24,7 +24,7 @@ import resource
 from reasonrag.core.secrets import excerpt, redact
 
 # Of the loader of shared libraries, threads, torch and Arrow, which raise errors of many classes.
-_NO_MEMORY = ("failed to map segment", "can't start new thread", "llocate memory", "malloc of size")
+_NO_MEMORY = ("failed to map segment", "can't start new thread", "llocate memory", "malloc of size", "bad_alloc")
 EX_TEMPFAIL = 75
 """Exit code of a command whose run stood still: that of sysexits.h for what may succeed later."""
 

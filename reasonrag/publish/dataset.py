@@ -25,9 +25,9 @@ from reasonrag.core.settings import POLICY_CARD
 from reasonrag.dpo.contradictions import Contradictions
 from reasonrag.formats import open_format
 from reasonrag.publish.hub_card import mapping
-from reasonrag.publish.staged_files import place, place_json, settings_text
+from reasonrag.publish.staged_files import place_json, settings_text
 from reasonrag.publish.verify import verify
-from reasonrag.storage.files import write_text
+from reasonrag.storage.files import naming, place, write_text
 from reasonrag.storage.parquet import Row, ShardWriter, read_batches, shard_paths
 from reasonrag.storage.runs import read_run
 from reasonrag.storage.tables import Described, pair_schema, trajectory_pair_schema, tree_schema
@@ -136,7 +136,8 @@ def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
     write_text(folder / "config.yaml", settings_text(config.model_dump(mode="json")))
     policy_card = _policy_card(config, summary)
     if policy_card is not None:
-        policy_card.write(folder)
+        with naming(folder / POLICY_CARD):
+            policy_card.write(folder)
     verified = verify(folder)
     verified.refuse_grave()
     parts.sort(key=lambda part: (part.source is None, part.config, part.split != "train"))

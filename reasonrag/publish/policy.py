@@ -16,9 +16,9 @@ from reasonrag.core.settings import POLICY_CARD, demo_folder, read_yaml
 from reasonrag.llm.model_folder import model_checksum
 from reasonrag.publish.hub_card import mapping
 from reasonrag.publish.licences import UNKNOWN
-from reasonrag.publish.staged_files import place, place_json
+from reasonrag.publish.staged_files import place_json
 from reasonrag.publish.verify import verify
-from reasonrag.storage.files import write_json
+from reasonrag.storage.files import place, write_json
 from reasonrag.training.folder import MERGED, SUMMARY, check_trained, finished, without_places, written_files
 
 _ADAPTER = "adapter_config.json"

@@ -1,9 +1,7 @@
-"""Put files into the folder to upload: byte for byte, or without any path or address of this machine."""
+"""Put files into the folder to upload, without any path or address of this machine."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,6 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.secrets import excerpt
 from reasonrag.storage.files import write_json
 from reasonrag.training.folder import without_places
-
-
-def place(source: Path, target: Path) -> Path:
-    """Link a file if the file system can, else copy it; return the target."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    source = source.resolve()
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
-    return target
 
 
 def place_json(value: Mapping[str, Any], target: Path) -> None:

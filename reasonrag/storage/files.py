@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -58,6 +59,18 @@ def naming(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def place(source: Path, target: Path, *, link: bool = True) -> Path:
+    """Link a file if that is wanted and the file system can, else copy it; return the target."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # another file system, or one without links
+        if link:
+            os.link(source.resolve(), target)
+            return target
+    with source.open("rb") as held, writing(target) as file:
+        shutil.copyfileobj(held, file, 1 << 20)
+    return target
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError, RunError, check_limits
 from reasonrag.core.secrets import excerpt
-from reasonrag.storage.files import fsync_folder, naming, writing
+from reasonrag.storage.files import fsync_folder, naming, place, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,11 +167,7 @@ class ShardWriter:
 
     def link(self, path: Path) -> None:
         """Take another writer's file as the next shard: a second name for it, or a copy where there are no links."""
-        self._working.append(self._folder / f".{self._stem}-{len(self._working):05d}.parquet")
-        try:
-            os.link(path, self._working[-1])
-        except OSError:
-            shutil.copyfile(path, self._working[-1])
+        self._working.append(place(path, self._folder / f".{self._stem}-{len(self._working):05d}.parquet"))
 
     def close(self) -> list[Path]:
         """Write the pending rows and give the shards their names; return their paths."""

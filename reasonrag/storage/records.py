@@ -23,6 +23,7 @@ Row = tuple[int, Any]
 
 _NAMED_ROWS = 5  # of one kind of problem, in a message
 _MOST_LINE_BYTES = 64 << 20
+_MOST_JSON_BYTES = 2 << 30  # a list is read as a whole, and takes several times as much memory
 _PARQUET_ROWS = 256  # read at a time: each may hold a whole book
 
 
@@ -106,8 +107,16 @@ def _zstd_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _json_rows(path: Path, start: int) -> Generator[Row, None, int]:
+    size = path.stat().st_size
     try:
+        if size > _MOST_JSON_BYTES:
+            raise MemoryError
         rows = parse_json(path.read_bytes())
+    except MemoryError:
+        raise DataError(
+            f"{path}: a .json file of {size / 1e9:.1f} GB is too large to be read as a whole; write it as .jsonl "
+            "(jq -c '.[]') or .parquet, which are read row by row"
+        ) from None
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}: not JSON at line {error.lineno} ({error.msg}); a file of one object per line is .jsonl"

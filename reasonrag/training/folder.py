@@ -56,7 +56,7 @@ _HOST = re.compile(r"(?<![\w.])(?:localhost|\d{1,3}(?:\.\d{1,3}){3})(?::\d+)?(?!
 # Messages of safetensors and torch about a full disk: neither raises an OSError.
 _DISK_FULL = (
     *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
-    *("file write failed", "unexpected pos"),
+    *("file write failed", "unexpected pos", "iostream error"),
 )
 
 

@@ -130,7 +130,7 @@ class Whole:
     calls: int
 
 
-def wait(child: warmed.Child, cpu_s: float) -> float:
+def wait(child: Any, cpu_s: float) -> float:
     """Return the CPU seconds of a process from now on, once they are as many as these, or it has ended.
 
     Seconds on a clock would be those of whatever else runs on this machine.
@@ -142,7 +142,7 @@ def wait(child: warmed.Child, cpu_s: float) -> float:
     return used - before
 
 
-def has_begun(child: warmed.Child) -> bool:
+def has_begun(child: Any) -> bool:
     """Return whether a process answers SIGTERM by itself, as every command does from its first line on."""
     try:
         caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{child.pid}/status").read_text())
@@ -151,7 +151,7 @@ def has_begun(child: warmed.Child) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def used_s(child: warmed.Child) -> float | None:
+def used_s(child: Any) -> float | None:
     """Return the CPU seconds of a process and of its children that have ended; None once it is gone."""
     try:
         fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
@@ -238,6 +238,28 @@ class Commands:
         return self._command(
             lambda out: ("index", "build", "--corpus", self.world.corpus, *kinds, "--out", out), digests
         )
+
+    @cached_property
+    def report(self) -> Command:
+        return self._command(lambda out: ("report", self.run, "--out", out), digests)
+
+    @cached_property
+    def export(self) -> Command:
+        return self._command(lambda out: ("export", self.run, "--to", "jsonl", "--out", out), digests)
+
+    @cached_property
+    def import_pairs(self) -> Command:
+        source = self.run / "pairs" / "train-00000-of-00001.parquet"
+        return self._command(lambda out: ("import", source, "--from", "trl", "--out", out), digests)
+
+    @cached_property
+    def publish_dry_run(self) -> Command:
+        flags = (write_run(self.folder / "staged"), "--repo-id", f"{USER}/mine", "--dry-run")
+
+        def arguments(out: Path) -> Sequence[str | Path]:  # each time another folder, as it has to be a new one
+            return ("publish", *flags, "--out", out / f"copies-{len(list(out.glob('copies-*')))}")
+
+        return self._command(arguments, lambda out: digests(out / "copies-0"))
 
     @cached_property
     def publish(self) -> Command:

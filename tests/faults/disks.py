@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -21,8 +22,8 @@ from tests.e2e import product
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
-_AMPLE_KB = 1 << 16
-_LOOK_S = 0.001  # much less than a file takes to be written and synced
+AMPLE_KB = 1 << 16
+_LOOK_S = 0.0001  # much less than a file takes to be written and synced
 _NO_DISK = 77  # an exit code that is none of the commands'
 
 
@@ -34,11 +35,16 @@ def run(
     What the command left on that disk is then in the folder, and the disk is no longer full. stderr goes to the file
     `log` of the folder, if that is given. The last line of stdout is what `peak_kb` returns.
     """
-    folder.mkdir(exist_ok=True)
-    done = warmed.run(_mounted, folder, kb, log, *map(str, arguments), environment=product.environment(**environment))
+    done = warmed.ended(start(folder, kb, *arguments, log=log, **environment), 120)
     if done.returncode == _NO_DISK:
         pytest.skip("this machine lets nobody but root mount a disk, not even in a user namespace")
     return done
+
+
+def start(folder: Path, kb: int, *arguments: str | Path, log: str = "", **environment: str) -> warmed.Child:
+    """Start what `run` runs; SIGTERM is passed on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return warmed.Child(_mounted, (folder, kb, log, *map(str, arguments)), product.environment(**environment))
 
 
 def peak_kb(folder: Path, *arguments: str | Path, **environment: str) -> int:
@@ -46,7 +52,7 @@ def peak_kb(folder: Path, *arguments: str | Path, **environment: str) -> int:
 
     Temporary files count while they are there, and a little more may have been in use between two looks.
     """
-    done = run(folder, _AMPLE_KB, *arguments, **environment)
+    done = run(folder, AMPLE_KB, *arguments, **environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return int(done.stdout.split()[-1])
 
@@ -62,6 +68,7 @@ def _mounted(folder: Path, kb: int, log: str, *arguments: str) -> None:
         if log:
             os.dup2(os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         return warmed.reasonrag(*arguments)
+    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
     ended, status, peak = 0, 0, 0
     while not ended:
         time.sleep(_LOOK_S)

@@ -34,9 +34,11 @@ from reasonrag.publish.exchange.inspect_log import import_inspect
 from reasonrag.publish.hub import check_target
 from reasonrag.storage.questions import load_questions
 from reasonrag.storage.records import read_calls
+from tests import warmed
 from tests.e2e import product
 from tests.e2e.world import World, questions, write_jsonl
 from tests.faults.matrix import Figure, Rounds
+from tests.faults.test_surroundings import within_limits
 
 Fuzz = Callable[[st.SearchStrategy[Any], Callable[[Any], object], int], int]
 
@@ -291,6 +293,33 @@ def test_a_line_without_an_end(tmp_path: Path, rounds: Rounds, figure: Figure) -
         with pytest.raises(DataError, match="row 1 has more than 64 MiB"):
             load_questions(str(tmp_path / name))
     figure(f"{len(packed)} of {len(packed)} refused; the smallest has {min(map(len, packed.values())):,} bytes")
+
+
+@pytest.mark.fault(
+    "27",
+    "a .json file of 10 GB, or one that is larger than `ulimit -v`: trajectories, questions, a corpus",
+    "one line with its size and what to write instead, exit code 2",
+    before="a MemoryError, or no memory left for the machine",
+)
+@pytest.mark.parametrize(("gb", "room"), [(10, 4 << 30), (1, 1 << 28)])
+def test_a_json_file_that_fits_into_no_memory(
+    gb: int, room: int, tmp_path: Path, rounds: Rounds, figure: Figure
+) -> None:
+    file = tmp_path / "large.json"
+    file.touch()
+    os.truncate(file, gb * 10**9)
+    commands = [
+        ("parse", "--format", "search_r1", file),
+        ("build-tree", "--policy", "demo", "--dataset", file, "--corpus", tmp_path / "no.jsonl", "--dry-run"),
+        ("index", "build", "--kind", "bm25", "--corpus", file, "--out", tmp_path / "index"),
+    ][: rounds(1, 3)]
+    for command in commands:
+        arguments = ("RLIMIT_AS", room, *map(str, command))
+        done = warmed.run(within_limits, *arguments, environment=product.environment())
+        said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert (done.returncode, len(said)) == (2, 1) and "Traceback" not in done.stderr, done.stderr
+        assert f"large.json: a .json file of {gb}.0 GB is too large" in said[0] and "row by row" in said[0]
+    figure(f"{gb} GB: {len(commands)} of {len(commands)} ended in this line")
 
 
 # --- Secrets in a text ---

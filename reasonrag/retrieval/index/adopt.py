@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from reasonrag.retrieval.index.faiss_search import INDEX, FaissSearch, read_inde
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore
 from reasonrag.retrieval.index.vector_settings import SAMPLE, self_queries, tune
+from reasonrag.storage.files import place
 
 _CHECKED = 32
 _LEAST_FLAT, _LEAST_ROUNDED = 0.99, 0.9
@@ -48,7 +48,9 @@ def adopt_vectors(index: IndexFolder, path: Path, encoder: TextEncoder, *, progr
         _check_vectors(path, search, store, encoder)
         queries = encoder.encode_queries([piece for _, piece in self_queries(store, SAMPLE)])
     draft = Draft(index, plan)
-    _link_or_copy(draft, path, progress)
+    if not draft.holds(INDEX):
+        progress.start("linking or copying the FAISS index", total=None, unit="bytes")
+        place(path, draft.folder / INDEX)
     widest = FaissSearch(read_index(path))
     widest.effort = widest.efforts
     counts = {"passages": search.rows, "dims": search.dims}
@@ -101,14 +103,3 @@ def _check_vectors(path: Path, search: FaissSearch, store: PassageStore, encoder
             f"{path} is of another encoder or another order of passages: over {len(rows)} passages the median cosine "
             f"of its vectors with those of {encoder.name} is {cosine:.3f}, not above {least}"
         )
-
-
-def _link_or_copy(draft: Draft, path: Path, progress: BuildProgress) -> None:
-    if draft.holds(INDEX):
-        return
-    try:
-        os.link(path, draft.folder / INDEX)
-    except OSError:  # the file is on another disk, or the disk has no hard links
-        progress.start("copying the FAISS index", total=None, unit="bytes")
-        with path.open("rb") as source, draft.writing(INDEX) as file:
-            shutil.copyfileobj(source, file, 1 << 22)
