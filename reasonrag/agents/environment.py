@@ -245,7 +245,7 @@ def completed(action: Action, prompt: Prompt) -> Completion:
     ids = tuple(action.token_ids) if action.token_ids is not None and text in (None, written) else None
     if text is None and action.finish_reason == "length":
         return Completion(written, FinishReason.LENGTH, ids)
-    return Completion(text or restore_stop(prompt.prefix + written, prompt.stop)[len(prompt.prefix) :], token_ids=ids)
+    return Completion(text or restore_stop(written, prompt.stop, prompt.prefix), token_ids=ids)
 
 
 def _failed(message: str, code: str = "EXECUTION_ERROR") -> Reply:

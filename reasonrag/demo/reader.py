@@ -70,6 +70,7 @@ _DIALECTS = {
 }
 _LINE = re.compile(r"(Follow up: |[<‹]\|begin_search_query\|>)|(Intermediate answer: |[<‹]\|begin_search_result\|>)")
 _TURN_ENDS = re.compile(r"[<‹]\|end_search_\w+\|>")
+_ANSWERS = re.compile(r"\b(answer is):")  # how a line of IRCoT and FLARE answers
 _EARLIEST = word_set("first earlier earliest older oldest before")
 _LATEST = word_set("later latest younger youngest recently recent newer newest last")
 _MOST = word_set("more most larger largest bigger higher highest longer")
@@ -170,6 +171,8 @@ class _Reader:
 
     def _say(self, kind: str, body: str) -> str:
         body = quotable(body) or "unknown"
+        if kind == "evidence" and self._templates is _SENTENCES:  # a sentence of a passage answers nothing by its words
+            body = _ANSWERS.sub(r"\1", body)
         return self._templates[kind].format(f'"{body}"' if body in ECHOES else body)
 
     def _choose(self, scored: Sequence[Scored]) -> str:

@@ -10,11 +10,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from reasonrag.core.errors import DataError
+from reasonrag.core.text import inert
 from reasonrag.core.types import (
     Answer,
     Malformed,
@@ -65,6 +67,7 @@ class RecordedFormat(ToolCallsFormat):
         super().__init__(parser=parser, **options)
         self.trajectories: dict[tuple[str, str], list[Trajectory]] = {}
         self._openings: dict[tuple[str, str], tuple[Message, ...]] = {}
+        self._results: set[Passage] = set()  # a passage of ours may have any id
         conversations: dict[str, list[Call]] = {}
         for call in calls:
             conversations.setdefault(call["conversation"], []).append(call)
@@ -103,8 +106,8 @@ class RecordedFormat(ToolCallsFormat):
         return words if self._thoughts_are_sent else words.rpartition("</think>")[2].strip()
 
     def documents(self, passages: Sequence[Passage]) -> str:
-        if passages and passages[0].id == _FOUND:
-            return passages[0].contents  # as the agent read it
+        if len(passages) == 1 and passages[0] in self._results:
+            return passages[0].contents  # as the agent read it, but inert
         return super().documents(passages)
 
     @staticmethod
@@ -123,6 +126,7 @@ class RecordedFormat(ToolCallsFormat):
         if question is None:
             return "are about none of the questions"
         key = question.dataset, question.id
+        asked = [tuple(_inert(message, question.question) for message in messages) for messages in asked]
         if self._openings.setdefault(key, asked[0]) != asked[0]:
             return "begin otherwise than another one about their question"
         if not self._has_search(asked[0]):
@@ -143,7 +147,9 @@ class RecordedFormat(ToolCallsFormat):
                 return ""
             found = asked[number + 1][len(prompt.messages) :] if number + 1 < len(calls) else ()
             result = "\n".join(message.content for message in found if message.role == "tool")
-            trajectory = trajectory.extend(Step(prompt, completion, action, (Passage(_FOUND, result),)))
+            found_then = Passage(_FOUND, result)
+            self._results.add(found_then)
+            trajectory = trajectory.extend(Step(prompt, completion, action, (found_then,)))
         return "have no answer"
 
     def _has_search(self, opening: Sequence[Message]) -> bool:
@@ -155,6 +161,13 @@ class RecordedFormat(ToolCallsFormat):
                     self.function, self.argument = function["name"], required[0]
                     return True
         return False
+
+
+def _inert(message: Message, question: str) -> Message:
+    """Return a message of an agent whose results and question are inert; its other words are the agent's own."""
+    if message.role == "user":
+        return replace(message, content=message.content.replace(question, inert(question)))
+    return replace(message, content=inert(message.content)) if message.role == "tool" else message
 
 
 def _stripped(message: Message) -> tuple[str, str]:

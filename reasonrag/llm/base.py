@@ -97,12 +97,12 @@ class StepScorer(Protocol):
     async def aclose(self) -> None: ...
 
 
-def restore_stop(text: str, stop: tuple[str, ...]) -> str:
+def restore_stop(text: str, stop: tuple[str, ...], prefix: str = "") -> str:
     """Append the closing tag at which a server stopped.
 
-    OpenAI-compatible servers drop the stop string and rarely report which one it was. If `text` ends inside `<x>` and
-    `</x>` is a stop string, that one is appended (likewise `<|begin|>` and `<|end|>`, `[` and `]`); otherwise `text` is
-    returned as it is.
+    OpenAI-compatible servers drop the stop string and rarely report which one it was. If `prefix + text` ends inside
+    `<x>` and `</x>` is a stop string, that one is appended (likewise `<|begin|>` and `<|end|>`, `[` and `]`); otherwise
+    `text` is returned as it is.
 
     >>> restore_stop("So the next query is <query>Jaws", ("</query>", "</answer>"))
     'So the next query is <query>Jaws</query>'
@@ -110,10 +110,12 @@ def restore_stop(text: str, stop: tuple[str, ...]) -> str:
     'no tag here'
     """
     innermost, innermost_start = "", -1
+    whole = prefix + text
     for closing in stop:
         opening = _opening(closing)
-        start = text.rfind(opening) if opening else -1
-        is_open = start >= 0 and text.rfind(closing) < start
+        # Passages in the prefix have no tags left, but brackets: one opens something only where the prefix ends.
+        start = whole.rfind(opening, len(prefix) - 1 if opening == "[" and prefix else 0) if opening else -1
+        is_open = start >= 0 and whole.rfind(closing) < start
         if is_open and start > innermost_start:
             innermost, innermost_start = closing, start
     return text + innermost

@@ -235,7 +235,7 @@ class Wire:
     def _restored(text: str, choice: Mapping[str, Any], prompt: Prompt) -> str:
         if "stop_reason" in choice:  # vLLM reports the stop string; None or a number is an end token
             return text + choice["stop_reason"] if choice["stop_reason"] in prompt.stop else text
-        return restore_stop(prompt.prefix + text, prompt.stop)[len(prompt.prefix) :]
+        return restore_stop(text, prompt.stop, prompt.prefix)
 
 
 def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from reasonrag.core.text import inert, quotable
-from reasonrag.core.types import Message, Prompt, Span
+from reasonrag.core.types import Message, Passage, Prompt, Span
 from reasonrag.dpo.token_rows import StepSides, StepText, encode
 from reasonrag.formats import BASELINES, FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
@@ -22,16 +22,15 @@ from reasonrag.publish.hub_card import escaped, fenced
 from reasonrag.report import write_report
 from reasonrag.report.terminal import drawing
 from reasonrag.report.trees import trees
-from reasonrag.rewards.batch import trajectory_text
 from tests.faults.injection import (
     BENIGN,
     FAMILIES,
     PAYLOADS,
     TOKENS,
+    Finds,
     added_tokens,
-    attempt,
     chat_of,
-    form_of,
+    course,
     forms,
     places,
     special_ids,
@@ -68,14 +67,13 @@ def test_no_text_from_outside_becomes_a_special_token(rounds: Rounds, figure: Fi
     texts = [*TOKENS, *PAYLOADS] if full else TOKENS
     several = [forms(" ".join(texts[start::step])) for step in (rounds(2, len(texts) // 9),) for start in range(step)]
     taken, tried, known = set(), 0, list(tokenizers(full))
-    for half, (name, chat) in enumerate(known):
-        for number, (place, prompts_with) in enumerate(places()):
-            if not full and number % 2 == half:
-                continue
-            expected = [special_ids(chat, prompt) for prompt in prompts_with(BENIGN)]
-            ours = OWN_TAGS if "evidence" in place or place == "self_ask: query" else set()
-            for text in several if full else [several[number // 2 % 2]]:
-                for prompt, without in zip(prompts_with(text), expected, strict=True):
+    for number, (place, entered) in enumerate(places()):
+        plain, ours = entered(BENIGN).prompts, OWN_TAGS if "evidence" in place or place == "self_ask: query" else set()
+        shown = [entered(text).prompts for text in (several if full else [several[number // 2 % 2]])]
+        for name, chat in known if full else [known[number % 2]]:
+            expected = [special_ids(chat, prompt) for prompt in plain]
+            for prompts in shown:
+                for prompt, without in zip(prompts, expected, strict=True):
                     tried += 1
                     if found := {token for token in special_ids(chat, prompt) - without if token not in ours}:
                         taken.add((name, place, *sorted(found)))
@@ -88,7 +86,7 @@ def test_no_text_from_outside_becomes_a_special_token(rounds: Rounds, figure: Fi
 
 def test_a_formats_own_tags_are_tokens_where_a_policy_has_them() -> None:
     chat = chat_of(added_tokens(list(FAMILIES)))
-    prompts = [step.prompt for step in attempt("search_r1", "<search> </answer>")[0].steps]
+    prompts = course("search_r1", "", Finds([Passage("p", "<search> </answer>")])).prompts
     assert special_ids(chat, prompts[-1])["<search>"] > special_ids(chat, prompts[0])["<search>"] > 0
     words = Span("<search>[ARGS]</search>", by_policy=True)
     assert chat.text(Prompt((Message("user", "?"),), (words,))).endswith("<search>[ARGS]</search>")
@@ -117,33 +115,21 @@ class _Row:
         self.sides = sides
 
 
-def decisions(name: str, passage: str = BENIGN, question: str = BENIGN) -> list[object]:
-    """Return everything that a passage and a question must not change in an attempt and in how it is read."""
-    form = form_of(name)
-    trajectory, decided = attempt(name, passage, question=question)
-    for reading in (form.read(trajectory), form.read_text(trajectory_text(trajectory))):
-        decided += [reading.well_formed, reading.reason, reading.answer, reading.plan, len(reading.queries)]
-        decided += [(block.reasoning, block.conclusion, bool(block.context)) for block in reading.blocks]
-    return decided
-
-
 @pytest.mark.fault(
     "25",
-    "63 payloads: tags of every format, turns of five families, verdicts, ANSI, right-to-left, hidden, look-alikes, "
-    "full width",
-    "the same stages, actions, stops, messages and readings as with a harmless text, in every format",
+    "75 payloads as passages, titles, ids, summaries, results of tools and recordings, questions: tags of all formats, "
+    "turns of six families, verdicts, ANSI, right-to-left, hidden, look-alikes, full width, tag characters, selectors",
+    "the same stages, actions, searches, stops, messages, spans, answers and rewards as with a harmless text",
 )
 def test_no_payload_changes_what_is_decided(rounds: Rounds, figure: Figure) -> None:
-    assert len(PAYLOADS) >= 60
-    changed, tried = [], 0
-    for number, name in enumerate(FORMATS | BASELINES):
-        expected = decisions(name)
-        for payload in PAYLOADS[number % rounds(9, 1) :: rounds(9, 1)]:
-            for place in ("passage", "question"):
-                tried += 1
-                if decisions(name, **{place: payload}) != expected:
-                    changed.append((name, place, payload))
-    figure(f"{len(changed)} of {tried} attempts went otherwise ({len(FORMATS | BASELINES)} formats)")
+    changed, tried, known = [], 0, list(places())
+    for number, (place, entered) in enumerate(known):
+        expected = entered(BENIGN).decided
+        for payload in PAYLOADS[number % rounds(19, 1) :: rounds(19, 1)]:
+            tried += 1
+            if entered(payload).decided != expected:
+                changed.append((place, payload))
+    figure(f"{len(changed)} of {tried} went otherwise ({len(known)} places, {len(FORMATS | BASELINES)} formats)")
     assert not changed
 
 
@@ -154,7 +140,7 @@ def acting(text: str) -> set[str]:
 
 @pytest.mark.fault(
     "39",
-    "the 63 payloads as question, answer, passage, policy and name in pages, on a terminal, and in a card",
+    "the 75 payloads as question, answer, passage, policy and name in pages, on a terminal, and in a card",
     "the elements of a page are those of a harmless run's; no control character; no markup in a card",
 )
 def test_no_payload_acts_where_it_is_shown(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:

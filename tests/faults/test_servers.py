@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import resource
+import select
 import signal
 import socket
 import struct
@@ -20,12 +21,14 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from benchmarks.process import memory_bytes
+from reasonrag.agents.recorder import RecordSettings
 from reasonrag.core import connections, event_loop
 from reasonrag.core.connections import HttpConnection, Server
+from reasonrag.retrieval.server.service import ServeSettings
 from reasonrag.storage.records import read_calls
 from tests.e2e.product import wait_until
 from tests.faults.matrix import Figure, Rounds
-from tests.faults.servers import HOST, SOCKET, Model, app, ask, forked, mutated, post, read_response
+from tests.faults.servers import HOST, SERVERS, SOCKET, Model, app, ask, forked, mutated, post, read_response
 from tests.ports import refuses
 from tests.retrieval.serving import SEA, found, sea_index
 from tests.serving import serving
@@ -50,12 +53,12 @@ FOREIGN = {
     "a page of another site": (b"GET /health HTTP/1.1\r\n" + HOST + b"Origin: https://evil.example\r\n\r\n", 403),
     "a page without an address": (b"GET /health HTTP/1.1\r\n" + HOST + b"Origin: null\r\n\r\n", 403),
     "a tunnel": (b"CONNECT evil.example:443 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
-    "100 MB of body": (b"POST /retrieve HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % BIG, 413),
     "headers of 1 MB": (b"GET /health HTTP/1.1\r\n" + HOST + b"X-A: " + b"a" * MIB, 431),
     "300 headers": (b"GET /health HTTP/1.1\r\n" + HOST + b"a:\r\n" * 300 + b"\r\n", 431),
     "a target of another site": (b"GET http://evil.example/health HTTP/1.1\r\n" + HOST + b"\r\n", 400),
 }
-LAST_CHUNK = b"POST /retrieve HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+LAST_CHUNK = b"POST /retrieve HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n0\r\n"
 TRAILERS = {
     "1 MB after the last chunk": (LAST_CHUNK + b"X-A: " + b"a" * MIB, 431),
     "300 headers after the last chunk": (LAST_CHUNK + b"a:\r\n" * 300, 431),
@@ -67,8 +70,7 @@ OWN: dict[str, dict[str, tuple[bytes, int]]] = {
         "a body nested 10^6 deep": (post(b"/retrieve", b'{"queries":' + b"[" * 10**6), 422),
     },
     "env serve": {
-        # It has no bodies: any is refused by its path, unread.
-        "100 MB of body": (b"POST /questions HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % BIG, 405),
+        "a body where none is read": (b"POST /questions HTTP/1.1\r\n" + HOST + b"Content-Length: 9\r\n\r\n", 405),
         "a socket for a foreign page": (SOCKET + HOST + b"Origin: null\r\n\r\n", 403),
         "a socket by another name": (SOCKET + b"Host: evil.example\r\n\r\n", 403),
         "a socket elsewhere": (SOCKET.replace(b"/ws", b"/health") + HOST + b"\r\n", 403),
@@ -86,7 +88,7 @@ OWN: dict[str, dict[str, tuple[bytes, int]]] = {
     "refusals", "foreign, greedy and malformed requests to each of our servers", "the status that says why"
 )
 @pytest.mark.fault(
-    "38", "a foreign Host, a page of another site, 100 MB of body; 10^6 queries of the one that takes them", "refused"
+    "38", "a foreign Host, a page of another site; 10^6 queries of the server that takes them", "refused"
 )
 @pytest.mark.parametrize("name", OWN)
 def test_what_is_refused(name: str, tmp_path: Path, figure: Figure) -> None:
@@ -98,6 +100,59 @@ def test_what_is_refused(name: str, tmp_path: Path, figure: Figure) -> None:
     wrong = {what: status for what, status in found.items() if status != requests[what][1]}
     figure(f"{name}: {len(found) - len(wrong)} of {len(found)} refused, each with the right status")
     assert wrong == {}
+
+
+# Where 100 MB are sent to, how that is refused, and how they are sent: the head, the first piece, and each piece.
+SENT_TO = {"index serve": (b"/retrieve", b" 413 "), "env serve": (b"/", b" 404 "), "record": (b"/v1/x", b" 413 ")}
+PIECE = b"a" * 65536
+BODIES = [(b"Content-Length: %d\r\n\r\n" % BIG, PIECE), (CHUNKED + b"\r\n", b"10000\r\n" + PIECE + b"\r\n")]
+MESSAGES = [
+    (b"\x81\xff" + struct.pack("!QI", BIG, 0), PIECE),
+    (b"\1\x80" + bytes(4), b"\0\xff" + struct.pack("!QI", 65536, 0) + PIECE),
+]
+
+
+def poured(port: int, head: bytes, left: bytes, piece: bytes, refusal: bytes, *, deaf: bool) -> int | None:
+    """Return how many bytes went out until refused, or if `deaf` until none could; None if they were taken."""
+    sent, answer = 0, b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, suppress(ConnectionError):
+        connection.sendall(head)
+        answer = b"" if head.startswith(b"POST") else connection.recv(4096)
+        connection.setblocking(False)
+        while sent < BIG and (deaf or refusal not in answer):
+            if select.select([connection], [connection], [], 60)[0]:
+                answer += (received := connection.recv(4096))
+                if not received:
+                    break
+            else:
+                sent += (count := connection.send(left))
+                left = left[count:] or piece
+    return sent if refusal in answer else None
+
+
+@pytest.mark.fault(
+    "38",
+    "100 MB that are sent: as a body of a stated length, in chunks, and to a WebSocket in one frame and in many",
+    "refused, in the memory that the largest body may take; others are answered",
+)
+@pytest.mark.parametrize("name", SERVERS)
+def test_100_mb_are_not_taken(name: str, tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    server = forked(name, tmp_path, "http://127.0.0.1:9", client_timeout_s=rounds(30, 10))
+    path, refusal = SENT_TO[name]
+    tried = [(b"POST " + path + b" HTTP/1.1\r\n" + HOST, *body, refusal) for body in BODIES]
+    if name == "env serve":
+        tried += [(SOCKET + HOST + b"\r\n", *message, b"\x03\xf1") for message in MESSAGES]  # closed with 1009
+    before, sent, health = memory_bytes("VmHWM", server.process), [], set()
+    for stream in tried:
+        sent.append(poured(server.port, *stream, deaf=rounds(0, 1) == 1))
+        health.add(ask(server.port, b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")[0])
+    grown = (memory_bytes("VmHWM", server.process) - before) / MIB
+    server.send_signal(signal.SIGTERM)
+    told = ", ".join("taken" if count is None else f"refused ({count / MIB:.0f} MiB sent)" for count in sent)
+    figure(f"{name}: {told}; {grown:.0f} MiB of memory at most")
+    assert server.ended() == (143, "")
+    assert "taken" not in told and health <= {200, 502}
+    assert grown < (RecordSettings if name == "record" else ServeSettings)().max_body_bytes / MIB + 16
 
 
 @pytest.mark.fault("refusals", "a missing, wrong, cut or doubled token", "401 everywhere but /health; 400 for two")

@@ -11,6 +11,7 @@ import pytest
 
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.text import inert
 from reasonrag.core.types import Prompt
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import Sampling
@@ -41,10 +42,10 @@ def called(query: str, name: str = "search_wiki") -> Row:
     }
 
 
-def conversation(name: str, question: str = QUESTION.question) -> list[Row]:
+def conversation(name: str, question: str = QUESTION.question, found: str = FOUND) -> list[Row]:
     """Return the calls of an agent that searches once."""
     opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Please: {question} Thanks!"}]
-    result = {"role": "tool", "tool_call_id": "c1", "content": FOUND}
+    result = {"role": "tool", "tool_call_id": "c1", "content": found}
     asked = [opening, [*opening, called("Jaws"), result]]
     said = [called("Jaws"), {"role": "assistant", "content": "Steven Spielberg"}]
     rows = []
@@ -67,7 +68,7 @@ def says(prompt: Prompt, sampling: Sampling) -> str:
     return texts[derive_seed(sampling.seed or 0) % 3]
 
 
-def test_a_conversation_is_a_trajectory_whose_prompts_are_what_the_agent_sent() -> None:
+def test_a_conversation_is_a_trajectory_whose_prompts_are_what_the_agent_sent_but_inert() -> None:
     calls = conversation("one")
     form = RecordedFormat(calls, [QUESTION], parser="hermes")
     ((trajectory,),) = form.trajectories.values()
@@ -76,7 +77,7 @@ def test_a_conversation_is_a_trajectory_whose_prompts_are_what_the_agent_sent() 
         sent = chat_with_tools(step.prompt.messages, as_sent=True)
         assert sent["tools"] == TOOLS
         assert [(m["role"], m["content"] or "") for m in sent["messages"]] == [
-            (m["role"], m["content"] or "") for m in call["request"]["messages"]
+            (m["role"], inert(m["content"] or "")) for m in call["request"]["messages"]
         ]
     (final,) = [form.prompt(QUESTION, trajectory.steps[:1], final=True)]
     assert "tools" not in chat_with_tools(final.messages)
@@ -129,5 +130,5 @@ def test_every_step_of_a_recording_is_branched_into_pairs(tmp_path: Path) -> Non
     pairs = list(read_shards(tmp_path / "run" / "pairs", "train", pair_schema()))
     assert {pair["depth"] for pair in pairs} >= {0, 1}
     assert all("Please: Who directed Jaws? Thanks!" in str(pair["prompt"]) for pair in pairs)
-    deep = [pair for pair in pairs if FOUND in str(pair["prompt"][-1]["content"])]
-    assert deep and all(pair["prompt"][-1] == {"role": "tool", "content": FOUND} for pair in deep)
+    deep = [pair for pair in pairs if inert(FOUND) in str(pair["prompt"][-1]["content"])]
+    assert deep and all(pair["prompt"][-1] == {"role": "tool", "content": inert(FOUND)} for pair in deep)

@@ -75,11 +75,11 @@ def main() -> dict[str, object]:
         assert all(chat.encode(token) for token in tokens)
         passages = [forms(" ".join(tokens[start : start + TOGETHER])) for start in range(0, len(tokens), TOGETHER)]
         taken = tried = 0
-        for place, prompts_with in places():
+        for place, entered in places():
             if place in PLACES:
-                harmless = [special_ids(chat, prompt) for prompt in prompts_with(BENIGN)]
+                harmless = [special_ids(chat, prompt) for prompt in entered(BENIGN).prompts]
                 for passage in passages:
-                    found = [special_ids(chat, prompt) for prompt in prompts_with(passage)]
+                    found = [special_ids(chat, prompt) for prompt in entered(passage).prompts]
                     tried += len(found)
                     taken += sum(bool(there - here) for there, here in zip(found, harmless, strict=True))
         figures[name] = f"{taken} of {tried} prompts with its {len(tokens)} added tokens in 3 forms have a special id"

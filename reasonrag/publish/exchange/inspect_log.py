@@ -86,7 +86,7 @@ def _calls(sample: Row) -> Iterator[Row]:
 def _attached(value: Any, attachments: Row) -> Any:
     """Return a value with the texts that it refers to."""
     return map_texts(
-        value, lambda text: attachments[text.removeprefix(_ATTACHED)] if text.startswith(_ATTACHED) else text
+        value, lambda text: attachments.get(text.removeprefix(_ATTACHED), text) if text.startswith(_ATTACHED) else text
     )
 
 
