@@ -19,6 +19,7 @@ from typing import Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.markdown import inert_markdown, table_lines
+from reasonrag.core.secrets import redact_data
 from reasonrag.reproduce.paper import BASE, NO_GUARDS, Paper, Scale, Variant
 from reasonrag.reproduce.stages import Plan, Stage
 from reasonrag.storage.files import read_json, require_json, write_json, write_text, writing
@@ -251,7 +252,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             for line in lines:
                 row = json.loads(line)
                 row["id"], row["contents" if path.suffix == ".gz" else "question"]
-                yield row
+                yield redact_data(row, "a question or a passage")
     except (OSError, ValueError, KeyError, TypeError) as error:
         files = ", ".join(DATA_SETS)
         raise DataError(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import json
 import math
 import os
+import signal
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,11 +19,19 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from aiohttp import web
+from click import Group
+from websockets.sync.client import connect
 
+import reasonrag
+from docs.reference.commands import commands as every_command
+from reasonrag.cli import cli
+from tests import warmed
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
+from tests.e2e.test_reproduce_real import TINY, write_data
 from tests.e2e.world import World, pages, write_jsonl
 from tests.faults.matrix import Figure, Rounds
+from tests.faults.servers import ask, post
 from tests.llm.fake_openai import FakeOpenAI
 from tests.llm.tiny import save_tiny_model
 
@@ -56,6 +66,9 @@ CANARIES = {
     "GitHub token in a golden answer": f"github_pat_{mixed(20)[:22]}_{mixed(21)}",
 }
 PEM = f"-----BEGIN PRIVATE KEY-----\n{CANARIES['private key in a passage']}\n{mixed(15)}\n-----END PRIVATE KEY-----"
+NAMES = ("AWS key in a passage", "foreign token in an error", "Anthropic key in a question", "HF_TOKEN")
+KEYS = " ".join(CANARIES[name] for name in NAMES)
+SAID = f"{PEM} https://host/v1?api_key={CANARIES['key in the query of a URL']} {KEYS}"
 QUESTIONS = (
     ("Who was the captain of Orlandis?", "Benna Ruvik"),
     ("In which town was the captain of Orlandis born?", "Harnmouth"),
@@ -130,6 +143,25 @@ class Traces:
         assert done.returncode == code, f"exit code {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done.stderr
 
+    def serve(self, *args: str | Path) -> None:
+        """Start a server, ask it with keys in path, headers and body, and end it."""
+        child = product.start(*args, **ENVIRONMENT)
+        assert isinstance(child, warmed.Child)
+        product.wait_until(lambda: "listening" in child.printed() or child.poll() is not None)
+        port = int(child.printed().split()[2].rpartition(":")[2])
+        asked: product.Row = {"queries": [SAID], "model": "planner", "messages": [{"role": "user", "content": SAID}]}
+        for path in (b"/retrieve", b"/v1/chat/completions?key=" + KEYS.split()[0].encode()):
+            self.heard(str(ask(port, post(path, json.dumps(asked).encode(), f"Authorization: Bearer {KEYS}".encode()))))
+        if args[0] == "env":
+            with connect(f"ws://127.0.0.1:{port}/ws") as client:
+                client.send(json.dumps({"type": "reset", "data": {"question": SAID, "golden_answers": [SAID]}}))
+                client.recv(timeout=60)
+                client.send(json.dumps({"type": "step", "data": {"text": f"<search>{SAID}</search>"}}))
+                client.recv(timeout=60)
+        child.send_signal(signal.SIGTERM)
+        self.heard(*child.communicate(timeout=60))
+        assert child.returncode == 143
+
     def heard(self, *streams: str) -> None:
         self.said += streams
 
@@ -149,6 +181,8 @@ class Traces:
                 yield str(file), file.read_bytes()
                 if file.suffix == ".sqlite":
                     yield f"{file}, read", "\n".join(rows_of(file)).encode()
+                if file.suffix == ".gz":
+                    yield f"{file}, unpacked", gzip.decompress(file.read_bytes())
                 if file.suffix == ".parquet":
                     yield f"{file}, read", str(pq.read_table(file).to_pylist()).encode()
 
@@ -184,7 +218,8 @@ def sea(tmp_path_factory: pytest.TempPathFactory) -> World:
     asked = [{"id": f"q{n}", "question": q, "golden_answers": [a]} for n, (q, a) in enumerate(QUESTIONS)]
     asked[1]["question"] += f" My key is {CANARIES['Anthropic key in a question']}."
     asked[0]["golden_answers"].append(CANARIES["GitHub token in a golden answer"])
-    asked[0]["metadata"] = {"see": f"https://host/v1?api_key={CANARIES['key in the query of a URL']}"}
+    url = f"https://host/v1?api_key={CANARIES['key in the query of a URL']}"
+    asked[0]["metadata"] = {"see": url, "gold_ids": ["p0"]}
     return World(write_jsonl(folder / "sea.jsonl", asked), write_jsonl(folder / "corpus.jsonl", rows), folder / "cache")
 
 
@@ -299,9 +334,7 @@ def test_a_secret_among_settings_is_refused_and_not_repeated(
 
 def preferences(folder: Path) -> dict[str, Path]:
     """Files of other tools with a canary in each of their texts."""
-    names = ("AWS key in a passage", "foreign token in an error", "Anthropic key in a question", "HF_TOKEN")
-    keys = " ".join(CANARIES[name] for name in names)
-    said = f"{PEM} https://host/v1?api_key={CANARIES['key in the query of a URL']} {keys}"
+    said = SAID
     pair = {"prompt": f"Say {said}", "chosen": f"<answer>{said} yes</answer>", "rejected": f"<answer>{said}</answer>"}
     guide = {"instruction": said, "input": said, "chosen": pair["chosen"], "rejected": pair["rejected"], "layer": 1}
     guide |= {"chosen_action_type": "Answer Generation", "rejected_action_type": "Answer Generation"}
@@ -318,17 +351,31 @@ def preferences(folder: Path) -> dict[str, Path]:
     files = {name: write_jsonl(folder / f"{name}.jsonl", rows) for name, rows in written.items()}
     files["inspect"] = folder / "inspect.json"
     files["inspect"].write_text(json.dumps({"samples": [sample]}), encoding="utf-8")
+    files["real"] = write_data(folder / "real")
+    for file in (folder / "real" / "questions").iterdir():
+        file.write_text(file.read_text(encoding="utf-8").replace('?"', f'? {KEYS}"'), encoding="utf-8")
     return files
+
+
+# One variant of each paper's comparison.
+PAPERS = {"hiprag": "lp-0", "online": "dpo", "outcome": "grpo", "reasonrag": "sft", "search-p1": "outcome"}
+PAPERS |= {"when-to-search": "full"}
+SHORT = ["--set=rollout.group_size=2", "--set=rollout.questions_per_step=2", "--batch-size=2"]
+PLAN = "<correct_reasoning_path>1. look</correct_reasoning_path><optimized_planner>Look.</optimized_planner>"
 
 
 @pytest.mark.fault(
     "35",
-    "secrets in questions, passages, URLs, files of other tools and the environment, and every command that writes",
+    "secrets in questions, passages, URLs, requests, files of other tools and the environment, and every command",
     "none of their bytes in any file or stream",
 )
 def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
+    asked, demo = FakeOpenAI(lambda request: PLAN, models=("planner",)), Path(reasonrag.__file__).parent / "demo/policy"
     out, run, given = traces.folder, traces.folder / "run", preferences(tmp_path)
-    tiny = ("--model", save_tiny_model(tmp_path / "tiny"), "--set", "max_steps=1")
+    model = save_tiny_model(tmp_path / "tiny", context=4096)
+    tiny = ("--model", model, "--set", "max_steps=1")
+    index = tmp_path / "index"  # it holds its corpus as it is (SECURITY.md)
+    planned = ("--policy", "extractive", "--judge", asked.base_url, "--judge-model", "planner")
     commands: list[tuple[str | Path, ...]] = [
         ("build-tree", *sea.flags, "--policy", "extractive", "--iterations", "4", "--out", run),
         ("graph", run, "--form", "node-link", "--out", out / "trees.jsonl"),
@@ -341,19 +388,49 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
         ("pairs", run, "--min-margin", "0.05", "--out", out / "pairs"),
         ("graph", run, "--out", out / "graphs"),
         ("report", run, "--out", out / "page"),
-        ("export", run, "--to", "trl", "--tokenizer", tiny[1], "--out", out / "to-trl"),
-        ("export", run, "--to", "prm", "--tokenizer", tiny[1], "--out", out / "prm"),
+        ("export", run, "--to", "trl", "--tokenizer", model, "--out", out / "to-trl"),
+        ("export", run, "--to", "prm", "--tokenizer", model, "--out", out / "prm"),
         *(("export", run, "--to", to, "--out", out / to) for to in ("llamafactory", "verl", "jsonl")),
-        ("env", "export", *sea.flags, "--preset", "search-r1", *tiny[:2], "--out", out / "env"),
+        ("env", "export", *sea.flags, "--preset", "search-r1", "--model", model, "--out", out / "env"),
         ("dpo", "train", "--data", given["pairs"], *tiny, "--out", out / "dpo"),
         ("sft", "train", "--data", given["pairs"], *tiny, "--out", out / "sft"),
         ("report", out / "dpo"),
         ("show", run, "--question", "q0"),
         ("stats", run),
+        ("verify", run),
+        ("eval", *sea.flags, "--policy", "extractive", "--out", out / "eval"),
+        (
+            "prm",
+            "train",
+            "--data",
+            run,
+            *tiny,
+            "--test-share",
+            "0.4",
+            "--set",
+            "tokens=[a,b]",
+            "--out",
+            out / "prm-policy",
+        ),
+        ("rl", "plan", *sea.flags, *planned, "--out", out / "plans.parquet"),
+        ("rl", "train", *sea.flags, "--preset", "search-r1", *tiny, *SHORT, "--out", out / "rl"),
+        ("index", "build", "--corpus", sea.corpus, "--kind", "bm25", "--out", index),
+        ("index", "doctor", index),
+        ("index", "recall", index, "--dataset", sea.questions),
+        ("demo", "world", "--out", out / "world"),
+        ("doctor",),
+        *(("reproduce", paper, *TINY, "--only", only, "--out", out / paper) for paper, only in PAPERS.items()),
+        ("reproduce", "real", *TINY, "--only", "sft", "--data", given["real"], "--model", demo, "--out", out / "real"),
+        ("index", "serve", index, "--port", "0"),
+        ("env", "serve", *sea.flags, "--preset", "search-r1", "--model", model, "--port", "0"),
+        ("record", "--upstream", asked.base_url, "--out", out / "recorded", "--port", "0"),
     ]
-    commands = commands[: rounds(4, len(commands))]
-    for args in commands:
-        traces.run(*args)
+    begun = [tuple(map(str, args)) for args in commands]
+    known = {path[1:] for path, command in every_command(cli, ("reasonrag",)) if not isinstance(command, Group)}
+    assert {path for path in known if all(path != args[: len(path)] for args in begun)} == set()
+    with asked:
+        for args in commands[: rounds(4, len(commands))]:
+            (traces.serve if {"serve", "record"} & {*args[:2]} else traces.run)(*args)
     found = traces.found()
     size = sum(len(text) for _, text in traces.files())
     figure(
