@@ -360,6 +360,7 @@ def preferences(folder: Path) -> dict[str, Path]:
 # One variant of each paper's comparison.
 PAPERS = {"hiprag": "lp-0", "online": "dpo", "outcome": "grpo", "reasonrag": "sft", "search-p1": "outcome"}
 PAPERS |= {"when-to-search": "full"}
+SMALL = ("--seeds", "1", "--limit", "1", "--max-steps", "1", "--test-limit", "1")
 SHORT = ["--set=rollout.group_size=2", "--set=rollout.questions_per_step=2", "--batch-size=2"]
 PLAN = "<correct_reasoning_path>1. look</correct_reasoning_path><optimized_planner>Look.</optimized_planner>"
 
@@ -419,7 +420,7 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
         ("index", "recall", index, "--dataset", sea.questions),
         ("demo", "world", "--out", out / "world"),
         ("doctor",),
-        *(("reproduce", paper, *TINY, "--only", only, "--out", out / paper) for paper, only in PAPERS.items()),
+        *(("reproduce", paper, *SMALL, "--only", only, "--out", out / paper) for paper, only in PAPERS.items()),
         ("reproduce", "real", *TINY, "--only", "sft", "--data", given["real"], "--model", demo, "--out", out / "real"),
         ("index", "serve", index, "--port", "0"),
         ("env", "serve", *sea.flags, "--preset", "search-r1", "--model", model, "--port", "0"),

@@ -363,7 +363,7 @@ _WRITTEN = (
     "<answer>b</answer>",
     "b",
 )
-# Of formats whose rewards ask a judge: so well-formed and right that it is asked.
+# In order, of formats whose rewards ask a judge about what is well-formed and right.
 _WELL_FORMED = {
     "hiprag": ("t</reasoning>\n<search>q</search>", "e</conclusion>", "</think>\n<answer>b</answer>"),
     "search_p1": ("1. look</reasoning><tool_call>q</tool_call>", "<answer>b</answer>"),
@@ -396,7 +396,7 @@ async def _course(name: str, text: str, retriever: Any, question: str) -> Course
 
 async def attempt(name: str, retriever: Any, question: str) -> tuple[Trajectory, list[Any]]:
     """Return an attempt that searches if the format can, and answers; and how each thing to write would be read."""
-    words = written = (*_WELL_FORMED.get(name, ()), *_WRITTEN)
+    words: tuple[str, ...] = ()
     llm = ScriptedLLM(lambda prompt, sampling: Completion(words[0], logprobs=(-3.0,)))
     form = form_of(name)
     engine, decided = Engine(llm, retriever, form, max_steps=6), list[Any]()
@@ -406,9 +406,9 @@ async def attempt(name: str, retriever: Any, question: str) -> tuple[Trajectory,
         if form.own_step(trajectory.question, steps) is None:
             final = form.must_answer(steps, 6)
             wanted = (Answer,) if final or number > 3 else (Note, Search, Answer) if number else (Search, Note, Answer)
-            kinds = [type(form.parse(words, steps, final=final)) for words in written]
+            kinds = [type(form.parse(written, steps, final=final)) for written in _WRITTEN]
             best = min(kinds, key=lambda kind: wanted.index(kind) if kind in wanted else len(wanted))
-            words = written[kinds.index(best) :]
+            words = _WELL_FORMED[name][number:] if name in _WELL_FORMED else _WRITTEN[kinds.index(best) :]
             decided.append((form.stage(steps), final, kinds))
         trajectory = await engine.step(trajectory, seed=0)
     return trajectory, decided
