@@ -115,14 +115,16 @@ class Slots:
         """Wait for a slot and take it, unless the request has kept its slot."""
         if self._drained_by is not None:
             raise self._drained_by
+        loop = asyncio.get_running_loop()
         if request.keeps:
             request.keeps = False
-            self._sent[request] = None
-            return
-        loop = asyncio.get_running_loop()
-        if self._has_room(loop.time()):
+        elif self._has_room(loop.time()):
             self._take(request, loop.time())
-            return
+        else:
+            await self._wait(request, loop)
+        self._sent[request] = None  # not before: the order is that in which they are sent
+
+    async def _wait(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
         turn = loop.create_future()
         self._arrivals += 1
         # A request that has failed waits behind the others: it may be what the engine dies of.
@@ -226,7 +228,6 @@ class Slots:
     def _take(self, request: Request, now: float) -> None:
         self._finder.occupied(now, self.in_flight)
         self.in_flight += 1
-        self._sent[request] = None
         self._probing = request.probes = self.away_since is not None
         request.started = now
 
