@@ -334,7 +334,8 @@ class EnvironmentApp(App):
             turn, self._turn = self._turn, self._turn + (asked.seed is None)
             found = self._questions[(turn if asked.seed is None else derive_seed(asked.seed)) % len(self._questions)]
         if found is None:
-            raise Refusal(404, f"it is none of the {len(self._questions)} questions, which GET /questions lists")
+            which = f"none of the {len(self._questions)} questions, which GET /questions lists"
+            raise Refusal(404, f"it is {which}; one of yours comes with golden_answers")
         return found
 
 

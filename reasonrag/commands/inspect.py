@@ -190,7 +190,7 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
         checks[str(path)] = found = verify_path(path).checks
         for what, check in () if as_json else found.items():
             for problem in check.problems:
-                print(printable(one_line(f"problem: {path}: {what}: {problem}")))
+                print(printable(one_line(f"problem: {path}: {problem}")))
             if not check.problems:
                 print(printable(one_line(f"{'ok' if check.count else 'not checked'}: {path}: {what}: {check.count:,}")))
     if as_json:
@@ -205,6 +205,9 @@ def _exchange(
     """Run an exporter or importer with the options that it takes, and print how many rows it wrote."""
     import inspect
 
+    from reasonrag.commands.console import log_plainly
+
+    log_plainly()
     takes = inspect.signature(tool).parameters
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if unused := chosen.keys() - takes.keys():
@@ -213,3 +216,5 @@ def _exchange(
         chosen["log"] = lambda line: print(printable(line))
     rows = ", ".join(f"{name} {count:,}" for name, count in tool(source, out, **chosen).items())
     print(printable(f"rows: {rows}\ndata: {out}"))
+    if (set_aside := out / "set_aside.jsonl").is_file() and set_aside.stat().st_size:
+        print(printable(f"set aside, with the reasons: {set_aside}"))

@@ -215,7 +215,7 @@ def _print_summary(summary: Mapping[str, Any], pairs: Path) -> None:
 
     table_console().print(rows_table(_summary_rows(summary), title="build-tree"))
     print(f"data set: {pairs}")
-    if not summary["pairs"]["total"]:
+    if summary["questions"]["finished"] and not summary["pairs"]["total"]:
         print("no siblings differ enough in value to be a pair: see No pairs in docs/troubleshooting.md")
 
 

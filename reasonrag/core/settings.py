@@ -10,7 +10,7 @@ import copy
 import difflib
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -164,9 +164,9 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     >>> parse_assignment("search.iterations=32")
     ('search.iterations', 32)
     """
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"--set {text[:200]!r} is not of the form section.name=value")
+    name, _, value = text.partition("=")
+    if not name.strip() or not value.strip():  # a variable of a shell that is not set leaves no value
+        raise ConfigError(f"--set {text[:200]!r} is not of the form section.name=value (null is no value)")
     try:
         return name.strip(), parse_yaml(value)
     except ValueError as error:
@@ -297,7 +297,7 @@ def demo_folder(format: str = "") -> Path:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error about an unknown name: the nearest known name, or all of them."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
@@ -315,6 +315,10 @@ def _refuse_secrets(value: object, *where: str) -> None:
         for inner in value:
             _refuse_secrets(inner, *where)
     elif isinstance(value, str):
+        if where and where[-1].endswith("key_env") and value and not value.isidentifier():
+            raise ValueError(
+                f"{_place(where)}this is the name of no environment variable; give the one that holds the key"
+            )
         if _URL_WITH_USER.search(value):
             raise ValueError(
                 f"{_place(where)}the URL carries a user name or password; put a key into the variable named by "
@@ -348,13 +352,22 @@ def _explain(model: type[Section], error: ValidationError) -> str:
     for problem in error.errors()[:3]:
         where = ".".join(map(str, problem["loc"]))[:200]
         if problem["type"] == "extra_forbidden":
-            parent = _section(model, problem["loc"][:-1])
-            lines.append(f"unknown key {where!r}{nearest(str(problem['loc'][-1]), parent.model_fields)}")
+            key, parent = str(problem["loc"][-1]), _section(model, problem["loc"][:-1])
+            elsewhere = " or ".join([repr(name) for name in _names(model) if name.endswith(f".{key}")][:3])
+            hint = f"; did you mean {elsewhere}?" if elsewhere else nearest(key, parent.model_fields)
+            lines.append(f"unknown key {where!r}{hint}")
         elif problem["type"] == "value_error":  # by our validators, whose messages quote no value: it may be a secret
             lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
         else:
             lines.append(f"{where}: {problem['msg']} (found {reprlib.repr(problem['input'])})")
     return one_line("configuration: " + "; ".join(lines))
+
+
+def _names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name in section.model_fields:
+        yield f"{prefix}{name}"
+        if (inner := _section(section, [name])) is not section:
+            yield from _names(inner, f"{prefix}{name}.")
 
 
 def _section(model: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:

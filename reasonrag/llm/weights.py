@@ -33,7 +33,7 @@ def check_tensors(file: Path) -> int:
             for name in names:
                 if not _is_finite(held.get_tensor(name)):
                     raise DataError(f"{file.name}: {name} holds NaN or infinities")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: it was removed meanwhile
         raise DataError(f"{file.name} is no safetensors file, or damaged", quoting=error) from error
     return len(names)
 

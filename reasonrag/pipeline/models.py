@@ -85,7 +85,8 @@ def check_llm(config: ModelConfig, role: Role) -> None:
         check_chat_template(name, config.chat_template)
         folder = Path(name)
         if folder.is_dir() and adapter_base(folder) is None and not (folder / "config.json").is_file():
-            raise ConfigError(f"{spec}: there is no model in that folder (no config.json, no adapter_config.json)")
+            begun = "; its training has not finished" if (folder / "checkpoints").is_dir() else ""
+            raise ConfigError(f"{spec}: there is no model in that folder (no config.json, adapter_config.json){begun}")
     elif config.chat_template is not None and config.api != "completions":
         raise ConfigError(
             f"{spec}: a chat template is for hf: and vllm: models, and for --set {role}.api=completions; a server has "

@@ -15,6 +15,7 @@ from reasonrag.core.text import duration, one_line, pace
 from reasonrag.llm.journaled import JournaledLLM
 
 _RECENT_S = 60.0  # the pace of the calls is that of the last minute
+_SILENT_S = 30.0  # without a reply; then no pace and no time left is known
 _SUMMED = ("done", "failed", "done_before", "planned", "iterations", "begun")  # over processes
 
 
@@ -71,7 +72,8 @@ class Progress:
     part: str = "iterations"
     causes: Counter[str] = field(default_factory=Counter)  # of what failed
     started: float = field(default_factory=time.monotonic)
-    _retried_before: int = field(default_factory=RETRIES.total)
+    _retried_before: Counter[str] = field(default_factory=RETRIES.copy)
+    _answered: tuple[float, int] = (0.0, 0)  # seconds at which the number of calls was seen to rise, and that number
     _calls: deque[tuple[float, int]] = field(default_factory=deque)  # seconds and calls, over the last minute
     _models: list[tuple[JournaledLLM, ModelConfig]] = field(default_factory=list)
     _closed: Usage = field(default_factory=Usage)
@@ -125,11 +127,11 @@ class Progress:
     def eta_s(self) -> float | None:
         """Seconds left: the replies that the work left needs, as many as that so far, at the pace of the calls.
 
-        None before the first reply. What a journal replays says how much the work needs, and takes no time itself;
-        what is in flight counts as half done.
+        None before the first reply, and while none comes. What a journal replays says how much the work needs, and
+        takes no time itself; what is in flight counts as half done.
         """
         usage, (done, left) = self.usage, self._work
-        if not done or not usage.calls:
+        if not done or not usage.calls or (left and self._silent_s(usage.calls) >= _SILENT_S):
             return None
         calls = usage.calls + sum(model.slots.in_flight for model, _ in self._models) / 2
         return self.seconds * left / done * (calls + usage.replayed) / calls
@@ -148,6 +150,12 @@ class Progress:
             return done, self.planned - done
         ended = self.done + self.failed
         return ended - self.done_before, self.total - ended
+
+    def _silent_s(self, calls: int) -> float:
+        """Return the seconds since the number of calls rose, as far as it was looked at."""
+        if calls > self._answered[1]:
+            self._answered = self.seconds, calls
+        return self.seconds - self._answered[0]
 
     def failures(self) -> list[str]:
         """Return a line for each cause of failure, the most frequent first."""
@@ -171,8 +179,10 @@ class Progress:
         else:
             parts += [f"{calls} calls ({pace(calls - before, seconds - since, 'call')})"]
             parts += [f"{tokens} tokens ({pace(tokens, seconds)})"]
-        if retries := RETRIES.total() - self._retried_before:
-            parts.append(f"{retries} retries")
+            if (silent_s := self._silent_s(calls)) >= _SILENT_S and self._work[1]:
+                parts.append(f"no reply for {duration(silent_s)}")
+        if retries := RETRIES - self._retried_before:
+            parts.append(f"{retries.total()} retries ({', '.join(cause for cause, _ in retries.most_common(2))})")
         if cached_of:
             parts.append(f"{cached / cached_of:.0%} of the prompts cached")
         shown: list[SlotCounts] = []

@@ -153,7 +153,10 @@ def _tables(found: Verified) -> None:
     if not has_journal and not (path / "run.json").exists():
         return
     if summary is None:
-        found.note("run.json", 0, "run.json is missing or damaged; the same build-tree command writes it again")
+        problem = "run.json is missing or damaged: build-tree has not finished, or lost it; the same command writes it"
+        found.note("run.json", 0, problem)
+    if any(found.checks[kind].problems for kind in ("Parquet files", *sound)):
+        return  # what cannot be read was not counted
     counts = {("pairs", "total"): rows.total(), ("pairs", "train"): rows["train"], ("pairs", "test"): rows["test"]}
     if has_journal or "nodes" in sound:  # published runs may have no trees
         counts |= {("trees", "nodes"): found.checks["nodes"].count, ("trees", "questions"): found.checks["trees"].count}

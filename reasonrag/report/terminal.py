@@ -87,7 +87,7 @@ def tables(metrics: Mapping[str, Any]) -> Group:
     calls = [(kind, *(_known(used.get(column)) for column in _USED)) for kind, used in metrics["calls"].items()]
     return Group(
         _table(("", "number", "share"), counts),
-        _table(("chosen \\ rejected", *rejected), pair_types),
+        *([_table(("chosen \\ rejected", *rejected), pair_types)] if pair_types else []),
         _table(("", *_SPREAD), spreads),
         _table(("calls of", *(column.replace("_", " ") for column in _USED)), calls),
     )

@@ -194,7 +194,7 @@ def open_corpus(spec: str) -> CorpusSource:
     nearest = difflib.get_close_matches(spec, names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise DataError(
-        f"corpus {quoted(spec)} is neither a file nor a folder nor a known name; {hint}Known: {', '.join(names)}, "
+        f"corpus {quoted(spec)} is neither a file nor a folder nor a known name; {hint}known: {', '.join(names)}, "
         f"hub:OWNER/NAME, a folder, or a path that ends in {', '.join(SUFFIXES)}"
     )
 

@@ -191,7 +191,7 @@ def _hub_rows(name: str, split: str | None) -> Iterator[Row]:
         near = difflib.get_close_matches(name, KNOWN, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise DataError(
-            f"data set {quoted(name)} is neither a file nor a known name; {hint}Known: {', '.join(KNOWN)}, "
+            f"data set {quoted(name)} is neither a file nor a known name; {hint}known: demo, {', '.join(KNOWN)}, "
             f"or a path that ends in {', '.join(SUFFIXES)}"
         )
     split = split or KNOWN[name][0]

@@ -37,7 +37,7 @@ def raw_rows(path: Path, start: int = 0) -> Generator[Row, None, int]:
         DataError: the file is missing, of an unknown kind, or damaged as a whole.
     """
     name = path.name.lower()
-    if not name.endswith(SUFFIXES):
+    if path.exists() and not name.endswith(SUFFIXES):
         raise DataError(f"{path}: unknown kind of file; give one of {', '.join(SUFFIXES)}")
     kind = _parquet_rows if name.endswith(".parquet") else _json_rows if name.endswith(".json") else _jsonl_rows
     try:

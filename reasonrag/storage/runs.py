@@ -189,7 +189,8 @@ def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Co
         finished = sum((shard / "run.json").exists() for shard in shards)
         of = f" ({finished} of {shards[0].name.partition('-of-')[2]} shards have)" if shards else ""
         raise RunError(
-            f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished{of}"
+            f"{path} has no readable run.json: it is not the folder of a run, or build-tree has not finished{of}, or "
+            "it is damaged; the same build-tree command finishes it"
         )
     file = path / "config.yaml"
     read_written(file, "the same build-tree command")

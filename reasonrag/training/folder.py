@@ -222,9 +222,9 @@ def last_checkpoint(out: Path, log: Callable[[str], None] | None = None) -> Path
     receives a line about each checkpoint that is damaged.
     """
     for checkpoint in reversed(_checkpoints(out)):
-        if not checkpoint_problem(checkpoint, fully=False):
-            if log is None or not (problem := checkpoint_problem(checkpoint)):
-                return checkpoint
+        if not (problem := checkpoint_problem(checkpoint, fully=log is not None)):
+            return checkpoint
+        if log is not None:
             log(f"{checkpoint.name} is left out: {problem}")
     return None
 

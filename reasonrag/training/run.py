@@ -229,8 +229,8 @@ class TrainingRun(ABC, Generic[S]):
             self.log("this training run is already finished")
             self._merge_adapter()
             return _ResumePlan(self.out, "", None, summary)
+        checkpoint = last_checkpoint(self.out, self.log)  # before broken ones are removed, so that it names them
         folders.remove_old(self.out, keep=settings.save_total_limit)
-        checkpoint = last_checkpoint(self.out, self.log)
         if checkpoint is not None:
             self.log(f"resuming from {checkpoint.name}")
         return _ResumePlan(self.out, str(self._write_rows(data)), str(checkpoint) if checkpoint else None, None)

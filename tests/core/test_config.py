@@ -39,6 +39,14 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
     [
         ({"search.iteration": 1}, "unknown key 'search.iteration'; did you mean 'iterations'?"),
         ({"serch.iterations": 1}, "unknown key 'serch'; did you mean 'search'?"),
+        ({"iterations": 1}, "unknown key 'iterations'; did you mean 'search.iterations'?"),
+        (
+            {"api_key_env": "K"},
+            "did you mean 'retrieval.simulator.api_key_env' or 'policy.api_key_env' or 'judge.api_k",
+        ),
+        ({"nonsense": 1}, "unknown key 'nonsense'; known: seed, questions"),
+        ({"policy.api_key_env": "sk-12"}, "policy.api_key_env: this is the name of no environment variable"),
+        ({"retrieval.backend.key_env": "a key"}, "retrieval.backend.key_env: this is the name of no"),
         ({"value.alpha": 2}, "value.alpha"),
         ({"search.selection": "best"}, "search.selection"),
         ({"value.alpha": float("nan")}, "value.alpha"),
@@ -120,7 +128,7 @@ def test_only_what_can_change_a_result_is_identity():
 
 def test_assignments_are_yaml():
     assert parse_assignment("a.b=[1, x]") == ("a.b", [1, "x"])
-    for bad in ("a.b", "=3", "a={"):
+    for bad in ("a.b", "a.b=", "=3", "a={"):
         with pytest.raises(ConfigError):
             parse_assignment(bad)
 

@@ -144,7 +144,10 @@ def test_a_setting_that_cannot_be_used(fault: str, world: World, out: tuple[str,
 CONFIG_FAULTS = {
     "an unknown key": ("search:\n  itterations: 4\n", "'search.itterations'; did you mean 'iterations'?"),
     "an unknown section": ("serach:\n  iterations: 4\n", "'serach'; did you mean 'search'?"),
-    "not YAML": ("search: [1\nseed: {\n", "cannot be read"),
+    "not YAML": (
+        "search: [1\nseed: {\n",
+        "mine.yaml cannot be read: while parsing a flow sequence in line 1, column 9:",
+    ),
     "a list": ("- search\n", "not a mapping"),
 }
 

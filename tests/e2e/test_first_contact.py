@@ -38,6 +38,7 @@ def last_line(code: int, *args: str | Path) -> str:
     done = product.run(*args)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    assert "No pairs" not in done.stdout  # where no question was finished, that is not why there are none
     line = done.stderr.splitlines()[-1]
     print(line)
     return line

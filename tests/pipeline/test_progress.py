@@ -58,7 +58,17 @@ def test_retries_since_the_start_are_counted():
     progress = Progress(1)
     assert "retries" not in progress.line()
     RETRIES["timeout"] += 2
-    assert "2 retries" in progress.line()
+    RETRIES["http_429"] += 3
+    assert "5 retries (http_429, timeout)" in progress.line()
+
+
+def test_while_no_reply_comes_the_line_says_for_how_long_and_not_how_long_is_left():
+    progress = at(Progress(10, planned=100, iterations=40), 10, calls=50)
+    assert near(progress.eta_s, 15) and "no reply" not in progress.line()
+    assert at(progress, 130, calls=50).eta_s is None and "no reply for 2 min 0 s" in progress.line()
+    assert near(at(progress, 140, calls=51).eta_s, 210) and "no reply" not in progress.line()
+    progress.iterations = 100
+    assert "no reply" not in at(progress, 200, calls=51).line()  # nothing is left to wait for
 
 
 def test_the_counts_of_several_processes_add_up():

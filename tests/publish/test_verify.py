@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
-from reasonrag.core.errors import RunError
+from reasonrag.core.errors import DataError, RunError
+from reasonrag.llm.weights import check_tensors
 from reasonrag.publish.verify import verify
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.e2e import product
@@ -94,6 +95,7 @@ def test_what_is_wrong_with_a_run_is_said_in_one_line(run: Path, said: str) -> N
     WRONG[said](run)
     problems = verify(run).problems
     assert any(said in problem for problem in problems), problems
+    assert said != "cannot be read" or "the tables hold" not in str(problems)  # nothing is said of what was not counted
     assert not any("\n" in problem for problem in problems)
 
 
@@ -130,6 +132,11 @@ def test_what_is_wrong_with_a_model_is_said_in_one_line(tmp_path: Path, said: st
     policy = write_policy(tmp_path / "policy")
     BROKEN[said](policy)
     assert any(said in problem for problem in verify(policy).problems), verify(policy).problems
+
+
+def test_a_file_that_was_removed_meanwhile_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        check_tensors(tmp_path / "model.safetensors")
 
 
 def test_nothing_to_check_is_refused(tmp_path: Path) -> None:
@@ -179,7 +186,7 @@ def test_the_command_prints_a_line_for_each_check_or_problem_and_exits_with_1_if
     done = product.run("verify", run, other)
     problem = "run.json says that trees.nodes is 99, and the tables hold 7; write them again with the same build-tree"
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == f"problem: {other}: run.json: {problem} command"
+    assert done.stdout.splitlines()[-1] == f"problem: {other}: {problem} command"
     printed = json.loads(product.run("verify", run, other, "--json").stdout)
     assert [sum(len(check["problems"]) for check in checks.values()) for checks in printed.values()] == [0, 1]
     done = product.run("verify", run, tmp_path / "nothing")

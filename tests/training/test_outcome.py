@@ -223,6 +223,11 @@ def test_the_last_checkpoint_is_the_latest_whole_one(tmp_path):
         mark_complete(checkpoint(tmp_path, step), seconds=1.0)
     checkpoint(tmp_path, 300)
     assert last_checkpoint(tmp_path).name == "checkpoint-200"
+    said = []
+    (tmp_path / "checkpoints" / "checkpoint-200" / "model.safetensors").write_bytes(b"1" * 100)
+    assert last_checkpoint(tmp_path, said.append).name == "checkpoint-100"
+    assert said[0].startswith("checkpoint-300 is left out: complete.json is missing")
+    assert said[1] == "checkpoint-200 is left out: model.safetensors is damaged: its checksum differs"
     (tmp_path / "checkpoints" / "checkpoint-200" / "inner" / "part").write_bytes(b"1")
     assert last_checkpoint(tmp_path).name == "checkpoint-100"
     (tmp_path / "checkpoints" / "checkpoint-100" / "model.safetensors").unlink()

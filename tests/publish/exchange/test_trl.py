@@ -11,6 +11,7 @@ from reasonrag.publish.exchange.exporters import export_json_lines, sharegpt
 from reasonrag.publish.exchange.importers import from_trl, import_trl
 from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import pair_schema
+from tests.e2e import product
 from tests.pipeline.test_build import run
 from tests.publish.exchange.toys import says
 
@@ -150,3 +151,13 @@ def test_pairs_that_contradict_each_other_are_named_and_kept(tmp_path):
     assert warning.startswith("warning: 2 of 2 pairs contradict each other, 2 of them word for word: ")
     assert warning.endswith("(first: rows.jsonl row 1 and rows.jsonl row 2); all are kept")
     assert len(read_preferences(str(tmp_path / "out")).train) == 2
+
+
+def test_a_person_is_told_where_rows_were_set_aside_and_which_file_is_missing(tmp_path):
+    rows = [{"prompt": "sk-" + "aB3" * 16, "chosen": "a", "rejected": "b"}, {"prompt": "p", "chosen": "a"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = product.run("import", tmp_path / "rows.jsonl", "--from", "trl", "--out", tmp_path / "out")
+    assert done.stdout.splitlines()[-1] == f"set aside, with the reasons: {tmp_path / 'out/set_aside.jsonl'}"
+    assert done.stderr.startswith("[warning")
+    done = product.run("import", tmp_path / "nothing", "--from", "trl", "--out", tmp_path / "other")
+    assert done.returncode == 2 and done.stderr.endswith("nothing: file not found; check its name and folder\n")
