@@ -81,12 +81,11 @@ def build_tree(
     if (shard != WHOLE and ray) or (shards and not ray):
         raise click.UsageError("--shard does one part by hand; --ray does all, as many as --shards says")
     config = load_config(**sources(given))
+    log_plainly()
     if dry_run:
         click.echo(printable(dump(config)))
-        log_plainly()
         click.echo(printable(estimate(config, out)))
         return
-    log_plainly()
     stop = Stop(error_console())
     config = as_served(config, out)
     try:

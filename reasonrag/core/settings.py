@@ -352,9 +352,10 @@ def _explain(model: type[Section], error: ValidationError) -> str:
     for problem in error.errors()[:3]:
         where = ".".join(map(str, problem["loc"]))[:200]
         if problem["type"] == "extra_forbidden":
-            key, parent = str(problem["loc"][-1]), _section(model, problem["loc"][:-1])
-            elsewhere = " or ".join([repr(name) for name in _names(model) if name.endswith(f".{key}")][:3])
-            hint = f"; did you mean {elsewhere}?" if elsewhere else nearest(key, parent.model_fields)
+            (*at, key), sections = map(str, problem["loc"]), dict(_sections(model))
+            elsewhere = [repr(f"{place}{key}") for place, section in sections.items() if key in section.model_fields]
+            parent = sections.get("".join(f"{name}." for name in at), model)
+            hint = f"; did you mean {' or '.join(elsewhere[:3])}?" if elsewhere else nearest(key, parent.model_fields)
             lines.append(f"unknown key {where!r}{hint}")
         elif problem["type"] == "value_error":  # by our validators, whose messages quote no value: it may be a secret
             lines.append(": ".join(filter(None, (where, problem["msg"].removeprefix("Value error, ")))))
@@ -363,17 +364,9 @@ def _explain(model: type[Section], error: ValidationError) -> str:
     return one_line("configuration: " + "; ".join(lines))
 
 
-def _names(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name in section.model_fields:
-        yield f"{prefix}{name}"
-        if (inner := _section(section, [name])) is not section:
-            yield from _names(inner, f"{prefix}{name}.")
-
-
-def _section(model: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:
-    section = model
-    for name in path:
-        inner = section.model_fields[name].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            section = inner
-    return section
+def _sections(model: type[BaseModel], at: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield a model and the sections in it, however deep, each with what stands before the names of its settings."""
+    yield at, model
+    for name, field in model.model_fields.items():
+        if isinstance(inner := field.annotation, type) and issubclass(inner, BaseModel):
+            yield from _sections(inner, f"{at}{name}.")

@@ -107,13 +107,12 @@ class Progress:
 
     def add_up(self, processes: Iterable[Mapping[str, Any]]) -> None:
         """Take the sums over other processes, each of which gives its `counts`, in place of the counts so far."""
+        processes = list(processes)
         for name in _SUMMED:
-            setattr(self, name, 0)
+            setattr(self, name, sum(counts[name] for counts in processes))
         self.written, self.causes = Counter(dict.fromkeys(self.written, 0)), Counter()
         self._closed = Usage()
         for counts in processes:
-            for name in _SUMMED:
-                setattr(self, name, getattr(self, name) + counts[name])
             self.written.update(counts["written"])
             self.causes.update(counts["causes"])
             self._closed = self._closed.plus(Usage(*counts["usage"]))
