@@ -49,8 +49,8 @@ quick: setup  ## the tests to run on every save
 slow: setup  ## only the slow tests
 	$(PYTEST) -m "slow and not gpu" $(TESTS)
 
-gpu: setup  ## only the tests that need a CUDA device
-	$(BIN)/pytest -m gpu
+gpu: setup  ## only the tests that need a CUDA device; writes row 20b of docs/results/faults.md
+	$(BIN)/pytest -m gpu --faults $(TESTS)
 
 coverage: setup  ## branch coverage of the whole suite, subprocesses included; the report in build/coverage
 	$(PYTEST) -q -m "not gpu" --cov --cov-report=term --cov-report=html:build/coverage $(TESTS)

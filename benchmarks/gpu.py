@@ -6,8 +6,10 @@
 The policy has about 250 M random weights, in vLLM where it is installed, else in transformers. Random weights write
 nothing that can be parsed: the engine gets the real prompts, writes as many tokens as a policy would (lognormal, median
 60), and the search reads a stub's words instead. Then the same requests are sent again, all at once, to an engine with
-an empty prefix cache: the search can be no quicker than that. Both take turns. Training steps are those of
-`benchmarks/training.py`, with a model of about 470 M weights and a vocabulary of 262,144 tokens. Below 9 minutes.
+an empty prefix cache: the search can be no quicker than that. Both take turns. Before it, what the two engines of a
+trainer write beside `generate`, with weights in the shape of Qwen2.5-0.5B: prompts of which no two begin alike, replies
+all of one length, or of the lengths of a search. Training steps are those of `benchmarks/training.py`, with a model of
+about 470 M weights and a vocabulary of 262,144 tokens. Below 9 minutes.
 """
 
 from __future__ import annotations
@@ -16,26 +18,30 @@ import asyncio
 import importlib.util
 import json
 import math
-import random
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any, ClassVar
 
 from benchmarks import stub, training
 from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
-from reasonrag.core.types import Completion, Prompt, Question
+from reasonrag.core.types import Completion, Message, Prompt, Question, Span
 from reasonrag.formats import ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling
 from reasonrag.mcts import TreeSearch
 from reasonrag.pipeline.admission import work_through
 from reasonrag.rollout import Engine
 from reasonrag.spre import RolloutEvaluator
+
+Asked = tuple[Prompt, Sampling]
 
 
 class Played:
@@ -45,12 +51,12 @@ class Played:
 
     def __init__(self, inner: Any) -> None:
         self.slots = inner.slots
-        self.asked: list[tuple[Prompt, Sampling]] = []
+        self.asked: list[Asked] = []
         self.cached_tokens = self.cached_of = self.written_tokens = 0
         self._inner = inner
 
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        length = round(60 * math.exp(random.Random(sampling.seed).gauss(0, 0.6)))
+        length = round(60 * math.exp(Random(sampling.seed).gauss(0, 0.6)))
         asked = replace(prompt, stop=()), replace(sampling, max_tokens=min(max(length, 8), 512))
         self.asked.append(asked)
         for completion in await self._inner.complete(*asked):
@@ -89,7 +95,7 @@ class OnGPU(training.Bench):
         return float(torch.cuda.max_memory_allocated() - before)
 
 
-def write_policy(folder: Path, *, layers: int, width: int) -> str:
+def write_policy(folder: Path, *, layers: int, width: int, vocabulary: int = 0, inner: int = 0) -> str:
     """Write a policy with random weights and the demo world's tokenizer and chat template."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -99,8 +105,9 @@ def write_policy(folder: Path, *, layers: int, width: int) -> str:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(model_path("demo"))
     shape = AutoConfig.for_model(
-        "qwen2", vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers,
-        num_attention_heads=width // 64, num_key_value_heads=max(width // 128, 1), max_position_embeddings=16_384,
+        "qwen2", vocab_size=vocabulary or len(tokenizer), hidden_size=width, intermediate_size=inner or 4 * width,
+        num_hidden_layers=layers, num_attention_heads=width // 64, max_position_embeddings=16_384,
+        num_key_value_heads=2 if inner else max(width // 128, 1), tie_word_embeddings=bool(inner),
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
@@ -113,7 +120,7 @@ def open_engine(path: str) -> tuple[LLM, str]:
     if importlib.util.find_spec("vllm"):
         from reasonrag.llm.vllm_engine import VLLMEngine
 
-        # Other trainers and engines of this benchmark need the rest of the memory.
+        # What ran before keeps some of the memory.
         return VLLMEngine(path, engine_args={"gpu_memory_utilization": 0.4, "max_model_len": 8192}), "vLLM"
     from reasonrag.llm.local import TransformersLLM
 
@@ -143,7 +150,7 @@ async def explore(engine: Any, questions: list[Question], iterations: int) -> tu
     return time.perf_counter() - started, played
 
 
-async def replay(engine: Any, asked: list[tuple[Prompt, Sampling]]) -> float:
+async def replay(engine: Any, asked: list[Asked]) -> float:
     """Send requests all at once; return the seconds."""
     started = time.perf_counter()
     await asyncio.gather(*(engine.complete(*request) for request in asked))
@@ -180,6 +187,86 @@ def shared(texts: list[str]) -> float:
     return sum(common_length(a, b) for a, b in zip(["", *texts], texts, strict=False)) / sum(map(len, texts))
 
 
+@contextmanager
+def engines(model: Any, chat: Any, batch: int) -> Iterator[dict[str, Callable[[list[Asked]], float]]]:
+    """What answers requests with these weights, in batches of so many rows: each returns its seconds."""
+    from transformers import GenerationConfig
+
+    from reasonrag.llm.continuous import ContinuousLLM
+    from reasonrag.llm.local import TransformersLLM
+    from reasonrag.llm.row_sampling import left_padded
+
+    def generate(asked: list[Asked]) -> float:
+        started = time.perf_counter()
+        for first in range(0, len(asked), batch):
+            part = asked[first : first + batch]
+            rows = [chat.token_ids(prompt) for prompt, _ in part]
+            ids, mask = left_padded(rows, max(map(len, rows)), model.device)
+            longest = max(sampling.max_tokens for _, sampling in part)
+            law = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=longest, pad_token_id=0)
+            model.generate(input_ids=ids, attention_mask=mask, generation_config=law)[:, -1].tolist()
+        return time.perf_counter() - started
+
+    def answered_by(engine: Any) -> Callable[[list[Asked]], float]:
+        def answer(asked: list[Asked]) -> float:
+            with engine.lent(model):
+                return asyncio.run(replay(engine, asked))
+
+        return answer
+
+    lent = {
+        "hf:": TransformersLLM.borrowing(chat, name="hf", batch_size=batch),
+        "continuous": ContinuousLLM(chat, name="continuous", batch_size=batch),
+    }
+    yield {"generate": generate} | {name: answered_by(engine) for name, engine in lent.items()}
+    for engine in lent.values():
+        asyncio.run(engine.aclose())
+
+
+def batch_figures(table: Table, folder: str, rounds: int, tiny: bool) -> None:
+    import torch
+
+    from reasonrag.llm.chat_template import ChatTemplate
+    from reasonrag.llm.local import load_model
+
+    shape = {"layers": 1, "width": 64} if tiny else {"layers": 24, "width": 896, "vocabulary": 151_936, "inner": 4864}
+    path = write_policy(Path(folder, "batches"), **shape)
+    model, chat = load_model(path), ChatTemplate.load(path)
+    model.generation_config.eos_token_id = None
+    draws = Random(0)
+    prompts = []
+    for _ in range(8 if tiny else 128):
+        ids = tuple(draws.randrange(len(chat.tokenizer)) for _ in range(20 if tiny else 500))
+        prompts.append(Prompt((Message("user", "?"),), (Span("", ids, by_policy=True),)))
+    workloads = {
+        f"{count} at once": (count, [8 if tiny else 128] * count) for count in ((2,) if tiny else (8, 32, 128))
+    }
+    of_search = [min(max(round(60 * math.exp(draws.gauss(0, 0.6))), 8), 512) for _ in prompts]
+    workloads["32 at once, lengths of a search"] = (32, of_search)
+    for title, (batch, wanted) in workloads.items():
+        print(f"{title} ...", file=sys.stderr)
+        asked = [(prompts[seed], Sampling(max_tokens=length, seed=seed)) for seed, length in enumerate(wanted)]
+        with engines(model, chat, batch) as answer:
+            seconds: dict[str, list[float]] = {name: [] for name in answer}
+            for name in answer:
+                answer[name]([(prompt, Sampling(max_tokens=4)) for prompt, _ in asked[:batch]])
+            for _ in range(rounds):
+                for name in answer:
+                    seconds[name].append(answer[name](asked))
+            for name in answer:
+                table.row(f"{title}: {name}", sum(wanted) / median(seconds[name]), "tokens a second")
+    with engines(model, chat, 32) as answer:
+        for name in answer:
+            table.row(f"one token for one prompt: {name}", answer[name](asked[:1]), "s")
+    size, prompt = f"{model.num_parameters() / 1e6:,.0f} M random weights", len(chat.token_ids(prompts[0]))
+    table.note(
+        f"at once: {size} in bfloat16, {prompt} tokens of prompt, 128 written; of a search {len(of_search)} replies of "
+        f"{median(of_search):.0f} in the median and {max(of_search)} at most"
+    )
+    del model
+    torch.cuda.empty_cache()
+
+
 def train_figures(table: Table, folder: str, turns: int, tiny: bool) -> None:
     from transformers import AutoTokenizer
 
@@ -197,7 +284,7 @@ def main() -> None:
     import torch
 
     parser = options(__doc__)
-    parser.add_argument("--questions", type=int, help="trees; 100 in vLLM, else 20")
+    parser.add_argument("--questions", type=int, help="trees; 100 in vLLM, else 2")
     parser.add_argument("--iterations", type=int, default=16, help="of a tree")
     parser.add_argument("--rounds", type=int, default=2, help="of the search and of the replay")
     parser.add_argument("--turns", type=int, default=5, help="training steps of each trainer")
@@ -209,20 +296,19 @@ def main() -> None:
     table = Table(__doc__)
     folder = tempfile.mkdtemp()
     try:
-        policy = write_policy(
-            Path(folder, "policy"), **({"layers": 2, "width": 64} if given.tiny else {"layers": 16, "width": 1024})
-        )
-        engine, name = open_engine(policy)
-        questions = given.questions or (100 if name == "vLLM" else 20)
         if given.tiny:
-            questions, given.iterations, given.rounds, given.turns = 2, 2, 1, 1
+            given.questions, given.iterations, given.rounds, given.turns = 2, 2, 1, 1
+        batch_figures(table, folder, given.rounds, given.tiny)
+        train_figures(table, folder, given.turns, given.tiny)
+        shape = {"layers": 2, "width": 64} if given.tiny else {"layers": 16, "width": 1024}
+        engine, name = open_engine(write_policy(Path(folder, "policy"), **shape))
+        questions = given.questions or (100 if name == "vLLM" else 2)
 
         async def measure() -> None:
             await engine_figures(table, engine, name, questions, given.iterations, given.rounds)
             await engine.aclose()
 
         asyncio.run(measure())
-        train_figures(table, folder, given.turns, given.tiny)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     table.show(given.json)

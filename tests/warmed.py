@@ -110,6 +110,7 @@ def run_ranks(
     The exit code is 0, or that of the first process that failed.
     """
     group = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
+    group["CUDA_VISIBLE_DEVICES"] = ""  # they train on the CPU, and accelerate's barrier would want a GPU for each
     children = []
     with keep_port() as kept:
         group["MASTER_PORT"] = kept.getsockname()[1]

@@ -25,6 +25,11 @@ from reasonrag.core.secrets import excerpt, redact
 
 # Of the loader of shared libraries, threads, torch and Arrow, which raise errors of many classes.
 _NO_MEMORY = ("failed to map segment", "can't start new thread", "llocate memory", "malloc of size", "bad_alloc")
+# Of torch's allocator, CUDA, cuBLAS, and transformers' paged cache.
+_NO_GPU_MEMORY = (
+    *("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("Memory footprint", "Invalid values: max_batch_tokens"),
+)
 EX_TEMPFAIL = 75
 """Exit code of a command whose run stood still: that of sysexits.h for what may succeed later."""
 
@@ -112,8 +117,24 @@ class JudgeError(BackendError):
     """
 
 
+def is_out_of_memory(error: object) -> bool:
+    """Return whether an error, or its message, says that a GPU has no memory left.
+
+    >>> is_out_of_memory("CUDA out of memory. Tried to allocate 2 GiB"), is_out_of_memory("index out of range")
+    (True, False)
+    """
+    return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in _NO_GPU_MEMORY)
+
+
 def check_limits(error: Exception) -> None:
-    """Raise RunError, which ends a run, if this process may open no more files, or take no more memory or threads."""
+    """Raise RunError, which ends a run, if there is no more memory, also of a GPU, or no more threads or open files."""
+    if is_out_of_memory(error) and not isinstance(error, BackendError):  # a shorter prompt may have room
+        raise RunError(
+            "the GPU has no memory left; what is finished is kept, and the same command goes on: end what else uses "
+            "the GPU (nvidia-smi lists it), or choose another (CUDA_VISIBLE_DEVICES). Else take adapters, smaller "
+            "batches or a smaller model, in a new folder",
+            quoting=str(error).partition("\n")[0],
+        ) from error
     if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
         raise RunError("this process may take no more memory or threads: raise `ulimit -v` and `ulimit -u`") from error
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):

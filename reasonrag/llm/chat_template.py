@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.documents import map_texts, named_path
-from reasonrag.core.errors import ConfigError, ReasonRAGError
+from reasonrag.core.errors import ConfigError, ReasonRAGError, is_out_of_memory
 from reasonrag.core.plugins import trusted
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.settings import CHAT_TEMPLATES
@@ -347,6 +347,8 @@ def loading(path_or_name: str) -> Iterator[None]:
     except ReasonRAGError:
         raise
     except Exception as error:  # of damaged files nearly anything, RecursionError and MemoryError too
+        if is_out_of_memory(error):
+            raise  # it says nothing of the files
         reason = excerpt(str(error).partition("Check your internet connection")[0], 200) or type(error).__name__
         raise ConfigError(
             f"model {path_or_name!r} cannot be loaded: {reason} (give a folder saved by save_pretrained, or a Hub "

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from reasonrag.core.errors import ConfigError, LLMError, RunError
+from reasonrag.core.errors import ConfigError, LLMError, RunError, is_out_of_memory
 from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import LLM, Sampling, caller, cut_at_stop
@@ -121,7 +121,7 @@ class ContinuousLLM:
             try:
                 manager = loan.manager(sampling)
             except Exception as error:
-                raise self._failure(_cause(str(error)), f"{type(error).__name__}: {error}") from error
+                raise self._failure(_cause(error), f"{type(error).__name__}: {error}") from error
             stop = tuple(mark for mark in prompt.stop if mark)
             known = sampling.temperature == 0 or sampling.top_p >= 1
             requests = [_Request(self, loan, manager, prompt_ids, stop, known) for _ in range(sampling.n)]
@@ -150,7 +150,8 @@ class ContinuousLLM:
                 request.end()
 
     def _failure(self, cause: str, found: str) -> LLMError:
-        return LLMError(self.name, quoting=found, cause=cause)
+        remedy = ": no memory for continuous batching; free the GPU, or set rollout.engine to generate"
+        return LLMError(self.name + remedy * (cause == "out_of_memory"), quoting=found, cause=cause)
 
 
 @dataclass
@@ -361,10 +362,6 @@ def _as_it_was(model: Any) -> Iterator[None]:
             model.train(training)
 
 
-def _cause(found: str) -> str:
-    """Return the cause of a failure from its message, which is all that transformers' thread reports.
-
-    >>> _cause("CUDA out of memory. Tried to allocate 2 GiB"), _cause("index out of range")
-    ('out_of_memory', 'engine')
-    """
-    return "out_of_memory" if "out of memory" in found or "Memory footprint" in found else "engine"
+def _cause(found: object) -> str:
+    """Return the cause of a failure from its message, which is all that transformers' thread reports."""
+    return "out_of_memory" if is_out_of_memory(found) else "engine"

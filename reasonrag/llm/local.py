@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from reasonrag.core.errors import ConfigError, LLMError, RunError
+from reasonrag.core.errors import ConfigError, LLMError, RunError, is_out_of_memory
 from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.core.watch import Watch, end
@@ -223,8 +223,6 @@ class TransformersLLM:
 
     def _write(self) -> None:
         """Write what waits, and what comes meanwhile, until nothing is left or a batch has failed."""
-        import torch
-
         batch = RowBatch(
             self.model, self.chat, end_ids=self._end_ids, prefixes=self._prefixes, pause=self._should_pause
         )
@@ -239,12 +237,12 @@ class TransformersLLM:
                     return
                 batch.write()
                 self._receive(wait=False)
-        except torch.OutOfMemoryError as error:
-            failure = _failure(self.name, "out_of_memory", error)
         except Exception as error:
-            failed = error if isinstance(error, RunError) else _failure(self.name, "engine", error)
-            end([future for _, future in begun], failed)
-            return
+            if not is_out_of_memory(error):
+                failed = error if isinstance(error, RunError) else _failure(self.name, "engine", error)
+                end([future for _, future in begun], failed)
+                return
+            failure = _failure(self.name, "out_of_memory", error)
         else:
             end([future for _, future in begun], self._closed_error())
             return

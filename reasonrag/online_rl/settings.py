@@ -56,7 +56,7 @@ class RolloutSettings(Section):
         "auto",
         "rollout engine. generate: transformers with the trainer's own weights; continuous: its "
         "continuous batching; vllm-server: a server that gets the weights before each batch; "
-        "auto: continuous on a GPU if the weights have 16 bits, else generate",
+        "auto: generate",
     )
     url: str | None = execution(
         None, "URL of a vLLM server for rollouts, which gets the weights before each batch", "--rollout-url"

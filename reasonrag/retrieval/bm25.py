@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import bm25s
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +16,7 @@ from reasonrag.retrieval.base import LocalRetriever
 from reasonrag.retrieval.corpus import CorpusSource, GivenCorpus, open_corpus
 from reasonrag.retrieval.index.folder import IndexFolder, Silent
 from reasonrag.retrieval.index.passages import PASSAGES, PassageStore, build_passages, passages_plan
-from reasonrag.retrieval.index.postings import Tokenizer, bm25_plan, build_bm25
+from reasonrag.retrieval.index.postings import Tokenizer, bm25_plan, bm25s, build_bm25
 from reasonrag.retrieval.index.settings import BM25Config, PassagesConfig
 from reasonrag.storage.files import short_hash
 

@@ -44,7 +44,7 @@ _FULL = "full: a case of the fault matrix that only `make faults` runs, as anoth
 _SECTIONS = {  # of the page, and the rows in each; attacks have their own
     "Kills and stops": ("1", "2", "3", "4", "drain"),
     "Disks, files and locks": ("5", "6", "7", "8", "9", "10", "flips", "power cut"),
-    "Engines and retrievers that fail, hang or lie": (*map(str, range(11, 20)), "stalls", "load"),
+    "Engines and retrievers that fail, hang or lie": (*map(str, range(11, 20)), "20b", "stalls", "load"),
     "Texts, tokens and numbers": ("20a", *map(str, range(21, 28)), "fuzz"),
     "Data sets, settings, the Hub, secrets and names": tuple(map(str, range(28, 37))),
     "Code of others, servers, pages, machines": (*map(str, range(37, 41)), "refusals", "slow clients"),
@@ -59,9 +59,9 @@ back is kept, a resumed run gives the rows of one that nothing interrupted, only
 waits for ever, and nothing untrusted steers the program. Each line is a test, which `faults.json` names; the suite runs
 it with fewer tries. A call is in flight until its answer is here; damage is harmless if what is read stays equal.
 
-Row 20b, an engine whose GPU has no memory left, has no line, as it needs a GPU. On a CPU torch's error is raised by
-hand: the request fails as `out_of_memory`, and later ones are answered (`tests/llm/test_continuous.py`). Row 21 trains
-on a CPU."""
+Row 20b, a GPU that has no memory left, needs one: `make gpu` runs it and keeps its lines, and `make faults` leaves them
+as they are. On a CPU torch's error is raised by hand (`tests/llm/test_local_worker.py`, `tests/llm/test_continuous.py`).
+Row 21 trains on a CPU."""
 _ATTACKS = "What two rounds of attacks found, what happened before it was mended, and what was seen after that."
 
 
@@ -116,6 +116,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         assert "figure" in getattr(item, "fixturenames", ()), "a row of the fault matrix prints what it has seen"
         row, fault, expected = mark.args
         item.user_properties.append(("fault", [row, fault, expected, mark.kwargs.get("before", "")]))
+        if item.get_closest_marker("gpu"):
+            import torch
+
+            item.user_properties.append(("figure", f"on one {torch.cuda.get_device_name()}"))
 
 
 class _Recorder:
@@ -123,11 +127,13 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.lines: dict[tuple[str, str, str], Line] = {}
+        self.machine = ""  # that the page names, which is that of the rows without a GPU
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not (report.when == "call" or report.failed or (report.when == "setup" and report.skipped)):
             return
         test = re.sub(r"\[.*", "", report.nodeid)
+        self.machine = self.machine if "gpu" in report.keywords else _machine()
         properties: list[tuple[str, Any]] = report.user_properties
         for row, fault, expected, before in (value for name, value in properties if name == "fault"):
             line = self.lines.setdefault((row, fault, test), Line(row, fault, expected, before, test))
@@ -144,7 +150,8 @@ class _Recorder:
         renewed = {line.test for line in self.lines.values()}
         kept = {key: line for key, line in old.items() if line.test not in renewed}
         lines = sorted((kept | self.lines).values(), key=lambda line: (_order(line.row), line.test, line.fault))
-        write_json(RESULTS, {"machine": _machine(), "lines": [asdict(line) for line in lines]}, indent=1)
+        machine = self.machine or (read_json(RESULTS) or {}).get("machine", "")
+        write_json(RESULTS, {"machine": machine, "lines": [asdict(line) for line in lines]}, indent=1)
         write_text(RESULTS.with_suffix(".md"), faults_page())
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

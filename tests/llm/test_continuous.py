@@ -302,18 +302,20 @@ def test_a_forward_pass_that_fails_is_an_error_and_the_next_request_works(chat, 
             raise failures.pop(0)
 
     model.lm_head.register_forward_pre_hook(fail)
-    llm, causes = continuous(chat), []
+    llm, causes, said = continuous(chat), [], []
 
     async def run():
         for _ in range(2):
             with pytest.raises(LLMError) as caught:
                 await llm.complete(PROMPT, Sampling(temperature=0.0, n=3, max_tokens=8))
             causes.append(caught.value.cause)
+            said.append("set rollout.engine to generate" in str(caught.value))
         return await llm.complete(PROMPT, GREEDY)
 
     with llm.lent(model):
         (completion,) = asyncio.run(run())
     assert causes == ["out_of_memory", "engine"]
+    assert said == [True, False]
     assert completion.completion_tokens == 24
 
 

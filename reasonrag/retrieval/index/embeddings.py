@@ -9,7 +9,7 @@ from importlib.metadata import version
 import numpy as np
 from numpy.typing import NDArray
 
-from reasonrag.core.errors import ConfigError, DataError, RetrievalError
+from reasonrag.core.errors import ConfigError, DataError, RetrievalError, is_out_of_memory
 from reasonrag.core.watch import stalled
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
@@ -191,8 +191,8 @@ def _encode(encoder: TextEncoder, texts: list[str]) -> Vectors:
         return encoder.encode_passages(texts)
     except RetrievalError as error:
         raise stalled(str(error)) from error
-    except RuntimeError as error:  # torch's OutOfMemoryError is one
-        if "out of memory" not in str(error):
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
             raise
         raise ConfigError(
             f"the device has too little memory for encoder {encoder.name}; run the same build again with a smaller "

@@ -7,15 +7,16 @@ what `bm25s.BM25.index` computes from the whole corpus in memory.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from itertools import chain
 from typing import Any
 
-import bm25s
 import numpy as np
 import Stemmer
 from numpy.typing import NDArray
@@ -25,6 +26,21 @@ from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, 
 from reasonrag.retrieval.index.passages import PassageStore, save_array
 from reasonrag.retrieval.index.settings import BM25Config
 
+
+def _without_jax(name: str) -> Any:
+    """Import a module that takes JAX where it is installed: bm25s computes with it at once, which takes seconds.
+
+    On a GPU, JAX also takes three quarters of the memory, which the models of this process need.
+    """
+    loaded = sys.modules.setdefault("jax", None)  # type: ignore[arg-type] -- None makes an import of it fail
+    try:
+        return importlib.import_module(name)
+    finally:
+        if loaded is None:
+            del sys.modules["jax"]
+
+
+bm25s = _without_jax("bm25s")
 # The names under which bm25s looks for its files.
 _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
