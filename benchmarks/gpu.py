@@ -223,7 +223,7 @@ def engines(model: Any, chat: Any, batch: int) -> Iterator[dict[str, Callable[[l
         asyncio.run(engine.aclose())
 
 
-def batch_figures(table: Table, folder: str, rounds: int, tiny: bool) -> None:
+def batch_figures(table: Table, folder: str, tiny: bool) -> None:
     import torch
 
     from reasonrag.llm.chat_template import ChatTemplate
@@ -241,20 +241,15 @@ def batch_figures(table: Table, folder: str, rounds: int, tiny: bool) -> None:
     workloads = {
         f"{count} at once": (count, [8 if tiny else 128] * count) for count in ((2,) if tiny else (8, 32, 128))
     }
-    of_search = [min(max(round(60 * math.exp(draws.gauss(0, 0.6))), 8), 512) for _ in prompts]
+    of_search = [min(max(round(60 * math.exp(draws.gauss(0, 0.6))), 8), 512) for _ in prompts[:64]]
     workloads["32 at once, lengths of a search"] = (32, of_search)
     for title, (batch, wanted) in workloads.items():
         print(f"{title} ...", file=sys.stderr)
         asked = [(prompts[seed], Sampling(max_tokens=length, seed=seed)) for seed, length in enumerate(wanted)]
         with engines(model, chat, batch) as answer:
-            seconds: dict[str, list[float]] = {name: [] for name in answer}
             for name in answer:
                 answer[name]([(prompt, Sampling(max_tokens=4)) for prompt, _ in asked[:batch]])
-            for _ in range(rounds):
-                for name in answer:
-                    seconds[name].append(answer[name](asked))
-            for name in answer:
-                table.row(f"{title}: {name}", sum(wanted) / median(seconds[name]), "tokens a second")
+                table.row(f"{title}: {name}", sum(wanted) / answer[name](asked), "tokens a second")
     with engines(model, chat, 32) as answer:
         for name in answer:
             table.row(f"one token for one prompt: {name}", answer[name](asked[:1]), "s")
@@ -298,7 +293,7 @@ def main() -> None:
     try:
         if given.tiny:
             given.questions, given.iterations, given.rounds, given.turns = 2, 2, 1, 1
-        batch_figures(table, folder, given.rounds, given.tiny)
+        batch_figures(table, folder, given.tiny)
         train_figures(table, folder, given.turns, given.tiny)
         shape = {"layers": 2, "width": 64} if given.tiny else {"layers": 16, "width": 1024}
         engine, name = open_engine(write_policy(Path(folder, "policy"), **shape))

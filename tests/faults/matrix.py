@@ -60,8 +60,7 @@ waits for ever, and nothing untrusted steers the program. Each line is a test, w
 it with fewer tries. A call is in flight until its answer is here; damage is harmless if what is read stays equal.
 
 Row 20b, a GPU that has no memory left, needs one: `make gpu` runs it and keeps its lines, and `make faults` leaves them
-as they are. On a CPU torch's error is raised by hand (`tests/llm/test_local_worker.py`, `tests/llm/test_continuous.py`).
-Row 21 trains on a CPU."""
+as they are. On a CPU torch's error is raised by hand (`tests/llm/test_local_worker.py`). Row 21 trains on a CPU."""
 _ATTACKS = "What two rounds of attacks found, what happened before it was mended, and what was seen after that."
 
 

@@ -53,6 +53,17 @@ def with_few_files(*arguments: str) -> None:
     warmed.reasonrag(*arguments)
 
 
+def without_gpu_memory(*arguments: str) -> None:
+    """Do what `reasonrag` does where the GPU has no memory for a training step."""
+    import torch
+
+    def backward(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has less.")
+
+    torch.Tensor.backward = backward  # type: ignore[method-assign]
+    warmed.reasonrag(*arguments)
+
+
 def within_limits(limit: str, most: int, *arguments: str) -> None:
     """Do what `reasonrag` does within a limit of `LIMITS`; that of memory counts from what the process has by now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -172,3 +183,12 @@ def test_connections_are_not_bounded_by_the_shells_limit_of_files(commands: Comm
     done = warmed.run(with_few_files, *flags, environment=product.environment())
     figure(f"32 files: exit code {done.returncode}")
     assert (done.returncode, command.differing(out)) == (0, [])
+
+
+def test_a_training_that_finds_no_memory_on_the_gpu_says_so_in_one_line(commands: Commands) -> None:
+    command = commands["dpo train"]
+    arguments = map(str, command.arguments(command.folder / "refused"))
+    done = warmed.run(without_gpu_memory, *arguments, environment=product.environment())
+    errors = [line for line in done.stderr.splitlines() if "memory" in line]
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert len(errors) == 1 and errors[0].startswith("error: the GPU has no memory left; what is finished is kept")

@@ -7,7 +7,6 @@ what `bm25s.BM25.index` computes from the whole corpus in memory.
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import sys
@@ -27,20 +26,22 @@ from reasonrag.retrieval.index.passages import PassageStore, save_array
 from reasonrag.retrieval.index.settings import BM25Config
 
 
-def _without_jax(name: str) -> Any:
-    """Import a module that takes JAX where it is installed: bm25s computes with it at once, which takes seconds.
+def _without_jax() -> Any:
+    """Import bm25s, which imports JAX where that is installed, and computes with it at once.
 
-    On a GPU, JAX also takes three quarters of the memory, which the models of this process need.
+    On a GPU, JAX takes three quarters of the memory for that, which the models of this process need.
     """
-    loaded = sys.modules.setdefault("jax", None)  # type: ignore[arg-type] -- None makes an import of it fail
+    loaded = sys.modules.setdefault("jax", None)  # type: ignore[arg-type]  # None makes an import fail
     try:
-        return importlib.import_module(name)
+        import bm25s
+
+        return bm25s
     finally:
         if loaded is None:
             del sys.modules["jax"]
 
 
-bm25s = _without_jax("bm25s")
+bm25s = _without_jax()
 # The names under which bm25s looks for its files.
 _DATA, _INDICES, _INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 _VOCABULARY, _PARAMETERS = "vocab.index.json", "params.index.json"
