@@ -192,7 +192,6 @@ def engines(model: Any, chat: Any, batch: int) -> Iterator[dict[str, Callable[[l
     """What answers requests with these weights, in batches of so many rows: each returns its seconds."""
     from transformers import GenerationConfig
 
-    from reasonrag.llm.continuous import ContinuousLLM
     from reasonrag.llm.local import TransformersLLM
     from reasonrag.llm.row_sampling import left_padded
 
@@ -207,20 +206,14 @@ def engines(model: Any, chat: Any, batch: int) -> Iterator[dict[str, Callable[[l
             model.generate(input_ids=ids, attention_mask=mask, generation_config=law)[:, -1].tolist()
         return time.perf_counter() - started
 
-    def answered_by(engine: Any) -> Callable[[list[Asked]], float]:
-        def answer(asked: list[Asked]) -> float:
-            with engine.lent(model):
-                return asyncio.run(replay(engine, asked))
+    engine = TransformersLLM.borrowing(chat, name="hf", batch_size=batch)
 
-        return answer
+    def answer(asked: list[Asked]) -> float:
+        with engine.lent(model):
+            return asyncio.run(replay(engine, asked))
 
-    lent = {
-        "hf:": TransformersLLM.borrowing(chat, name="hf", batch_size=batch),
-        "continuous": ContinuousLLM(chat, name="continuous", batch_size=batch),
-    }
-    yield {"generate": generate} | {name: answered_by(engine) for name, engine in lent.items()}
-    for engine in lent.values():
-        asyncio.run(engine.aclose())
+    yield {"generate": generate, "hf:": answer}
+    asyncio.run(engine.aclose())
 
 
 def batch_figures(table: Table, folder: str, tiny: bool) -> None:

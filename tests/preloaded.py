@@ -10,7 +10,7 @@ import datasets
 import matplotlib.figure
 import peft
 import pytest
-import transformers.generation.continuous_batching
+import transformers
 import trl.trainer.dpo_trainer
 import trl.trainer.grpo_trainer
 import trl.trainer.sft_trainer

@@ -75,8 +75,6 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
     from reasonrag.online_rl.settings import load_rl_settings
 
     asked = sources(given)
-    if given.get("rollout__url"):
-        asked["overrides"]["rollout.engine"] = "vllm-server"
     named = gather({}, file=asked["file"], overrides=asked["overrides"])
     of_preset = gather(RL_PRESETS, preset=asked.get("preset"))
     for name, flag in (("model", "--model"), ("data", "--dataset")):

@@ -52,14 +52,11 @@ class RolloutSettings(Section):
     max_trajectory_tokens: int | None = setting(
         None, "maximum tokens of a training row, prompt included; a longer one counts as truncated", ge=8
     )
-    engine: Literal["auto", "generate", "continuous", "vllm-server"] = execution(
-        "auto",
-        "rollout engine. generate: transformers with the trainer's own weights; continuous: its "
-        "continuous batching; vllm-server: a server that gets the weights before each batch; "
-        "auto: generate",
-    )
     url: str | None = execution(
-        None, "URL of a vLLM server for rollouts, which gets the weights before each batch", "--rollout-url"
+        None,
+        "URL of a vLLM server for rollouts, which gets the weights before each batch (default: transformers in this "
+        "process, with the trainer's own weights)",
+        "--rollout-url",
     )
     served_model: str | None = execution(None, "name of the policy at the vLLM server (default: that of the model)")
     batch_size: int = execution(64, "trajectories per batch of an engine in this process", ge=1)
@@ -236,8 +233,6 @@ class RLSettings(TrainSettings):
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> RLSettings:
-        if (self.rollout.engine == "vllm-server") != (self.rollout.url is not None):
-            raise ValueError("rollout.engine vllm-server and rollout.url go together; give both, or neither")
         if self.rollout.ahead and (self.rollout.url is None or self.importance == "off"):
             raise ValueError(
                 "rollout.ahead makes rollouts with older weights than the trainer's: it needs an engine with its own "
@@ -251,10 +246,10 @@ class RLSettings(TrainSettings):
         if self.rollout.top_p < 1 and self.importance != "off":
             raise ValueError("rollout.top_p below 1 changes the sampling distribution; set importance to off")
         confidence = self.reward.outcome.search_confidence if self.reward.name == "outcome" else 0
-        if confidence and self.rollout.top_p < 1 and self.rollout.engine != "generate":
+        if confidence and self.rollout.top_p < 1 and self.rollout.url is not None:
             raise ValueError(
-                "reward.outcome.search_confidence needs log-probabilities, which only rollout.engine generate has with "
-                "rollout.top_p below 1; choose that engine, or set rollout.top_p to 1"
+                "reward.outcome.search_confidence needs log-probabilities, which a server does not have with "
+                "rollout.top_p below 1; set it to 1, or leave rollout.url out"
             )
         if self.rollout.group_size == 1 and (not self.by_token or self.sampling.dynamic):
             comparing = "sampling.dynamic" if self.by_token else f"algorithm {self.algorithm}"

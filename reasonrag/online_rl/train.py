@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from reasonrag.core import event_loop
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.llm.base import LLM
-from reasonrag.llm.continuous import BorrowingLLM, ContinuousLLM, unsupported
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.server import ServerLLM
@@ -105,7 +104,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         if settings.rollout.ahead:
             self.runner = BackgroundRunner()
         chat, process = self.chat, self.arguments.process_index
-        local, weights, llm = self._policy(chat, common["model"])
+        local, weights, llm = self._policy(chat)
 
         async def opened() -> tuple[Reward, JudgeService | None, list[Any]]:  # a journal is of the thread that opens it
             journal = self.out / f"judge-{process}.sqlite"
@@ -256,7 +255,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
                 "the guard"
             )
 
-    def _policy(self, chat: Any, model: Any) -> tuple[BorrowingLLM | None, Any, LLM]:
+    def _policy(self, chat: Any) -> tuple[TransformersLLM | None, Any, LLM]:
         """Return the engine's LLM: on the trainer's weights, or on a server that is sent them."""
         rollout, source = self.settings.rollout, self.source
         if rollout.url is None:
@@ -265,8 +264,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
                 "they cannot make rollouts here; use a vLLM server with --rollout-url, or train adapters or a smaller "
                 "model with whole copies (--multi_gpu)",
             )
-            engine = ContinuousLLM if self._continuous(model) else TransformersLLM.borrowing
-            local: BorrowingLLM = engine(chat, name=source.name, batch_size=rollout.batch_size)
+            local = TransformersLLM.borrowing(chat, name=source.name, batch_size=rollout.batch_size)
             self.closing.append(local)
             return local, None, local
         server = ServerLLM(
@@ -284,14 +282,6 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         self.closing += [server]
         self.syncs.append(sync)
         return None, sync, server
-
-    def _continuous(self, model: Any) -> bool:
-        """Return whether to use continuous batching, which `auto` never chooses: on an H100 it was the slower one."""
-        if self.settings.rollout.engine != "continuous":
-            return False
-        if (reason := unsupported(model)) is not None:
-            raise ConfigError(f"rollout.engine continuous cannot work: {reason}; use generate or a vllm-server")
-        return True
 
     def extra_summary(self, trainer: Any) -> dict[str, Any]:
         validation = self.watch.validation if self.watch else None

@@ -34,7 +34,7 @@ from reasonrag.core import event_loop
 from reasonrag.core.errors import RunError
 from reasonrag.core.text import one_line
 from reasonrag.core.watch import progressing
-from reasonrag.llm.continuous import BorrowingLLM
+from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.weight_sync import VLLMServerSync
 from reasonrag.llm.weight_transfer import merged_parameters
 from reasonrag.online_rl.advantages import Baseline, advantage_scale, group_advantages
@@ -64,7 +64,7 @@ class Rollouts:
     """The parts that make the rollouts of a training run."""
 
     collector: Collector
-    local: BorrowingLLM | None  # the engine's LLM if it uses the trainer's own weights
+    local: TransformersLLM | None  # the engine's LLM if it uses the trainer's own weights
     weights: VLLMServerSync | None  # sends the weights to an engine elsewhere
     # Its event loop runs the rollouts: in the background, those of the next batch while this one is trained on.
     runner: asyncio.Runner | BackgroundRunner

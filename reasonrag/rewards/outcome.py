@@ -61,7 +61,7 @@ def _search_logprobs(completion: Completion, opening: str, decode: Callable[[Seq
     if not ids or logprobs is None or len(logprobs) != len(ids):
         raise ConfigError(
             "reward.outcome.search_confidence needs the log-probability of each sampled token, and the policy's engine "
-            "reports none; set it to 0, or rollout.top_p to 1 and rollout.engine to generate"
+            "reports none; set it to 0, or rollout.top_p to 1, or leave rollout.url out"
         )
     # The longer the tail, the more it holds: the shortest tail with the tag begins where the tag does.
     behind = bisect_left(range(len(ids)), True, key=lambda start: opening not in decode(ids[start:]))

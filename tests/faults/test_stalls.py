@@ -195,8 +195,6 @@ ENDED_BY = {
     "agents/environment.py: self._replies.get()": "the episode: its searches and rewards have limits; --idle-timeout",
     "core/watch.py: over.result()": "it is done",
     "llm/chat_template.py: os.waitpid(child, 0)": "limits of the child: CPU time, memory, an alarm",
-    "llm/continuous.py: future.result()": "it is done",
-    "llm/continuous.py: request.future.result()": "it is done",
     "llm/local.py: self._queue.get()": "a daemon thread without work",
     "llm/server.py: task.result()": "it is done",
     "online_rl/trainer.py: begun.result()": "it is done",

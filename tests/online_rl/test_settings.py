@@ -51,8 +51,6 @@ def flat(tree: RLSettings) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"rollout__engine": "vllm-server"}, "rollout.engine vllm-server and rollout.url go together"),
-        ({"rollout__url": "http://127.0.0.1:1/v1"}, "rollout.engine vllm-server and rollout.url go together"),
         ({"rollout__minibatches": 4, "save_steps": 6}, "save_steps 6 would save in the middle of a batch"),
         ({"rollout__top_p": 0.9}, "changes the sampling distribution"),
         ({"rollout__ahead": True}, "needs an engine with its own"),
@@ -65,8 +63,13 @@ def flat(tree: RLSettings) -> dict[str, object]:
         ({"reward__hiprag__lambda_f": 2}, "less than or equal to 1"),
         ({"retrieval__corpus": "c.jsonl", "retrieval__url": "http://h:1"}, "both a corpus and a retrieval server"),
         (
-            {"reward__outcome__search_confidence": 0.4, "rollout__top_p": 0.9, "importance": "off"},
-            "needs log-probabilities, which only rollout.engine generate has",
+            {
+                "reward__outcome__search_confidence": 0.4,
+                "rollout__top_p": 0.9,
+                "rollout__url": "http://127.0.0.1:1/v1",
+                "importance": "off",
+            },
+            "needs log-probabilities, which a server does not have",
         ),
         ({"judge__model": "org/judge"}, "a judge's model is named, but no judge"),
     ],

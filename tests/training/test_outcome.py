@@ -189,7 +189,7 @@ def test_training_json_names_no_place(tmp_path):
             "retrieval": {"url": [host, "https://Corpus.Example/retrieve"], "cache": "~/.cache/reasonrag"},
             "judge": {"spec": f"hf:{here}", "tokenizer": here},
             "format": {"prompts": here},
-            "rollout": {"engine": "vllm-server", "url": "http://localhost:8001/v1", "served_model": "Org/model"},
+            "rollout": {"url": "http://localhost:8001/v1", "served_model": "Org/model"},
             "validation": {"data": "/gone/dev.jsonl"},
             "reward": {"when_to_search": {"encoder": here}},
             "trainer": {"logging_dir": here, "model_init_kwargs": {"offload": [here]}, "vllm_server_host": "10.1.2.3"},
