@@ -38,6 +38,7 @@ _LOOK_S, _LOOKS = 10.0, 30  # the most between two looks, and how many tell that
 _LOOKS_THAT_TELL = (3, 6, 12, 24, 48, 96, 192)
 _IDLE_SHARE = 0.01  # of a look: CPU time of a thread that hangs
 _END_S = 10.0  # for a run that stood still to end itself
+_PACKAGE = str(Path(__file__).parents[1])
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -164,8 +165,9 @@ class Watch:
         if self._thread is not None:
             return "at " + _innermost(_frames(sys._current_frames().get(self._thread.ident or 0)))
         # Those that wait outside of this package first: the others wait for them.
-        waits = sorted(Counter(map(_wait, _tasks())).items(), key=lambda wait: ("," not in wait[0], -wait[1]))
-        return "; ".join(f"{count} task{'s' * (count > 1)} at {wait}" for wait, count in waits[:4])
+        found = Counter((_ours(frames[:1]) != [], _wait(frames)) for frames in _tasks())
+        waits = sorted(found.items(), key=lambda wait: (wait[0][0], -wait[1]))
+        return "; ".join(f"{count} task{'s' * (count > 1)} at {wait}" for (_, wait), count in waits[:4])
 
 
 class Worker:
@@ -309,14 +311,17 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
 
 def _innermost(frames: list[FrameType]) -> str:
     """Return the innermost place in this package with its caller, and the innermost of all."""
-    ours = [frame for frame in frames if "reasonrag" in frame.f_code.co_filename]
-    return ", ".join(dict.fromkeys(map(_place, (*ours[:2], *frames[:1]))))
+    return ", ".join(dict.fromkeys(map(_place, (*_ours(frames)[:2], *frames[:1]))))
+
+
+def _ours(frames: list[FrameType]) -> list[FrameType]:
+    return [frame for frame in frames if frame.f_code.co_filename.startswith(_PACKAGE)]
 
 
 def _wait(frames: list[FrameType]) -> str:
     """Return where a task waits, and for what, if its frames say: the address of a server, or a part's `name`."""
     for frame in frames:
-        known = frame.f_locals if "reasonrag" in frame.f_code.co_filename else {}
+        known = frame.f_locals if _ours([frame]) else {}
         with suppress(Exception):  # a plugin's `name` may raise
             asked = known.get("server") or known.get("url") or known["self"].name
             if isinstance(asked, str):

@@ -205,6 +205,7 @@ class Journal:
                 _put_checksum(reader)
             left, stored = _count(reader), self._stored()
             if left < stored:
+                self._check("calls")
                 raise RunError(
                     f"{self.path} holds {left} of the {stored} calls that were stored: it was cut or replaced, or its "
                     "-wal file was deleted; bring that back, or, to go on with what is left and pay for the others "
