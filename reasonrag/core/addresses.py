@@ -81,10 +81,11 @@ class Addresses:
         """
         address = self.all[0]
         request = Request(address, priority)
-        retries = self._retries()
+        retries, wait = self._retries(), asyncio.timeout(None)  # `drain` ends the wait for a retry
 
         async def attempt() -> T:
             nonlocal address
+            address.retrying.discard(wait)
             left_s = retries.left_s
             if not request.keeps:
                 address = self._choose(question, address if retries.failures else None)
@@ -96,18 +97,23 @@ class Addresses:
             except Unavailable as failure:
                 if failure.away:
                     self._lost(address, failure)
+                address.retrying.add(wait)
                 raise
             if address.announced:
                 self._announce(address, "the server answers again", away=False)
             return reply
 
         try:
-            return await retries.run_async(attempt)
+            async with wait:
+                return await retries.run_async(attempt)
+        except TimeoutError as ended:
+            raise address.drained_by or ended from None
         except Unavailable as last:
             before = f"; before that: {retries.before}" if retries.before and str(retries.before) != str(last) else ""
             message = f"{self._name} gave no answer in {retries.failures} attempts; last: {last}{before}"
             raise self._error(message, cause=last.cause) from last
         finally:
+            address.retrying.discard(wait)
             request.slots.release(request)
 
     def _choose(self, question: str, failed: Address | None) -> Address:
@@ -139,15 +145,15 @@ class Addresses:
             return
         away_since = [address.away_since for address in self.all if address.away_since is not None]
         if len(away_since) < len(self.all):
-            self._announce(address, "a server does not answer; the others take its requests")
+            self._announce(address, f"a server does not answer ({failure}); the others take its requests")
             address.given_up = False
             address.turn_away(Unavailable(str(failure), cause=failure.cause, away=True, counts=False))
             return
         now = asyncio.get_running_loop().time()
         silent_s = now - max(away_since)
         if silent_s >= _SILENT_S:
-            waiting = f"the server has not answered for {silent_s:.0f} s; waiting up to {self._patience_s:g} s"
-            self._announce(address, waiting)
+            said = f"the server has not answered for {silent_s:.0f} s ({failure}); waiting up to {self._patience_s:g} s"
+            self._announce(address, said)
         due = min(address.probe_at for address in self.all)  # a server may have said when it is back
         if silent_s + due - now < self._patience_s and not address.given_up:
             return

@@ -234,8 +234,10 @@ async def exchange(
             raise Unavailable(f"{server} gave no reply in {timeout_s:.1f} s", cause="timeout") from None
         check_limits(error)
         met = not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
-        why = type(error).__name__ if met else excerpt(str(error))  # a server's words may hold the key that it was sent
-        raise Unavailable(f"the connection to {server} failed ({why})", cause=cause, away=True, counts=met) from None
+        what = f"the connection to {server} failed" if met else f"cannot connect to {server}"
+        number = (type(error) is aiohttp.ClientConnectorError and error.errno) or 0  # negative: of a name's look-up
+        why = type(error).__name__ if met else os.strerror(number) if number > 0 else excerpt(str(error.args[-1]))
+        raise Unavailable(f"{what} ({why})", cause=cause, away=True, counts=met) from None  # its words may hold a key
 
 
 async def pieces(response: aiohttp.ClientResponse, most_bytes: int) -> AsyncIterator[bytes]:
@@ -278,6 +280,11 @@ def bearer_header(token: str | None, source: str) -> dict[str, str]:
     if not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError(f"{source} holds blanks or characters that no HTTP header may hold; was it cut from a file?")
     return {"Authorization": f"Bearer {token}"}
+
+
+def about_key(status: int, sent: bool, variable: str) -> str:
+    """Return the end of a message about a refusal: where the key comes from and whether it was sent, if that is why."""
+    return f" ({'a' if sent else 'no'} key was sent; it is read from {variable})" if status in (401, 403) else ""
 
 
 def read_token(variable: str) -> str | None:

@@ -62,7 +62,8 @@ class Slots:
         self._finder = _Finder()
         self._queue: list[tuple[int, int, int, Request, asyncio.Future[None]]] = []
         self._arrivals = 0
-        self._drained_by: Exception | None = None
+        self.drained_by: Exception | None = None
+        self.retrying: set[asyncio.Timeout] = set()  # around requests that failed and wait until they are sent again
         self.losses = 0
         self._sent: dict[Request, None] = {}  # requests at the engine, in their order
         self._open = math.inf  # slots that are not closed
@@ -93,10 +94,13 @@ class Slots:
         """Return a context manager that holds a slot while its block runs. The lowest `priority` waits least."""
         return Request(self, priority)
 
-    def drain(self, error: Exception) -> None:
-        """Let the requests that hold a slot end; raise `error` in the others, and in later ones."""
-        self._drained_by = error
-        self.turn_away(error)
+    def drain(self, error: Exception | None) -> None:
+        """Let the requests that were sent end; raise `error` in the others, and in later ones. None ends that."""
+        self.drained_by = error
+        if error is not None:
+            self.turn_away(error)
+        while self.retrying:  # none twice, as it may be told again
+            self.retrying.pop().reschedule(0.0)
 
     def turn_away(self, error: Exception) -> None:
         """Raise `error` in every request that waits."""
@@ -113,8 +117,8 @@ class Slots:
 
     async def enter(self, request: Request) -> None:
         """Wait for a slot and take it, unless the request has kept its slot."""
-        if self._drained_by is not None:
-            raise self._drained_by
+        if self.drained_by is not None:
+            raise self.drained_by
         loop = asyncio.get_running_loop()
         if request.keeps:
             request.keeps = False
@@ -375,7 +379,7 @@ class AllSlots:
 
     limit, in_flight, waiting, free = map(_total, ("limit", "in_flight", "waiting", "free"))
 
-    def drain(self, error: Exception) -> None:
+    def drain(self, error: Exception | None) -> None:
         for slots in self._engines:
             slots.drain(error)
 

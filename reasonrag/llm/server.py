@@ -20,6 +20,7 @@ from reasonrag.core.http import (
     AWAY,
     Retries,
     Unavailable,
+    about_key,
     bearer_header,
     check_url,
     exchange,
@@ -77,6 +78,7 @@ class ServerLLM:
         *,
         api: Literal["chat", "completions"] = "chat",
         api_key: str | None = None,
+        key_env: str = "api_key",
         timeout_s: float = 300.0,
         max_retries: int = 5,
         patience_s: float = 600.0,
@@ -99,6 +101,7 @@ class ServerLLM:
             model: the model's name at the server; "" if it is for `check` to find out.
             api: `chat`, where the server applies the chat template, or `completions`.
             api_key: sent as a bearer token to `base_url` only; redirects are not followed.
+            key_env: the environment variable that has the key, for messages.
             timeout_s: seconds for one request with all its retries, from the moment it has a slot at a server that is
                 there.
             max_retries: further attempts after a failure of a server that is there (500, a reply that cannot be read, a
@@ -138,7 +141,7 @@ class ServerLLM:
         self.dropped: set[str] = set() if seeded else {"seed"}
         self._missed: set[str] = set()  # what a reply had to have and had not
         self._wire = Wire(model, encode, vllm, logprobs, processed_logprobs, think, vocabulary)
-        self._key = api_key or None
+        self._key, self._key_env = api_key or None, key_env
         self._headers = bearer_header(api_key, "the API key")
         self._timeout_s = timeout_s
         retries = partial(Retries, deadline_s=timeout_s, max_retries=max_retries, first_wait_s=backoff_s)
@@ -158,7 +161,7 @@ class ServerLLM:
         """Return `[n]` completions. The prompt's tokens are counted on the first one of each request.
 
         Raises:
-            LLMError: with cause `refused`, `context_overflow`, `unreachable`, `timeout` or `bad_reply`.
+            LLMError: with cause `refused`, `context_overflow`, `http_429`, `unreachable`, `timeout` or `bad_reply`.
         """
         encoded = await self._encoded(prompt)
         completions: list[Completion] = []
@@ -241,14 +244,14 @@ class ServerLLM:
             return ConfigError(f"{url} does not list what it serves: {NAME_IT}")
         if status != 200:
             cause = "unreachable" if status in AWAY else "refused"
-            refused = LLMError(f"{url}/models: HTTP {status}: {self._shown(raw)}", cause=cause)
+            refused = LLMError(f"{url}/models: HTTP {status}: {self._shown(raw, status)}", cause=cause)
             if status in (401, 403):
                 raise refused
             return refused
         try:
             models = listed_models(raw)
         except BadReply:
-            return ConfigError(f"{url}/models is not a list of models; base_url has to end in the version, usually /v1")
+            return ConfigError(f"{url}/models is not a list of models; an address ends in the version, usually /v1")
         if not self._wire.model and len(models) == 1:
             self._wire = replace(self._wire, model=next(iter(models)))
         if self._wire.model in models:
@@ -306,10 +309,12 @@ class ServerLLM:
             request.tokens = sum(completion.completion_tokens or 1 for completion in completions)
             self._note_missing(completions)
             return completions
-        message = f"HTTP {status}: {self._shown(raw)}"
-        if status == 409 or is_transient(status):  # 409: hosted servers that are loading the model
+        message = f"HTTP {status}: {self._shown(raw, status)}"
+        # 409: hosted servers that are loading the model; the quota is OpenAI's `type` of each limit of money.
+        if status == 409 or (is_transient(status) and b'"insufficient_quota"' not in raw):
             retry_after_s = parse_retry_after(reply.headers.get("Retry-After"))
-            raise Unavailable(message, status=status, retry_after_s=retry_after_s)
+            cause = "http_429" if status == 429 else "unreachable"
+            raise Unavailable(message, cause=cause, status=status, retry_after_s=retry_after_s)
         if status in (400, 413, 422) and overflows_context(raw.decode("utf-8", "replace")):
             raise LLMError(f"{self.name}: {message}", cause="context_overflow")
         if status in (400, 422) and (parameter := rejected_parameter(raw, body)):
@@ -317,7 +322,7 @@ class ServerLLM:
             # This ends: a dropped parameter is not sent again.
             return await self._send(prompt, encoded, sampling, request, url, left_s)
         if 300 <= status < 400:
-            message = f"HTTP {status}: redirects are not followed; set base_url to the final address"
+            message = f"HTTP {status}: redirects are not followed; give the final address"
         raise LLMError(f"{self.name}: {message}", cause="refused")
 
     def _note_missing(self, completions: Sequence[Completion]) -> None:
@@ -333,5 +338,5 @@ class ServerLLM:
             self.dropped.add(parameter)
             log.warning("the server refuses a parameter; later requests omit it", llm=self.name, parameter=parameter)
 
-    def _shown(self, raw: bytes) -> str:
-        return readable(raw, self._key)
+    def _shown(self, raw: bytes, status: int = 200) -> str:
+        return readable(raw, self._key) + about_key(status, bool(self._key), self._key_env)

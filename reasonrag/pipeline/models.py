@@ -198,6 +198,7 @@ def open_server(config: ModelConfig) -> ServerLLM:
         processed_logprobs=config.processed_logprobs,
         vllm=config.vllm,
         api_key=os.environ.get(config.api_key_env),
+        key_env=config.api_key_env,
         timeout_s=config.timeout_s,
         max_retries=config.max_retries,
         patience_s=config.patience_s,

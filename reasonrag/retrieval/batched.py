@@ -151,6 +151,9 @@ class BatchedRetriever:
         """Wrap a retriever for a run, whose journal keeps the rankings, and the calls that some retrievers pay for."""
         if hasattr(inner, "keep_in"):
             inner.keep_in(journal)
+        if hasattr(inner, "slots"):
+            inner.slots.drain(None)  # an earlier run may have been stopped
+            journal.at_drain.append(inner.slots.drain)  # as of a model: searches that only wait end
         return cls(inner, store=JournalStore(journal, inner.fingerprint))
 
     def at_step(self, step: int) -> None:

@@ -68,6 +68,7 @@ class RemoteRetriever(HttpBackend):
             max_queries=max_queries,
             urls=urls,
         )
+        self._key_env = token_env
         self._headers = bearer_header(os.environ.get(token_env), f"the token in {token_env}")
 
     async def _attempt(self, url: str, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:

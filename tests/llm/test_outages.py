@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack, aclosing
+from threading import Event
 
 import pytest
 from aiohttp import web
@@ -17,7 +18,7 @@ from reasonrag.llm.base import Caller, Sampling, caller
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.storage.journal import Journal
-from tests.faults.stubs import Answer, always, in_turn
+from tests.faults.stubs import Answer, Fault, Held, always, in_turn
 from tests.llm.fake_openai import FakeOpenAI
 
 PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
@@ -131,6 +132,33 @@ def test_a_stop_ends_the_wait_for_a_server(tmp_path):
     with Server(latency_s=60.0) as server:
         journal = Journal(tmp_path / "journal.sqlite")
         asyncio.run(main(server, journal))
+        journal.close()
+
+
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_stop_ends_waits_for_retries_and_lets_what_was_sent_end(status, tmp_path):
+    async def main(server: Server, journal: Journal) -> Counter[str]:
+        inner = ServerLLM(server.base_url, "m", concurrency=200)
+        async with aclosing(JournaledLLM(inner, journal, kind="policy")) as llm:
+            asked = [asyncio.create_task(llm.complete(PROMPT, Sampling(seed=i))) for i in range(300)]
+            await until(lambda: len(inner.slots.retrying) + llm.slots.waiting == 299)
+            journal.drain()
+            journal.drain()  # as by a second cause
+            async with asyncio.timeout(60):  # the server says to wait for 100 s
+                await until(lambda: sum(task.done() for task in asked) == 299)
+            let_go.set()
+            ended = await asyncio.gather(*asked, return_exceptions=True)
+            assert (llm.slots.in_flight, llm.slots.waiting) == (0, 0)
+            return Counter(type(each).__name__ for each in ended)
+
+    def script(request: object) -> Fault:
+        return Answer(status, "", {"Retry-After": "100"}) if len(server.requests) > 1 else Held(let_go.is_set)
+
+    let_go = Event()
+    with Server() as server:
+        server.script = script
+        journal = Journal(tmp_path / "journal.sqlite")
+        assert asyncio.run(main(server, journal)) == {"tuple": 1, "Interrupted": 299}
         journal.close()
 
 

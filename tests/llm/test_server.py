@@ -103,7 +103,15 @@ def test_a_call_waits_as_long_as_retry_after_says():
 def test_a_wait_longer_than_the_time_left_fails_at_once():
     with FakeOpenAI(faults=[Answer(429, "", {"Retry-After": "3600"})]) as server:
         error = failure(server)
-    assert error.cause == "unreachable"
+    assert error.cause == "http_429"
+    assert len(server.requests) == 1
+
+
+def test_a_quota_that_is_spent_is_refused_at_once():
+    spent = {"message": "You exceeded your current quota", "type": "insufficient_quota", "code": "no_credit"}
+    with FakeOpenAI(faults=[Answer(429, json.dumps({"error": spent}))]) as server:
+        error = failure(server)
+    assert error.cause == "refused" and "HTTP 429: You exceeded your current quota" in str(error)
     assert len(server.requests) == 1
 
 

@@ -4,13 +4,18 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from aiohttp import web
 
 from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.types import Message, Prompt
+from reasonrag.llm.base import Sampling
 from reasonrag.llm.server import ServerLLM
 from reasonrag.pipeline.models import open_llm
+from tests.faults.stubs import Answer
 from tests.llm.fake_openai import FakeOpenAI
 
+PROMPT = Prompt((Message("user", "Who directed Jaws?"),))
 KEY = "sk-very-secret-0123456789"
 
 
@@ -45,6 +50,7 @@ def test_check_says_that_nobody_answers():
         pass
     with pytest.raises(LLMError, match="no server answers") as caught:
         check(server)
+    assert f"(cannot connect to 127.0.0.1:{server.port} (Connection refused))" in str(caught.value)
     assert caught.value.cause == "unreachable" and KEY not in str(caught.value)
 
 
@@ -59,6 +65,42 @@ def test_a_base_url_that_cannot_work_is_refused(url):
 def test_the_completions_endpoint_without_an_encoder_is_refused():
     with pytest.raises(ConfigError, match="encode"):
         ServerLLM("http://127.0.0.1:1/v1", "fake", api="completions")
+
+
+def test_an_address_without_the_version_is_told_what_it_lacks():
+    class Page(FakeOpenAI):
+        async def _list(self, request: web.Request) -> web.Response:
+            return web.Response(text="<html>It works!</html>")
+
+    with (
+        Page(faults=[Answer(404)]) as server,
+        pytest.raises(ConfigError, match="is not a list of models; an address ends in the version"),
+    ):
+        check(server)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize(("key", "said"), [("", "no key was sent"), (KEY, "a key was sent")])
+def test_a_refusal_names_the_variable_of_the_key(status, key, said, monkeypatch):
+    monkeypatch.setenv("SEA_KEY", key)
+
+    async def ask(asked: str) -> str:
+        config = ModelConfig(spec=server.base_url, model="fake", api_key_env="SEA_KEY")
+        async with aclosing(open_llm(config, "policy")) as llm:
+            with pytest.raises(LLMError) as caught:
+                await (llm.check() if asked == "check" else llm.complete(PROMPT, Sampling()))
+        return str(caught.value)
+
+    refusal = Answer(status, '{"error": {"message": "who are you"}}')
+
+    class Refusing(FakeOpenAI):
+        async def _list(self, request: web.Request) -> web.Response:
+            return await refusal.meet(request)
+
+    with Refusing(faults=[refusal]) as server:
+        messages = [asyncio.run(ask(asked)) for asked in ("check", "complete")]
+    for message in messages:
+        assert f"HTTP {status}: who are you ({said}; it is read from SEA_KEY)" in message and KEY not in message
 
 
 def test_a_key_that_no_header_may_hold_is_refused_without_being_shown():

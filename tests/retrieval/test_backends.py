@@ -364,7 +364,7 @@ def test_an_api_that_is_down_is_waited_for_and_a_key_never_stands_in_the_error(
     monkeypatch.setenv("SEA_KEY", "sk-9f3ac05b77aa41d2")
     server.script = in_turn(Answer(401, json.dumps({"error": "bad key sk-9f3ac05b77aa41d2"})))
     config = settings("api", url=server.url, key_env="SEA_KEY")
-    with pytest.raises(RetrievalError, match="refuses: HTTP 401") as failed:
+    with pytest.raises(RetrievalError, match=r"HTTP 401 \(a key was sent; it is read from SEA_KEY\)") as failed:
         asked(open_backend(config), "x")
     assert "9f3ac05b" not in str(failed.value)
     film = reply({"results": ["Jaws is a film."]})

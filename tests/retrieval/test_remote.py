@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import aclosing, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,9 @@ from structlog.testing import capture_logs
 
 from reasonrag.core.errors import ConfigError, RetrievalError
 from reasonrag.core.types import Passage
+from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.retrieval.remote import RemoteRetriever
+from reasonrag.storage.journal import Journal
 from reasonrag.storage.questions import passage_id
 from tests.faults.stubs import HTML, Answer, Disconnect, Fault, Slow, StubRetriever, always, hit, in_turn
 
@@ -174,12 +179,44 @@ def test_what_a_server_says_when_it_refuses_is_shown_without_secrets(server: Stu
     server.script = in_turn(Answer(401, "no such user at https://me:hunter2@index/ here"))
     error = failure(server.url, ["a"])
     assert "https://me:***@index/" in str(error)
+    assert "refuses: HTTP 401 (no key was sent; it is read from REASONRAG_TOKEN)" in str(error)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_misaligned_reply_is_an_error_and_never_a_shift(server: StubRetriever, count: int) -> None:
     server.script = in_turn(reply({"result": [[hit("x")]] * count}))
     assert failure(server.url, ["a", "b"]).cause == "misaligned"
+
+
+def test_a_server_without_a_ranking_fails_its_check(server: StubRetriever) -> None:
+    server.script = in_turn(reply({"result": []}))
+    with pytest.raises(RetrievalError, match="1 queries were asked and 0 rankings came back"):
+        asyncio.run(checked(server.url))
+
+
+async def checked(url: str) -> None:
+    async with aclosing(RemoteRetriever(url)) as retriever:
+        await retriever.check()
+
+
+def test_a_stop_ends_searches_that_wait_and_the_next_run_may_search(server: StubRetriever, tmp_path: Path) -> None:
+    async def ask() -> Counter[str]:
+        async with aclosing(RemoteRetriever(server.url)) as retriever:
+            batched = BatchedRetriever.of_run(retriever, journal)
+            asked = [asyncio.create_task(batched.search([str(n)], 1)) for n in range(40)]
+            while not retriever.slots.away_since:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            journal.drain()
+            async with asyncio.timeout(60):  # patience is 300 s
+                ended = await asyncio.gather(*asked, return_exceptions=True)
+            server.start()
+            assert await BatchedRetriever.of_run(retriever, later).search(["a"], 1)
+            return Counter(type(error).__name__ for error in ended)
+
+    journal, later = Journal(tmp_path / "journal.sqlite"), Journal(tmp_path / "later.sqlite")
+    server.stop()
+    with closing(journal), closing(later):
+        assert asyncio.run(ask()) == {"Interrupted": 40}
 
 
 async def search_each(retriever: RemoteRetriever, queries: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from reasonrag.core.addresses import Addresses
 from reasonrag.core.config import BackendConfig, RetrievalConfig
 from reasonrag.core.documents import map_texts
 from reasonrag.core.errors import ConfigError, ReasonRAGError, RetrievalError
-from reasonrag.core.http import Retries, Unavailable, exchange, is_transient, parse_retry_after, time_limit
+from reasonrag.core.http import Retries, Unavailable, about_key, exchange, is_transient, parse_retry_after, time_limit
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.settings import identity
@@ -72,7 +72,7 @@ class Backend(ABC):
         retries = partial(Retries, deadline_s=deadline_s, max_retries=max_retries, first_wait_s=0.125)
         asked = partial(Addresses, retries=retries, patience_s=deadline_s)
         self._addresses = asked(urls, concurrency, name=name, error=RetrievalError)
-        self.max_queries = max_queries
+        self.slots, self.max_queries = self._addresses.slots, max_queries
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Return `[len(queries)]` rankings in the engine's order. Empty queries are not sent and find nothing.
@@ -83,10 +83,8 @@ class Backend(ABC):
             RetrievalError: no answer in time, the request was refused, or the reply cannot be matched to the queries.
         """
         sent_queries = [valid_unicode(query) for query in queries if query.strip()]
-        requests = []
-        for start in range(0, len(sent_queries), self.max_queries):
-            part = sent_queries[start : start + self.max_queries]
-            requests.append(asyncio.ensure_future(self._ask(part, top_k)))
+        parts = [sent_queries[i : i + self.max_queries] for i in range(0, len(sent_queries), self.max_queries)]
+        requests = [asyncio.ensure_future(self._addresses.ask(partial(self._ask, part, top_k))) for part in parts]
         try:
             replies = await asyncio.gather(*requests)
         finally:
@@ -100,7 +98,7 @@ class Backend(ABC):
         failures = []
         for address in self._addresses.all:
             try:
-                await self._attempt(address.url, list(self.checked), 1, min(self._timeout_s, CHECK_TIMEOUT_S))
+                await self._ask(list(self.checked), 1, None, address.url, CHECK_TIMEOUT_S)
                 return
             except Unavailable as failure:
                 failures.append(str(failure))
@@ -114,13 +112,11 @@ class Backend(ABC):
     async def _attempt(self, url: str, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
         """Return the rankings of one request to a server; raise Unavailable if another attempt may succeed."""
 
-    async def _ask(self, queries: list[str], top_k: int) -> list[Ranking]:
-        rankings = await self._addresses.ask(
-            lambda request, url, left_s: self._attempt(url, queries, top_k, min(self._timeout_s, left_s))
-        )
+    async def _ask(self, queries: list[str], top_k: int, _: object, url: str, left_s: float) -> list[Ranking]:
+        rankings = await self._attempt(url, queries, top_k, min(self._timeout_s, left_s))
         if len(rankings) != len(queries):
-            what = f"{len(queries)} queries were asked and {len(rankings)} rankings came back: which belongs to"
-            raise RetrievalError(f"{what} which is unknown", cause="misaligned")
+            what = f"{self.name}: {len(queries)} queries were asked and {len(rankings)} rankings came back: which"
+            raise RetrievalError(f"{what} belongs to which is unknown", cause="misaligned")
         return rankings
 
 
@@ -176,6 +172,7 @@ class HttpBackend(Backend):
     """A search engine that answers over HTTP."""
 
     _headers: Mapping[str, str] = {}
+    _key_env = "the variable that retrieval.backend.key_env names"
     _session: aiohttp.ClientSession | None = None
 
     async def aclose(self) -> None:
@@ -201,7 +198,8 @@ class HttpBackend(Backend):
             raise Unavailable(what, cause=f"http_{status}", status=status, retry_after_s=wait_s)
         if status != 200:
             said = body.decode(errors="replace")
-            raise RetrievalError(f"{server} refuses: HTTP {status}", quoting=said, cause=f"http_{status}")
+            what = f"{server} refuses: HTTP {status}{about_key(status, bool(self._headers), self._key_env)}"
+            raise RetrievalError(what, quoting=said, cause=f"http_{status}")
         return body
 
 

@@ -68,7 +68,7 @@ class ApiRetriever(HttpBackend):
         self._vectors = query_encoder(config) if "{vector}" in json.dumps(names.request) else None
         encoder = self._vectors.identity if self._vectors else None
         super().__init__(kind, known_as(config, encoder), timeout_s=config.timeout_s)
-        self._headers = key_header(names)
+        self._headers, self._key_env = key_header(names), names.key_env or self._key_env
         self._run: Journal | None = None
         self._kept: Journal | None = None
         self._is_paid, self._cache = kind in _WEB or bool(names.price), named_path(config.cache)
