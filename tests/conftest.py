@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import structlog
 
 from reasonrag.core.plots import BarChart, Panel
 from tests import unsynced  # noqa: F401
@@ -37,6 +38,13 @@ def quick_collections() -> None:
     """Trainers, engines and evaluations collect garbage again and again, here not among what was there before them."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def plain_logs() -> Iterator[None]:
+    """A command that ran in this process has sent the logs to the standard error of its own test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

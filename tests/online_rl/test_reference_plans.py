@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import structlog
 
 from reasonrag.commands.rl import plan
 from reasonrag.core.config import load_config
@@ -35,13 +34,6 @@ from tests.rewards.toys import RIGHT, asked, judge
 from tests.toys import ToyRetriever
 
 QUESTIONS = [Question(f"q{n}", f"Who directed film {n}?", (RIGHT,), dataset="toy") for n in range(6)]
-
-
-@pytest.fixture
-def plain_logs():
-    """The command's logs go to the standard error of its own test."""
-    yield
-    structlog.reset_defaults()
 
 
 def reply_with(*steps, planner="look"):
@@ -260,7 +252,7 @@ def written(data, questions):
 
 
 @pytest.mark.slow
-def test_killed_it_goes_on_with_the_same_file_and_pays_for_nothing_that_was_kept(tmp_path, plain_logs):
+def test_killed_it_goes_on_with_the_same_file_and_pays_for_nothing_that_was_kept(tmp_path):
     questions = [Question(f"m{n}", f"Who directed more {n}?", (RIGHT,)) for n in range(12)]
     data = written(tmp_path / "questions.jsonl", questions)
 
@@ -296,7 +288,7 @@ def test_killed_it_goes_on_with_the_same_file_and_pays_for_nothing_that_was_kept
     assert "cost" in shown
 
 
-def test_the_command_says_what_came_of_it(tmp_path, capsys, plain_logs):
+def test_the_command_says_what_came_of_it(tmp_path, capsys):
     data = written(tmp_path / "questions.jsonl", [Question("q", "Who?", (RIGHT,))])
     with FakeOpenAI(lambda request: "<answer>George Lucas</answer>") as server:
         out = tmp_path / "new" / "plans.parquet"
@@ -307,7 +299,7 @@ def test_the_command_says_what_came_of_it(tmp_path, capsys, plain_logs):
     assert "reference plans, 1/1 questions" in told.err
 
 
-def test_a_judge_has_the_configured_time_for_a_verdict_with_all_its_attempts(tmp_path, capsys, plain_logs):
+def test_a_judge_has_the_configured_time_for_a_verdict_with_all_its_attempts(tmp_path, capsys):
     data = written(tmp_path / "questions.jsonl", [Question("q", "Who?", (RIGHT,))])
     with FakeOpenAI(remote_reply) as acting, FakeOpenAI(remote_reply, latency_s=600.0) as judging:
         config = config_of(acting.base_url, data, **{"judge.spec": judging.base_url, "judge.timeout_s": 0.3})

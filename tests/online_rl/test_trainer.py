@@ -260,7 +260,7 @@ def test_an_engine_that_is_sent_the_weights_is_corrected(method, late, tmp_path)
 @pytest.mark.slow
 def test_rollouts_ahead_are_those_of_an_engine_a_step_behind(tmp_path):
     histories, policies = [], []
-    server = {"rollout__engine": "vllm-server", "rollout__url": "http://127.0.0.1:9/v1", "rollout__ahead": True}
+    server = {"rollout__url": "http://127.0.0.1:9/v1", "rollout__ahead": True}
     for late, given in ((1, {}), (0, server)):
         with made(settings(**EXACT | given, max_steps=3), tmp_path / str(late)) as trainer:
             assert isinstance(trainer.rollouts.runner, BackgroundRunner) is bool(given)
