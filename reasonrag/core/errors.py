@@ -25,11 +25,8 @@ from reasonrag.core.secrets import excerpt, redact
 
 # Of the loader of shared libraries, threads, torch and Arrow, which raise errors of many classes.
 _NO_MEMORY = ("failed to map segment", "can't start new thread", "llocate memory", "malloc of size", "bad_alloc")
-# Of torch's allocator, CUDA, cuBLAS, and transformers' paged cache.
-_NO_GPU_MEMORY = (
-    *("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
-    *("Memory footprint", "Invalid values: max_batch_tokens"),
-)
+# Of torch's allocator, CUDA and cuBLAS.
+_NO_GPU_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 EX_TEMPFAIL = 75
 """Exit code of a command whose run stood still: that of sysexits.h for what may succeed later."""
 
