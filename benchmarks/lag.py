@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from reasonrag.reproduce.measures import described, difference, read_seeds
+from papers.measures import described, difference, read_seeds
 
 METRICS = ("em", "retrievals", "format_rate")
 STEPS, TEST_QUESTIONS = 150, 600

@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks.process import run_plan
 from benchmarks.table import Table, options
+from papers.measures import Seeds, described, difference, read_seeds
+from papers.plan import Plan, Stage
 from reasonrag.evaluation.tables import interval_text
-from reasonrag.reproduce.measures import Seeds, described, difference, read_seeds
-from reasonrag.reproduce.stages import Plan, Stage
 from reasonrag.storage.files import require_json
 
 METRICS = ("em", "acc", "retrievals", "osr", "usr", "format_rate")

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from reasonrag.reproduce.stages import Plan
+from papers.plan import Plan
 
 
 def memory_bytes(kind: str, pid: int | str = "self") -> float:

@@ -47,7 +47,6 @@ COMMANDS = {
     "record": ("agents.record", "Record the model calls of an agent, through a proxy."),
     "parse": ("parse.parse", "Parse trajectories from any source with one of the formats."),
     "demo": ("demo.demo", "Write the questions and the corpus of the demo world."),
-    "reproduce": ("reproduce.reproduce", "Repeat the papers' comparisons at laptop scale."),
     "doctor": ("doctor.doctor", "Print what is installed and which backends work on this machine."),
 }
 # Errors that the user can fix: a full disk, a read-only folder, a wrong path, too many open files, a disk that is gone.

@@ -187,12 +187,13 @@ class _Stage:
             os.kill(self._pid, signal.SIGTERM)
 
 
-def reasonrag_forking(*arguments: str) -> None:
-    """Do what `reasonrag` does, with the commands of a plan (`reproduce`) in forks instead of new interpreters."""
-    from reasonrag.reproduce import stages
+def papers(*arguments: str) -> None:
+    """Do what `python -m papers` does, with the commands of its plan in forks instead of new interpreters."""
+    from papers import __main__, plan
 
-    stages.subprocess = SimpleNamespace(Popen=_Stage)  # type: ignore[assignment]
-    reasonrag(*arguments)
+    plan.subprocess = SimpleNamespace(Popen=_Stage)  # type: ignore[assignment]
+    sys.argv = ["papers", *arguments]
+    __main__.run()
 
 
 def source(text: str, *arguments: str) -> None:

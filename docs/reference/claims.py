@@ -19,9 +19,9 @@ from typing import Any
 
 import jinja2
 
+from papers.measures import METRICS, sign
+from papers.results import SETTINGS
 from reasonrag.core.bootstrap import LEVEL
-from reasonrag.reproduce.measures import METRICS, sign
-from reasonrag.reproduce.results import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"(<!-- written from (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

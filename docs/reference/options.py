@@ -1,4 +1,4 @@
-"""`reasonrag/commands/options.json`: what `--help` needs to know of settings and papers, so that it imports neither."""
+"""`reasonrag/commands/options.json`: what `--help` needs to know of settings, so that it imports neither."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from docs.reference.settings import SETTINGS, fields
 from reasonrag.agents.environment import EnvironmentSettings
 from reasonrag.agents.recorder import RecordSettings
 from reasonrag.core.settings import Flag
-from reasonrag.reproduce import PAPERS
-from reasonrag.reproduce.paper import Paper
 from reasonrag.retrieval.server.service import ServeSettings
 
 _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean"}
 
 
 def options_json() -> str:
-    """Return the file: flags and presets by model, variants and scale by paper."""
+    """Return the file: flags and presets by model."""
     flags = {model.__name__: _flags(model) for _, model, _ in SETTINGS}
     flags |= {model.__name__: _flags(model) for model in (ServeSettings, EnvironmentSettings, RecordSettings)}
     presets = {model.__name__: sorted(presets) for _, model, presets in SETTINGS if presets}
-    papers = {name: _paper(paper) for name, paper in PAPERS.items()}
-    return json.dumps({"flags": flags, "presets": presets, "papers": papers}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps({"flags": flags, "presets": presets}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _flags(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
@@ -58,17 +55,3 @@ def _type(annotation: Any) -> tuple[str | list[str], bool]:
     if origin is Literal:
         return list(inner), False
     return _TYPES[annotation], False
-
-
-def _paper(paper: Paper) -> dict[str, Any]:
-    return {
-        "title": paper.title,
-        "variants": [variant.name for variant in paper.variants],
-        "tables": list(paper.by_table),
-        "builds_trees": paper.builds_trees,
-        "in_demo_world": paper.in_demo_world,
-        "seeds": paper.scale.seeds,
-        "questions": paper.scale.questions,
-        "test_questions": paper.scale.test_questions,
-        "iterations": paper.scale.iterations,
-    }

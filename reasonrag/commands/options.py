@@ -23,7 +23,7 @@ PATH = click.Path(path_type=Path)
 
 @cache
 def table() -> dict[str, Any]:
-    """Return `options.json`: flags by model and setting, presets by model, variants by paper."""
+    """Return `options.json`: flags by model and setting, presets by model."""
     found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 

@@ -12,11 +12,8 @@ from reasonrag.cli import cli
 # Flags whose choices depend on the command, and why.
 DIFFERENT_CHOICES = {
     "--preset": "each kind of settings has its own presets",
-    "--only": "each paper has its own variants",
     "--loss-type": "DPO and GRPO have different losses; TRL calls both loss_type",
 }
-# Flags with two meanings, and why.
-DIFFERENT_MEANINGS = {"--data": "what a comparison of a real model is given is questions and passages"}
 OPTIONS = defaultdict(list)
 for path, command in commands(cli, ()):
     for option in flags(command):
@@ -26,9 +23,9 @@ for path, command in commands(cli, ()):
 @pytest.mark.parametrize("flag", sorted(OPTIONS))
 def test_a_flag_means_one_thing(flag):
     meanings = {meaning(option): command for command, option in OPTIONS[flag]}
-    assert "" not in meanings and len(meanings) == 1 + (flag in DIFFERENT_MEANINGS)
+    assert "" not in meanings and len(meanings) == 1
     types = {(option.type.name, tuple(getattr(option.type, "choices", ()))) for _, option in OPTIONS[flag]}
-    assert len(types) == 1 or flag in DIFFERENT_CHOICES or flag in DIFFERENT_MEANINGS
+    assert len(types) == 1 or flag in DIFFERENT_CHOICES
 
 
 def test_the_allowed_differences_are_needed():
@@ -39,5 +36,5 @@ def test_the_allowed_differences_are_needed():
 def test_every_flag_of_the_table_names_its_commands():
     assert {"build-tree", "eval", "rl train", "rl plan", "index recall"} <= {path for path, _ in OPTIONS["--dataset"]}
     assert {path for path, _ in OPTIONS["--model"]} == {
-        *("dpo train", "sft train", "prm train", "rl train", "env serve", "env export", "reproduce real"),
+        *("dpo train", "sft train", "prm train", "rl train", "env serve", "env export"),
     }

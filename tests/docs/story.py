@@ -55,7 +55,7 @@ READ_ONLY = {
     "accelerate launch": "needs several GPUs",
     "srun": "needs Slurm",
     "reasonrag build-tree --ray": "needs a Ray cluster; tests/faults/test_cluster.py has one",
-    "reasonrag reproduce real": "eleven commands; tests/e2e/test_reproduce_real.py runs it",
+    "python -m papers real": "eleven commands; tests/e2e/test_reproduce_real.py runs it",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
     "reasonrag build-tree --dataset hotpotqa --limit 200 --policy extractive --retriever serper": "costs money; "
     "tests/retrieval/test_backends.py asks a server like it",

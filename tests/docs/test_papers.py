@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from docs.reference.settings import fields
+from papers import PAPERS
+from papers.__main__ import main as papers
 from reasonrag.core.config import Config
 from reasonrag.online_rl.settings import RLSettings
 from tests.docs.story import PAGES, ROOT, read
@@ -113,11 +115,15 @@ def test_every_table_and_figure_has_one_verdict_and_they_are_counted() -> None:
 
 def test_what_is_made_here_names_its_command_and_every_command_can_be_read() -> None:
     for paper, number, verdict, here in shown():
-        commands = re.findall(r"`reasonrag ([^`]+)`", here)
+        commands = re.findall(r"`(?:reasonrag|python -m) ([^`]+)`", here)
         assert (verdict in ("made", "part")) == bool(commands), f"{paper}, {number}"
         for command in commands:
-            out = ("--out", "OUT") if command.split()[0] in ("eval", "reproduce", "build-tree", "rl") else ()
-            read((*shlex.split(command), *out))
+            words = shlex.split(command)
+            out = ("--out", "OUT") if words[0] in ("eval", "papers", "build-tree", "rl") else ()
+            if words[0] == "papers":
+                assert papers.make_context("papers", [*words[1:], *out]).params["paper"] in PAPERS
+            else:
+                read((*words, *out))
 
 
 @pytest.mark.data

@@ -35,8 +35,8 @@ def environment(**changes: str) -> dict[str, str]:
 
 def start(*args: str | Path, fresh: bool = False, **env: str) -> warmed.Child | subprocess.Popen[str]:
     """Start `reasonrag` with these arguments: forked from a process that has everything imported, or a `fresh` one."""
-    if not fresh and args[0] == "reproduce":
-        return warmed.Child(warmed.reasonrag_forking, tuple(map(str, args)), environment(**env))
+    if not fresh and args[0] == "papers":
+        return warmed.Child(warmed.papers, tuple(map(str, args[1:])), environment(**env))
     if not fresh:
         return warmed.Child(warmed.reasonrag, tuple(map(str, args)), environment(**env))
     command = [REASONRAG, *map(str, args)]

@@ -29,8 +29,6 @@ COMMANDS = (
         "rl train",
         "env export",
         "rl plan",
-        "reproduce",
-        "reproduce hiprag",
     ),
 )
 

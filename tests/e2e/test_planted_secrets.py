@@ -28,12 +28,12 @@ from reasonrag.cli import cli
 from tests import warmed
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
-from tests.e2e.test_reproduce_real import TINY, write_data
 from tests.e2e.world import World, pages, write_jsonl
 from tests.faults.matrix import Figure, Rounds
 from tests.faults.servers import ask, post
 from tests.llm.fake_openai import FakeOpenAI
 from tests.llm.tiny import save_tiny_model
+from tests.papers.test_run_real import TINY, write_data
 
 MIXED = "c4nAryB7kQ2mZ9xW5tR8vJ3pL6sD1fG0hN"  # 34 characters, as generators mix them
 
@@ -420,8 +420,8 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
         ("index", "recall", index, "--dataset", sea.questions),
         ("demo", "world", "--out", out / "world"),
         ("doctor",),
-        *(("reproduce", paper, *SMALL, "--only", only, "--out", out / paper) for paper, only in PAPERS.items()),
-        ("reproduce", "real", *TINY, "--only", "sft", "--data", given["real"], "--model", demo, "--out", out / "real"),
+        *(("papers", paper, *SMALL, "--only", only, "--out", out / paper) for paper, only in PAPERS.items()),
+        ("papers", "real", *TINY, "--only", "sft", "--data", given["real"], "--model", demo, "--out", out / "real"),
         ("index", "serve", index, "--port", "0"),
         ("env", "serve", *sea.flags, "--preset", "search-r1", "--model", model, "--port", "0"),
         ("record", "--upstream", asked.base_url, "--out", out / "recorded", "--port", "0"),

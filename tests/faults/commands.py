@@ -163,7 +163,10 @@ def used_s(child: Any) -> float | None:
 def in_a_group(*arguments: str) -> None:
     """Do what `reasonrag` does, as the head of a process group."""
     os.setpgrp()
-    (warmed.reasonrag_forking if arguments[0] == "reproduce" else warmed.reasonrag)(*arguments)
+    if arguments[0] == "papers":
+        warmed.papers(*arguments[1:])
+    else:
+        warmed.reasonrag(*arguments)
 
 
 class Commands:
@@ -295,9 +298,9 @@ class Commands:
         return self._command(lambda out: ("record", *flags, "--out", out), digests)
 
     @cached_property
-    def reproduce(self) -> Command:
+    def papers(self) -> Command:
         scale = ("--seeds", "1", "--limit", "8", "--iterations", "4", "--test-limit", "2", "--max-steps", "1")
-        flags = ("reproduce", "reasonrag", *scale, "--only", "dpo-rollout")
+        flags = ("papers", "reasonrag", *scale, "--only", "dpo-rollout")
         return self._command(lambda out: (*flags, "--out", out), lambda out: {_VALUES: (out / _VALUES).read_bytes()})
 
     def _command(self, arguments: Callable[[Path], Sequence[str | Path]], *more: Any, **server: Any) -> Command:

@@ -34,8 +34,8 @@ LONG: dict[str, tuple[tuple[signal.Signals, ...], ...]] = {
     "publish": (TERM,),
 }
 # Of these, the suite has others like them: one harness trains, `tests/online_rl/test_train.py` stops it in a rollout,
-# and `tests/reproduce/test_stages.py` a plan.
-FULL = ("sft train", "prm train", "rl train", "reproduce")
+# and `tests/papers/test_plan.py` a plan.
+FULL = ("sft train", "prm train", "rl train", "papers")
 SERVERS = ("index serve", "env serve", "record")
 
 
@@ -71,7 +71,7 @@ def test_a_signal_ends_a_server(name: str, commands: Commands, rounds: Rounds, f
 def test_a_signal_ends_it_and_the_same_command_goes_on(
     name: str, commands: Commands, rounds: Rounds, figure: Figure
 ) -> None:
-    command, draw, tries = commands[name], random.Random(name), rounds(1, 1 if name == "reproduce" else 3)
+    command, draw, tries = commands[name], random.Random(name), rounds(1, 1 if name == "papers" else 3)
     ended, wrong = Counter[str](), []
     for sent in (TERM, CTRL_C, TWICE) if rounds(0, 1) else LONG[name]:
         done = late = 0

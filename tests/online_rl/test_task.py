@@ -7,12 +7,12 @@ import json
 
 import pytest
 
+from papers import PAPERS
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl import task as tasks
 from reasonrag.pipeline.models import open_llm
-from reasonrag.reproduce import PAPERS
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import plan_schema
 from tests.online_rl.toys import OwnReward, settings

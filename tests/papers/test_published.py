@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.reproduce.online import HIPRAG, OUTCOME, SEARCH_P1, WHEN_TO_SEARCH
-from reasonrag.reproduce.paper import BASE
-from reasonrag.reproduce.reasonrag import REASONRAG
+from papers.comparison import BASE
+from papers.rewards import HIPRAG, OUTCOME, SEARCH_P1, WHEN_TO_SEARCH
+from papers.table3 import REASONRAG
 
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 pytestmark = [

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from papers.comparison import BASE, Paper
+from papers.measures import METRICS, Results, sign, write_values
+from papers.results import Evaluated, tested
 from reasonrag.core.markdown import table_lines
 from reasonrag.core.plots import Bar, BarChart, Line, Panel
 from reasonrag.evaluation.tables import bold_note, interval_text, is_certain
-from reasonrag.reproduce.measures import METRICS, Results, sign, write_values
-from reasonrag.reproduce.paper import BASE, Paper
-from reasonrag.reproduce.results import Evaluated, tested
 from reasonrag.storage.files import save_charts, write_json, write_text
 
 _OVER_SEEDS = (

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from papers.comparison import BASE, JUDGE, NO_GUARDS, Claim, Paper, Scale, Variant, published
+from papers.plan import Stage
 from reasonrag.online_rl.presets import RL_PRESETS
-from reasonrag.reproduce.paper import BASE, JUDGE, NO_GUARDS, Claim, Paper, Scale, Variant, published
-from reasonrag.reproduce.stages import Stage
 
 _VALIDATION_QUESTIONS = int(RL_PRESETS["demo-outcome"]["validation"]["limit"])
 _FAMOUS = """

@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from papers.comparison import BASE, NO_GUARDS, Paper, Scale, Variant
+from papers.plan import Plan, Stage
 from reasonrag.core.errors import DataError
 from reasonrag.core.markdown import inert_markdown, table_lines
 from reasonrag.core.secrets import redact_data
-from reasonrag.reproduce.paper import BASE, NO_GUARDS, Paper, Scale, Variant
-from reasonrag.reproduce.stages import Plan, Stage
 from reasonrag.storage.files import read_json, require_json, write_json, write_text, writing
 
 DATA_SETS = ("hotpotqa", "2wikimultihopqa", "musique")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from papers.measures import described, difference, mean_hops, read_seeds, sign, verdict
 from reasonrag.core.errors import RunError
-from reasonrag.reproduce.measures import described, difference, mean_hops, read_seeds, sign, verdict
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import step as step_schema
 from reasonrag.storage.tables import trajectory_schema

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from papers.real import DATA_SETS
 from reasonrag.demo.world import demo_corpus, demo_questions
-from reasonrag.reproduce.real import DATA_SETS
 from tests import warmed
 from tests.e2e import product
 from tools.recompute import of_page
@@ -49,7 +49,7 @@ def kill_stage(child: warmed.Child | subprocess.Popen[str], line: str) -> None:
 def test_the_loop_survives_kills_and_its_page_has_every_policy(tmp_path: Path) -> None:
     model = Path(__file__).parents[2] / "reasonrag" / "demo" / "policy"
     out = tmp_path / "out"
-    command = ("reproduce", "real", "--model", model, "--data", write_data(tmp_path / "data"), *TINY, "--out", out)
+    command = ("papers", "real", "--model", model, "--data", write_data(tmp_path / "data"), *TINY, "--out", out)
     kill_stage(product.start(*command), f"reasonrag build-tree --dataset {out}/data/search")
     kill_stage(product.start(*command), "reasonrag dpo train")
     done = product.run(*command, timeout_s=600)

@@ -8,11 +8,11 @@ from datetime import date
 from statistics import fmean
 from typing import Any
 
+from papers.comparison import BASE, Paper, Row, Scale, Table, evaluation_of
+from papers.measures import Results, Seeds, described, difference, mean_hops, read_seeds, verdict
+from papers.plan import Plan
 from reasonrag.core.bootstrap import add_adjusted
 from reasonrag.demo.world import demo_questions, make_world
-from reasonrag.reproduce.measures import Results, Seeds, described, difference, mean_hops, read_seeds, verdict
-from reasonrag.reproduce.paper import BASE, Paper, Row, Scale, Table, evaluation_of
-from reasonrag.reproduce.stages import Plan
 from reasonrag.storage.files import require_json
 from reasonrag.storage.runs import versions
 
@@ -113,7 +113,7 @@ def command(paper: Paper, scale: Scale, present: Collection[str] = ()) -> str:
         others = [name for name in paper.usual if name in present and name not in (BASE, paper.main)]
         flags += "".join(f" --only {name}" for name in (*others, *tables))
     flags = paper.inputs + flags
-    return f"reasonrag reproduce {paper.name}{flags}"
+    return f"python -m papers {paper.name}{flags}"
 
 
 def _at_setting(paper: Paper, seeds: Mapping[str, Seeds]) -> Results:

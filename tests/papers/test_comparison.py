@@ -6,16 +6,16 @@ from pathlib import Path
 import click
 import pytest
 
+from papers import PAPERS
+from papers.comparison import BASE, Scale, outputs, stages
+from papers.measures import METRICS
+from papers.rewards import OnlinePaper
+from papers.table3 import MAIN, ONLINE_OUTCOME
 from reasonrag.cli import cli
 from reasonrag.commands.options import sources
 from reasonrag.commands.rl import online_settings
 from reasonrag.core.config import load_config
 from reasonrag.pipeline.parts import open_questions
-from reasonrag.reproduce import PAPERS
-from reasonrag.reproduce.measures import METRICS
-from reasonrag.reproduce.online import OnlinePaper
-from reasonrag.reproduce.paper import BASE, Scale, outputs, stages
-from reasonrag.reproduce.reasonrag import MAIN, ONLINE_OUTCOME
 
 SMALL = Scale(seeds=2, questions=30, test_questions=10, max_steps=8)
 every_paper = pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from papers.plan import Plan, Stage
 from reasonrag.evaluation.judged import JUDGED
-from reasonrag.reproduce.stages import Plan, Stage
 
 BASE = "base"
 JUDGE = "demo-judge"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from papers.comparison import stages
+from papers.real import DATA_SETS, OURS, REAL, SPLITS, prepare, split_of
 from reasonrag.core.errors import DataError
-from reasonrag.reproduce.paper import stages
-from reasonrag.reproduce.real import DATA_SETS, OURS, REAL, SPLITS, prepare, split_of
 from reasonrag.storage.questions import load_questions
 
 

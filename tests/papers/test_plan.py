@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from papers import PAPERS
+from papers.comparison import Scale, stages
+from papers.plan import Plan, Stage
 from reasonrag.core.errors import RunError
-from reasonrag.reproduce import PAPERS
-from reasonrag.reproduce.paper import Scale, stages
-from reasonrag.reproduce.stages import Plan, Stage
 
 
 def world(out: Path) -> Stage:
@@ -114,7 +114,7 @@ def test_a_plan_that_grows_keeps_what_is_done(tmp_path):
 @pytest.mark.fault("3", "SIGTERM to reproduce while two commands run", "both end with 143, and so does it")
 def test_a_signal_is_handed_on_and_nothing_more_is_started(tmp_path, figure):
     """Whoever is asked to stop while two commands run stops both, and says so by its exit code."""
-    plan = "from pathlib import Path; import sys; from reasonrag.reproduce.stages import Plan, Stage; "
+    plan = "from pathlib import Path; import sys; from papers.plan import Plan, Stage; "
     plan += "out = Path(sys.argv[1]); "
     plan += "stages = [Stage(('demo', 'policy', '--out', str(out / n)), out / n) for n in 'abc']; "
     plan += "sys.exit(Plan(out / 'plan', stages).run(lambda line: print(line, flush=True), jobs=2))"

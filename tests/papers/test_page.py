@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from papers import PAPERS
+from papers.comparison import BASE, Claim, Row, Scale, Table, Variant, evaluation_of, stages
+from papers.page import page, write
+from papers.plan import Plan
+from papers.results import comparisons, evaluated, summarise
+from papers.rewards import OnlinePaper
 from reasonrag.core.errors import RunError
-from reasonrag.reproduce import PAPERS
-from reasonrag.reproduce.online import OnlinePaper
-from reasonrag.reproduce.page import page, write
-from reasonrag.reproduce.paper import BASE, Claim, Row, Scale, Table, Variant, evaluation_of, stages
-from reasonrag.reproduce.results import comparisons, evaluated, summarise
-from reasonrag.reproduce.stages import Plan
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import trajectory_schema
 from tools.recompute import of_page
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "reproduce" / "page.md"
+GOLDEN = Path(__file__).parents[1] / "golden" / "papers" / "page.md"
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 PAPER = OnlinePaper(

@@ -1,0 +1,91 @@
+"""Repeat a paper's comparison: `python -m papers PAPER --out FOLDER`.
+
+The comparisons run in the demo world with tiny models, except `real`, which trains a real model on real questions:
+
+    python -m papers reasonrag --out runs/table3 --jobs 2
+    python -m papers hiprag --out runs/quick --seeds 1 --only lp-0.4 --limit 20 --test-limit 20 --max-steps 2
+    python -m papers real --model models/gemma-3-270m --chat-template gemma --data data --out runs/real
+
+Each stage is a separate `reasonrag` command, which is printed. The same command resumes a stopped comparison, and may
+ask for more seeds and variants. The page in `OUT/results` has the results so far and names the missing variants.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from papers import PAPERS
+from papers.comparison import outputs, stages
+from papers.page import write
+from papers.plan import Plan
+from papers.real import RealModel, prepare
+from papers.results import evaluated, summarise
+from reasonrag.core.errors import ReasonRAGError
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command(help=(__doc__ or "").replace("\n\n    ", "\n\n\b\n    "))
+@click.argument("paper", type=click.Choice(list(PAPERS)))
+@click.option("--out", type=PATH, required=True, help="Folder of all stages.")
+@click.option("--results", type=PATH, help="Folder of the results page (default: OUT/results).")
+@click.option("--seeds", type=click.IntRange(1), help="Random seeds; every variant is trained once for each.")
+@click.option("--limit", "questions", type=click.IntRange(1), help="Training questions.")
+@click.option("--test-limit", "test_questions", type=click.IntRange(1), help="Test questions.")
+@click.option("--max-steps", type=click.IntRange(1), help="Optimizer steps.")
+@click.option("--iterations", type=click.IntRange(1), help="MCTS iterations per tree.")
+@click.option("--only", multiple=True, help="Compare only this variant, or the variants of this table (repeatable).")
+@click.option("--jobs", type=click.IntRange(1), default=1, help="Commands at a time, one thread each.")
+@click.option("--model", type=PATH, help="real: folder of the model.")
+@click.option("--data", type=PATH, help="real: folder with questions/NAME.jsonl and corpus/NAME.jsonl.gz.")
+@click.option("--chat-template", help="real: chat template of a base model that has none.")
+def main(
+    paper: str,
+    out: Path,
+    results: Path | None,
+    only: tuple[str, ...],
+    jobs: int,
+    model: Path | None,
+    data: Path | None,
+    chat_template: str | None,
+    **scale: int | None,
+) -> None:
+    """Run the stages that are not done yet, then write the page; the exit code is that of the first failed command."""
+    comparison = PAPERS[paper]
+    given: dict[str, Any] = {name: value for name, value in scale.items() if value is not None}
+    size = replace(comparison.scale, **given)
+    if unknown := set(only) - {*comparison.names, *comparison.by_table}:
+        raise click.BadParameter(f"{paper} has no {', '.join(unknown)}; known: {', '.join(comparison.names)}")
+    if isinstance(comparison, RealModel):
+        if model is None or data is None:
+            raise click.UsageError("real needs --model and --data")
+        comparison = replace(comparison, chat_template=chat_template)
+        prepare(model, data, out)
+    plan = Plan(out, stages(comparison, out, size))
+    names = [name for choice in only or comparison.usual for name in comparison.by_table.get(choice, (choice,))]
+    code = plan.run(lambda line: print(line, file=sys.stderr), only=outputs(comparison, out, size, names), jobs=jobs)
+    if code < 128:
+        rows = evaluated(comparison, plan, size)
+        page = write(comparison, summarise(comparison, plan, size, rows), rows, results or out / "results")
+        if isinstance(comparison, RealModel):
+            comparison.draw(plan, page.parent)
+        print(f"results: {page}")
+    sys.exit(code)
+
+
+def run() -> None:
+    """Run `main`; report an error that the user can fix in one line."""
+    try:
+        main(prog_name="python -m papers")
+    except ReasonRAGError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    run()
