@@ -1,23 +1,29 @@
-"""Measure the structure of the package: `python -m tools.house [--before CHECKOUT]`.
+"""Measure the structure of the package and hold it to its budget: `python -m tools.house [--check]`.
 
-Everything but two rows is read from the source (imports, docstrings, lines), so any two checkouts can be compared, for
-example after `git worktree add ../before 7822de3`: `python -m tools.house --before ../before`.
+`--check` is a part of `make lint`: it fails if a room has more lines of code than `[tool.house.budget]` of
+`pyproject.toml` allows, or if the docstrings use one of `PHRASES` too often. Whoever adds a feature raises the budget
+of its room in the same commit, and writes into the commit which lines went instead.
 
-The way of a question and the way of a pair are lists of files that were followed by hand (`WAYS`); a listed file that
-no longer exists is an error. `--trace` also runs `build-tree` on one question in each checkout and counts the files of
-the package in which a function ran: helpers, errors and metrics included, so it is larger than the way.
+`--trace` runs three commands in the demo world under a profiler and counts the files of the package in which a function
+ran. It counts helpers, errors and settings too: the number is an upper bound of what a reader has to follow.
+
+Everything else is read from the source, so two checkouts can be compared: `git worktree add ../before e665dd8`, then
+`python -m tools.house --trace --before ../before`.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -26,30 +32,31 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-# A docstring of one line and at most so many words says hardly more than the name that stands above it.
-LABEL_WORDS = 6
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("reasonrag", "papers", "contrib", "benchmarks", "tools", "examples", "tests")
 
-# The files, in order, that a question passes from the command to its Parquet row, and a pair from there to the loss.
-WAYS: dict[str, tuple[str, ...]] = {
-    "files from a question to its Parquet row": (
-        *("cli.py", "commands/trees.py", "commands/options.py", "core/config.py", "core/settings.py"),
-        *("pipeline/parts.py", "storage/questions.py", "storage/records.py", "core/types.py"),
-        *("storage/runs.py", "pipeline/build.py", "mcts/search.py", "rollout.py"),
-        *("formats/reasonrag.py", "formats/base.py"),
-        *("llm/journaled.py", "storage/journal.py", "llm/server.py", "llm/openai_wire.py"),
-        *("retrieval/batched.py", "retrieval/bm25.py"),
-        *("spre/estimate.py", "storage/tables.py", "storage/parquet.py"),
+# Translated idiom, by its better form. At most `MOST_PHRASES` of each in 10,000 words of docstrings.
+PHRASES = {
+    "a noun, not 'all that', 'those that', 'what is'": (
+        r"all that|those (that|who)|what (is|are|was|were|it|they|a|the|has|have)"
     ),
-    "files from a pair to the DPO loss": (
-        *("commands/train.py", "commands/defaults.py", "dpo/train.py", "training/run.py", "training/model.py"),
-        *("dpo/examples.py", "dpo/preferences.py", "dpo/contradictions.py", "dpo/token_rows.py"),
-        *("llm/chat_template.py", "dpo/trainer.py"),
-    ),
+    "'not' or 'without', not 'is no', 'is none'": r"(is|are|was|were) (no|none)",
+    "a verb of the code, not 'told', 'says'": r"told|tells?|says?|said",
+    "a noun, not 'nobody', 'somebody', 'whose'": r"nobody|somebody|anybody|everybody|whose",
+    "'if' or 'when', not 'where it', 'where they'": r"where (it|they|there|nothing|one)",
+    "'after', 'next to', 'again', not 'behind', 'beside', 'anew'": r"behind|beside|anew",
 }
+MOST_PHRASES = 10.0
 
-# Runs in the checkout that is measured: `build-tree` under a profiler that notes in which files functions ran.
+# The traced runs. The second one reads the trees that `TREES` makes.
+TREES = "build-tree --preset demo --limit 6 --out {folder}/trees"
+RUNS = {
+    "build-tree": "build-tree --dataset demo --policy extractive --limit 6 --out {folder}/run",
+    "dpo train": "dpo train --preset demo --data {folder}/trees --out {folder}/dpo",
+    "rl train, one step": "rl train --preset demo-hiprag --max-steps 1 --out {folder}/online",
+}
 _TRACE = """
-import json, sys, threading
+import json, os, sys, threading
 from pathlib import Path
 package = str(Path.cwd() / "reasonrag")
 files = set()
@@ -66,157 +73,181 @@ try:
 except SystemExit:
     pass
 sys.setprofile(None)
-print("FILES " + json.dumps(sorted(files)), file=sys.__stdout__)
+Path(os.environ["TRACED_FILES"]).write_text(json.dumps(sorted(files)))
 """
 
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
-class House:
-    """One checkout of the project: its modules, parsed."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.resolve()
-        self.package = self.root / "reasonrag"
-        self.files = sorted(self.package.rglob("*.py"))
-        self.texts = {file: file.read_text(encoding="utf-8") for file in self.files}
+class Source:
+    """The Python files of a folder, parsed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.texts = {file: file.read_text(encoding="utf-8") for file in sorted(folder.rglob("*.py"))}
         self.trees = {file: ast.parse(text) for file, text in self.texts.items()}
-        pyproject = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))
-        self.layers: list[str] = pyproject["tool"]["importlinter"]["contracts"][0]["layers"]
 
-    def top_entries(self) -> int:
-        """Count the rooms and modules at the top of the package, without `__init__` and `__main__`."""
-        modules = [file for file in self.package.glob("*.py") if not file.name.startswith("__")]
-        rooms = [folder for folder in self.package.iterdir() if any(folder.glob("*.py"))]
-        return len(modules) + len(rooms)
+    def nodes(self) -> Iterator[ast.AST]:
+        """Yield every node of every file."""
+        for tree in self.trees.values():
+            yield from ast.walk(tree)
 
-    def importers(self) -> Counter[str]:
-        """Count, for each module, the modules of the package that import it."""
-        names = {file: self._module(file) for file in self.files}
-        known = set(names.values())
-        count = Counter(dict.fromkeys(known, 0))
-        for file, tree in self.trees.items():
-            imported: set[str] = set()
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ImportFrom) and node.module:
-                    imported.add(node.module)
-                    imported.update(f"{node.module}.{alias.name}" for alias in node.names)
-                elif isinstance(node, ast.Import):
-                    imported.update(alias.name for alias in node.names)
-            count.update(imported & known - {names[file]})
-        return count
+    def code_lines(self) -> int:
+        """Count the lines that are not blank, a comment or a docstring: explaining is free."""
+        return sum(len(code_lines(text, self.trees[file])) for file, text in self.texts.items())
 
-    def comprehensions(self) -> int:
-        """Count list, set and dict comprehensions and generator expressions."""
-        kinds = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-        return sum(isinstance(node, kinds) for tree in self.trees.values() for node in ast.walk(tree))
+    def comment_lines(self) -> int:
+        """Count the lines with nothing but a comment."""
+        return sum(line.lstrip().startswith("#") for text in self.texts.values() for line in text.splitlines())
 
-    def mean_local_name(self) -> float:
-        """Return the mean length of the names that functions bind: arguments, assignments and loop variables."""
-        lengths: list[int] = []
-        for node in self._nodes():
+    def mean_line(self) -> float:
+        """Return the mean length, in characters, of a line that is not blank."""
+        return statistics.mean(len(line) for text in self.texts.values() for line in text.splitlines() if line.strip())
+
+    def function_lengths(self) -> list[int]:
+        """Return the length of each function in lines, with its docstring, in ascending order."""
+        functions = (node for node in self.nodes() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        return sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions)
+
+    def local_names(self) -> Iterator[str]:
+        """Yield the names that each function binds: arguments, assignments and loop variables."""
+        for node in self.nodes():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 names = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
                 for inner in ast.walk(node):
                     if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                         names.add(inner.id)
-                lengths.extend(len(name) for name in names - {"self", "cls", "_"})
-        return statistics.mean(lengths)
+                yield from names - {"self", "cls", "_"}
 
-    def label_docstrings(self) -> list[str]:
-        """List the docstrings of functions, methods and classes that are one line of at most `LABEL_WORDS` words."""
-        labels = []
-        for node in self._nodes():
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                text = ast.get_docstring(node)
-                if text and "\n" not in text and len(text.split()) <= LABEL_WORDS:
-                    labels.append(f"{node.name}: {text}")
-        return labels
+    def single_caller_helpers(self) -> int:
+        """Count the private functions whose name is mentioned exactly once outside of their definition."""
+        mentions = Counter(
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in self.nodes()
+            if isinstance(node, ast.Name | ast.Attribute)
+        )
+        functions = (node for node in self.nodes() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        return sum(re.match(r"_[a-z]", node.name) is not None and mentions[node.name] == 1 for node in functions)
 
-    def comments_per_100_lines(self) -> float:
-        """Return the comment lines per 100 lines of code; blank lines and docstrings are neither."""
-        comments = code = 0
-        for file, text in self.texts.items():
-            docstring_lines: set[int] = set()
-            for node in ast.walk(self.trees[file]):
-                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                    docstring_lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-            for number, line in enumerate(text.splitlines(), start=1):
-                if line.strip().startswith("#"):
-                    comments += 1
-                elif line.strip() and number not in docstring_lines:
-                    code += 1
-        return 100 * comments / code
+    def docstrings(self) -> str:
+        """Return all docstrings as one text."""
+        texts = (ast.get_docstring(node) for node in self.nodes() if isinstance(node, _DOCUMENTED))
+        return "\n".join(text for text in texts if text)
 
-    def traced_files(self) -> int:
-        """Run `build-tree` on one question and return in how many files of the package a function ran."""
-        with tempfile.TemporaryDirectory() as folder:
-            questions, corpus = Path(folder, "questions.jsonl"), Path(folder, "corpus.jsonl")
-            question = {"id": "1", "question": "Who directed Jaws?", "golden_answers": ["Steven Spielberg"]}
-            questions.write_text(json.dumps(question) + "\n", encoding="utf-8")
-            passage = {"id": "1", "contents": '"Jaws"\nJaws is a film that was directed by Steven Spielberg.'}
-            corpus.write_text(json.dumps(passage) + "\n", encoding="utf-8")
-            command = [sys.executable, "-c", _TRACE, "build-tree", "--dataset", str(questions), "--corpus", str(corpus)]
-            command += ["--policy", "extractive", "--iterations", "4", "--out", str(Path(folder, "run"))]
-            command += ["--set", f"retrieval.cache={folder}"]
-            environment = os.environ | {"PYTHONPATH": str(self.root)}
-            done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=True)
-        line = next(line for line in done.stdout.splitlines() if line.startswith("FILES "))
-        return len(json.loads(line.removeprefix("FILES ")))
-
-    def table(self, *, trace: bool = False) -> dict[str, str]:
-        """Return every measure by its name, as text."""
-        lines = sum(text.count("\n") for text in self.texts.values())
-        largest = max(self.files, key=lambda file: self.texts[file].count("\n"))
-        rows = {
-            "entries at the top": str(self.top_entries()),
-            "names in the layer contract": str(sum(len(layer.split("|")) for layer in self.layers)),
-            "layers": str(len(self.layers)),
-            "modules": str(len(self.files)),
-            "lines": f"{lines:,}",
-            "largest module": f"{self.texts[largest].count(chr(10))} ({largest.relative_to(self.package)})",
-            "modules with one importer": str(sum(count == 1 for count in self.importers().values())),
-            "comprehensions per 1,000 lines": f"{1000 * self.comprehensions() / lines:.1f}",
-            "mean length of a local name": f"{self.mean_local_name():.2f}",
-            f"docstrings of at most {LABEL_WORDS} words": str(len(self.label_docstrings())),
-            "comment lines per 100 lines of code": f"{self.comments_per_100_lines():.2f}",
+    def phrases(self) -> dict[str, float]:
+        """Return how often the docstrings use each of `PHRASES`, in 10,000 words."""
+        text = self.docstrings()
+        words = len(re.findall(r"[A-Za-z']+", text))
+        return {
+            better: 1e4 * len(re.findall(rf"\b({phrase})\b", text, re.IGNORECASE)) / words
+            for better, phrase in PHRASES.items()
         }
-        if trace:
-            rows["files in which build-tree runs a function"] = str(self.traced_files())
-        return rows
-
-    def _module(self, file: Path) -> str:
-        return ".".join(file.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
-
-    def _nodes(self) -> Iterator[ast.AST]:
-        for tree in self.trees.values():
-            yield from ast.walk(tree)
 
 
-def ways(root: Path) -> dict[str, str]:
-    """Return the length of each way through the code of this checkout.
+def code_lines(text: str, tree: ast.Module) -> set[int]:
+    """Return the numbers of the lines that hold code: no blank line, comment or docstring."""
+    documentation: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            documentation |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (tokenize.COMMENT, *_LAYOUT):
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return lines - documentation
 
-    Raises:
-        SystemExit: a file on a way does not exist, so the way has to be followed anew.
-    """
-    for name, files in WAYS.items():
-        for file in files:
-            if not (root / "reasonrag" / file).is_file():
-                raise SystemExit(f"{name}: reasonrag/{file} does not exist; follow the way anew, in tools/house.py")
-    return {name: str(len(files)) for name, files in WAYS.items()}
+
+def rooms(root: Path) -> dict[str, int]:
+    """Return the lines of code of each room of the package; modules at its top are one room, `top`."""
+    package = root / "reasonrag"
+    counts = {folder.name: Source(folder).code_lines() for folder in sorted(package.iterdir()) if folder.is_dir()}
+    top = [file.read_text(encoding="utf-8") for file in package.glob("*.py")]
+    counts["top"] = sum(len(code_lines(text, ast.parse(text))) for text in top)
+    return {room: lines for room, lines in counts.items() if lines}
+
+
+def excesses(root: Path) -> list[str]:
+    """Return one line for each budget or limit that the checkout does not keep."""
+    house = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["house"]
+    problems = []
+    for room, lines in rooms(root).items():
+        if lines > (most := house["budget"].get(room, 0)):
+            problems.append(f"{room}: {lines} lines of code, {most} allowed: delete some, or raise [tool.house.budget]")
+    for better, rate in Source(root / "reasonrag").phrases().items():
+        if rate > MOST_PHRASES:
+            problems.append(f"docstrings: {rate:.1f} in 10,000 words, {MOST_PHRASES:g} allowed; write {better}")
+    return problems
+
+
+def traced_files(root: Path) -> dict[str, list[str]]:
+    """Run the commands of `RUNS` in a checkout; return, for each, the files of the package in which a function ran."""
+    traced = {}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"PYTHONPATH": str(root), "TRACED_FILES": f"{folder}/files.json"}
+        for name, command in {"": TREES, **RUNS}.items():
+            arguments = command.format(folder=folder).split()
+            subprocess.run(
+                [sys.executable, "-c", _TRACE, *arguments], cwd=root, env=environment, capture_output=True, check=True
+            )
+            traced[name] = json.loads(Path(folder, "files.json").read_text(encoding="utf-8"))
+    del traced[""]
+    return traced
+
+
+def measures(root: Path, *, trace: bool) -> dict[str, str]:
+    """Return every measure of a checkout by its name, as text."""
+    sources = {folder: Source(root / folder) for folder in FOLDERS if (root / folder).is_dir()}
+    package = sources["reasonrag"]
+    code = {folder: source.code_lines() for folder, source in sources.items()}
+    lengths, names = package.function_lengths(), list(package.local_names())
+    lines = sum(text.count("\n") for text in package.texts.values())
+    comprehensions = sum(isinstance(node, _COMPREHENSIONS) for node in package.nodes())
+    settings = (root / "docs/settings.md").read_text(encoding="utf-8")
+    rows = {
+        "modules of the package": f"{len(package.texts)}",
+        "lines of the package": f"{lines:,}",
+        "code lines of the package": f"{code['reasonrag']:,}",
+        "code lines with " + ", ".join(FOLDERS[1:-1]): f"{sum(code.values()) - code['tests']:,}",
+        "code lines of the tests": f"{code['tests']:,}",
+        "mean length of a line": f"{package.mean_line():.1f}",
+        "function, median": f"{statistics.median(lengths):g}",
+        "function, 90 % are at most": f"{lengths[int(0.9 * len(lengths))]}",
+        "private functions with one caller": f"{package.single_caller_helpers()}",
+        "mean length of a local name": f"{statistics.mean(map(len, names)):.2f}",
+        "comprehensions per 1,000 lines": f"{1000 * comprehensions / lines:.1f}",
+        "comment lines per 100 code lines": f"{100 * package.comment_lines() / code['reasonrag']:.1f}",
+        "settings": f"{len(re.findall(r'^[|] `', settings, re.MULTILINE))}",
+    }
+    rows |= {f"in 10,000 words: {better}": f"{rate:.1f}" for better, rate in package.phrases().items()}
+    if trace:
+        rows |= {f"files that run, {name}": f"{len(files)}" for name, files in traced_files(root).items()}
+        help_text = subprocess.check_output([sys.executable, "-m", "reasonrag", "build-tree", "--help"], cwd=root)
+        rows["lines of build-tree --help"] = f"{help_text.count(10)}"
+    return rows
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, or the budgets that are not kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="fail if the package is above its budget")
     parser.add_argument("--before", type=Path, help="another checkout, for the first column")
-    parser.add_argument("--trace", action="store_true", help="also run build-tree and count the files that it uses")
+    parser.add_argument("--trace", action="store_true", help="also run three commands and count the files they use")
     arguments = parser.parse_args()
-    here = Path(__file__).parents[1]
-    now = House(here).table(trace=arguments.trace) | ways(here)
-    before = House(arguments.before).table(trace=arguments.trace) if arguments.before else {}
+    if arguments.check:
+        sys.exit("\n".join(excesses(ROOT)) or None)
+    now = measures(ROOT, trace=arguments.trace)
+    before = measures(arguments.before.resolve(), trace=arguments.trace) if arguments.before else {}
     table = Table("measure", "before", "now") if before else Table("measure", "now")
     for name, value in now.items():
         table.add_row(name, *([before.get(name, "")] if before else []), value)
-    Console(width=None if sys.stdout.isatty() else 100).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    budget = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["house"]["budget"]
+    by_room = Table("room", "code lines", "budget")
+    for room, lines in rooms(ROOT).items():
+        by_room.add_row(room, f"{lines}", f"{budget.get(room, 0)}")
+    console.print(by_room)
 
 
 if __name__ == "__main__":
