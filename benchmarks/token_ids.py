@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.table import Table, options
 from reasonrag.core.config import load_config
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Action, Answer, Completion, Note, Prompt, Question, Search, Step, Trajectory
 from reasonrag.dpo.demonstrations import FORCED, read_demonstrations
 from reasonrag.dpo.examples import Examples, open_examples

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.settings import Tree, read_yaml
 from reasonrag.core.text import duration
 from reasonrag.pipeline.models import PAPER_POLICY
@@ -53,7 +54,7 @@ def with_pairs_and_model(settings: S, log: Callable[[str], None]) -> S:
         if not may_lack_gpu:
             require_gpu(settings.model_copy(update={"model": model}))
         why = "which wrote these pairs" if acting else "the paper's; --model chooses another"
-        hint = ". --preset demo has the settings for it" if model.partition(":")[0] == "demo" else ""
+        hint = ". --preset demo has the settings for it" if ModelAddress.of_model(model).scheme == "demo" else ""
         log(f"model: {model}, {why}{hint}")
     return settings.model_copy(update={"data": data, "model": model})
 

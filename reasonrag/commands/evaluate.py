@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _POLICY = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<spec>[^#]+)(?:#(?P<model>.+))?")
 
-_IN_PROCESS = ("hf:", "vllm:", "demo")  # policies that report log-probabilities
 _BY_NAME = {"format.name": "--format", "policy.chat_template": "--chat-template", "policy.card": "--card"}
 
 # In the reasonrag format a search takes two actions: itself, and its evidence.
@@ -243,7 +242,8 @@ def _all_formats(config: Config) -> list[str]:
     for name in BASELINES:
         try:
             open_format(config.model_copy(update={"format": config.format.model_copy(update={"name": name})}))
-            if name == "flare" and not (config.policy.logprobs or (config.policy.spec or "").startswith(_IN_PROCESS)):
+            backend = config.policy.address.backend
+            if name == "flare" and not (config.policy.logprobs or (backend and backend.reports_logprobs)):
                 raise ConfigError("it needs log-probabilities, --set policy.logprobs=true for a server that has them")
             kept.append(name)
         except ConfigError as error:

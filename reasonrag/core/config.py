@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
+from reasonrag.core.models import ModelAddress, choices
 from reasonrag.core.settings import (
     CHAT_TEMPLATE,
     Section,
@@ -167,8 +168,7 @@ class ModelConfig(Section):
 
     spec: str | None = execution(
         None,
-        "model that acts: http(s)://HOST:PORT/v1 (several servers: URL,URL), hf:NAME_OR_PATH, vllm:NAME_OR_PATH, "
-        "demo[:FORMAT], demo-reader, extractive, or python:PACKAGE.MODULE:FACTORY",
+        f"model that acts: {choices('policy')}",
         "--policy",
         env="REASONRAG_POLICY",
     )
@@ -239,9 +239,14 @@ class ModelConfig(Section):
     )
 
     @property
-    def carrier(self) -> str | None:
-        """The address of the folder whose `reasonrag.yaml` counts, as `carried_settings` takes it."""
-        return f"hf:{self.card}" if self.card else self.spec
+    def address(self) -> ModelAddress:
+        """The address of the model."""
+        return ModelAddress.parse(self.spec)
+
+    @property
+    def carrier(self) -> ModelAddress:
+        """The address with the `reasonrag.yaml` that counts, for `carried_settings`."""
+        return ModelAddress("hf", self.card) if self.card else self.address
 
     @property
     def reads_ids(self) -> bool:
@@ -535,7 +540,8 @@ def load_config(
     asked = gather(PRESETS, preset=preset, file=file, overrides=overrides)
     policy = asked.get("policy")
     tree: Tree = {}
-    if isinstance(policy, dict):
-        tree = carried_settings(f"hf:{policy['card']}" if policy.get("card") else policy.get("spec"))
+    if isinstance(policy, dict):  # before it is validated, as these settings are the defaults
+        card, spec = policy.get("card"), policy.get("spec")
+        tree = carried_settings(ModelAddress("hf", str(card)) if card else ModelAddress.parse(str(spec or "")))
     merge(tree, asked)
     return validate(Config, tree)

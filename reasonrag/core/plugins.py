@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from reasonrag.core.errors import ConfigError, ReasonRAGError
+from reasonrag.core.models import ModelAddress
 
 
 def import_plugin(path: str) -> Any:
@@ -38,6 +39,11 @@ def make_plugin(path: str, members: tuple[str, ...], *args: Any, **kwargs: Any) 
         what = f"python:{path} returns {type(made).__name__}, which lacks {missing}"
         raise ConfigError(f"{what}; docs/extend.md says what has to be returned")
     return made
+
+
+def open_model(address: ModelAddress, config: object) -> Any:
+    """Open a user's model: the factory at `python:PACKAGE.MODULE:FACTORY` gets the settings of the model."""
+    return make_plugin(address.rest, ("name", "complete", "aclose"), config)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from reasonrag.core.documents import to_yaml
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.settings import (
     CARRIED,
     OWN_PROMPTS,
@@ -68,7 +69,7 @@ class PolicyCard:
         Raises:
             ConfigError: the card sets something that a policy's folder may not set.
         """
-        if not carried_settings(f"hf:{folder}"):
+        if not carried_settings(ModelAddress("hf", str(folder))):
             return None
         own = folder / OWN_PROMPTS
         return cls((folder / POLICY_CARD).read_text(encoding="utf-8"), str(own) if own.is_dir() else None)

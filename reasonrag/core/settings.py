@@ -17,8 +17,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from reasonrag.core.documents import named_path, parse_yaml, read_text, to_yaml
+from reasonrag.core.documents import parse_yaml, read_text, to_yaml
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.models import DEMO_FORMATS, ModelAddress
 from reasonrag.core.secrets import excerpt, find_secrets
 from reasonrag.core.text import one_line, valid_unicode
 
@@ -34,8 +35,6 @@ CARRIED = {
     "retrieval": {"top_k", "passage_order", "max_passage_chars"},
     "policy": {"max_tokens"},
 }
-# The formats of the shipped policy that speaks several; a spec such as `demo:hiprag` names one.
-DEMO_FORMATS = ("search_r1", "hiprag", "search_p1", "when_to_search")
 
 # The shipped chat templates, with the token that ends a turn in each.
 CHAT_TEMPLATES = {"gemma": "<end_of_turn>", "chatml": "<|im_end|>", "llama3": "<|eot_id|>"}
@@ -226,16 +225,14 @@ def merge(tree: Tree, more: Mapping[str, Any]) -> None:
             tree[key] = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else value
 
 
-def carried_settings(spec: object) -> Tree:
+def carried_settings(address: ModelAddress) -> Tree:
     """Return the settings in `reasonrag.yaml` of a policy's folder; an empty tree if there is no such file.
-
-    `spec` is the address of the policy, as in `--policy`.
 
     Raises:
         ConfigError: the file sets something that a policy's folder may not set, or no demo policy speaks that format.
     """
-    folder = _carrying_folder(spec)
-    if folder is None:
+    folder = address.folder
+    if folder is None or not (folder / POLICY_CARD).is_file():
         return {}
     file = folder / POLICY_CARD
     tree = read_yaml(file)
@@ -249,9 +246,8 @@ def carried_settings(spec: object) -> Tree:
                     f"{file}: {reprlib.repr(what)} is not for a policy's folder to say, or not in this form; remove "
                     "it, and set it by a flag or in your own configuration"
                 )
-    scheme, _, rest = str(spec).partition(":")
-    if scheme.lower() == "demo" and rest in DEMO_FORMATS:
-        merge(tree, {"format": {"name": rest}})
+    if address.scheme == "demo" and address.rest in DEMO_FORMATS:  # one policy that speaks several formats
+        merge(tree, {"format": {"name": address.rest}})
     prompts = tree.get("format", {}).get("prompts")
     if prompts == OWN_PROMPTS:
         tree["format"]["prompts"] = str(folder / OWN_PROMPTS)
@@ -263,35 +259,13 @@ def carried_settings(spec: object) -> Tree:
     return tree
 
 
-def carried_fingerprint(spec: object) -> str | None:
-    """Return the fingerprint of the format that a policy was trained in; None if its folder does not say."""
-    folder = _carrying_folder(spec)
-    found = read_yaml(folder / POLICY_CARD).get(PROMPTS_FINGERPRINT) if folder else None
-    return None if found is None else str(found)
-
-
-def _carrying_folder(spec: object) -> Path | None:
-    """Return the folder of a policy if it has a `reasonrag.yaml`."""
-    scheme, _, rest = str(spec or "").partition(":")
-    scheme = scheme.lower()
-    if scheme not in ("demo", "hf", "vllm") or not (scheme == "demo" or rest):
+def carried_fingerprint(address: ModelAddress) -> str | None:
+    """Return the fingerprint of the format that a policy was trained in; None if its folder has none."""
+    folder = address.folder
+    if folder is None or not (folder / POLICY_CARD).is_file():
         return None
-    folder = demo_folder(rest) if scheme == "demo" else named_path(rest)
-    return folder if (folder / POLICY_CARD).is_file() else None
-
-
-def demo_folder(format: str = "") -> Path:
-    """Return the folder of the shipped policy that speaks a format; "" and "reasonrag" are ReasonRAG's.
-
-    Raises:
-        ConfigError: no shipped policy speaks it.
-    """
-    if format not in ("", "reasonrag", *DEMO_FORMATS):
-        raise ConfigError(
-            f"no demo policy speaks {reprlib.repr(format)}; choose demo, or one of: "
-            f"{', '.join(f'demo:{name}' for name in DEMO_FORMATS)}"
-        )
-    return Path(__file__).parents[1] / "demo" / ("stream_policy" if format in DEMO_FORMATS else "policy")
+    fingerprint = read_yaml(folder / POLICY_CARD).get(PROMPTS_FINGERPRINT)
+    return None if fingerprint is None else str(fingerprint)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
+from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Action, Answer, Completion, Malformed, Note, Prompt, Question, Search, Step
 from reasonrag.demo import verdicts
@@ -145,21 +147,6 @@ class DemoJudge:
         self._error_rate = error_rate
         self._world = knowledge_of(world_seed)
 
-    @classmethod
-    def from_spec(cls, rest: str) -> DemoJudge:
-        """Parse `[WORLD_SEED[:ERROR]]`, the part of an address after `demo-judge:`.
-
-        Raises:
-            ConfigError: `rest` has another form.
-        """
-        seed, _, error = rest.partition(":")
-        try:
-            return cls(int(seed or 0), error_rate=float(error or 0))
-        except ValueError as problem:
-            raise ConfigError(
-                f"demo-judge:{rest} is not of the form demo-judge:WORLD_SEED:ERROR, such as demo-judge:0:0.1"
-            ) from problem
-
     async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
         """Return `[n]` verdicts; sample `i` has the seed `seed + i`. Token counts are counts of words.
 
@@ -187,6 +174,17 @@ class DemoJudge:
 
     async def aclose(self) -> None:
         pass
+
+
+def open_judge(address: ModelAddress, config: ModelConfig) -> DemoJudge:
+    """Open the judge at `demo-judge[:WORLD_SEED[:ERROR]]`; raise ConfigError if the address has another form."""
+    seed, _, error_rate = address.rest.partition(":")
+    try:
+        return DemoJudge(int(seed or 0), error_rate=float(error_rate or 0))
+    except ValueError as problem:
+        raise ConfigError(
+            f"{address} is not of the form demo-judge:WORLD_SEED:ERROR, such as demo-judge:0:0.1"
+        ) from problem
 
 
 def _verdict(score: float) -> str:

@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reasonrag.core.errors import LLMError
+from reasonrag.core.config import ModelConfig
+from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.text import normalize_answer, one_line, quotable
 from reasonrag.core.types import Completion, Prompt, Question
 from reasonrag.demo.lexicon import SPLITS
@@ -266,6 +268,15 @@ class DemoReader(ExtractiveLLM):
         if view.question not in self._questions:
             raise LLMError(f"{self.name} answers questions of its demo world alone", cause="refused")
         return _WorldReader(view, temperature, seed, self._questions[view.question])
+
+
+def open_reader(address: ModelAddress, config: ModelConfig) -> ExtractiveLLM:
+    """Open the reader at `extractive` or `demo-reader[:WORLD_SEED]`; raise ConfigError if the seed is not a number."""
+    if address.scheme == "extractive":
+        return ExtractiveLLM()
+    if address.rest and not address.rest.isdecimal():
+        raise ConfigError(f"{address} is not of the form demo-reader:WORLD_SEED, such as demo-reader:0")
+    return DemoReader(int(address.rest or 0))
 
 
 class _WorldReader(_Reader):

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from random import Random
 
-from reasonrag.core.settings import DEMO_FORMATS
+from reasonrag.core.models import DEMO_FORMATS
 from reasonrag.core.text import exact_match, normalize_answer, token_f1
 from reasonrag.core.types import Question
 from reasonrag.demo.knowledge import Knowledge

@@ -11,6 +11,7 @@ import structlog
 from reasonrag.core.config import Config
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerprint
 from reasonrag.core.types import Question
@@ -115,8 +116,9 @@ def _tool_parser(config: Config) -> str:
         ConfigError: the template shows no calls that a parser knows.
     """
     policy = config.policy
-    scheme, _, rest = (policy.spec or "").partition(":")
-    rendered = rest if scheme in ("hf", "vllm") else policy.api == "completions" and (policy.tokenizer or policy.model)
+    rendered = policy.api == "completions" and (policy.tokenizer or policy.model)
+    if policy.address.loads_weights:
+        rendered = policy.address.rest
     if config.format.tool_parser or not rendered:
         return config.format.tool_parser or "hermes"
     trust, template = policy.trust_remote_code, policy.chat_template
@@ -136,7 +138,7 @@ def _tool_parser(config: Config) -> str:
     )
 
 
-def check_prompts(policy: str | None, format: Format) -> None:
+def check_prompts(policy: ModelAddress, format: Format) -> None:
     """Warn if the folder of a policy says that it was trained in another format, or with other prompts."""
     if carried_fingerprint(policy) not in (None, format.fingerprint):
         log.warning(

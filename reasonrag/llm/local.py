@@ -20,13 +20,16 @@ from typing import Any
 
 import structlog
 
+from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError, RunError, is_out_of_memory
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.core.watch import Watch, end
 from reasonrag.llm.base import Sampling, caller, public_name
-from reasonrag.llm.chat_template import ChatTemplate, loading
+from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
 from reasonrag.llm.memory import require_memory
+from reasonrag.llm.model_folder import model_commit, model_identity
 from reasonrag.llm.prefix_cache import PrefixCache, reusable
 from reasonrag.llm.row_sampling import Row, RowBatch, end_token_ids, inner_model, room_for
 from reasonrag.llm.threads import choose_threads, is_small
@@ -62,6 +65,7 @@ class TransformersLLM:
 
     model: Any
     _prefixes: PrefixCache | None  # of the current weights
+    commit: str | None = None  # of a model from the Hub
 
     def __init__(
         self,
@@ -329,3 +333,23 @@ def load_model(
             seconds=round(time.monotonic() - began, 1),
         )
     return model
+
+
+def open_transformers(address: ModelAddress, config: ModelConfig) -> TransformersLLM:
+    """Load the model at `hf:NAME_OR_PATH`, or the shipped one at `demo[:FORMAT]`, which runs on the CPU."""
+    is_demo = address.scheme == "demo"
+    identity = model_identity(address.model, config.revision) + template_identity(config.chat_template)
+    llm = TransformersLLM(
+        address.model,
+        batch_size=config.batch_size,
+        device="cpu" if is_demo else config.device,
+        dtype="float32" if is_demo else config.dtype,
+        name=f"hf:{identity}",
+        trust_remote_code=config.trust_remote_code,
+        revision=config.revision,
+        chat_template=config.chat_template,
+        threads=config.threads,
+    )
+    llm.slots.limit = config.concurrency or llm.slots.limit
+    llm.commit = None if is_demo else model_commit(address.model, config.revision)
+    return llm

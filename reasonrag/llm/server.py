@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ import aiohttp
 import structlog
 
 from reasonrag.core.addresses import Addresses
+from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.http import (
     AWAY,
@@ -27,6 +29,7 @@ from reasonrag.core.http import (
     is_transient,
     parse_retry_after,
 )
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.slots import Request
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.core.watch import Worker
@@ -340,3 +343,36 @@ class ServerLLM:
 
     def _shown(self, raw: bytes, status: int = 200) -> str:
         return readable(raw, self._key) + about_key(status, bool(self._key), self._key_env)
+
+
+def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
+    """Create the client of the servers at `config.spec`.
+
+    Raises:
+        ConfigError: the address, the key or the tokenizer cannot be used.
+    """
+    encode, vocabulary = None, MOST_TOKENS
+    if config.api == "completions" and config.model:
+        from reasonrag.llm.chat_template import ChatTemplate  # imports transformers when it loads
+
+        tokenizer = config.tokenizer or config.model
+        chat = ChatTemplate.load(tokenizer, revision=config.revision, template=config.chat_template)
+        encode, vocabulary = (chat.token_ids if config.vllm else chat.text), len(chat.tokenizer)
+    return ServerLLM(
+        (config.spec or "").split(","),
+        config.model or "",
+        api="completions" if encode else "chat",
+        encode=encode,
+        vocabulary=vocabulary,
+        processed_logprobs=config.processed_logprobs,
+        vllm=config.vllm,
+        api_key=os.environ.get(config.api_key_env),
+        key_env=config.api_key_env,
+        timeout_s=config.timeout_s,
+        max_retries=config.max_retries,
+        patience_s=config.patience_s,
+        concurrency=config.concurrency,
+        logprobs=config.logprobs,
+        seeded=config.seeded,
+        think=config.think,
+    )

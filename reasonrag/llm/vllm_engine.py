@@ -6,12 +6,15 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, FinishReason, Prompt
 from reasonrag.llm.base import Sampling, caller, cut_at_stop, overflows_context, public_name
-from reasonrag.llm.chat_template import ChatTemplate, loading
+from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
+from reasonrag.llm.model_folder import model_commit, model_identity
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -21,6 +24,8 @@ class VLLMEngine:
 
     Seeded samples are reproducible on the same hardware and in the same batch; sample `i` has the seed `seed + i`.
     """
+
+    commit: str | None = None  # of a model from the Hub
 
     def __init__(
         self,
@@ -134,3 +139,18 @@ def completions(output: Any, stop: tuple[str, ...], *, exact_logprobs: bool) -> 
         counts = (0 if index else len(prompt_ids), len(token_ids), 0 if index else output.num_cached_tokens)
         made.append(Completion(text, finish_reason, token_ids, logprobs, prompt_ids, *counts))
     return tuple(made)
+
+
+def open_vllm(address: ModelAddress, config: ModelConfig) -> VLLMEngine:
+    """Load the model at `vllm:NAME_OR_PATH`."""
+    identity = model_identity(address.model, config.revision) + template_identity(config.chat_template)
+    llm = VLLMEngine(
+        address.model,
+        name=f"vllm:{identity}",
+        revision=config.revision,
+        chat_template=config.chat_template,
+        engine_args={"dtype": config.dtype or "auto", "trust_remote_code": config.trust_remote_code},
+    )
+    llm.slots.limit = config.concurrency or llm.slots.limit
+    llm.commit = model_commit(address.model, config.revision)
+    return llm

@@ -23,6 +23,7 @@ from reasonrag.core.config import (
     StallConfig,
     ValueConfig,
 )
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.settings import Section, Tree, carried_settings, execution, gather, merge, setting, validate
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.training.settings import TrainSettings
@@ -306,7 +307,7 @@ class RLSettings(TrainSettings):
             ),
             retrieval=self.retrieval,
             policy=ModelConfig(
-                spec=self.model and policy_spec(self.model),
+                spec=self.model and str(ModelAddress.of_model(self.model)),
                 revision=self.revision,
                 trust_remote_code=self.trust_remote_code,
                 chat_template=self.chat_template,
@@ -319,11 +320,6 @@ class RLSettings(TrainSettings):
             format=self.format,
             run=RunConfig(max_unreadable=self.guards.max_unreadable, stall_s=self.run.stall_s),
         )
-
-
-def policy_spec(model: str) -> str:
-    """Return the model to train as `--policy` names it."""
-    return model if model.partition(":")[0] == "demo" else f"hf:{model}"
 
 
 def load_rl_settings(
@@ -340,7 +336,7 @@ def load_rl_settings(
     """
     explicit = gather(presets, preset=preset, file=file, overrides=overrides)
     model = str(explicit.get("model") or "")
-    carried = carried_settings(policy_spec(model))
+    carried = carried_settings(ModelAddress.of_model(model))
     tokens = carried.pop("policy", {}).get("max_tokens")
     tree: Tree = {**carried, **({"rollout": {"max_tokens": tokens}} if tokens else {})}
     merge(tree, explicit)

@@ -180,18 +180,16 @@ def judge_name(judge: JudgeConfig) -> str:
     >>> judge_name(JudgeConfig(spec="demo-judge"))
     'demo-judge:0:0'
     """
-    spec = judge.spec or ""
-    scheme, _, rest = spec.partition(":")
-    match scheme.lower():
-        case "http" | "https":
-            return public_name(judge.model or "")
-        case "hf" | "vllm" as engine:
-            return f"{engine}:{model_identity(str(named_path(rest)), judge.revision)}"
-        case "demo-judge":
-            from reasonrag.demo.judge import DemoJudge
+    address = judge.address
+    if address.is_server:
+        return public_name(judge.model or "")
+    if address.loads_weights:
+        return f"{address.scheme}:{model_identity(address.model, judge.revision)}"
+    if address.scheme == "demo-judge":
+        from reasonrag.demo.judge import open_judge
 
-            return DemoJudge.from_spec(rest).name
-    return spec if judge.model is None else f"{spec}#{judge.model}"
+        return open_judge(address, judge).name
+    return f"{judge.spec or ''}" if judge.model is None else f"{judge.spec}#{judge.model}"
 
 
 def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, str]]:

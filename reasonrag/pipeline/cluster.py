@@ -82,7 +82,7 @@ def build_on_ray(
         ConfigError, DataError, RunError: bad input, no Ray, or a node that does not see the same files.
     """
     for role, model in (("policy", config.policy), ("judge", config.judge)):
-        if str(model.spec).lower().startswith(("hf:", "vllm:")):
+        if model.address.loads_weights:
             raise ConfigError(
                 f"the {role} {model.spec} would be loaded by each shard; with --ray, start a server of it and give its "
                 "URL"

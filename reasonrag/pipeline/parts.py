@@ -12,13 +12,14 @@ import structlog
 from reasonrag.core.config import Config, ModelConfig, QuestionsConfig
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import BackendError, ConfigError, check_limits
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
 from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.pipeline.models import check_llm, commits, is_reader, is_served, once_up, open_llm
+from reasonrag.pipeline.models import check_llm, commits, once_up, open_llm
 from reasonrag.pipeline.progress import Progress
 from reasonrag.retrieval.backends.frameworks import as_retriever
 from reasonrag.retrieval.base import Retriever
@@ -106,7 +107,7 @@ def open_step_scorer(config: Config, format: Format) -> StepScorer | None:
         return None
     from reasonrag.prm.scorer import open_scorer  # imports torch
 
-    check_prompts(f"hf:{spec}", format)
+    check_prompts(ModelAddress("hf", spec), format)
     return open_scorer(spec)
 
 
@@ -114,7 +115,8 @@ def _open_judge_model(config: Config, policy: LLM) -> LLM:
     """Open the judge of Eq. 6: `--judge`, or `--judge-model` on the policy's server, or the policy itself."""
     if config.judge.spec is not None:
         return open_llm(config.judge, "judge", beside=policy)
-    if config.judge.model in (None, config.policy.model) and not is_reader(config.policy):
+    backend = config.policy.address.backend
+    if config.judge.model in (None, config.policy.model) and (backend is None or backend.judges):
         return policy  # the same object, so that a model in this process is loaded once
     own = ("model", "temperature", "top_p", "max_tokens", "concurrency")
     named = {name: getattr(config.judge, name) for name in own}
@@ -165,7 +167,7 @@ def _open_retriever(config: Config, questions: list[Question]) -> Retriever:
         simulator = settings.simulator
         if simulator.spec is None:
             raise ConfigError("retriever simulated needs a model that writes passages; give retrieval.simulator.spec")
-        if is_served(simulator.llm) and simulator.model is None:
+        if simulator.llm.address.is_server and simulator.model is None:
             raise ConfigError(
                 f"{simulator.spec} needs the name of the model that it serves; give retrieval.simulator.model"
             )

@@ -10,12 +10,13 @@ import structlog
 from reasonrag.core import event_loop
 from reasonrag.core.config import Config, ModelConfig
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.settings import Tree, carried_settings, merge, validate
 from reasonrag.core.types import Question
 from reasonrag.formats import open_format
 from reasonrag.llm.openai_wire import ServedModel
-from reasonrag.llm.server import ServerLLM
-from reasonrag.pipeline.models import Role, check_llm, is_served, once_up, open_server
+from reasonrag.llm.server import ServerLLM, open_server
+from reasonrag.pipeline.models import Role, check_llm, once_up
 from reasonrag.rollout import callable_in_notebooks
 from reasonrag.storage.runs import RunFolder
 
@@ -34,7 +35,7 @@ def as_served(config: Config, out: Path | None = None) -> Config:
         ConfigError: a server or a context cannot serve this run; one line says what to do.
         LLMError: a server does not answer, or refuses the key.
     """
-    roles: list[Role] = [role for role in ("policy", "judge") if is_served(getattr(config, role))]
+    roles: list[Role] = [role for role in ("policy", "judge") if getattr(config, role).address.is_server]
     if not roles:
         return config
     before = RunFolder.begun_with(out) if out else {}
@@ -49,10 +50,10 @@ async def _asked(config: Config, roles: list[Role]) -> Config:
     for role in roles:
         model: ModelConfig = getattr(config, role)
         check_llm(model, role)
-        async with aclosing(open_server(model)) as llm:
+        async with aclosing(open_server(model.address, model)) as llm:
             if served := await once_up(llm, config.run.wait_s):
                 learnt = {"model": served.name} | ({"vllm": True} if served.is_vllm else {})
-                if role == "policy" and not model.card and carried_settings(f"hf:{served.root}"):
+                if role == "policy" and not model.card and carried_settings(ModelAddress("hf", served.root)):
                     learnt["card"] = served.root
                 config = _with(config, role, learnt)
                 await _check_context(llm, served, config, role)
@@ -65,7 +66,7 @@ async def _asked(config: Config, roles: list[Role]) -> Config:
 
 def _with(config: Config, role: Role, learnt: Tree) -> Config:
     """Return a configuration with settings of a model, and those of its card, below what it sets."""
-    tree = carried_settings(f"hf:{learnt['card']}") if learnt.get("card") else {}
+    tree = carried_settings(ModelAddress("hf", learnt["card"])) if learnt.get("card") else {}
     merge(tree, {role: learnt})
     merge(tree, config.model_dump(exclude_unset=True))
     return validate(Config, tree)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from reasonrag import __version__
+from reasonrag.core.models import BACKENDS
 from reasonrag.publish.dataset import ALL, SPLITS, TREES, Counts, Part, StagedRun
 from reasonrag.publish.hub_card import Yaml, fenced, mapping, number, render, versions
 from reasonrag.publish.licences import Source, known_sources, licence_field, source_of
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
 _TAGS = ["dpo", "trl", "preference", "process-reward", "agentic-rag", "mcts", "synthetic", "reasonrag"]
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
 _MESSAGE_CHARS = 1_500
-_KINDS = {
-    "extractive": "no language model, but rules that copy from passages",
-    "demo": "a tiny language model of the demo world",
-    **dict.fromkeys(("hf", "vllm", "http", "https"), "a language model"),
-}
 _TYPES = ("query", "evidence", "answer", "malformed")
 
 
@@ -75,7 +71,7 @@ def card(staged: StagedRun, *, repo_id: str, licence: str | None, given: Sequenc
         type_name=_type,
         settings=fenced(settings_text(settings).strip(), "yaml"),
         policy=_model(summary.get("policy"), config.policy.revision),
-        kind=_KINDS.get((config.policy.spec or "hf").partition(":")[0].lower(), "code of its own"),
+        kind=(config.policy.address.backend or BACKENDS["hf"]).description,
         is_plain=config.format.name == "reasonrag",
         judge=_model(summary.get("judge"), config.judge.revision) if config.value.kind == "judge" else None,
         sampling=config.policy,

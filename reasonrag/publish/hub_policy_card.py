@@ -10,6 +10,7 @@ from typing import Any
 from reasonrag import __version__
 from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import ConfigError, DataError
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.text import one_line, printable, quoted
 from reasonrag.dpo.preferences import HUB_NAME
 from reasonrag.evaluation.tables import NAMES, Table, differences_table, results_table
@@ -168,9 +169,9 @@ def _measured(metrics: Yaml, policy: str, verified: bool) -> Measured:
 
 def _weights(metrics: Yaml, name: str) -> str | None:
     """Return the checksum of the folder that a policy was loaded from; None if a server answered for it."""
-    kind, _, model = str(metrics["content"]["policies"][name]["policy"]).partition(":")
-    name, at, checksum = model.rpartition("@")
-    is_folder = kind in ("hf", "vllm") and at and "/" not in name and len(checksum) == 12
+    address = ModelAddress.parse(str(metrics["content"]["policies"][name]["policy"]))
+    name, at, checksum = address.rest.rpartition("@")
+    is_folder = address.loads_weights and at and "/" not in name and len(checksum) == 12
     return checksum if is_folder else None
 
 

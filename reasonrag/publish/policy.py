@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from reasonrag.core.documents import named_path, parse_json, parse_yaml
 from reasonrag.core.errors import ConfigError, DataError, RunError
-from reasonrag.core.settings import POLICY_CARD, demo_folder, read_yaml
+from reasonrag.core.models import ModelAddress
+from reasonrag.core.settings import POLICY_CARD, read_yaml
 from reasonrag.llm.model_folder import model_checksum
 from reasonrag.publish.hub_card import mapping
 from reasonrag.publish.licences import UNKNOWN
@@ -122,8 +123,8 @@ def _licence(path: Path) -> str | None:
         model = str(read_yaml(path / "config.yaml").get("model") or "")
     except ConfigError:
         return None
-    scheme, _, format = model.partition(":")
-    if scheme == "demo" and demo_folder(format).is_dir():
+    address = ModelAddress.of_model(model)
+    if address.scheme == "demo":
         return "apache-2.0"  # shipped with reasonrag
     return licence_of_card(named_path(model) / "README.md")
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.config import ModelConfig
-from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.models import ModelAddress
 from reasonrag.core.policy_card import copy_card
-from reasonrag.core.settings import demo_folder
 from reasonrag.llm.base import public_name
 from reasonrag.llm.chat_template import (
     ChatTemplate,
@@ -79,10 +78,7 @@ def model_path(model: str) -> str:
     Raises:
         ConfigError: no shipped policy uses that format.
     """
-    scheme, _, format = model.partition(":")
-    if scheme == "demo":
-        return str(demo_folder(format))
-    return str(named_path(model)) if model.startswith("~") else model
+    return ModelAddress.of_model(model).model
 
 
 def acting_policy(policy: ModelConfig) -> tuple[str | None, bool]:
@@ -90,17 +86,12 @@ def acting_policy(policy: ModelConfig) -> tuple[str | None, bool]:
 
     The model is None if nothing that could be trained acted there.
     """
-    scheme, _, rest = (policy.spec or "").partition(":")
-    match scheme.lower():
-        case "demo":
-            return policy.spec, True
-        case "hf":
-            return rest, True
-        case "vllm":
-            return rest, False
-        case "http" | "https" if policy.model and _HUB_MODEL.fullmatch(policy.model):
-            return policy.model, False
-    return None, False
+    address = policy.address
+    if address.is_server and policy.model and _HUB_MODEL.fullmatch(policy.model):
+        return policy.model, False
+    if address.backend is None or not address.backend.trainable:
+        return None, False
+    return address.rest if address.loads_weights else policy.spec, not address.backend.needs_gpu
 
 
 def open_source(settings: TrainSettings) -> ModelSource:

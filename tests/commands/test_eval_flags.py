@@ -7,7 +7,7 @@ from reasonrag.cli import cli
 from reasonrag.commands import evaluate
 from reasonrag.commands.options import sources
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 
 
 def configs(*policies, assignments=(), formats=(), chat_templates=(), cards=()):

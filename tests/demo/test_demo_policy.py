@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 from reasonrag.core.text import exact_match
 from reasonrag.core.types import Answer
 from reasonrag.demo.judge import demo_format

@@ -7,7 +7,8 @@ import pytest
 
 from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import DEMO_FORMATS, carried_settings, demo_folder
+from reasonrag.core.models import DEMO_FORMATS, ModelAddress, demo_folder
+from reasonrag.core.settings import carried_settings
 from reasonrag.demo.world import demo_questions, famous_facts, famous_part
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
@@ -50,11 +51,16 @@ def test_every_format_that_the_policy_is_trained_in_can_be_named():
 def test_a_model_to_train_is_named_in_the_same_way():
     assert model_path("demo:hiprag") == str(demo_folder("hiprag"))
     assert model_path("demo") == model_path("demo:reasonrag") == str(demo_folder())
-    assert carried_settings("demo")["format"] == {"name": "reasonrag", "prompts": "brief"}
+    assert carried_settings(ModelAddress("demo"))["format"] == {"name": "reasonrag", "prompts": "brief"}
 
 
 @pytest.mark.parametrize(
-    "ask", [carried_settings, model_path, lambda spec: check_llm(ModelConfig(spec=spec), "policy")]
+    "ask",
+    [
+        lambda spec: carried_settings(ModelAddress.parse(spec)),
+        model_path,
+        lambda spec: check_llm(ModelConfig(spec=spec), "policy"),
+    ],
 )
 def test_a_format_that_no_demo_policy_speaks_is_refused_in_one_line(ask):
     with pytest.raises(ConfigError, match=r"'r1'.*demo:search_r1") as refused:
@@ -100,4 +106,7 @@ def test_training_in_the_growing_formats_twice_gives_the_same_file_and_a_report_
     assert reports[0] == reports[1] == json.loads((tmp_path / "a" / "training.json").read_text())
     assert reports[0]["sha256"] == checksum(tmp_path / "a")
     assert set(reports[0]["dev"]) == set(STREAM_FORMATS)
-    assert carried_settings(f"hf:{tmp_path / 'a'}")["format"] == {"prompts": "brief", "max_steps": STREAM_STEPS}
+    assert carried_settings(ModelAddress("hf", str(tmp_path / "a")))["format"] == {
+        "prompts": "brief",
+        "max_steps": STREAM_STEPS,
+    }

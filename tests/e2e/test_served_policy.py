@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from reasonrag.core.config import Config, load_config
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM

@@ -82,7 +82,7 @@ def _healthy(port: int) -> bool:
 
 @pytest.mark.slow
 def test_the_demo_policy_behind_transformers_serve(world: World, tmp_path: Path) -> None:
-    from reasonrag.core.settings import demo_folder
+    from reasonrag.core.models import demo_folder
 
     out = tmp_path / "run"
     model = str(demo_folder())

@@ -17,7 +17,7 @@ import pytest
 
 from reasonrag.core import watch
 from reasonrag.core.errors import EX_TEMPFAIL, RunError
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Completion, Message, Prompt, Span
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.llm.base import LLM, Sampling

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reasonrag.core.errors import LLMError
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Completion, Message, Prompt, Span, StopReason, Trajectory
 from reasonrag.formats import PromptSet
 from reasonrag.formats.hiprag import HiPRAGFormat

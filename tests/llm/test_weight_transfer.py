@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 from reasonrag.llm.weight_transfer import merged_parameters
 
 

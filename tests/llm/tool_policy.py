@@ -10,7 +10,7 @@ import json
 import shutil
 from pathlib import Path
 
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 
 # Old and new word of a token; what begins like another one stands before it in the tokenizer's pattern.
 BEGIN, END = '<tool_call>{"name": "search", "arguments": {"query": "', '"}}</tool_call>'

@@ -12,7 +12,8 @@ import pytest
 
 from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import Interrupted, RunError
-from reasonrag.core.settings import carried_settings, demo_folder
+from reasonrag.core.models import ModelAddress, demo_folder
+from reasonrag.core.settings import carried_settings
 from reasonrag.online_rl import task as tasks
 from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.pipeline.models import open_llm
@@ -50,7 +51,7 @@ def test_the_folder_holds_the_policy_and_the_best_one_and_no_pickle(whole):
         if folder.parent.name != "checkpoints":  # those hold the optimizer's state, too
             assert not [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth"), *folder.glob("*.pkl")]
         assert not (folder / "README.md").exists()
-        assert carried_settings(f"hf:{folder}") == {
+        assert carried_settings(ModelAddress("hf", str(folder))) == {
             "format": {"name": "search_r1", "prompts": "brief", "max_steps": 3},
             "retrieval": {"top_k": 1, "passage_order": "best_first", "max_passage_chars": 4000},
             "policy": {"max_tokens": 32},
@@ -178,7 +179,7 @@ def test_a_format_and_a_reward_of_ones_own_need_no_change_of_the_package(tmp_pat
     assert all("<facts>" in row["turn"] and row["turn"].count("<say>") == 1 for row in rows)
     assert len({row["reward"] for row in rows}) > 1
     tasks.open_task(wanted).card.write(tmp_path / "rl")
-    carried = carried_settings(f"hf:{tmp_path / 'rl'}")
+    carried = carried_settings(ModelAddress("hf", str(tmp_path / "rl")))
     assert "name" not in carried["format"], "a folder names no code; the format is asked for where the policy is used"
 
 

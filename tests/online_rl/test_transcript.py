@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Answer, Completion, FinishReason, Search, StopReason, Trajectory
 from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.formats import FORMATS, PromptSet

@@ -8,7 +8,7 @@ import pytest
 
 from reasonrag.core.config import Config, ModelConfig
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.core.settings import demo_folder
+from reasonrag.core.models import demo_folder
 from reasonrag.llm.chat_template import template_identity
 from reasonrag.llm.model_folder import model_commit
 from reasonrag.llm.scripted import ScriptedLLM

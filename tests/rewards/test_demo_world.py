@@ -36,14 +36,14 @@ def demonstrations(format, habits=FAULTLESS, whims=NO_WHIMS):
 
 
 def reward(name, *, error=0.0, policy=None, plans=None):
-    judge = JudgeService(DemoJudge.from_spec(f"0:{error}"), PromptSet.find("brief"))
+    judge = JudgeService(DemoJudge(error_rate=error), PromptSet.find("brief"))
     format = stream_format(FORMAT_OF[name])
     return open_reward(RewardSettings(name=name), RewardParts(format, judge, policy or knowing({}), plans=plans or {}))
 
 
 @pytest.fixture(scope="module")
 def plans():
-    judge = JudgeService(DemoJudge.from_spec("0"), PromptSet.find("brief"))
+    judge = JudgeService(DemoJudge(), PromptSet.find("brief"))
     return {(q.dataset, q.id): asyncio.run(propose_plan(judge, q)) for q in QUESTIONS}
 
 
