@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import click
 
-from docs.reference.markdown import NOTE, cell, code
+from docs.reference.markdown import NOTE
 from reasonrag.cli import cli
-from reasonrag.core.markdown import table_lines
 
 _WIDTH = 100
 
@@ -25,25 +24,15 @@ def cli_page() -> str:
         "reasonrag --help",
         "```",
         "",
-        "The name in brackets after an option is the [setting](settings.md) that it sets, with the default before",
-        "presets. The last section lists [every flag](#every-flag) with its meaning. Exit codes: 0; 2 for",
-        "bad input; 1 if more than `--max-failed` of the questions failed, or `verify` found a problem; 75 if nothing",
+        "`--help` shows the options that people use, and `--help-all` every option with the [setting](settings.md)",
+        "that it sets. `--set NAME=VALUE` and the file of `--config` set all others. Exit codes: 0; 2 for bad input; 1",
+        "if more than `--max-failed` of the questions failed, or `verify` found a problem; 75 if nothing",
         "in a run got on for `run.stall_s`; 130 after Ctrl-C and 143 after SIGTERM; the last three with all finished",
         "work kept.",
     ]
     for path, command in commands(cli, ("reasonrag",)):
         lines += ["", f"## {' '.join(path)}", "", "```text", _help(path, command), "```"]
-    return "\n".join([*lines, *_flag_table()]) + "\n"
-
-
-def _flag_table() -> list[str]:
-    lines = ["", "## Every flag", "", "A flag means the same in every command that has it."]
-    found: dict[str, tuple[str, list[str]]] = {}
-    for path, command in commands(cli, ()):
-        for option in flags(command):
-            found.setdefault(option.opts[0], (meaning(option), []))[1].append(code(" ".join(path)))
-    rows = [(f"`{flag}`", cell(text), ", ".join(names)) for flag, (text, names) in sorted(found.items())]
-    return [*lines, "", *table_lines(["flag", "meaning", "commands"], rows)]
+    return "\n".join(lines) + "\n"
 
 
 def flags(command: click.Command) -> list[click.Option]:

@@ -8,13 +8,30 @@ from typing import Any
 
 import click
 
-from reasonrag.commands.options import configuration, given_settings, out, settings, sources
+from reasonrag.commands.options import (
+    Group,
+    command,
+    configuration,
+    given_settings,
+    out,
+    rare,
+    settings,
+    sources,
+    together,
+)
 
-_RETRIEVAL = ("retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
+_TASK = together(
+    settings("RLSettings", "data", "split", "limit", "retrieval.corpus", "retrieval.index", "retrieval.url", "model"),
+    settings("RLSettings", "format.name", "reward.name", "judge.spec", "judge.model"),
+    rare(
+        settings("RLSettings", "exclude", "world_seed", "retrieval.top_k", "format.prompts", "format.max_steps"),
+        settings("RLSettings", "format.max_searches", "reward.prm.model", "plans"),
+    ),
+)
 _LISTENING = ("host", "port", "allow_remote", "token_env", "max_sessions", "idle_s")
 
 
-@click.group()
+@click.group(cls=Group)
 def env() -> None:
     """The rollout engine as an environment for other trainers.
 
@@ -24,8 +41,7 @@ def env() -> None:
 
 
 @env.command()
-@settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model")
-@settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans")
+@_TASK
 @settings("EnvironmentSettings", *_LISTENING, show_keys=False)
 @configuration("RLSettings")
 def serve(**given: Any) -> None:
@@ -54,8 +70,8 @@ def serve(**given: Any) -> None:
 
 
 @env.command()
-@settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model")
-@settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans", "rollout.group_size")
+@_TASK
+@rare(settings("RLSettings", "rollout.group_size"))
 @configuration("RLSettings")
 @out("A folder.")
 def export(out: Path, **given: Any) -> None:
@@ -79,7 +95,7 @@ def export(out: Path, **given: Any) -> None:
     print(f"task: {out}, whose overrides.txt is for verl's command line")
 
 
-@click.command()
+@command()
 @click.option("--upstream", required=True, metavar="URL", help="Base URL of the model's server, with the version.")
 @out("A folder; the same command adds to it.")
 @settings("RecordSettings", "port", show_keys=False)

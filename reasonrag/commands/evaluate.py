@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import RULES, SHARD, F, Several, configuration, flag_help, out, settings, sources
+from reasonrag.commands.options import (
+    RULES,
+    SHARD,
+    F,
+    Several,
+    command,
+    configuration,
+    flag_help,
+    out,
+    rare,
+    settings,
+    sources,
+)
 from reasonrag.core.errors import ConfigError, Interrupted
 from reasonrag.core.text import Rules, printable
 from reasonrag.storage.shards import WHOLE, Shard
@@ -44,7 +56,7 @@ def _by_name(key: str) -> Callable[[F], F]:
     return click.option(flag, key.replace(".", "__"), multiple=True, metavar=f"[NAME=]{value}", help=text)
 
 
-@click.command("eval")
+@command("eval")
 @click.option(
     "--policy",
     "policies",
@@ -54,40 +66,40 @@ def _by_name(key: str) -> Callable[[F], F]:
     help=flag_help("Config", "policy.spec")
     + " NAME is its name in the report, MODEL its name at a server (repeatable; the first policy is the baseline).",
 )
+@settings("Config", "questions.dataset", "questions.split", "questions.limit")
+@settings("Config", "retrieval.corpus", "retrieval.index", "retrieval.url")
 @_by_name("format.name")
-@_by_name("policy.chat_template")
-@_by_name("policy.card")
-@click.option(
-    "--differently",
-    is_flag=True,
-    help="Compare policies with a reasonrag.yaml also with one that has none and is asked otherwise.",
-)
-@settings("Config", "format.prompts", "baselines.labels", "policy.max_tokens", "seed", "judge.spec", "judge.model")
-@click.option(
-    "--judged",
-    type=Several(lambda name: name.strip().lower(), "name"),
-    metavar="NAMES",
-    help="Metrics for the judge: some of lasj,osr,usr (default: all).",
-)
 @_swept("--temperature", "temperatures", float, "policy.temperature", "0,1 (default: 0)")
-@_swept("--max-turns", "max_turns", int, "format.max_steps", "3,5,7")
-@_swept("--max-searches", "max_searches", int, "format.max_searches", _FIGURE_6)
 @_swept("--top-k", "top_ks", int, "retrieval.top_k", "1,3,5,7,9 as in the paper's Figure 7")
-@settings("Config", "choice.prm", "choice.candidates", "choice.best_of")
-@click.option(
-    "--choose",
-    type=Several(lambda name: name.strip().lower(), "name"),
-    metavar="RULES",
-    help=flag_help("Config", "choice.rule") + " Several, first,majority,prm, choose among the same attempts, and are "
-    "compared with the first rule.",
+@settings("Config", "judge.spec", "judge.model", "seed", "policy.concurrency")
+@rare(
+    _by_name("policy.chat_template"),
+    _by_name("policy.card"),
+    click.option("--allow-prompt-mismatch", is_flag=True, help="Compare policies that are prompted differently."),
+    settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "retrieval.compress"),
+    settings("Config", "format.prompts", "baselines.labels", "policy.max_tokens"),
+    click.option(
+        "--judged",
+        type=Several(lambda name: name.strip().lower(), "name"),
+        metavar="NAMES",
+        help="Metrics for the judge: some of lasj,osr,usr (default: all).",
+    ),
+    _swept("--max-turns", "max_turns", int, "format.max_steps", "3,5,7"),
+    _swept("--max-searches", "max_searches", int, "format.max_searches", _FIGURE_6),
+    settings("Config", "choice.prm", "choice.candidates", "choice.best_of"),
+    click.option(
+        "--choose",
+        type=Several(lambda name: name.strip().lower(), "name"),
+        metavar="RULES",
+        help=flag_help("Config", "choice.rule") + " Several, first,majority,prm, choose among the same attempts, and "
+        "are compared with the first rule.",
+    ),
+    RULES,
+    settings("Config", "run", "policy.input_price", "policy.output_price"),
+    SHARD,
 )
-@RULES
-@settings("Config", "questions", "retrieval.kind", "retrieval.corpus", "retrieval.index", "retrieval.url")
-@settings("Config", "retrieval.compress")
-@settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
 @configuration("Config")
 @out("The folder of the report; the same command resumes it.")
-@SHARD
 def evaluate(
     policies: tuple[str, ...],
     temperatures: tuple[float, ...] | None,
@@ -96,7 +108,7 @@ def evaluate(
     top_ks: tuple[int, ...] | None,
     choose: tuple[str, ...] | None,
     rules: Rules,
-    differently: bool,
+    allow_prompt_mismatch: bool,
     judge__spec: str | None,
     judge__model: str | None,
     judged: tuple[str, ...] | None,
@@ -140,7 +152,7 @@ def evaluate(
         choose=choose,
         rules=rules,
         judging=judging(judge__spec, judge__model, judged, configs),
-        differently=differently,
+        differently=allow_prompt_mismatch,
     )
     log_plainly()
     sys.exit(_run(evaluation_of, shard))

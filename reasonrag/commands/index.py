@@ -16,10 +16,12 @@ from reasonrag.commands.options import (
     JSON,
     PATH,
     SHARD,
+    Group,
     Several,
     configuration,
     given_settings,
     out,
+    rare,
     settings,
     sources,
     together,
@@ -44,9 +46,13 @@ _open_options = together(
     settings("Config", *(f"retrieval.{name}" for name in _RETRIEVAL), show_keys=False),
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a model."),
 )
+_RARE = (
+    *("passages.strict", "passages.max_words", "bm25", "encoder.dtype", "encoder.batch_size", "encoder.device"),
+    *("vectors.recall", "vectors.adopt"),
+)
 
 
-@click.group()
+@click.group(cls=Group)
 def index() -> None:
     """Search indexes: BM25 and dense, from a corpus on disk or on the Hub.
 
@@ -58,11 +64,11 @@ def index() -> None:
 
 
 @index.command()
-@settings("IndexConfig", "corpus", "kind", "max_memory", "encoder", "vectors", "bm25", "passages")
+@settings("IndexConfig", "corpus", "kind", "max_memory", "encoder.name", "vectors.kind", "passages.chunk_words")
+@rare(settings("IndexConfig", *_RARE), SHARD)
 @configuration("IndexConfig")
 @out("The folder of the index; the same command resumes the build.")
 @click.option("--replace", is_flag=True, help="Delete passages of a different corpus from the folder first.")
-@SHARD
 def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
     """Build an index, or add a kind to one, within --max-memory. The same command resumes a build that was killed.
 

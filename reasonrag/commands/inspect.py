@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import click
 
-from reasonrag.commands.options import JSON, PATH, out, settings
+from reasonrag.commands.options import JSON, PATH, command, out, settings
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import one_line, printable
 
@@ -19,7 +19,7 @@ RUN = click.argument("run", type=PATH)
 _FORMS = ("trl", "llamafactory", "prm", "verl", "search-r1", "jsonl")
 
 
-@click.command()
+@command()
 @click.argument("folder", type=PATH)
 @click.argument("other", type=PATH, required=False)
 @out("A folder (default: FOLDER/report).", required=False)
@@ -53,7 +53,7 @@ def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[
         webbrowser.open(page.resolve().as_uri())
 
 
-@click.command()
+@command()
 @RUN
 @click.option("--question", default="", help="Id of a question. Without one, some are named.")
 @click.option("--in-dataset", help="Data set of the question, if two data sets have a question with this id.")
@@ -79,7 +79,7 @@ def show(run: Path, question: str, in_dataset: str | None, depth: int | None, be
         write_text(out, picture(tree, depth=depth, best=best) + "\n")
 
 
-@click.command()
+@command()
 @RUN
 @JSON
 def stats(run: Path, as_json: bool) -> None:
@@ -99,7 +99,7 @@ def stats(run: Path, as_json: bool) -> None:
         table_console().print(terminal.tables(numbers))
 
 
-@click.command()
+@command()
 @RUN
 @out("A folder for graphml, a file for node-link.")
 @click.option(
@@ -121,7 +121,7 @@ def graph(run: Path, out: Path, form: Literal["graphml", "node-link"], questions
     print(f"graphs: {write(run, out, questions)} in {out}")
 
 
-@click.command()
+@command()
 @RUN
 @click.option("--to", "form", type=click.Choice(_FORMS), required=True, help="Tool to write for.")
 @click.option(
@@ -146,7 +146,7 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
     _exchange(EXPORTERS[form], f"--to {form}", run, out, given)
 
 
-@click.command("import")
+@command("import")
 @click.argument("source", type=PATH)
 @click.option(
     "--from", "form", type=click.Choice(["inspect", "proguide", "trl"]), required=True, help="Format of SOURCE."
@@ -169,7 +169,7 @@ def import_(source: Path, form: str, out: Path, **given: Path | None) -> None:
     _exchange(IMPORTERS[form], f"--from {form}", source, out, given)
 
 
-@click.command()
+@command()
 @click.argument("paths", type=PATH, nargs=-1, required=True)
 @JSON
 def verify(paths: tuple[Path, ...], as_json: bool) -> None:

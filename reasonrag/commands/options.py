@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,12 +30,88 @@ def table() -> dict[str, Any]:
     return found
 
 
+class Command(click.Command):
+    """A command whose `--help` shows the usual options, one sentence each; `--help-all` shows all of them."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with `--help-all`."""
+        parameters = super().get_params(ctx)
+        return [*parameters[:-1], _HELP_ALL, parameters[-1]]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options that are asked for."""
+        rows = (_help_row(parameter, ctx) for parameter in self.get_params(ctx))
+        with formatter.section("Options"):
+            formatter.write_dl(list(filter(None, rows)))
+
+
+class Group(click.Group):
+    """A group of such commands."""
+
+    command_class = Command
+
+
+command = partial(click.command, cls=Command)
+
+
+def _show_all(ctx: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if is_given and not ctx.resilient_parsing:
+        ctx.meta["help_all"] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show all options, with their whole descriptions.",
+)
+
+
+def _help_row(parameter: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
+    if not isinstance(parameter, click.Option):
+        return None
+    show_all = ctx.meta.get("help_all", False)
+    if show_all:
+        parameter = copy.copy(parameter)
+        parameter.hidden = False
+    row = parameter.get_help_record(ctx)
+    return row if row is None or show_all else (row[0], first_sentence(row[1]))
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a help text and the default of its setting.
+
+    >>> first_sentence("Passages per search. A request may ask for more.  [retrieval.top_k; default: 3]")
+    'Passages per search.  [default: 3]'
+    """
+    sentence = re.split(r"(?<=\.) (?=[A-Z`])|  \[", text)[0]
+    default = re.search(r"  \[.*(default: .+\])$", text)
+    return f"{sentence}  [{default[1]}" if default else sentence
+
+
 def together(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Add several options, which `--help` shows in this order."""
 
     def decorate(function: F) -> F:
         for option in reversed(options):  # the decorator next to a function is applied first
             function = option(function)
+        return function
+
+    return decorate
+
+
+def rare(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Add several options that only `--help-all` shows."""
+
+    def decorate(function: F) -> F:
+        before = len(getattr(function, "__click_params__", ()))
+        function = together(*options)(function)
+        for option in function.__click_params__[before:]:  # type: ignore[attr-defined]
+            option.hidden = True
         return function
 
     return decorate

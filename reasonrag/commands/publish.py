@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import DRY_RUN, PATH, out
+from reasonrag.commands.options import DRY_RUN, PATH, command, out
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.text import printable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MOST_FINDINGS = 20
 
 
-@click.command()
+@command()
 @click.argument("path", type=PATH)
 @click.option("--repo-id", required=True, help="Repository on the Hub, OWNER/NAME; created as private if it is new.")
 @click.option("--public", is_flag=True, help="Make a new repository public, or publish to one that is public.")

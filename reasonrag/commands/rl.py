@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import configuration, out, settings, sources
+from reasonrag.commands.options import Group, configuration, out, rare, settings, sources
 from reasonrag.commands.train import OUT, print_line, run_training
 from reasonrag.core.errors import Interrupted, RunError
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from reasonrag.online_rl.settings import PlanSettings, RLSettings
     from reasonrag.pipeline.progress import Progress
 
-_RETRIEVAL = ("retrieval.kind", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
-_ROLLOUT = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size", "sampling.dynamic")
+_SEARCH = ("retrieval.corpus", "retrieval.index", "retrieval.url")
+_BATCH = ("rollout.questions_per_step", "rollout.group_size", "per_device_train_batch_size")
 
 
-@click.group()
+@click.group(cls=Group)
 def rl() -> None:
     """Online training on rollouts, with TRL's GRPO.
 
@@ -35,10 +35,14 @@ def rl() -> None:
 
 
 @rl.command("train")
-@settings("RLSettings", "data", "split", "limit", "exclude", "world_seed", *_RETRIEVAL, "model", "chat_template")
-@settings("RLSettings", "format", "reward", "judge.spec", "judge.model", "plans")
-@settings("RLSettings", "method", "algorithm", "loss_type", "beta", "credit", "learning_rate", "max_steps", *_ROLLOUT)
-@settings("RLSettings", "guards", "rollout.url", "rollout.ahead", "seed", "save_steps", "report_to", "merge")
+@settings("RLSettings", "data", "limit", *_SEARCH, "model", "format.name", "reward.name", "judge.spec", "judge.model")
+@settings("RLSettings", "method", "learning_rate", "max_steps", *_BATCH, "rollout.url", "seed")
+@rare(
+    settings("RLSettings", "split", "exclude", "world_seed", "retrieval.kind", "retrieval.top_k", "chat_template"),
+    settings("RLSettings", "format.prompts", "format.max_steps", "format.max_searches", "plans"),
+    settings("RLSettings", "algorithm", "loss_type", "beta", "credit", "sampling.dynamic", "guards"),
+    settings("RLSettings", "reward.prm.model", "rollout.ahead", "save_steps", "report_to", "merge"),
+)
 @configuration("RLSettings")
 @OUT
 def rl_train(out: Path | None, **given: Any) -> None:
@@ -90,13 +94,15 @@ def online_settings(given: dict[str, Any]) -> RLSettings:
 
 
 @rl.command("plan")
-@settings("Config", "questions", *_RETRIEVAL)
-@settings("Config", "policy.spec", "policy.model", "policy.card", "policy.chat_template", "policy.temperature")
-@settings("Config", "policy.max_tokens")
-@settings("Config", "format")
-@settings("Config", "judge.spec", "judge.model")
+@settings("Config", "questions.dataset", "questions.split", "questions.limit", *_SEARCH)
+@settings("Config", "policy.spec", "policy.model", "format.name", "format.max_steps", "judge.spec", "judge.model")
 @settings("RLSettings", "planning", show_keys=False)
-@settings("Config", "run.max_unreadable", "seed", "policy.concurrency", "judge.input_price", "judge.output_price")
+@rare(
+    settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "retrieval.top_k"),
+    settings("Config", "policy.card", "policy.chat_template", "policy.temperature", "policy.max_tokens"),
+    settings("Config", "format.prompts", "format.max_searches", "run.max_unreadable", "seed", "policy.concurrency"),
+    settings("Config", "judge.input_price", "judge.output_price"),
+)
 @configuration("Config")
 @out("A Parquet file; the same command resumes it.")
 def rl_plan(out: Path, **given: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import configuration, out, settings, sources
+from reasonrag.commands.options import Group, configuration, out, rare, settings, sources
 from reasonrag.core.errors import Interrupted
 from reasonrag.core.text import printable
 
@@ -22,22 +22,14 @@ OUT = out(
     "number of it).",
     required=False,
 )
-_COMMON = ("data", "model", "chat_template", "method", "lora", "learning_rate", "num_train_epochs")
-_PAIRS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_length",
-    "max_dropped",
-    "limit",
-    "seed",
-    "save_steps",
-    "report_to",
-    "merge",
+_COMMON = (
+    *("data", "model", "method", "learning_rate", "num_train_epochs", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "limit", "seed", "merge"),
 )
-_DPO = ("beta", "loss_type", "reference", "weight", "reward_margin", "sft_weight")
+_RARE = ("chat_template", "lora", "max_length", "max_dropped", "save_steps", "report_to")
 
 
-@click.group()
+@click.group(cls=Group)
 def dpo() -> None:
     """Preference learning on steps, with TRL.
 
@@ -47,7 +39,8 @@ def dpo() -> None:
 
 
 @dpo.command("train")
-@settings("DPOSettings", *_COMMON, *_PAIRS, *_DPO)
+@settings("DPOSettings", *_COMMON, "beta", "loss_type")
+@rare(settings("DPOSettings", *_RARE, "reference", "weight", "reward_margin", "sft_weight"))
 @configuration("DPOSettings")
 @OUT
 def dpo_train(out: Path | None, **given: Any) -> None:
@@ -69,7 +62,7 @@ def dpo_train(out: Path | None, **given: Any) -> None:
     _train("DPO", "reasonrag.dpo.train:DPORun", out, given)
 
 
-@click.group()
+@click.group(cls=Group)
 def sft() -> None:
     """Supervised fine-tuning on good steps, with TRL.
 
@@ -79,7 +72,8 @@ def sft() -> None:
 
 
 @sft.command("train")
-@settings("SFTSettings", "examples", "per_question", "min_reward", "test_share", *_COMMON, *_PAIRS)
+@settings("SFTSettings", "examples", *_COMMON)
+@rare(settings("SFTSettings", "per_question", "min_reward", "test_share", *_RARE))
 @configuration("SFTSettings")
 @OUT
 def sft_train(out: Path | None, **given: Any) -> None:
@@ -98,13 +92,14 @@ def sft_train(out: Path | None, **given: Any) -> None:
     _train("SFT", "reasonrag.dpo.train:SFTRun", out, given)
 
 
-@click.group()
+@click.group(cls=Group)
 def prm() -> None:
     """Process reward models: what a step is worth, learned from the steps of trees."""
 
 
 @prm.command("train")
-@settings("PRMSettings", "alpha", "test_share", *_COMMON, *_PAIRS)
+@settings("PRMSettings", *_COMMON)
+@rare(settings("PRMSettings", "alpha", "test_share", *_RARE))
 @configuration("PRMSettings")
 @OUT
 def prm_train(out: Path | None, **given: Any) -> None:

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reasonrag.commands.options import DRY_RUN, PATH, RAY, SHARD, configuration, given_settings, out, settings, sources
+from reasonrag.commands.options import (
+    DRY_RUN,
+    PATH,
+    RAY,
+    SHARD,
+    command,
+    configuration,
+    given_settings,
+    out,
+    rare,
+    settings,
+    sources,
+)
 from reasonrag.core.errors import Interrupted, RunError
 from reasonrag.core.text import printable
 from reasonrag.storage.shards import WHOLE, Shard
@@ -24,22 +36,25 @@ if TYPE_CHECKING:
 _PAIRS = ("pairs.min_margin", "pairs.min_rollouts", "pairs.min_confidence", "pairs.reward", "pairs.test_share")
 
 
-@click.command("build-tree")
-@settings(
-    "Config", "questions", "retrieval.kind", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k"
+@command("build-tree")
+@settings("Config", "questions.dataset", "questions.split", "questions.limit")
+@settings("Config", "retrieval.corpus", "retrieval.index", "retrieval.url", "retrieval.top_k")
+@settings("Config", "policy.spec", "policy.model", "policy.temperature", "judge.spec", "judge.model")
+@settings("Config", "search.iterations", "value.kind", "value.rollouts", "seed", "policy.concurrency")
+@rare(
+    settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "policy.card"),
+    settings("Config", "policy.chat_template", "policy.max_tokens", "format.prompts", "format.max_steps"),
+    settings("Config", "search.recording", "search.lag", "search.max_calls", "search.max_children"),
+    settings("Config", "search.selection", "value.alpha", *_PAIRS, "choice.prm", "choice.candidates"),
+    settings("Config", "run", "policy.input_price", "policy.output_price"),
+    SHARD,
+    RAY,
 )
-@settings("Config", "policy.spec", "policy.model", "policy.card", "policy.chat_template", "policy.temperature")
-@settings("Config", "policy.max_tokens", "judge.spec", "judge.model")
-@settings("Config", "format.prompts", "format.max_steps", "seed", "search", "value", *_PAIRS)
-@settings("Config", "choice.prm", "choice.candidates")
-@settings("Config", "run", "policy.concurrency", "policy.input_price", "policy.output_price")
 @configuration("Config")
 @out(
     "The folder of the run; the same command resumes it (default: runs/DATASET, or the next free number of it).",
     required=False,
 )
-@SHARD
-@RAY
 @DRY_RUN
 @click.option("--preview", is_flag=True, help="Build the tree of the first question and print it.")
 def build_tree(
@@ -65,8 +80,6 @@ def build_tree(
       reasonrag build-tree --dataset hotpotqa --limit 1000 --policy ... --input-price 0.1 --output-price 0.4 --dry-run
     One of 32 parts, as a job of an array on a cluster:
       reasonrag build-tree --config hotpotqa.yaml --out runs/hotpotqa --shard $SLURM_ARRAY_TASK_ID/32
-    All parts on a Ray cluster:
-      reasonrag build-tree --config hotpotqa.yaml --out runs/hotpotqa --ray auto
 
     If the run is killed or stopped, the same command resumes it.
     """
@@ -170,7 +183,7 @@ async def _print_first_tree(build: Build, console: Console, stop: Stop) -> None:
     console.print(drawing(QuestionTree.of(rows)))
 
 
-@click.command()
+@command()
 @settings("Config", *_PAIRS, "pairs.alpha", "pairs.level")
 @out("A folder for the new pairs, which leaves the run unchanged (default: the run itself).", required=False)
 @click.argument("run", type=PATH)

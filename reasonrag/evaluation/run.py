@@ -175,8 +175,9 @@ class Evaluation:
         told = list(asked_differently(asked))
         if told and not all(RunFolder.begun_with(self.out / name) for name in first):
             raise ConfigError(
-                f"{'; '.join(told)}. Nothing says how {', '.join(no_card)} was trained to be asked: give its folder "
-                f"(--card {no_card[0]}=FOLDER, which may be that of another policy), or --differently if this is meant"
+                f"{'; '.join(told)}. It is not known how {', '.join(no_card)} was prompted in training: give its "
+                f"folder (--card {no_card[0]}=FOLDER, which may be that of another policy), or pass "
+                "--allow-prompt-mismatch to compare them anyway"
             )
 
     def drain(self) -> None:

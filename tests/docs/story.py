@@ -94,7 +94,7 @@ ADDED = {
     "reasonrag eval": "--limit 2",
     "reasonrag eval --dataset demo:train": "--limit 12",  # of two questions, none may have a label
     "reasonrag eval --dataset hotpotqa,popqa": "--max-unreadable 1",  # the demo's policy learned other prompts
-    "reasonrag eval --dataset demo": "--differently",  # the server of the tests has no folder
+    "reasonrag eval --dataset demo": "--allow-prompt-mismatch",  # the server of the tests has no folder
     "reasonrag dpo train": "--model demo --set max_steps=1 --set dtype=float32",
     "reasonrag sft train": "--model demo --set max_steps=1 --set dtype=float32",
     "reasonrag sft train --examples trajectories": "--model base --min-reward 0",
