@@ -1,8 +1,8 @@
-"""What README and the first page claim, with every number from `docs/results/*.json`.
+"""The claims of README and the first page, with every number from `docs/results/*.json`.
 
 A page holds blocks that a template writes:
 
-    <!-- written from docs/reference/readme.md.j2 -->
+    <!-- written from docs/reference/why.md.j2 -->
     <!-- end -->
 
 A template has no digit of its own, which a test checks. `{{ result("outcome").mean("greedy", "grpo", "em") }}` is a
@@ -49,19 +49,17 @@ class Figure(float):
         return f"{self._text('mean', mark)} [{self._text('low', mark)}, {self._text('high', mark)}]"
 
     @property
-    def size(self) -> str:
-        """A difference without its sign, for words such as `gains` and `saves`: `4.8 [2.5, 7.1]`."""
-        if self >= 0:
-            return f"{self._text('mean')} [{self._text('low')}, {self._text('high')}]"
-        return f"{self._text('mean', way=-1)} [{self._text('high', way=-1)}, {self._text('low', way=-1)}]"
+    def mean(self) -> str:
+        """The number without its interval; a difference has its sign, such as `+31.8`."""
+        return self._text("mean", "+" if self._is_change else "")
 
     @property
     def sign(self) -> int:
         """The sign of a difference that is certain (its page has it in bold), else 0."""
         return sign(self.interval) or 0
 
-    def _text(self, name: str, mark: str = "", *, way: int = 1) -> str:
-        value = way * self.interval[name] + 0.0  # no negative zero
+    def _text(self, name: str, mark: str = "") -> str:
+        value = self.interval[name] + 0.0  # no negative zero
         if self._is_change and self._share:
             return f"{100 * value:{mark}.1f}"
         return re.sub(r"\b0\.", ".", f"{value:.3f}") if self._share else f"{value:{mark}.2f}"
@@ -114,11 +112,6 @@ def hold(condition: bool) -> str:
     return ""
 
 
-def saved(first: float, second: float) -> float:
-    """Return which share of `second` the first one saves."""
-    return 1 - first / second
-
-
 def page(name: str) -> str:
     """Return a page with its blocks written anew."""
     environment = jinja2.Environment(
@@ -127,18 +120,9 @@ def page(name: str) -> str:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "whole": lambda value: f"{value:,.0f}",
-        "hundreds": lambda value: f"{round(value, -2):,.0f}",
-        "times": lambda value: f"{value:.1f}",
-        "percent": lambda value: f"{100 * value:.0f} %",
-    }
-    sampled = next(name for name in SETTINGS if name.startswith("sampled"))
     names: dict[str, Any] = {
         "result": Result,
         "hold": hold,
-        "saved": saved,
-        "sampled": sampled,
         "level": f"{100 * LEVEL:g} %",
     }
 
