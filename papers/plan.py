@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.errors import RunError
-from reasonrag.storage.files import claim_folder, lock, require_json, write_json
+from reasonrag.storage.files import require_json, write_json
+from reasonrag.storage.folder import Folder
 
 _POLL_S = 0.05  # between two checks whether a child process has ended
 
@@ -55,7 +56,8 @@ class Plan:
         self.stages = stages
         self.out = out
         self._file = out / "plan.json"
-        claim_folder(out, "plan", already_ours=self._file.exists())
+        self._folder = Folder(out, "plan", self._file.name)
+        self._folder.claim()
         before = self._read()
         lines = {stage.line for stage in stages}
         others = [line for line in before["plan"] if line not in lines]
@@ -91,7 +93,7 @@ class Plan:
         self._waiting = [stage for stage in self.stages if only is None or stage.out in only]
         self._running: dict[subprocess.Popen[bytes], Stage] = {}
         self._signal = self._exit_code = 0
-        with lock(self.out / ".lock"), self._handle_signals():
+        with self._folder.locked(), self._handle_signals():
             while self._start_ready() or self._running:
                 time.sleep(_POLL_S)
                 for child in list(self._running):

@@ -27,7 +27,7 @@ from reasonrag.core.secrets import redact_data
 from reasonrag.core.serving import App, Endpoint, ListenSettings, Receive, Refusal, Response, Scope, run_app
 from reasonrag.core.settings import setting
 from reasonrag.core.text import valid_unicode
-from reasonrag.storage.files import claim_folder, lock
+from reasonrag.storage.folder import Folder
 from reasonrag.storage.records import CALLS, read_calls
 
 log = structlog.get_logger()
@@ -206,6 +206,5 @@ def record(upstream: str, out: Path, settings: RecordSettings) -> int:
         ConfigError, RunError, DataError: an address or a folder that cannot be used.
     """
     check_url(upstream, example="https://api.openai.com/v1")
-    claim_folder(out, "recording", already_ours=(out / CALLS).exists())
-    with lock(out / ".lock"):
+    with Folder(out, "recording", CALLS).locked():
         return run_app(Recorder(upstream, out, settings), about=f"to {upstream}, calls in {out / CALLS}")

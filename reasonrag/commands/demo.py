@@ -32,14 +32,15 @@ def demo_world(out: Path, world_seed: int | None) -> None:
       reasonrag demo world --out world
     """
     from reasonrag.demo.world import DEMO_SPLITS, demo_corpus, demo_questions
-    from reasonrag.storage.files import claim_folder, write_text
+    from reasonrag.storage.files import write_text
+    from reasonrag.storage.folder import Folder
 
     def write(name: str, rows: list[dict[str, Any]]) -> None:
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         write_text(out / f"{name}.jsonl", "".join(lines))
 
     world_seed = world_seed or 0
-    claim_folder(out, "demo world", already_ours=(out / "corpus.jsonl").exists())
+    Folder(out, "demo world", "corpus.jsonl").claim()
     for split in DEMO_SPLITS:
         rows = [
             {"id": q.id, "question": q.question, "golden_answers": list(q.golden_answers), "metadata": q.metadata}

@@ -201,7 +201,8 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     """
     from reasonrag.core.settings import dump
     from reasonrag.pipeline.pair_tables import export_pairs
-    from reasonrag.storage.files import claim_folder, write_json, write_text
+    from reasonrag.storage.files import write_json, write_text
+    from reasonrag.storage.folder import Folder
     from reasonrag.storage.runs import RunFolder, read_run
 
     compared: dict[str, Any] = {"pairs.alpha": None, "pairs.level": "step", "pairs.reward": "spre"}
@@ -213,7 +214,7 @@ def pairs(run: Path, out: Path | None, **given: Any) -> None:
     else:
         if out.resolve().is_relative_to(run.resolve()):
             raise RunError(f"{out} lies in the run itself; choose a folder outside of it, or omit --out")
-        claim_folder(out, "set of pairs", already_ours=(out / "pairs.json").exists())
+        Folder(out, "set of pairs", "pairs.json").claim()
         summary["pairs"] = export_pairs(
             run, config, policy=summary["policy"], config_hash=summary["config_hash"], out=out
         )

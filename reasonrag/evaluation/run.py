@@ -59,7 +59,7 @@ from reasonrag.pipeline.served import as_served
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever
 from reasonrag.rollout import Engine, callable_in_notebooks, derive_seed
-from reasonrag.storage.files import claim_folder, lock
+from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row, ShardWriter
 from reasonrag.storage.questions import questions_fingerprint
 from reasonrag.storage.runs import RunFolder
@@ -210,9 +210,10 @@ class Evaluation:
         if (self.out / _JOURNAL).exists():
             other = self.out / "eval"
             raise RunError(f"{self.out} is a run of build-tree; choose another folder for --out, such as {other}")
-        claim_folder(self.out, "evaluation", already_ours=(self.out / ".lock").exists())
         # One loop for all policies: they share a retriever, whose connections belong to the loop.
-        locked = lock(self.out / ".lock") if self.shard == WHOLE else contextlib.nullcontext()
+        folder = Folder(self.out, "evaluation", ".lock")
+        folder.claim()
+        locked = folder.locked() if self.shard == WHOLE else contextlib.nullcontext()
         with locked, event_loop.runner() as runner:
             try:
                 if self.judging is not None:
@@ -291,7 +292,7 @@ class Evaluation:
             parts = Parts(self.questions, self.retriever, self._formats[name][config.format.name], llm, self._judge, {})
             await check(parts, begun=folder.begun, wait_s=config.run.wait_s)
             if self.shard == WHOLE:
-                folder.bind_shards(folder.journal.meta("shards") or 1)
+                folder.bind_shards(folder.facts().get("shards", 1))
             else:
                 folder.bind()
             outcomes = []

@@ -222,7 +222,7 @@ class Build:
             "trees": trees,
             "pairs": export_pairs(run.path, config, policy=parts.policy.name, config_hash=run.config_hash),
             "calls": count_calls(run.journal, config),
-            "seconds": round(run.journal.meta("seconds") or 0.0, 3),
+            "seconds": round(run.facts().get("seconds", 0.0), 3),
             "seed": config.seed,
             "config_hash": run.config_hash,
             "content": parts.content,
@@ -443,7 +443,8 @@ def _measured_pace(config: Config, out: Path | None) -> tuple[Path, int, float] 
     """Return a folder with calls of the same policy, their number and the seconds that they took; None if none has."""
     if out is not None and (out / "journal.sqlite").is_file():
         with contextlib.closing(Journal(out / "journal.sqlite")) as journal:
-            used, seconds = journal.usage().get("policy"), journal.meta("seconds")
+            used = journal.usage().get("policy")
+        seconds = RunFolder(out, config, {}).facts().get("seconds")
         if used and seconds:
             return out, used.calls, seconds
     for file in sorted(RUNS.rglob("run.json"), key=lambda file: file.stat().st_mtime, reverse=True):

@@ -91,7 +91,7 @@ def build_on_ray(
     out = out.absolute()
     with RunFolder.open(out, config, parts.content, waiting=lambda: None) as run:
         event_loop.run(_check(parts, run.begun, config.run.wait_s))  # before Ray is asked
-        number = shards or run.journal.meta("shards") or max(math.isqrt(len(parts.questions)), 2)
+        number = shards or run.facts().get("shards") or max(math.isqrt(len(parts.questions)), 2)
         run.bind_shards(number)
         left = unfinished(run)
     questions = cut(parts.questions, number)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.report.trees import QuestionTree, tree_of, trees
-from reasonrag.storage.files import claim_folder, write_text, writing
+from reasonrag.storage.files import write_text, writing
+from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def write_graphml(run: Path, out: Path, question_ids: Collection[str] = ()) -> i
         RunError: `out` holds other files, or the run has no tables.
         DataError: there is no such question, or its rows are not a tree.
     """
-    claim_folder(out, "set of graphs", already_ours=any(out.glob("*.graphml")))
+    Folder(out, "set of graphs", "*.graphml").claim()
     files = 0
     for tree in _chosen(run, question_ids):
         write_text(out / file_name(tree.root), graphml(to_networkx(tree)))

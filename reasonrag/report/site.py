@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reasonrag.core.errors import RunError
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.text import one_line, printable
-from reasonrag.storage.files import claim_folder, lock, write_text
+from reasonrag.storage.files import write_text
+from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row
 
 if TYPE_CHECKING:
@@ -157,9 +158,7 @@ def open_site(out: Path, *, folder: str, scripts: Sequence[str]) -> Iterator[Sit
         RunError: `out` holds other files, or another process writes there.
     """
     assets = (*_ASSETS, *scripts)
-    holds = all((out / name).is_file() for name in _MARKERS)
-    claim_folder(out, "report", already_ours=holds, ignore=assets)
-    with lock(out / ".lock"):
+    with Folder(out, "report", *_MARKERS, ignore=assets).locked():
         yield Site(out, folder, assets)
 
 

@@ -6,14 +6,12 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import itertools
 import json
 import os
-import re
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -118,49 +116,6 @@ def require_json(path: Path, advice: str = "the command that wrote it can write 
     return document
 
 
-def claim_folder(path: Path, what: str, *, already_ours: bool, ignore: Collection[str] = ()) -> None:
-    """Create a folder, or check that `what` may be written into it.
-
-    Args:
-        path: the folder.
-        what: what will be written, for the error message: a run, a report, ...
-        already_ours: whether the folder holds `what` already, so that its other files do not matter.
-        ignore: names of files that an interrupted start of `what` may have left.
-
-    Raises:
-        RunError: the folder holds other files, or cannot be written.
-    """
-    try:
-        os.fspath(path).encode()
-        if path.exists() and not already_ours and not is_empty(path, ignore=ignore):
-            raise RunError(f"{path} holds other files and no {what}; choose a new folder for --out")
-        path.mkdir(parents=True, exist_ok=True)
-        os.close(_open_lock(path / ".lock"))
-    except OSError as error:
-        raise RunError(f"{path} cannot hold a {what} ({error.strerror}); choose another one for --out") from error
-    except UnicodeEncodeError as error:  # Arrow opens no such file
-        raise RunError(f"{os.fsencode(path)!r} cannot hold a {what} (it is no UTF-8); choose another one") from error
-
-
-def is_empty(folder: Path, *, ignore: Collection[str] = ()) -> bool:
-    """Return whether a folder holds nothing but a lock file and the names in `ignore`."""
-    return all(entry.name in (".lock", *ignore) for entry in folder.iterdir())
-
-
-def unnamed_folder(name: str, holds_same: Callable[[Path], bool], *, ignore: Collection[str] = ()) -> Path:
-    """Return where a command writes that was given no `--out`: the first usable one of runs/NAME, runs/NAME-2, ...
-
-    Usable is a folder that does not exist, that is empty (`ignore` as for `claim_folder`), or for which `holds_same`
-    returns True: so the same command resumes its run, and another configuration gets a folder of its own.
-    """
-    name = re.sub(r"[^\w.+-]+", "-", name).strip("-.")[:80] or "run"
-    for number in itertools.count(1):
-        folder = RUNS / (name if number == 1 else f"{name}-{number}")
-        if not folder.exists() or is_empty(folder, ignore=ignore) or holds_same(folder):
-            return folder
-    raise AssertionError("numbers end")
-
-
 @contextlib.contextmanager
 def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
     """Hold a lock file while the block runs.
@@ -176,7 +131,7 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
     Raises:
         RunError: another process holds the lock, and `waiting` is None; or the file or its disk cannot be locked.
     """
-    handle = _open_lock(path)
+    handle = open_lock(path)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +156,7 @@ def lock(path: Path, *, waiting: Callable[[], object] | None = None) -> Iterator
         os.close(handle)
 
 
-def _open_lock(path: Path) -> int:
+def open_lock(path: Path) -> int:
     """Open a lock file, created if it is missing; raise RunError if it is a link, or anything but a file."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

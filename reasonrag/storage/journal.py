@@ -530,18 +530,18 @@ class Journal:
         return json.loads(row[0]) if row else None
 
     @staticmethod
-    def peek(path: Path, key: str) -> Any | None:
-        """Return what `meta` would, or None if it cannot be read: opening the journal says why.
+    def old_facts(path: Path) -> dict[str, Any]:
+        """Return what a journal of version 0.1.0 holds about its run; empty if it cannot be read.
 
         Nothing is written and no commit waited for, as another process may be at work on the file.
         """
+        query = f"SELECT key, value FROM meta WHERE key != '{_CHECKSUM}'"
         with (
             contextlib.suppress(sqlite3.Error, ValueError),
             contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as connection,
         ):
-            row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-            return json.loads(row[0]) if row else None
-        return None
+            return {key: json.loads(value) for key, value in connection.execute(query)}
+        return {}
 
     def finished(self) -> set[tuple[str, str]]:
         """Return (dataset, question id) of every question whose tree is stored and undamaged."""

@@ -28,27 +28,17 @@ from typing import Any
 
 from reasonrag.core.documents import map_texts
 from reasonrag.core.errors import RunError
-from reasonrag.core.settings import differences, identity
+from reasonrag.core.settings import Section, differences, identity
 from reasonrag.llm.model_folder import model_files
-from reasonrag.storage.files import (
-    claim_folder,
-    difference,
-    lock,
-    read_json,
-    require_json,
-    short_hash,
-    size_and_digest,
-    unnamed_folder,
-    write_json,
-)
-from reasonrag.storage.runs import read_written, write_config
+from reasonrag.storage.files import read_json, require_json, short_hash, write_json
+from reasonrag.storage.folder import Folder, checksums, damage, describe, read_config, write_config
 from reasonrag.training.settings import TrainSettings
 
 SUMMARY = "training.json"
 CHECKPOINTS = "checkpoints"
 MERGED = "merged"
 BEST = "best"
-_IDENTITY = "identity.json"
+_IDENTITY = f"{CHECKPOINTS}/identity.json"
 _MARKER = "complete.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://\S*", re.IGNORECASE)
@@ -60,21 +50,33 @@ _DISK_FULL = (
 )
 
 
-@contextlib.contextmanager
-def training_folder(out: Path) -> Iterator[None]:
-    """Create the folder, or check that a training run may use it, and lock it.
+class TrainingFolder(Folder):
+    """The folder of a training run."""
 
-    Raises:
-        RunError: another process writes there, or the folder holds something else.
-    """
-    claim_folder(out, "training", already_ours=held_identity(out) is not None, ignore=(CHECKPOINTS,))
-    with lock(out / ".lock"):
-        (out / CHECKPOINTS).mkdir(exist_ok=True)
-        yield
+    def __init__(self, out: Path) -> None:
+        super().__init__(out, "training run", ignore=(CHECKPOINTS,), record=_IDENTITY)
+
+    def is_usable(self) -> bool:
+        return super().is_usable() or finished(self.path) is not None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the record, as `Folder.facts`; of a finished training run without checkpoints, from its summary."""
+        return super().facts() or {"identity": (finished(self.path) or {}).get("identity")}
+
+    def changes(self, identity: Mapping[str, Any], defaults: Section) -> str:
+        """Return how the training run in the folder differs; "" if it is the same one, or not worth keeping."""
+        if last_checkpoint(self.path) is None and not (self.path / SUMMARY).exists():
+            return ""
+        return super().changes(identity, defaults)
+
+    def bind(self, settings: TrainSettings, identity: Mapping[str, Any]) -> None:
+        """Write down which training run the folder belongs to from now on."""
+        self.note(identity=dict(sorted(identity.items())))
+        write_config(self.path, settings)
 
 
-def describe(stage: str, settings: TrainSettings, *, content: str, model: str) -> dict[str, Any]:
-    """Return everything that can change the result of a training run, flat, as JSON reads it back.
+def identity_of(stage: str, settings: TrainSettings, *, content: str, model: str) -> dict[str, Any]:
+    """Return everything that can change the result of a training run.
 
     Args:
         stage: dpo, sft or rl.
@@ -82,48 +84,8 @@ def describe(stage: str, settings: TrainSettings, *, content: str, model: str) -
         content: checksum of the data.
         model: checksum of the model to start from.
     """
-    described = {"stage": stage, **without_places(identity(settings)), "content.data": content, "content.model": model}
-    return dict(json.loads(json.dumps(described, sort_keys=True)))
-
-
-def check_same(out: Path, described: Mapping[str, Any], defaults: TrainSettings) -> None:
-    """Raise if the folder holds a different training run that is worth keeping.
-
-    Args:
-        out: the folder.
-        described: what `describe` returned for the training run of now.
-        defaults: the values of settings that the folder is too old to name.
-
-    Raises:
-        RunError: it names the settings that differ.
-    """
-    if changes := _changes(out, described, defaults):
-        raise RunError(
-            f"{out} holds a different training run ({changes}); go back to that, or choose a new folder for --out"
-        )
-
-
-def unnamed(name: str, described: Mapping[str, Any], defaults: TrainSettings) -> Path:
-    """Return the folder of a training run without `--out`; the other arguments are those of `check_same`."""
-
-    def holds_same(folder: Path) -> bool:
-        return held_identity(folder) is not None and not _changes(folder, described, defaults)
-
-    return unnamed_folder(name, holds_same, ignore=(CHECKPOINTS,))
-
-
-def _changes(out: Path, described: Mapping[str, Any], defaults: TrainSettings) -> str:
-    """Return how the training run in the folder differs; "" if it is the same one, or not worth keeping."""
-    before = held_identity(out)
-    if before is None or (last_checkpoint(out) is None and not (out / SUMMARY).exists()):
-        return ""
-    return differences(before, described, defaults)
-
-
-def bind(out: Path, settings: TrainSettings, described: Mapping[str, Any]) -> None:
-    """Write down which training run the folder belongs to from now on."""
-    write_json(out / CHECKPOINTS / _IDENTITY, dict(sorted(described.items())), indent=1)
-    write_config(out, settings)
+    flat = {"stage": stage, **without_places(identity(settings))}
+    return describe(flat, {"data": content, "model": model})
 
 
 def finished(out: Path) -> dict[str, Any] | None:
@@ -134,33 +96,32 @@ def finished(out: Path) -> dict[str, Any] | None:
 
 def written_files(out: Path) -> dict[str, list[int | str]]:
     """Return size and SHA-256 of each file of the trained model, merged and not, by its path in the folder."""
-    paths = [path for folder in (out, out / MERGED) for path in model_files(folder)]
-    return {path.relative_to(out).as_posix(): list(size_and_digest(path, sync=True)) for path in paths}
+    return checksums(out, [*model_files(out), *model_files(out / MERGED)], sync=True)
 
 
 def check_trained(out: Path, *, merged: bool = True) -> int:
     """Return how many files of a trained model `training.json` names, if it names any; all are as written.
 
-    Without `merged`, those of an adapter that was merged into its model may differ.
+    Without `merged`, the files of an adapter that was merged into its model may differ.
 
     Raises:
-        RunError: a file is another one, or `training.json` cannot be read.
+        RunError: a file differs, or `training.json` cannot be read.
     """
     files = require_json(out / SUMMARY, "copy it again").get("files") or {}
-    for name, (size, digest) in files.items():
-        if (merged or not name.startswith(MERGED)) and (problem := difference(out / name, size, digest)):
-            raise RunError(
-                f"{out} was finished, and since then {name} {problem}; bring that back, or delete {SUMMARY}: the same "
-                "command then writes the model again from its last checkpoint. If you changed it yourself, remove "
-                f"`files` from {SUMMARY}"
-            )
+    checked = {name: entry for name, entry in files.items() if merged or not name.startswith(MERGED)}
+    if problem := damage(out, checked):
+        raise RunError(
+            f"{out} was finished, and since then {problem}; bring that back, or delete {SUMMARY}: the same "
+            "command then writes the model again from its last checkpoint. If you changed it yourself, remove "
+            f"`files` from {SUMMARY}"
+        )
     return len(files)
 
 
 def check_settings(out: Path) -> None:
-    """Raise RunError if `config.yaml` is not as it was written, or is of another training run than the folder."""
-    tree = without_places(read_written(out / "config.yaml", "the same command"))
-    held = held_identity(out) or {}
+    """Raise RunError if `config.yaml` was changed, or belongs to another training run than the folder."""
+    tree = without_places(read_config(out, "the same command"))
+    held = TrainingFolder(out).facts()["identity"] or {}
     described = {name: held[name] for name in held if name != "stage" and not name.startswith("content.")}
 
     def setting(part: Any, key: str) -> Any:
@@ -168,14 +129,14 @@ def check_settings(out: Path) -> None:
 
     settings = {name: reduce(setting, name.split("."), tree) for name in described}
     if changes := differences(settings, described):
-        raise RunError(f"{out} holds a training run of other settings than its config.yaml has ({changes})")
+        raise RunError(f"{out} holds a training run with other settings than its config.yaml ({changes})")
 
 
 def check_summary(out: Path) -> None:
     """Raise RunError if `training.json` has a number or a loss that is not finite, or is of another training run."""
     summary, place = require_json(out / SUMMARY, "copy it again"), out / SUMMARY
     described = summary.get("identity")
-    held = read_json(out / CHECKPOINTS / _IDENTITY) or described
+    held = TrainingFolder(out).facts()["identity"]
     if described != held or short_hash(described) != summary.get("name", short_hash(described)):
         raise RunError(f"{place} is of another training run, or was changed since it was written; copy it again")
     try:
@@ -186,14 +147,6 @@ def check_summary(out: Path) -> None:
     for entry in filter(lambda entry: isinstance(entry, dict), history if isinstance(history, list) else ()):
         if lost := [name for name in ("loss", "eval_loss", "grad_norm") if entry.get(name, 0) is None]:
             raise RunError(f"{place}: {lost[0]} of step {entry.get('step')} was not a finite number")
-
-
-def held_identity(out: Path) -> dict[str, Any] | None:
-    """Return what describes the training run in the folder, or None if it holds none."""
-    held = read_json(out / CHECKPOINTS / _IDENTITY)
-    if held is not None:
-        return held
-    return (finished(out) or {}).get("identity")
 
 
 @contextlib.contextmanager
@@ -230,17 +183,14 @@ def last_checkpoint(out: Path, log: Callable[[str], None] | None = None) -> Path
 
 
 def checkpoint_problem(checkpoint: Path, *, fully: bool = True) -> str:
-    """Say what is wrong with a checkpoint: no marker, or a file that is not the one that was written; "" if nothing is.
+    """Say what is wrong with a checkpoint: no marker, or a file that changed; "" if nothing is.
 
     Files are compared by size and, if `fully`, by checksum.
     """
     files = (read_json(checkpoint / _MARKER) or {}).get("files")
     if not isinstance(files, dict):
         return f"{_MARKER} is missing or damaged: it was not written to its end"
-    for name, (size, digest) in files.items():
-        if problem := difference(checkpoint / name, size, digest if fully else ""):
-            return f"{name} {problem}"
-    return ""
+    return damage(checkpoint, files, fully=fully)
 
 
 def mark_complete(checkpoint: Path, *, seconds: float) -> None:
@@ -248,11 +198,8 @@ def mark_complete(checkpoint: Path, *, seconds: float) -> None:
 
     `seconds` is the duration of the run so far.
     """
-    files = {
-        str(path.relative_to(checkpoint)): size_and_digest(path, sync=True)
-        for path in checkpoint.rglob("*")
-        if path.is_file() and path.name != _MARKER and not path.name.startswith(".")
-    }
+    paths = (path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
+    files = checksums(checkpoint, (path for path in paths if path.name != _MARKER), sync=True)
     write_json(checkpoint / _MARKER, {"seconds": seconds, "files": files}, indent=1)
 
 

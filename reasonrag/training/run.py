@@ -29,8 +29,9 @@ from reasonrag.llm.memory import free_memory, gigabytes, size_if_large
 from reasonrag.llm.model_folder import model_commit
 from reasonrag.llm.threads import choose_threads, is_small
 from reasonrag.storage.files import RUNS, save_charts, short_hash, write_json
+from reasonrag.storage.folder import first_usable
 from reasonrag.training import folder as folders
-from reasonrag.training.folder import CHECKPOINTS, MERGED, SUMMARY, last_checkpoint
+from reasonrag.training.folder import CHECKPOINTS, MERGED, SUMMARY, TrainingFolder, last_checkpoint
 from reasonrag.training.model import (
     MODEL_INIT,
     load_weights,
@@ -200,14 +201,16 @@ class TrainingRun(ABC, Generic[S]):
         if self.is_first:
             try:
                 data = self.open_data()
-                self._identity = folders.describe(
+                self._identity = folders.identity_of(
                     self.stage, self.settings, content=data.checksum, model=self.source.checksum
                 )
                 if self._is_unnamed:
                     name = _ROWS_SUFFIX.sub("", Path(str(data.facts["source"])).name)
-                    self.out = folders.unnamed(f"{name}-{self.stage}", self._identity, type(self.settings)())
+                    defaults = type(self.settings)()
+                    self.out = first_usable(f"{name}-{self.stage}", TrainingFolder, self._identity, defaults)
                     self.log(f"writing to {self.out} (--out chooses another folder)")
-                held.enter_context(folders.training_folder(self.out))
+                held.enter_context(TrainingFolder(self.out).locked())
+                (self.out / CHECKPOINTS).mkdir(exist_ok=True)
                 message = [self._plan(data)]
             except InputError as error:  # broadcast too, or the other processes would wait for ever
                 message = [error]
@@ -221,11 +224,11 @@ class TrainingRun(ABC, Generic[S]):
 
     def _plan(self, data: TrainingData) -> _ResumePlan:
         settings = self.settings
-        folders.check_same(self.out, self._identity, type(settings)())
+        TrainingFolder(self.out).check_same(self._identity, type(settings)())
         self._data = data
         if (summary := folders.finished(self.out)) is not None:
             folders.check_trained(self.out, merged=False)
-            folders.bind(self.out, settings, summary["identity"])  # files that were cut since then are mended
+            TrainingFolder(self.out).bind(settings, summary["identity"])  # files that were cut since then are mended
             self.log("this training run is already finished")
             self._merge_adapter()
             return _ResumePlan(self.out, "", None, summary)
@@ -265,10 +268,11 @@ class TrainingRun(ABC, Generic[S]):
         trainer = self.make_trainer(train, test, seconds_before=seconds_before)
         self._warn_of_memory(trainer, train)
         if self.is_first:
+            folder = TrainingFolder(self.out)
             if commit := model_commit(self.source.base, self.source.revision):  # known once it is loaded
                 self._identity[f"content.model{COMMIT}"] = commit
-                folders.check_same(self.out, self._identity, type(self.settings)())
-            folders.bind(self.out, self.settings, self._identity)
+                folder.check_same(self._identity, type(self.settings)())
+            folder.bind(self.settings, self._identity)
         with self._cpu_threads(trainer.model), handle_signals(self.log) as request:
             trainer.add_callback(StopOnSignal(request))
             if self.is_first:

@@ -12,9 +12,9 @@ from reasonrag.commands.defaults import online_defaults, with_pairs_and_model
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.settings import dump
-from reasonrag.storage.files import unnamed_folder
+from reasonrag.storage.folder import first_usable
 from reasonrag.storage.runs import RunFolder
-from reasonrag.training import folder as folders
+from reasonrag.training.folder import CHECKPOINTS, TrainingFolder
 from reasonrag.training.settings import DPOSettings, SFTSettings
 from tests.docs.story import run_here
 
@@ -87,16 +87,16 @@ def test_a_command_without_out_resumes_its_run_and_leaves_those_of_others_alone(
 
 def test_a_training_run_without_out_resumes_what_an_interrupted_start_left():
     described = {"seed": 0}
-    (Path("runs/a-dpo") / folders.CHECKPOINTS).mkdir(parents=True)
-    assert folders.unnamed("a-dpo", described, NO_GPU) == Path("runs/a-dpo")
+    (Path("runs/a-dpo") / CHECKPOINTS).mkdir(parents=True)
+    assert first_usable("a-dpo", TrainingFolder, described, NO_GPU) == Path("runs/a-dpo")
     Path("runs/a-dpo/training.json").write_text(json.dumps({"identity": described}))
-    assert folders.unnamed("a-dpo", described, NO_GPU) == Path("runs/a-dpo")
-    assert folders.unnamed("a-dpo", {"seed": 1}, NO_GPU) == Path("runs/a-dpo-2")
+    assert first_usable("a-dpo", TrainingFolder, described, NO_GPU) == Path("runs/a-dpo")
+    assert first_usable("a-dpo", TrainingFolder, {"seed": 1}, NO_GPU) == Path("runs/a-dpo-2")
 
 
 @pytest.mark.parametrize("name", ["", "..", "/etc", "a/../../b", "données 2", "-x"])
 def test_a_name_from_data_stays_in_runs(name):
-    folder = unnamed_folder(name, lambda folder: False)
+    folder = first_usable(name, TrainingFolder, {}, NO_GPU)
     assert folder.parent == Path("runs") and not folder.name.startswith((".", "-"))
 
 

@@ -17,8 +17,8 @@ PAGE = "docs/troubleshooting.md"
 # A line of the page (`...` is anything), and commands of which the last one says it.
 PROVOKED = (
     (
-        "... holds a run of another configuration (search.iterations: 2 there, 3 now); go back to that, or choose "
-        "a new folder for --out",
+        "... holds a different ... (search.iterations: 2 there, 3 now); go back to that, or choose a new folder for "
+        "--out",
         (
             "build-tree --preset demo --limit 1 --iterations 2 --policy extractive --out run",
             "build-tree --preset demo --limit 1 --iterations 3 --policy extractive --out run",

@@ -42,8 +42,8 @@ def toys(questions, *names, **overrides):
 
 
 def digests(out):
-    """Name to checksum of every file but the journals."""
-    files = [p for p in sorted(out.rglob("*")) if p.is_file() and not p.name.startswith((".", "journal"))]
+    """Name to checksum of every file but journals and records."""
+    files = [p for p in sorted(out.rglob("*")) if p.is_file() and not p.name.startswith((".", "journal", "identity"))]
     return {str(p.relative_to(out)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 

@@ -36,7 +36,7 @@ _ROLLOUTS = {"questions_per_step": 2, "group_size": 2, "max_tokens": 16}
 _VALUES = "results/reasonrag.values.csv.gz"
 # How long it took, what is there to resume from, and the charts of both.
 _TIMES = re.compile(r"seconds|runtime|per_second|step_time")
-_NO_RESULT = re.compile(r"journal\.sqlite|checkpoints/|curves\.|/\.|^\.")
+_NO_RESULT = re.compile(r"identity\.json|journal\.sqlite|checkpoints/|curves\.|/\.|^\.")
 
 
 class Command:

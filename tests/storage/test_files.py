@@ -12,7 +12,6 @@ import pytest
 
 from reasonrag.core.errors import RunError
 from reasonrag.storage.files import (
-    claim_folder,
     fsync_folder,
     lock,
     read_json,
@@ -21,6 +20,7 @@ from reasonrag.storage.files import (
     write_text,
     writing,
 )
+from reasonrag.storage.folder import Folder
 from tests.faults.matrix import Figure
 
 
@@ -65,11 +65,11 @@ def test_what_is_no_json_object_is_none_or_an_error_with_advice(tmp_path: Path, 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cat.png").touch()
     with pytest.raises(RunError, match="holds other files and no run; choose a new folder"):
-        claim_folder(tmp_path, "run", already_ours=False)
-    claim_folder(tmp_path, "run", already_ours=False, ignore=("cat.png",))
-    claim_folder(tmp_path, "run", already_ours=True)
+        Folder(tmp_path, "run").claim()
+    Folder(tmp_path, "run", ignore=("cat.png",)).claim()
+    Folder(tmp_path, "run", "*.png").claim()
     with pytest.raises(RunError, match="cannot hold a run"):
-        claim_folder(tmp_path / "cat.png" / "run", "run", already_ours=False)
+        Folder(tmp_path / "cat.png" / "run", "run").claim()
 
 
 HOLDER = """
@@ -126,7 +126,7 @@ def test_what_is_no_lock_file_is_left_alone(tmp_path: Path, figure: Figure) -> N
         with pytest.raises(RunError, match=r"\.lock is a link, a folder or a device"):
             lock(path).__enter__()
         with pytest.raises(RunError, match=r"\.lock is a link, a folder or a device"):
-            claim_folder(tmp_path, "run", already_ours=True)
+            Folder(tmp_path, "run", "*").claim()
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
     figure(f"{', '.join(kinds)}: refused; the file behind it {'whole' if victim.read_text() == 'mine' else 'HARMED'}")
     assert victim.read_text() == "mine" and not missing.exists()
@@ -140,6 +140,6 @@ def test_a_file_system_that_cannot_sync_folders_holds_files_all_the_same(monkeyp
 
 def test_a_folder_that_arrow_could_not_read_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
-    with pytest.raises(RunError, match="is no UTF-8"):
-        claim_folder(folder, "run", already_ours=False)
+    with pytest.raises(RunError, match="is not UTF-8"):
+        Folder(folder, "run").claim()
     assert not list(tmp_path.iterdir())

@@ -19,7 +19,7 @@ from reasonrag.core.types import Message, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.settings import RLSettings
-from reasonrag.training.folder import describe, explain_full_disk, last_checkpoint, mark_complete, remove_old
+from reasonrag.training.folder import explain_full_disk, identity_of, last_checkpoint, mark_complete, remove_old
 from reasonrag.training.model import ModelSource, merge_adapter
 from reasonrag.training.outcome import panels, summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
@@ -197,7 +197,7 @@ def test_training_json_names_no_place(tmp_path):
     )
     state = type("State", (), {"log_history": [], "global_step": 1, "epoch": 1.0, "num_input_tokens_seen": 0})()
     source = ModelSource(here, here, None, False, "mine", "mine@1")
-    described = describe("rl", settings, content="c", model="m")
+    described = identity_of("rl", settings, content="c", model="m")
     facts = {"data": {}, "described": described, "seconds": 1.0, "device": "cpu", "processes": 1, "more": {}}
     summary = summarise(state, stage="rl", settings=settings, source=source, **facts)
     text = json.dumps(summary, ensure_ascii=False)

@@ -36,7 +36,8 @@ from reasonrag.formats.base import PromptSet
 from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
-from reasonrag.storage.files import claim_folder, lock, write_json, write_text, writing
+from reasonrag.storage.files import write_json, write_text, writing
+from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths, write_parquet
 from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.records import RowProblems
@@ -117,8 +118,7 @@ def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
         RunError: the folder holds other files, is in use, or cannot be written.
     """
     begun = [path.name for path in out.glob(f".{marker}.*")]
-    claim_folder(out, marker, already_ours=(out / marker).exists(), ignore=begun)
-    with lock(out / ".lock"):
+    with Folder(out, marker, marker, ignore=begun).locked():
         write_json(out / marker, {})
         for pattern in (f".{marker}.*", *names, *(f".{name}*" for name in names)):
             for old in out.glob(pattern):
