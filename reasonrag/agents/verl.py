@@ -41,7 +41,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.row_sampling import sampled_completion
 from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
-from reasonrag.online_rl.task import Task, Uses, batched_retrievers, open_task, reward_uses
+from reasonrag.online_rl.task import Task, batched_retrievers, needs_of, open_task
 from reasonrag.online_rl.transcript import transcripts
 from reasonrag.pipeline.models import open_llm
 from reasonrag.pipeline.parts import judge_service, open_engine
@@ -49,7 +49,7 @@ from reasonrag.publish.exchange.exporters import output, verl_row, verl_schema
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.encoders import open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward
-from reasonrag.rewards.batch import trajectory_text
+from reasonrag.rewards.base import MISSING, trajectory_text
 from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import write_parquet
 
@@ -106,7 +106,7 @@ def export_task(settings: RLSettings, out: Path) -> dict[str, int]:
     return counts
 
 
-def check(settings: RLSettings, form: Format) -> Uses:
+def check(settings: RLSettings, form: Format) -> frozenset[str]:
     """Return what the reward needs.
 
     Raises:
@@ -122,13 +122,15 @@ def check(settings: RLSettings, form: Format) -> Uses:
             "verl tells a reward no training step, so the stage has to be fixed: export twice, with "
             "reward.when_to_search.no_stage_two and then with no_stage_one"
         )
-    uses = reward_uses(settings, form, text_only=True)
-    if uses.plans and settings.plans is None:
+    needs = needs_of(settings)
+    if hidden := needs - {"judge", "encoder", "plans"}:
+        raise ConfigError(f"reward {name} needs {MISSING[min(hidden)]}; verl shows it texts alone")
+    if "plans" in needs and settings.plans is None:
         raise ConfigError(
             "verl's policy makes no reference plans: add --plans with a file of `rl plan`, or set "
             "reward.search_p1.reference_track to false"
         )
-    return uses
+    return needs
 
 
 def trajectory_of(form: Textual, question: Question, response: str) -> Trajectory:
@@ -189,14 +191,14 @@ def question_of(row: Mapping[str, Any]) -> Question:
 def _reward(folder: Path) -> tuple[Any, Reward]:
     settings = load_rl_settings({}, file=folder / "task.yaml")
     form: Any = open_format(settings.as_config(), warn=False)
-    uses, as_text = check(settings, form), TextFormat(form)
+    needs, as_text = check(settings, form), TextFormat(form)
     parts: partial[RewardParts] = partial(RewardParts, as_text)
-    if uses.judge:
+    if "judge" in needs:
         prompts = PromptSet.find(settings.format.prompts)
         parts = partial(parts, judge=judge_service(open_llm(settings.judge, "judge"), settings.judge, prompts))
-    if uses.encoder:
+    if "encoder" in needs:
         parts = partial(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
-    if uses.plans and settings.plans is not None:
+    if "plans" in needs and settings.plans is not None:
         parts = partial(parts, plans=load_plans(Path(settings.plans)))
     return form, open_reward(settings.reward, parts())
 

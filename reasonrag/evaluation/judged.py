@@ -15,7 +15,7 @@ from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.types import Trajectory
 from reasonrag.formats.base import PromptSet, Reading
 from reasonrag.llm.base import LLM
-from reasonrag.rewards.batch import cause_of
+from reasonrag.rewards.base import cause_of
 from reasonrag.rewards.hiprag import StepFlag, detect
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import answer_matches

@@ -23,8 +23,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.advantages import has_variance
 from reasonrag.online_rl.settings import OutageSettings, SamplingSettings
 from reasonrag.online_rl.transcript import Transcript, transcripts
-from reasonrag.rewards.base import NO_REWARD, Reward, Score
-from reasonrag.rewards.batch import finite
+from reasonrag.rewards.base import NO_REWARD, Reward, Score, finite
 from reasonrag.rollout import Engine, derive_seed, gather_all
 
 log = structlog.get_logger()

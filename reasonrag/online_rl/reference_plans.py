@@ -18,7 +18,7 @@ from reasonrag.core.errors import BackendError, DataError
 from reasonrag.core.text import cover_match, exact_match
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.online_rl.settings import PlanSettings
-from reasonrag.rewards.batch import queries
+from reasonrag.rewards.base import queries
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import ReferencePlan, propose_plan, vote_plan
 from reasonrag.rollout import Engine, derive_seed, gather_all

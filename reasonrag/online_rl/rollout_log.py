@@ -18,7 +18,7 @@ from reasonrag.formats import Format
 from reasonrag.online_rl.advantages import Baseline, Scale, group_advantages
 from reasonrag.online_rl.collector import Batch, Sample
 from reasonrag.online_rl.rows import Credit, over_tokens, owners, step_advantages
-from reasonrag.rewards.batch import trajectory_text
+from reasonrag.rewards.base import trajectory_text
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import rollout_schema
 

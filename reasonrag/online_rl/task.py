@@ -11,7 +11,6 @@ from reasonrag.core import event_loop
 from reasonrag.core.config import Config, JudgeConfig
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.core.plugins import import_plugin
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
 from reasonrag.formats import Format, PromptSet, open_format
@@ -26,8 +25,9 @@ from reasonrag.pipeline.models import check_llm, open_llm
 from reasonrag.pipeline.parts import judge_service, open_questions, open_retriever
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.batched import BatchedRetriever, MemoryStore
-from reasonrag.retrieval.encoders import LexicalEncoder, open_encoder
-from reasonrag.rewards import Reward, RewardParts, open_reward
+from reasonrag.retrieval.encoders import open_encoder
+from reasonrag.rewards import Reward, RewardParts, open_reward, reward_needs
+from reasonrag.rewards.base import MISSING
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.storage.files import short_hash, size_and_digest
 from reasonrag.storage.journal import Journal
@@ -36,15 +36,6 @@ from reasonrag.storage.questions import KNOWN, named_sets, questions_fingerprint
 # Each entry is one query's passages; 100,000 entries of three long passages take about 1 GB, and cover more than an
 # epoch.
 KEPT_RANKINGS = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Uses:
-    """Which parts a reward needs; for a user's own class, all that are given."""
-
-    judge: bool
-    encoder: bool
-    plans: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +51,7 @@ class Task:
     content_of: dict[str, str]  # names and checksums of everything that the settings refer to
     card: PolicyCard
     name: str
-    uses: Uses
+    needs: frozenset[str]  # the parts that the reward needs
     plans: Plans  # Search-P1's reference plans; if none are given, those that the run makes before its first step
     sampler_rows: int  # for TRL's sampler
 
@@ -108,8 +99,8 @@ def open_task(settings: RLSettings) -> Task:
         )
     if settings.judge.spec is not None:
         check_llm(settings.judge, "judge")
-    uses = reward_uses(settings, format)
-    plans, content = _reward_content(settings, uses)
+    needs = needs_of(settings)
+    plans, content = _reward_content(settings, needs)
     questions = open_questions(config)
     held_out = _held_out(settings, config, questions)
     retriever = open_retriever(config, questions)
@@ -130,46 +121,38 @@ def open_task(settings: RLSettings) -> Task:
         content_of=content,
         card=PolicyCard.of(config.model_dump(mode="json"), format.fingerprint),
         name=named.resolve().name if named.exists() else settings.data,
-        uses=uses,
+        needs=needs,
         plans=plans,
         sampler_rows=batches * settings.rollout.questions_per_step,
     )
 
 
-def reward_uses(settings: RLSettings, format: Format, *, text_only: bool = False) -> Uses:
-    """Return which parts the reward needs. It is opened once with stand-ins, so that a mistake is found early.
-
-    With `text_only`, neither the policy nor its log-probabilities can be asked.
+def needs_of(settings: RLSettings) -> frozenset[str]:
+    """Return the names of the parts that the reward needs (`RewardParts`).
 
     Raises:
-        ConfigError: there is no such reward, it needs a judge and has none, or it does not use given plans.
+        ConfigError: there is no such reward, a judge or a PRM is missing, or one is given that the reward does not use.
     """
-    reward, has_judge = settings.reward, settings.judge.spec is not None
-    if (reward.name == "prm") != (reward.prm.model is not None) and ":" not in reward.name:
-        raise ConfigError("--reward prm and --prm go together; give both, or neither")
-    if ":" in reward.name and isinstance(import_plugin(reward.name), type):
-        # A user's class may be slow to make, and nothing says what it uses.
-        return Uses(judge=has_judge, encoder=True, plans=settings.plans is not None)
-    if reward.name == "prm":  # a model, which is opened once
-        return Uses(judge=False, encoder=False, plans=False)
-    nobody = ScriptedLLM(())
-    parts, uses_judge = RewardParts(format, policy=nobody, encoder=LexicalEncoder(), decode=str), False
-    if text_only:
-        parts = replace(parts, policy=None, decode=None)
-    try:
-        open_reward(reward, parts)
-    except ConfigError:
-        if not has_judge:
-            raise
-        uses_judge = True
-        open_reward(reward, replace(parts, judge=JudgeService(nobody, PromptSet.find(settings.format.prompts))))
-    uses_plans = reward.name == "search-p1" and reward.search_p1.reference_track
-    if settings.plans is not None and not uses_plans:
+    name, given = settings.reward.name, set()
+    if settings.judge.spec is not None:
+        given.add("judge")
+    if settings.plans is not None:
+        given.add("plans")
+    if settings.reward.prm.model is not None:
+        given.add("scorer")
+    needs = reward_needs(settings.reward)
+    if needs is None:  # a user's class that declares nothing: whatever there is
+        return frozenset(given | {"encoder"})
+    for part in sorted({"judge", "scorer"} & needs - given):
+        raise ConfigError(f"reward {name} needs {MISSING[part]}")
+    if "plans" in given - needs:
         raise ConfigError(
-            f"reference plans are given, but reward {reward.name} does not use them (search-p1 does, with its "
+            f"reference plans are given, but reward {name} does not use them (search-p1 does, with its "
             "reference_track); leave --plans out"
         )
-    return Uses(uses_judge, reward.name == "when-to-search" and not reward.when_to_search.no_r_s, uses_plans)
+    if "scorer" in given - needs:
+        raise ConfigError(f"reward {name} uses no process reward model; leave --prm out, or take --reward prm")
+    return needs
 
 
 def judge_name(judge: JudgeConfig) -> str:
@@ -192,7 +175,7 @@ def judge_name(judge: JudgeConfig) -> str:
     return f"{judge.spec or ''}" if judge.model is None else f"{judge.spec}#{judge.model}"
 
 
-def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, str]]:
+def _reward_content(settings: RLSettings, needs: frozenset[str]) -> tuple[Plans, dict[str, str]]:
     """Return the plans, and what identifies the judge, encoder and plans, on which the reward's values depend.
 
     Raises:
@@ -200,7 +183,7 @@ def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, 
     """
     plans: Plans = {}
     content: dict[str, str] = {}
-    if uses.judge:
+    if "judge" in needs:
         prompts = PromptSet.find(settings.format.prompts)
         texts = [JudgeService(ScriptedLLM(()), prompts).fingerprint]
         # HiPRAG's question to the policy; a user's own reward may ask it too.
@@ -208,12 +191,12 @@ def _reward_content(settings: RLSettings, uses: Uses) -> tuple[Plans, dict[str, 
         if may_ask_policy or settings.reward.name == "hiprag":
             texts.append(prompts.text("hiprag/direct"))
         content |= {"judge": judge_name(settings.judge), "judge_prompts": fingerprint(*texts)}
-    if uses.encoder:
+    if "encoder" in needs:
         encoder = settings.reward.when_to_search.encoder
         content["encoder"] = encoder if encoder == "lexical" else model_identity(encoder)
     if (prm := settings.reward.prm.model) is not None:
         content["prm"] = prm if prm.startswith("python:") else model_identity(str(named_path(prm)))
-    if uses.plans and settings.plans is not None:
+    if "plans" in needs and settings.plans is not None:
         path = named_path(settings.plans)
         try:
             content["plans"] = size_and_digest(path)[1][:16]
@@ -243,10 +226,10 @@ def open_task_reward(
     """
     from reasonrag.prm.scorer import open_scorer
 
-    uses = task.uses
+    needs = task.needs
     closing: list[Any] = []
     parts = RewardParts(task.format, policy=policy, plans=task.plans, decode=decode)
-    if uses.encoder:
+    if "encoder" in needs:
         parts = replace(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
     try:
         if (prm := settings.reward.prm.model) is not None:
@@ -254,12 +237,12 @@ def open_task_reward(
             closing.append(scorer)
             parts = replace(parts, scorer=scorer)
         keep_in = getattr(task.retriever, "keep_in", None)
-        if uses.judge or keep_in:
+        if "judge" in needs or keep_in:
             calls = Journal(journal)
             closing.append(calls)
         if keep_in:
             keep_in(calls)
-        if uses.judge:
+        if "judge" in needs:
             llm = JournaledLLM(open_llm(settings.judge, "judge"), calls, kind="judge")
             closing.insert(0, llm)
             judge = judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts))

@@ -204,7 +204,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         Raises:
             RunError: too many questions failed, or the plans of a run that is resumed are gone.
         """
-        if not self.task.uses.plans or self.settings.plans is not None:
+        if "plans" not in self.task.needs or self.settings.plans is not None:
             return
         assert judge is not None  # a reward that uses plans asks one
         path = self.out / "plans.parquet"

@@ -3,47 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import import_plugin, make_plugin
 from reasonrag.core.settings import nearest
-from reasonrag.rewards.base import Encoder, Reward, RewardParts, Score
-from reasonrag.rewards.functions import FunctionReward
+from reasonrag.rewards.base import MISSING, Encoder, Reward, RewardParts, Score
+from reasonrag.rewards.functions import FunctionReward, trl_columns
 from reasonrag.rewards.hiprag import HiPRAGReward
-from reasonrag.rewards.outcome import OutcomeReward
-from reasonrag.rewards.prm import PRMReward
-from reasonrag.rewards.reasonrag import SPREReward
+from reasonrag.rewards.outcome import OutcomeReward, PRMReward, SPREReward
 from reasonrag.rewards.search_p1 import SearchP1Reward
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.rewards.when_to_search import WhenToSearchReward
 
-# Each is called with the settings of all rewards, of which it takes its own, and the parts that it may use.
+# Each is made with the settings of all rewards and with `RewardParts`; its `needs` name the parts that it uses.
 REWARDS: dict[str, Callable[[RewardSettings, RewardParts], Reward]] = {
-    "outcome": lambda settings, parts: OutcomeReward(settings.outcome, parts),
-    "spre": lambda settings, parts: SPREReward(settings.spre, parts),
-    "prm": lambda settings, parts: PRMReward(settings.prm, parts),
-    "hiprag": lambda settings, parts: HiPRAGReward(settings.hiprag, parts),
-    "search-p1": lambda settings, parts: SearchP1Reward(settings.search_p1, parts),
-    "when-to-search": lambda settings, parts: WhenToSearchReward(settings.when_to_search, parts),
+    "outcome": OutcomeReward,
+    "spre": SPREReward,
+    "prm": PRMReward,
+    "hiprag": HiPRAGReward,
+    "search-p1": SearchP1Reward,
+    "when-to-search": WhenToSearchReward,
 }
 
-__all__ = ["REWARDS", "Encoder", "Reward", "RewardParts", "RewardSettings", "Score", "open_reward"]
+__all__ = ["REWARDS", "Encoder", "Reward", "RewardParts", "RewardSettings", "Score", "open_reward", "reward_needs"]
+
+
+def reward_needs(settings: RewardSettings) -> frozenset[str] | None:
+    """Return the parts that the named reward needs, without making it; None if a user's class does not declare them.
+
+    Raises:
+        ConfigError: there is no reward of that name, or a function has no known form.
+    """
+    reward: Any
+    if ":" not in settings.name:
+        if settings.name not in REWARDS:
+            raise ConfigError(
+                f"reward {settings.name!r} is unknown{nearest(settings.name, REWARDS)}, python:PACKAGE.MODULE:NAME"
+            )
+        reward = REWARDS[settings.name]
+    else:
+        reward = import_plugin(settings.name)
+        if not isinstance(reward, type):
+            trl_columns(reward, settings.name)
+            return frozenset()
+    needs = getattr(reward, "needs", None)
+    return needs(settings) if callable(needs) else needs
 
 
 def open_reward(settings: RewardSettings, parts: RewardParts) -> Reward:
     """Open the named reward: one of `REWARDS`, or your own class or function as `python:PACKAGE.MODULE:NAME`.
 
     Raises:
-        ConfigError: there is no reward of that name, it needs a part that is missing, or a function has no known form.
+        ConfigError: there is no reward of that name, or a part that it needs is missing.
     """
-    if ":" in settings.name:
-        plugin = import_plugin(settings.name)
-        if not isinstance(plugin, type):
-            return FunctionReward(plugin, settings.name.removeprefix("python:"), parts)
-        reward: Reward = make_plugin(settings.name, ("score",), settings, parts)
-        return reward
-    if settings.name not in REWARDS:
-        raise ConfigError(
-            f"reward {settings.name!r} is unknown{nearest(settings.name, REWARDS)}, python:PACKAGE.MODULE:NAME"
-        )
-    return REWARDS[settings.name](settings, parts)
+    check_needs(settings, parts)
+    if ":" not in settings.name:
+        return REWARDS[settings.name](settings, parts)
+    if not isinstance(plugin := import_plugin(settings.name), type):
+        return FunctionReward(plugin, settings.name.removeprefix("python:"), parts)
+    reward: Reward = make_plugin(settings.name, ("score",), settings, parts)
+    return reward
+
+
+def check_needs(settings: RewardSettings, parts: RewardParts) -> None:
+    """Raise ConfigError if the named reward needs a part that is missing."""
+    for need in sorted(reward_needs(settings) or ()):
+        if getattr(parts, need, None) is None:
+            raise ConfigError(f"reward {settings.name} needs {MISSING.get(need, need)}")

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.rewards.base import NO_REWARD, RewardParts, Score
-from reasonrag.rewards.batch import BatchReward, Parts, Read, trajectory_text
+from reasonrag.rewards.base import NO_REWARD, BatchReward, Components, Read, RewardParts, Score, trajectory_text
 
 # What a function in TRL's convention can ask for by name: each but `step` is a list with one entry per trajectory.
 COLUMNS = (
@@ -119,7 +118,7 @@ def trl_columns(function: Callable[..., Any], name: str) -> tuple[str, ...] | No
     )
 
 
-def as_score(reward: object, parts: Parts) -> Score:
+def as_score(reward: object, parts: Components) -> Score:
     """Return what a function gave for one trajectory as a score, without a value if it is None or no number.
 
     >>> as_score(True, {}).value, as_score(None, {}).cause, as_score("high", {}).cause

@@ -1,4 +1,4 @@
-"""The reward of HiPRAG: needless and missing searches, and a bonus for steps with neither (arXiv:2510.07794)."""
+"""HiPRAG's reward: detect needless and missing searches, and give a bonus for all other steps (arXiv:2510.07794)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from reasonrag.core.errors import BackendError, ConfigError
@@ -13,10 +14,9 @@ from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import Message, Prompt
 from reasonrag.formats.base import Block, Reading
 from reasonrag.llm.base import LLM, Sampling
-from reasonrag.rewards.base import RewardParts, Score
-from reasonrag.rewards.batch import BatchReward, Read
+from reasonrag.rewards.base import BatchReward, Components, Read, RewardParts, Score
 from reasonrag.rewards.judge import JudgeService
-from reasonrag.rewards.settings import HiPRAGSettings
+from reasonrag.rewards.settings import RewardSettings
 from reasonrag.rewards.verdicts import same_meaning, step_holds
 from reasonrag.rollout import gather_all
 
@@ -137,12 +137,16 @@ async def detect(
     flag_of: dict[Block, StepFlag] = {}
     if to_judge:
         if judge is None:
-            raise ConfigError("needless and missing searches are found by a judge, and there is none; name one")
-        known = _Known(policy, judge, max_tokens, counts) if any(key.is_search for key in to_judge) else None
-        flags = await gather_all(_flag(key, judge, known, counts) for key in to_judge)
+            raise ConfigError("a judge finds needless and missing searches, and none is named; add --judge")
+        direct = None
+        if any(block.is_search for block in to_judge):
+            if policy is None:
+                raise ConfigError("needless searches are found by asking the policy without a search; name a policy")
+            direct = _DirectAnswers(policy, judge, max_tokens, counts)
+        flags = await gather_all(_flag(block, judge, direct, counts) for block in to_judge)
         flag_of = dict(zip(to_judge, flags, strict=True))
     return [
-        [flag_of.get(_key(block)) or StepFlag(_kind(block), False) for block in reading.blocks] for reading in readings
+        [flag_of.get(_key(block), StepFlag(_kind(block), False)) for block in reading.blocks] for reading in readings
     ]
 
 
@@ -157,30 +161,22 @@ def _key(block: Block) -> Block:
     return Block(block.reasoning, conclusion=block.conclusion)
 
 
-class _Known:
-    """What the policy answers to each query without a search; each query is asked once."""
+class _DirectAnswers:
+    """The policy's answers to queries without a search; each query is asked once."""
 
-    def __init__(self, policy: LLM | None, judge: JudgeService, max_tokens: int, counts: Counter[str]) -> None:
-        if policy is None:
-            raise ConfigError(
-                "needless searches are found by asking the policy without a search, and there is no policy"
-            )
+    def __init__(self, policy: LLM, judge: JudgeService, max_tokens: int, counts: Counter[str]) -> None:
         self._policy = policy
         self._instruction = Message("system", judge.prompts.text("hiprag/direct"))
         self._sampling = Sampling(temperature=0.0, max_tokens=max_tokens, seed=0)
         self._counts = counts
-        self._said: dict[str, asyncio.Task[str]] = {}
+        self._answers: dict[str, asyncio.Task[str]] = {}
 
-    async def says(self, query: str) -> str:
-        """Return the policy's reply.
-
-        Raises:
-            LLMError: the policy does not answer.
-        """
-        if query not in self._said:
+    async def to(self, query: str) -> str:
+        """Return the policy's reply; raise LLMError if the policy does not answer."""
+        if query not in self._answers:
             self._counts["regenerated"] += 1
-            self._said[query] = asyncio.ensure_future(self._ask(query))
-        return await self._said[query]
+            self._answers[query] = asyncio.ensure_future(self._ask(query))
+        return await self._answers[query]
 
     async def _ask(self, query: str) -> str:
         prompt = Prompt((self._instruction, Message("user", quotable(query))))
@@ -188,7 +184,7 @@ class _Known:
         return reply.text.strip()
 
 
-async def _flag(step: Block, judge: JudgeService, known: _Known | None, counts: Counter[str]) -> StepFlag:
+async def _flag(step: Block, judge: JudgeService, direct: _DirectAnswers | None, counts: Counter[str]) -> StepFlag:
     """Compute Over(step) for a search, Under(step) for any other."""
     detector = "over" if step.is_search else "under"
     # A search without a conclusion cannot be compared. If it counted as good, silence would earn the bonus.
@@ -197,24 +193,15 @@ async def _flag(step: Block, judge: JudgeService, known: _Known | None, counts: 
     else:
         counts[f"{detector}.asked"] += 1
         try:
-            return StepFlag(_kind(step), await _suboptimal(step, judge, known))
+            if direct is None or step.query is None:
+                return StepFlag("own", not await step_holds(judge, step.reasoning, step.conclusion))
+            answer = await direct.to(step.query)
+            # A policy with nothing to say does not know the answer: the search was needed.
+            return StepFlag("search", bool(answer) and await same_meaning(judge, step.conclusion, answer))
         except BackendError as error:
             cause = error.cause
     counts.update((f"{detector}.unknown", f"{detector}.{cause}"))
     return StepFlag(_kind(step), None, cause)
-
-
-async def _suboptimal(step: Block, judge: JudgeService, known: _Known | None) -> bool:
-    """Return the verdict on one step.
-
-    Raises:
-        BackendError: there is no verdict.
-    """
-    if known is None or step.query is None:
-        return not await step_holds(judge, step.reasoning, step.conclusion)
-    said = await known.says(step.query)
-    # A policy with nothing to say does not know the answer: the search was needed.
-    return bool(said) and await same_meaning(judge, step.conclusion, said)
 
 
 class HiPRAGReward(BatchReward):
@@ -228,80 +215,59 @@ class HiPRAGReward(BatchReward):
     are None for the others.
     """
 
-    def __init__(self, settings: HiPRAGSettings, parts: RewardParts) -> None:
-        """Check and store the parts.
+    @staticmethod
+    def needs(settings: RewardSettings) -> frozenset[str]:
+        if not settings.hiprag.detects:
+            return frozenset()
+        return frozenset({"judge", "policy"} if settings.hiprag.over_search else {"judge"})
 
-        Raises:
-            ConfigError: the bonus needs a judge or a policy, and there is none.
-        """
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
         super().__init__(parts)
-        self.settings = settings
-        if settings.detects and parts.judge is None:
-            raise ConfigError("reward hiprag asks a judge about every step; name one, or set hiprag.lambda_p to 0")
-        if settings.detects and settings.over_search and parts.policy is None:
-            raise ConfigError(
-                "reward hiprag asks the policy what it knows without a search, and none is given; give it, or set "
-                "hiprag.over_search to false"
-            )
-        self._judge = parts.judge
-        self._policy = parts.policy
-
-    async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
-        judged = [read for read in batch if self.settings.lambda_p and read.parts["cem"] and read.reading.well_formed]
-        flags = await detect(
-            [read.reading for read in judged],
-            judge=self._judge,
-            policy=self._policy,
+        self.settings = settings.hiprag
+        self.judge = parts.judge
+        self.detect = partial(
+            detect,
+            judge=parts.judge,
+            policy=parts.policy,
             over_search=self.settings.over_search,
             under_search=self.settings.under_search,
             max_tokens=self.settings.max_tokens,
             counts=self.counts,
         )
-        by_read = {id(read): steps for read, steps in zip(judged, flags, strict=True)}
-        return [self._scored(read, by_read.get(id(read))) for read in batch]
+
+    async def _values(self, batch: Sequence[Read], step: int) -> list[Score]:
+        judged = [read for read in batch if self.settings.lambda_p and read.parts["cem"] and read.reading.well_formed]
+        flags = await self.detect([read.reading for read in judged])
+        flags_of = {id(read): steps for read, steps in zip(judged, flags, strict=True)}
+        return [self._scored(read, flags_of.get(id(read))) for read in batch]
 
     def _scored(self, read: Read, flags: Sequence[StepFlag] | None) -> Score:
-        searches = len(read.reading.queries)
-        well_formed, answer = read.reading.well_formed, read.parts["cem"] or 0.0
+        settings, well_formed, answer = self.settings, read.reading.well_formed, read.parts["cem"] or 0.0
+        optimal = optimal_share(flags or ())
         value, bonus = hiprag_reward(
-            answer,
-            well_formed,
-            optimal_share(flags or ()),
-            lambda_f=self.settings.lambda_f,
-            lambda_p=self.settings.lambda_p,
+            answer, well_formed, optimal, lambda_f=settings.lambda_f, lambda_p=settings.lambda_p
         )
-        read.parts.update(
-            answer=answer,
-            format=float(well_formed),
-            bonus=bonus,
-            steps=float(len(read.reading.blocks)),
-            searches=float(searches),
-            own_steps=float(len(read.reading.blocks) - searches),
-            **_counted(flags),
-        )
-        if cause := _outage(flags or ()):
+        steps, searches = len(read.reading.blocks), len(read.reading.queries)
+        read.parts.update(answer=answer, format=float(well_formed), bonus=bonus)
+        read.parts.update(steps=float(steps), searches=float(searches), own_steps=float(steps - searches))
+        read.parts.update(_counted(flags))
+        failures = [flag.cause for flag in flags or () if flag.cause not in ("", "silent", "unreadable")]
+        if failures and optimal is None:
             read.parts["bonus"] = None
-            return Score(None, read.parts, cause)
+            return Score(None, read.parts, failures[0])
         return Score(value, read.parts)
 
 
-def _outage(flags: Sequence[StepFlag]) -> str:
-    """Return why no step is known although one could be judged; "" if some step is known."""
-    causes = [flag.cause for flag in flags if flag.cause not in ("", "silent", "unreadable")]
-    return causes[0] if causes and all(flag.suboptimal is None for flag in flags) else ""
-
-
-def _counted(flags: Sequence[StepFlag] | None) -> dict[str, float | None]:
-    """Return the parts that only judged trajectories have."""
+def _counted(flags: Sequence[StepFlag] | None) -> Components:
+    """Return the components that only judged trajectories have."""
     if flags is None:
         return dict.fromkeys(("known_steps", "searches_known", "own_steps_known", "over", "under"))
     bad = Counter(flag.kind for flag in flags if flag.suboptimal)
     known = Counter(flag.kind for flag in flags if flag.suboptimal is not None)
-    counted = {
-        "known_steps": known.total(),
-        "searches_known": known["search"],
-        "own_steps_known": known["own"],
-        "over": bad["search"],
-        "under": bad["own"],
+    return {
+        "known_steps": float(known.total()),
+        "searches_known": float(known["search"]),
+        "own_steps_known": float(known["own"]),
+        "over": float(bad["search"]),
+        "under": float(bad["own"]),
     }
-    return {name: float(count) for name, count in counted.items()}

@@ -1,7 +1,7 @@
-"""The outcome reward: the final answer, and optionally the form (Search-R1, arXiv:2503.09516, v0.1 and v0.3).
+"""Rewards of the final answer: alone, with the form (Search-R1), by the shortest path (SPRE), or with a PRM's values.
 
-With `search_confidence` it is the reward of beta-GRPO (arXiv:2505.17281): a right answer after a search of which the
-policy was not sure counts as wrong.
+With `search_confidence` the outcome reward is that of beta-GRPO (arXiv:2505.17281): a right answer after a search of
+which the policy was not sure counts as wrong.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Completion, Search, Trajectory
-from reasonrag.rewards.base import RewardParts
-from reasonrag.rewards.batch import BatchReward, Read
-from reasonrag.rewards.settings import OutcomeSettings
+from reasonrag.rewards.base import BatchReward, Read, RewardParts, Score
+from reasonrag.rewards.settings import RewardSettings
 
 
 def outcome_reward(
@@ -35,8 +35,10 @@ def outcome_reward(
     >>> weights = {"format_weight": 0.2, "answer_present": 0.1}
     >>> [outcome_reward(1.0, True, True, **weights), outcome_reward(1.0, False, True, **weights)]
     [1.0, 0.8]
-    >>> [outcome_reward(0.0, form, said, **weights) for form, said in ((True, True), (False, True), (False, False))]
-    [0.2, 0.1, 0.0]
+    >>> [outcome_reward(0.0, well_formed, True, **weights) for well_formed in (True, False)]
+    [0.2, 0.1]
+    >>> outcome_reward(0.0, False, False, **weights)
+    0.0
     """
     value = answer * (1 - format_weight) + format_weight * well_formed
     return max(value, answer_present) if answered else value
@@ -64,52 +66,83 @@ def _search_logprobs(completion: Completion, opening: str, decode: Callable[[Seq
             "reports none; set it to 0, or rollout.top_p to 1, or leave rollout.url out"
         )
     # The longer the tail, the more it holds: the shortest tail with the tag begins where the tag does.
-    behind = bisect_left(range(len(ids)), True, key=lambda start: opening not in decode(ids[start:]))
-    return logprobs[max(behind - 1, 0) :]
+    after_tag = bisect_left(range(len(ids)), True, key=lambda start: opening not in decode(ids[start:]))
+    return logprobs[max(after_tag - 1, 0) :]
 
 
 class OutcomeReward(BatchReward):
-    """Scores by `outcome_reward`. Parts: `answer`, `format`, `answered`, and the common ones.
+    """Search-R1's reward (arXiv:2503.09516, v0.1 and v0.3): see `outcome_reward`.
 
-    With a `search_confidence` also `confidence`, that of the trajectory.
+    Parts: `answer`, `format`, `answered`, and the common ones; with a `search_confidence` also `confidence`.
     """
 
-    def __init__(self, settings: OutcomeSettings, parts: RewardParts) -> None:
-        """Check and store the parts.
+    @staticmethod
+    def needs(settings: RewardSettings) -> frozenset[str]:
+        return frozenset({"decode"} if settings.outcome.search_confidence else ())
 
-        Raises:
-            ConfigError: confidence counts, and the format has no tag around queries, or log-probabilities are unknown.
-        """
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
         super().__init__(parts)
-        self.settings = settings
+        self.settings = settings.outcome
+        self.decode = parts.decode
         form: Any = parts.format
-        mark = getattr(form, "query_mark", None)  # formats of one growing turn have one
-        self._opening = None if mark is None else mark or f"<{form.search}>"
-        self._decode = parts.decode
-        if settings.search_confidence and self._opening is None:
+        mark = getattr(form, "query_mark", None)  # only formats of one growing turn have one
+        self.opening = None if mark is None else mark or f"<{form.search}>"
+        if self.settings.search_confidence and self.opening is None:
             raise ConfigError(
                 f"reward.outcome.search_confidence reads a search tag, and format {parts.format.name!r} has none; set "
                 "it to 0, or choose a format of one growing turn"
             )
-        if settings.search_confidence and parts.decode is None:
-            raise ConfigError(
-                "reward.outcome.search_confidence needs the log-probabilities of the policy's tokens, and only "
-                "`rl train` knows them; set it to 0"
-            )
 
     async def _value(self, read: Read, step: int) -> float:
-        answer = read.parts[self.settings.metric] or 0.0
-        if self.settings.search_confidence:
-            assert self._opening is not None and self._decode is not None
-            sure = search_confidence(read.trajectory, self._opening, self._decode)
-            read.parts["confidence"] = sure
-            answer *= sure is None or sure >= self.settings.search_confidence
-        answered = read.trajectory.answer is not None
-        read.parts.update(answer=answer, format=float(read.reading.well_formed), answered=float(answered))
-        return outcome_reward(
-            answer,
-            read.reading.well_formed,
-            answered,
-            format_weight=self.settings.format_weight,
-            answer_present=self.settings.answer_present,
-        )
+        settings, parts = self.settings, read.parts
+        answer = parts[settings.metric] or 0.0
+        if settings.search_confidence and self.opening and self.decode:
+            confidence = parts["confidence"] = search_confidence(read.trajectory, self.opening, self.decode)
+            if confidence is not None and confidence < settings.search_confidence:
+                answer = 0.0
+        answered, well_formed = read.trajectory.answer is not None, read.reading.well_formed
+        parts.update(answer=answer, format=float(well_formed), answered=float(answered))
+        weights = {"format_weight": settings.format_weight, "answer_present": settings.answer_present}
+        return outcome_reward(answer, well_formed, answered, **weights)
+
+
+class SPREReward(BatchReward):
+    """`F1 * alpha**steps`, in [0, 1] (arXiv:2505.14069, eq. 1 with k = 1): each step costs a share of the answer's F1.
+
+    A trajectory is its only rollout. One that ended without an answer earns 0, as its F1 is 0: it is complete, unlike
+    the unfinished branch of a tree, which has no value. Parts: `path` (`alpha**steps`), and the common ones.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
+        super().__init__(parts)
+        self.alpha = settings.spre.alpha
+
+    async def _value(self, read: Read, step: int) -> float:
+        path = read.parts["path"] = self.alpha ** len(read.trajectory.steps)
+        return (read.parts["f1"] or 0.0) * path
+
+
+class PRMReward(BatchReward):
+    """The answer, and for each step what it adds to a process reward model's value (ProRAG, arXiv:2601.21912).
+
+    Only the increase counts, times `weight`: a step that leads nowhere earns nothing, and more steps do not earn more
+    (arXiv:2410.08146). A step without text has no reward. Parts: `process`, the value of the last step, and the common
+    ones.
+    """
+
+    needs: frozenset[str] = frozenset({"scorer"})
+
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
+        super().__init__(parts)
+        self.settings = settings.prm
+        self.scorer: Any = parts.scorer
+
+    async def _value(self, read: Read, step: int) -> Score:
+        steps = read.trajectory.steps
+        values = await self.scorer.score([(one.prompt, one.completion) for one in steps if one.completion.text])
+        read.parts["process"] = values[-1] if values else None
+        increases = (self.settings.weight * (value - before) for before, value in pairwise([0.0, *values]))
+        rewards = tuple(next(increases) if one.completion.text else None for one in steps)
+        return Score(read.parts[self.settings.metric], read.parts, steps=rewards)

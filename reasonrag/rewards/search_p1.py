@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from reasonrag.core.errors import ConfigError
-from reasonrag.rewards.base import RewardParts
-from reasonrag.rewards.batch import BatchReward, Read, trajectory_text
-from reasonrag.rewards.settings import SearchP1Settings
+from reasonrag.rewards.base import BatchReward, Read, RewardParts, trajectory_text
+from reasonrag.rewards.settings import RewardSettings
 from reasonrag.rewards.verdicts import ReferencePlan, path_scores
 
 # The best planner score is also the largest R_path.
@@ -139,22 +137,20 @@ class SearchP1Reward(BatchReward):
     `accuracy`, `reasoning`; computed `s_self`, `s_ref`, `path`, `outcome`. A part that was not needed is None.
     """
 
-    def __init__(self, settings: SearchP1Settings, parts: RewardParts) -> None:
-        """Check and store the parts.
+    @staticmethod
+    def needs(settings: RewardSettings) -> frozenset[str]:
+        chosen, needs = settings.search_p1, set()
+        if chosen.self_track or chosen.reference_track or chosen.outcome == "soft":
+            needs.add("judge")
+        if chosen.reference_track:
+            needs.add("plans")
+        return frozenset(needs)
 
-        Raises:
-            ConfigError: some part of the reward depends on a judge, and there is none.
-        """
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
         super().__init__(parts)
-        self.settings = settings
-        tracks = settings.self_track or settings.reference_track
-        if parts.judge is None and (tracks or settings.outcome == "soft"):
-            raise ConfigError(
-                "reward search-p1 asks a judge about every trajectory; name one, or switch off self_track, "
-                "reference_track and soft outcomes (search_p1.outcome binary)"
-            )
-        self._judge = parts.judge
-        self._plans = parts.plans
+        self.settings = settings.search_p1
+        self.judge = parts.judge
+        self.plans = parts.plans
 
     async def _value(self, read: Read, step: int) -> float:
         settings, parts = self.settings, read.parts
@@ -174,9 +170,9 @@ class SearchP1Reward(BatchReward):
         plan = self._plan(read)
         tracks = actions > 0 and (settings.self_track or (settings.reference_track and plan is not None))
         if tracks or (settings.outcome == "soft" and not correct):
-            assert self._judge is not None
+            assert self.judge is not None
             question = read.trajectory.question
-            scores = await path_scores(self._judge, question, plan or _NO_PLAN, trajectory_text(read.trajectory))
+            scores = await path_scores(self.judge, question, plan or _NO_PLAN, trajectory_text(read.trajectory))
             for part, field in _EVALUATOR_PARTS.items():
                 parts[part] = float(getattr(scores, field))
         self._combine(read, plan, actions, correct)
@@ -194,7 +190,7 @@ class SearchP1Reward(BatchReward):
         if not self.settings.reference_track:
             return None
         question = read.trajectory.question
-        plan = self._plans.get((question.dataset, question.id))
+        plan = self.plans.get((question.dataset, question.id))
         missing = plan is None or not plan.steps
         self.counts["plan_missing"] += missing
         read.parts.update(plan_missing=float(missing), n_reference=None if plan is None else float(len(plan.steps)))

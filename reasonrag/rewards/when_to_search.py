@@ -8,30 +8,24 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import one_line
-from reasonrag.retrieval.encoders import open_encoder
-from reasonrag.rewards.base import RewardParts, Score
-from reasonrag.rewards.batch import BatchReward, Read, RiseWatch, queries
-from reasonrag.rewards.settings import WhenToSearchSettings
+from reasonrag.rewards.base import BatchReward, Read, RewardParts, Score, queries
+from reasonrag.rewards.settings import RewardSettings
 from reasonrag.rewards.verdicts import answer_matches
 from reasonrag.rollout import gather_all
 
 Vectors = Mapping[str, Sequence[float]]
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 MOST_WORDS = 12
-_QUESTION_WORDS = _words("who whom whose what which when where why how")
-_STOP_WORDS = _QUESTION_WORDS | _words(
+_QUESTION_WORDS = frozenset({"who", "whom", "whose", "what", "which", "when", "where", "why", "how"})
+_FUNCTION_WORDS = (
     "a an the this that these those it its he him his she her they them their we us our you your i me my and or but "
     "nor if as of in on at by for from to into onto with without about over under between through during before after "
     "against within upon is are was were be been being am do does did has have had can could will would shall should "
     "may might must not no so than then there here very just also only some any all each such please tell find"
 )
+_STOP_WORDS = _QUESTION_WORDS.union(_FUNCTION_WORDS.split())
 
 
 def is_concise(query: str) -> bool:
@@ -174,6 +168,46 @@ def when_to_search_reward(r_a: float, r_s: float, r_f: float) -> float:
     return r_a + r_s + r_f
 
 
+class RiseDetector:
+    """Detects when a number that is reported once per training step stops rising.
+
+    It has stopped at the first step after which the mean of the last `window` numbers is at most `min_rise` above the
+    mean of the `window` before them. Steps that were reported before are ignored, so that a step repeated after a
+    restart counts once.
+
+    >>> rise = RiseDetector(window=2, min_rise=0.1)
+    >>> for step, rc in enumerate([0.0, 0.5, 1.0, 1.5, 1.5, 1.5, 1.5]):
+    ...     rise.add(rc, step)
+    >>> rise.stopped_at  # two windows of 1.5; a step before it was 1.25, then 1.5
+    6
+    """
+
+    def __init__(self, window: int, min_rise: float) -> None:
+        self.window = window
+        self.min_rise = min_rise
+        self.stopped_at: int | None = None
+        self._last_step: int | None = None
+        self._numbers: list[float] = []
+
+    def add(self, number: float, step: int) -> None:
+        """Take the number of a step into account."""
+        if self.stopped_at is not None or (self._last_step is not None and step <= self._last_step):
+            return
+        self._last_step = step
+        self._numbers = [*self._numbers, number][-2 * self.window :]
+        before, recent = self._numbers[: self.window], self._numbers[self.window :]
+        if len(recent) == self.window and math.fsum(recent) - math.fsum(before) <= self.min_rise * self.window:
+            self.stopped_at = step
+
+    def state(self) -> dict[str, Any]:
+        return {"stopped_at": self.stopped_at, "last": self._last_step, "numbers": list(self._numbers)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.stopped_at = state.get("stopped_at")
+        self._last_step = state.get("last")
+        self._numbers = list(state.get("numbers", ()))
+
+
 class WhenToSearchReward(BatchReward):
     """Eq. 12. The stage follows `switch_step`, or the retrievals per question that `observe` reports.
 
@@ -181,19 +215,21 @@ class WhenToSearchReward(BatchReward):
     `avg_sim` (for several, as in eq. 9). A part that does not apply is None.
     """
 
-    def __init__(self, settings: WhenToSearchSettings, parts: RewardParts) -> None:
-        """Check and store the parts.
+    @staticmethod
+    def needs(settings: RewardSettings) -> frozenset[str]:
+        needs = set()
+        if settings.when_to_search.correct == "judge":
+            needs.add("judge")
+        if not settings.when_to_search.no_r_s:
+            needs.add("encoder")
+        return frozenset(needs)
 
-        Raises:
-            ConfigError: answers are to be judged and there is no judge, or the encoder cannot be opened.
-        """
+    def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
         super().__init__(parts)
-        if settings.correct == "judge" and parts.judge is None:
-            raise ConfigError("when_to_search.correct is judge, and there is no judge; name one, or take em or f1")
-        self.settings = settings
+        self.settings = settings.when_to_search
         self._judge = parts.judge
-        self._encoder = None if settings.no_r_s else parts.encoder or open_encoder(settings.encoder)
-        self._retrievals = RiseWatch(settings.auto_window, settings.auto_min_rise)
+        self._encoder = None if self.settings.no_r_s else parts.encoder
+        self._retrievals = RiseDetector(self.settings.auto_window, self.settings.auto_min_rise)
 
     def stage(self, step: int) -> int:
         """Return 1 or 2, the stage at an optimizer step; 0 without stages."""

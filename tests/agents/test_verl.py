@@ -17,8 +17,9 @@ from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import load_rl_settings
 from reasonrag.publish.exchange.exporters import verl_schema
+from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
-from reasonrag.rewards.batch import trajectory_text
+from reasonrag.rewards.base import trajectory_text
 from reasonrag.rollout import Engine
 from reasonrag.storage.parquet import read_parquet
 from tests.toys import QUESTION, ToyRetriever
@@ -84,8 +85,10 @@ def test_a_text_is_worth_what_the_trajectory_behind_it_is_worth(name):
     values = set()
     for given in REWARDS:
         settings = validate(RewardSettings, given)
-        known = asyncio.run(open_reward(settings, RewardParts(form)).score(made, step=0))
-        found = asyncio.run(open_reward(settings, RewardParts(TextFormat(form))).score(texts, step=0))
+        known = asyncio.run(open_reward(settings, RewardParts(form, encoder=LexicalEncoder())).score(made, step=0))
+        found = asyncio.run(
+            open_reward(settings, RewardParts(TextFormat(form), encoder=LexicalEncoder())).score(texts, step=0)
+        )
         assert found == known
         values |= {score.value for score in known}
     assert len(values) > 5, "or nothing was compared"
@@ -133,7 +136,7 @@ def test_a_reward_that_fails_is_no_score(tmp_path):
     [
         ({"format.name": "reasonrag"}, "writes several prompts, and verl scores one text"),
         ({"reward.name": "spre"}, "of single steps"),
-        ({"reward.outcome.search_confidence": 0.4}, "only `rl train` knows them"),
+        ({"reward.outcome.search_confidence": 0.4}, "which only `rl train` knows"),
         ({"reward.name": "when-to-search"}, "the stage has to be fixed"),
         ({"reward.name": "hiprag", "judge.spec": "demo-judge"}, "hiprag.over_search to false"),
         ({"reward.name": "search-p1", "judge.spec": "demo-judge"}, "makes no reference plans"),

@@ -17,7 +17,7 @@ from reasonrag.demo.knowledge import knowledge_of
 from reasonrag.demo.verdicts import stream_format
 from reasonrag.demo.world import demo_questions, make_world
 from reasonrag.formats import PromptSet
-from reasonrag.rewards.batch import trajectory_text
+from reasonrag.rewards.base import trajectory_text
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import (
     PathScores,

@@ -44,7 +44,7 @@ from reasonrag.retrieval.compress import CompressedRetriever, LibraryCompressor
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.retrieval.rerank import RerankedRetriever
 from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
-from reasonrag.rewards.batch import trajectory_text
+from reasonrag.rewards.base import trajectory_text
 from reasonrag.rewards.judge import JudgeService, quoted
 from reasonrag.rollout import Engine
 from reasonrag.storage.records import read_calls

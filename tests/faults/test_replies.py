@@ -21,7 +21,7 @@ from reasonrag.formats import FORMATS, ReasonRAGFormat, open_format
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import Build
 from reasonrag.retrieval.remote import RemoteRetriever
-from reasonrag.rewards.batch import trajectory_text
+from reasonrag.rewards.base import trajectory_text
 from reasonrag.rollout import Engine
 from reasonrag.storage.runs import RunFolder
 from tests.faults.matrix import Figure, Rounds

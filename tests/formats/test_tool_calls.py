@@ -31,7 +31,7 @@ from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.llm.server import ServerLLM
 from reasonrag.online_rl.transcript import transcripts
 from reasonrag.pipeline.build import label
-from reasonrag.rewards.batch import trajectory_text
+from reasonrag.rewards.base import trajectory_text
 from reasonrag.rollout import Engine
 from tests.formats import page
 from tests.llm.fake_openai import FakeOpenAI

@@ -108,9 +108,9 @@ def test_a_judge_in_a_folder_is_named_by_its_content(tmp_path):
         ("demo-outcome", {"reward__name": "hiprga"}, "reward 'hiprga' is unknown; did you mean 'hiprag'"),
         ("demo-outcome", {"reward__name": "no.such:Reward"}, "cannot be imported"),
         ("demo-hiprag", {"reward__name": "hiprga"}, "reward 'hiprga' is unknown"),
-        ("demo-hiprag", {"judge__spec": None}, "reward hiprag asks a judge"),
-        ("demo-search-p1", {"judge__spec": None}, "reward search-p1 asks a judge"),
-        ("when-to-search", {}, "when_to_search.correct is judge, and there is no judge"),
+        ("demo-hiprag", {"judge__spec": None}, "reward hiprag needs a judge"),
+        ("demo-search-p1", {"judge__spec": None}, "reward search-p1 needs a judge"),
+        ("when-to-search", {}, "reward when-to-search needs a judge; add --judge"),
         ("demo-hiprag", {"judge__spec": "demo-judge:x"}, "is not of the form"),
     ],
 )
@@ -131,7 +131,7 @@ def test_every_variant_of_a_paper_has_what_its_reward_needs(paper, plans):
     for variant in PAPERS[paper].variants:
         named = dict(setting.split("=") for setting in variant.settings)
         wanted = settings(PAPERS[paper].preset, **named, plans=plans if variant.plans else None)
-        assert tasks.reward_uses(wanted, tasks.open_format(wanted.as_config())).plans == variant.plans
+        assert ("plans" in tasks.needs_of(wanted)) == variant.plans
 
 
 def test_plans_that_cannot_be_read_are_one_line(tmp_path):

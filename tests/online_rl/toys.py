@@ -215,10 +215,10 @@ class CheckedHiPRAG(HiPRAGReward):
     pairs: ClassVar[list[tuple[Score, Score]]] = []
 
     def __init__(self, settings: RewardSettings, parts: RewardParts) -> None:
-        super().__init__(settings.hiprag, parts)
+        super().__init__(settings, parts)
         assert parts.judge is not None
         exact = JudgeService(open_llm(ModelConfig(spec="demo-judge"), "judge"), parts.judge.prompts)
-        self.exact = HiPRAGReward(settings.hiprag, replace(parts, judge=exact))
+        self.exact = HiPRAGReward(settings, replace(parts, judge=exact))
 
     async def score(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Score]:
         found = await super().score(trajectories, step=step)

@@ -127,7 +127,7 @@ def own_loop(exported: Path, tokenizer) -> Counter[str]:
     from reasonrag.online_rl.task import open_task
     from reasonrag.pipeline.models import open_llm
     from reasonrag.pipeline.parts import open_engine
-    from reasonrag.rewards.batch import trajectory_text
+    from reasonrag.rewards.base import trajectory_text
 
     class Greedy:
         model = AutoModelForCausalLM.from_pretrained(MODEL)

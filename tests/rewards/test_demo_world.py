@@ -12,6 +12,7 @@ from reasonrag.demo.judge import DemoJudge
 from reasonrag.demo.verdicts import stream_format
 from reasonrag.demo.world import Part, demo_questions, make_world
 from reasonrag.formats import PromptSet
+from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import propose_plan
@@ -38,7 +39,10 @@ def demonstrations(format, habits=FAULTLESS, whims=NO_WHIMS):
 def reward(name, *, error=0.0, policy=None, plans=None):
     judge = JudgeService(DemoJudge(error_rate=error), PromptSet.find("brief"))
     format = stream_format(FORMAT_OF[name])
-    return open_reward(RewardSettings(name=name), RewardParts(format, judge, policy or knowing({}), plans=plans or {}))
+    policy = policy or knowing({})
+    return open_reward(
+        RewardSettings(name=name), RewardParts(format, judge, policy, LexicalEncoder(), plans=plans or {})
+    )
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def test_only_right_and_well_formed_trajectories_cost_a_call():
     wrong = hiprag(("Jaws", FACT), answer="George Lucas")
     out_of_form = hiprag(("Jaws", FACT), tail=" so")
     assert values(score(ours, wrong, out_of_form)) == [0.2, 0.8]
-    assert policy.prompts == [] and asked(ours._judge) == []
+    assert policy.prompts == [] and asked(ours.judge) == []
 
 
 def test_each_distinct_query_is_asked_once_a_batch_and_greedily():
@@ -66,7 +66,7 @@ def test_each_distinct_query_is_asked_once_a_batch_and_greedily():
     score(ours, *batch)
     assert sorted(prompt.messages[-1].content for prompt in policy.prompts) == ["Jaws", "shark"]
     assert all(sampling.temperature == 0 and sampling.n == 1 for sampling in policy.samplings)
-    assert len(asked(ours._judge)) == 3, "equal steps are compared once"
+    assert len(asked(ours.judge)) == 3, "equal steps are compared once"
     assert ours.counts["regenerated"] == 2
 
 
@@ -137,7 +137,7 @@ def test_ablations(settings, value, calls):
     """A needless search and a false step; a detector that is off finds nothing and asks nothing."""
     ours, _ = reward(known={"Jaws": FACT}, **settings)
     assert values(score(ours, hiprag(("Jaws", FACT), (None, "false")))) == [value]
-    assert len(asked(ours._judge)) == calls
+    assert len(asked(ours.judge)) == calls
 
 
 def test_without_a_bonus_no_judge_is_needed():

@@ -13,7 +13,7 @@ from reasonrag.formats import FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rewards import REWARDS, RewardSettings, open_reward
-from reasonrag.rewards.batch import BatchReward
+from reasonrag.rewards.base import BatchReward
 from reasonrag.rewards.outcome import search_confidence
 from reasonrag.rollout import Engine
 from tests.rewards.toys import parts, score, trajectory, values
@@ -160,7 +160,7 @@ def test_an_unsure_answer_keeps_what_its_form_earns():
 
 @pytest.mark.parametrize(
     ("format", "decode", "message"),
-    [("search_r1", None, "only `rl train` knows them"), ("reasonrag", spelled, "'reasonrag' has none")],
+    [("search_r1", None, "which only `rl train` knows"), ("reasonrag", spelled, "'reasonrag' has none")],
 )
 def test_confidence_that_cannot_be_known_is_refused_at_once(format, decode, message):
     settings = validate(RewardSettings, {"outcome": {"search_confidence": 0.4}})
@@ -249,8 +249,8 @@ def test_without_r_s_more_retrievals_may_count():
     [
         ("hiprg", "did you mean 'hiprag'"),
         ("no.such:Reward", "cannot be imported"),
-        ("hiprag", "name one, or set hiprag.lambda_p to 0"),
-        ("search-p1", "asks a judge about every trajectory"),
+        ("hiprag", "needs a judge; add --judge"),
+        ("search-p1", "needs a judge; add --judge"),
     ],
 )
 def test_a_reward_that_cannot_be_opened_says_what_to_do(name, message):
@@ -261,7 +261,7 @@ def test_a_reward_that_cannot_be_opened_says_what_to_do(name, message):
 @pytest.mark.parametrize("track", ["self_track", "reference_track"])
 def test_one_track_alone_needs_a_judge_and_neither_needs_none(track):
     off = {"self_track": False, "reference_track": False, "outcome": "binary"}
-    with pytest.raises(ConfigError, match="asks a judge"):
+    with pytest.raises(ConfigError, match="needs a judge"):
         open_reward(
             validate(RewardSettings, {"name": "search-p1", "search_p1": off | {track: True}}), parts("search_p1")
         )

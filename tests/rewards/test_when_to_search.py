@@ -8,6 +8,7 @@ import pytest
 
 from reasonrag.core.errors import LLMError
 from reasonrag.core.settings import validate
+from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import RewardSettings, open_reward
 from reasonrag.rewards.base import Score
 from reasonrag.rewards.when_to_search import (
@@ -26,7 +27,7 @@ WRONG = "George Lucas"
 
 def reward(encoder=None, service=None, **settings):
     chosen = validate(RewardSettings, {"name": "when-to-search", "when_to_search": {"switch_step": 100} | settings})
-    return open_reward(chosen, parts("when_to_search", encoder=encoder, judge=service))
+    return open_reward(chosen, parts("when_to_search", encoder=encoder or LexicalEncoder(), judge=service))
 
 
 class Vectors:
