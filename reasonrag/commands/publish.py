@@ -32,13 +32,6 @@ _MOST_FINDINGS = 20
     "--license", "licence", metavar="ID", help="Licence as the Hub abbreviates it (default: that of the sources)."
 )
 @click.option(
-    "--source",
-    "sources",
-    multiple=True,
-    metavar="NAME=KNOWN",
-    help="A file of questions is a known data set, such as mine=hotpotqa, whose licence it has (repeatable).",
-)
-@click.option(
     "--allow",
     multiple=True,
     type=click.Choice(["email", "path"]),

@@ -1,72 +1,58 @@
-"""Stage a run's folder for the Hub: pairs by source, trees, settings and counts; never its journal.
+"""Stage a run's folder for the Hub: pairs, trees, settings and counts; never its journal.
 
 FOLDER/
 ├── README.md                       the card
 ├── run.json, config.yaml           the run's own, without paths and addresses of this machine
 ├── reasonrag.yaml, prompts/        how the policy was prompted, for those who train on its steps
-├── pairs/SOURCE/{train,test}-*.parquet
+├── pairs/{train,test}-*.parquet    the run's own files
 └── trees/nodes-*.parquet
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.config import Config
+from reasonrag.core.documents import to_yaml
 from reasonrag.core.errors import ConfigError, DataError, RunError
+from reasonrag.core.models import BACKENDS
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import POLICY_CARD
+from reasonrag.core.text import one_line, printable
 from reasonrag.dpo.contradictions import Contradictions
 from reasonrag.formats import open_format
-from reasonrag.publish.hub_card import mapping
-from reasonrag.publish.staged_files import place_json, settings_text
+from reasonrag.publish.card import UNKNOWN, Yaml, fenced, fenced_yaml, mapping, place_json, render
 from reasonrag.publish.verify import verify
 from reasonrag.storage.files import naming, place, write_text
-from reasonrag.storage.parquet import Row, ShardWriter, read_batches, shard_paths
+from reasonrag.storage.parquet import Row, read_batches, shard_paths
+from reasonrag.storage.questions import HUB_REPOSITORY, splits_of_names
 from reasonrag.storage.runs import read_run
-from reasonrag.storage.tables import Described, pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
+from reasonrag.training.folder import without_places
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ALL, TREES = "all", "trees"  # names of configurations
 OWNED = ("pairs/*", "trees/*", "prompts/*", "run.json", "config.yaml", POLICY_CARD)
-SPLITS = ("train", "test")
-
-_SHARD_ROWS = 50_000
 _TABLES = {"step": pair_schema, "trajectory": trajectory_pair_schema}
-
-
-class Group(NamedTuple):
-    """The key by which pairs are counted; pairs of whole trajectories have no types."""
-
-    source: str
-    split: str
-    depth: int
-    chosen: str | None
-    rejected: str | None
-
-
-Counts = Counter[Group]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some shards of one split."""
-
-    config: str  # the name under which `load_dataset` loads this part of the data
-    source: str | None  # the questions' data set; None for trees, which hold all of them
-    split: str  # train, test, or nodes
-    pattern: str  # of its files, in the folder
-    rows: int
-    memory_bytes: int  # of the rows, in Arrow
-    file_bytes: int
+_TAGS = ["dpo", "trl", "preference", "process-reward", "agentic-rag", "mcts", "synthetic", "reasonrag"]
+_SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
+_MESSAGE_CHARS = 1_500
+# Licences of questions, then of paragraphs (`data/README.md`). Wikipedia changed its licence from CC BY-SA 3.0 to 4.0
+# in June 2023; these paragraphs are older.
+_LICENCES = {
+    "demo": ["apache-2.0"],
+    "hotpotqa": ["cc-by-sa-4.0"],
+    "2wikimultihopqa": ["apache-2.0", "cc-by-sa-3.0"],
+    "musique": ["cc-by-4.0", "cc-by-sa-3.0"],
+    "popqa": ["mit"],
+    "bamboogle": ["mit"],
+    "nq": ["cc-by-sa-3.0"],
+    "triviaqa": ["apache-2.0"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +61,11 @@ class StagedRun:
 
     config: Config
     summary: dict[str, Any]  # the content of its `run.json`
-    parts: list[Part]  # pairs by source and split, then trees
-    counts: Counts  # of pairs
+    pairs: Counter[tuple[str, str]]  # by data set and split
+    files: dict[str, list[Path]]  # Parquet files by split: train, test, nodes
     example: Row  # the first pair, a training pair if there is one
     has_policy_card: bool
-    table: Described  # of the pairs
     contradictions: Contradictions  # among the pairs
-
-    @property
-    def compared(self) -> str:
-        """What a pair compares, in words."""
-        return "steps" if self.table is pair_schema else "whole trajectories"
-
-    @property
-    def pairs(self) -> list[Part]:
-        return [part for part in self.parts if part.source is not None]
-
-    @property
-    def pair_count(self) -> int:
-        return sum(part.rows for part in self.pairs)
-
-    @property
-    def sources(self) -> list[str]:
-        """The data sets of the questions that have pairs."""
-        return list(dict.fromkeys(part.source for part in self.pairs if part.source is not None))
 
 
 def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
@@ -114,36 +81,32 @@ def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
         raise RunError(
             f"{run}: run.json does not name the level of its pairs; write them again with `reasonrag pairs {run}`"
         )
-    table = _TABLES[level]
-    schema = table()
-    shards = {split: shard_paths(run / "pairs", split) for split in SPLITS if any((run / "pairs").glob(f"{split}-*"))}
-    sources = sorted({name for paths in shards.values() for path in paths for name in _sources(path, schema)})
-    if not sources:
+    files = {}
+    for name, split in (("pairs", "train"), ("pairs", "test"), *([("trees", "nodes")] if trees else [])):
+        if name == "trees" or any((run / name).glob(f"{split}-*")):
+            paths = shard_paths(run / name, split)
+            files[split] = [place(path, folder / name / path.name) for path in paths]
+    pairs: Counter[tuple[str, str]] = Counter()
+    for split in files.keys() - {"nodes"}:
+        for path in files[split]:
+            for batch in read_batches(path, _TABLES[level](), columns=["dataset"]):
+                pairs.update((dataset or "unnamed", split) for dataset in batch.column("dataset").to_pylist())
+    if not pairs:
         raise DataError(
             f"{run}: no pairs to publish; build trees of more questions, or lower pairs.min_margin with "
             "`reasonrag pairs`"
         )
-    names = config_names(sources)
-    counts: Counts = Counter()
-    parts = []
-    for split, paths in shards.items():
-        for source, files in _by_source(paths, sources, schema, folder / "pairs", names, split):
-            parts.append(_part(names[source], source, split, files, schema, folder, counts))
-    if trees:
-        files = [place(path, folder / "trees" / path.name) for path in shard_paths(run / "trees", "nodes")]
-        parts.append(_part(TREES, None, "nodes", files, tree_schema(), folder, counts))
     place_json(summary, folder / "run.json")
-    write_text(folder / "config.yaml", settings_text(config.model_dump(mode="json")))
+    write_text(folder / "config.yaml", to_yaml(without_places(config.model_dump(mode="json"))))
     policy_card = _policy_card(config, summary)
     if policy_card is not None:
         with naming(folder / POLICY_CARD):
             policy_card.write(folder)
     verified = verify(folder)
     verified.refuse_grave()
-    parts.sort(key=lambda part: (part.source is None, part.config, part.split != "train"))
-    first = min((folder / "pairs").rglob("*.parquet"), key=lambda path: (not path.name.startswith("train"), path))
-    example: Row = next(read_batches(first, schema)).slice(0, 1).to_pylist()[0]
-    return StagedRun(config, summary, parts, counts, example, policy_card is not None, table, verified.pairs)
+    first = (files.get("train") or files["test"])[0]
+    (example,) = next(read_batches(first, _TABLES[level]())).slice(0, 1).to_pylist()
+    return StagedRun(config, summary, pairs, files, example, policy_card is not None, verified.pairs)
 
 
 def _policy_card(config: Config, summary: dict[str, Any]) -> PolicyCard | None:
@@ -161,73 +124,81 @@ def _policy_card(config: Config, summary: dict[str, Any]) -> PolicyCard | None:
     return card if unchanged else None
 
 
-def config_names(sources: Sequence[str]) -> dict[str, str]:
-    """Give each source a name that is valid as a folder and as a configuration; no two names are equal.
+def dataset_card(staged: StagedRun, *, repo_id: str, licence: str | None) -> tuple[Yaml, str]:
+    """Return the card's YAML, for the Hub and for `datasets`, and its Markdown text.
 
-    >>> config_names(["../x y", "all", "hotpotqa"])
-    {'../x y': 'x-y', 'all': 'all-2', 'hotpotqa': 'hotpotqa'}
+    Args:
+        staged: the staged run.
+        repo_id: OWNER/NAME.
+        licence: as the publisher gave it; None: the licences of the sources.
     """
-    taken = {ALL, TREES, "default"}
-    names = {}
-    for source in sources:
-        plain = re.sub(r"[^A-Za-z0-9_.]+", "-", source)[:64].strip("-.") or "source"
-        free = (plain if n == 1 else f"{plain}-{n}" for n in range(1, len(sources) + len(taken) + 2))
-        names[source] = next(name for name in free if name.lower() not in taken)
-        taken.add(names[source].lower())
-    return names
+    config, summary, retrieval = staged.config, staged.summary, staged.config.retrieval
+    names = sorted({dataset for dataset, _ in staged.pairs})
+    # Only a data set that was read by its name is known; a file may have any name.
+    splits = splits_of_names(config.questions.dataset or "", config.questions.split)
+    sources = {name: _LICENCES[name] if name in splits else [] for name in names}
+    if retrieval.corpus or retrieval.index or retrieval.is_remote or (retrieval.kind or "").startswith("python:"):
+        sources["the corpus that was searched"] = []  # its passages are in the data, too
+    licences = sorted({known for of_source in sources.values() for known in of_source})
+    compared = "steps" if summary["pairs"]["level"] == "step" else "whole trajectories"
+    rows = staged.pairs.total()
+    configs = [_config("pairs", {split: staged.files[split] for split in ("train", "test") if split in staged.files})]
+    if "nodes" in staged.files:
+        configs.append(_config("trees", {"nodes": staged.files["nodes"]}))
+    data: Yaml = {
+        "license": licence or (UNKNOWN if not all(sources.values()) else licences[0] if not licences[1:] else licences),
+        "pretty_name": f"{printable(one_line(', '.join(names)))}: preferences over {compared} of agentic RAG",
+        "size_categories": [_SIZES[min(len(str(rows // 1000)), 6) if rows >= 1000 else 0]],
+        "task_categories": ["question-answering", "text-generation"],
+        "tags": _TAGS,
+        "configs": configs,
+    }
+    if all(sources.values()):
+        data["language"] = ["en"]
+        data["source_datasets"] = sorted({"original" if name == "demo" else HUB_REPOSITORY for name in names})
+    settings = config.model_dump(mode="json", include={"search", "value", "pairs", "format"})
+    return data, render(
+        kind="dataset",
+        repo_id=repo_id,
+        compared=compared,
+        names=names,
+        staged=staged,
+        config=config,
+        summary=summary,
+        counts=[(name, *(staged.pairs[name, split] for split in ("train", "test"))) for name in names],
+        example=_example(staged.example),
+        columns=[(name, _type(type), what) for name, type, what in _TABLES[summary["pairs"]["level"]].columns],
+        tree_columns=[(name, _type(type), what) for name, type, what in tree_schema.columns],
+        settings=fenced_yaml(settings),
+        policy_kind=(config.policy.address.backend or BACKENDS["hf"]).description,
+        sources=[(name, splits.get(name), ", ".join(known) or UNKNOWN) for name, known in sources.items()],
+        licence=licence,
+    )
 
 
-def _sources(path: Path, schema: pa.Schema) -> Iterator[str]:
-    for batch in read_batches(path, schema, columns=["dataset"]):
-        yield from (name or "" for name in batch.column("dataset").unique().to_pylist())
+def _config(name: str, files: dict[str, list[Path]]) -> Yaml:
+    """Return an entry of the card's `configs`, by which `load_dataset` finds the files of each split."""
+    patterns = [{"split": split, "path": f"{name}/{split}-*"} for split in files]
+    return {"config_name": name, "data_files": patterns, **({"default": True} if name == "pairs" else {})}
 
 
-def _by_source(
-    paths: Sequence[Path], sources: Sequence[str], schema: pa.Schema, folder: Path, names: dict[str, str], split: str
-) -> Iterator[tuple[str, list[Path]]]:
-    """Yield each source with its files: the run's own files if there is one source, else new files.
+def _type(type: pa.DataType) -> str:
+    """Name a type as people write it: `list of {role, content}`."""
+    import pyarrow as pa
 
-    Files of an older version, without columns that the card names, are written anew, too.
-    """
-    import pyarrow.parquet as pq
-
-    if len(sources) == 1 and all(pq.read_schema(path).names == schema.names for path in paths):
-        yield sources[0], [place(path, folder / names[sources[0]] / path.name) for path in paths]
-        return
-    writers = {name: ShardWriter(folder / names[name], split, schema, shard_rows=_SHARD_ROWS) for name in sources}
-    for path in paths:
-        for batch in read_batches(path, schema):
-            for row in batch.to_pylist():
-                writers[row["dataset"] or ""].add(row)
-    for name, writer in writers.items():
-        if files := writer.close():
-            yield name, files
+    if pa.types.is_list(type):
+        return f"list of {_type(type.value_type)}"
+    return f"{{{', '.join(field.name for field in type)}}}" if pa.types.is_struct(type) else str(type)
 
 
-def _part(
-    config: str, source: str | None, split: str, files: list[Path], schema: pa.Schema, folder: Path, counts: Counts
-) -> Part:
-    """Count the rows of staged files, and pairs by kind."""
-    kinds = [name for name in ("depth", "chosen_type", "rejected_type") if name in schema.names]
-    rows = memory = 0
-    for path in files:
-        for batch in read_batches(path, schema):
-            rows += batch.num_rows
-            memory += batch.nbytes
-            if source is None:
-                continue
-            for pair in batch.select(kinds).to_pylist():
-                types = pair.get("chosen_type"), pair.get("rejected_type")
-                counts[Group(source, split, pair["depth"], *types)] += 1
-    stem = files[0].name.partition("-")[0]
-    pattern = f"{files[0].parent.relative_to(folder).as_posix()}/{stem}-*"
-    return Part(config, source, split, pattern, rows, memory, sum(path.stat().st_size for path in files))
-
-
-def is_gone(pattern: str, files: Iterable[str]) -> bool:
-    """Return whether a configuration's pattern names files of ours that are no longer published.
-
-    >>> is_gone("pairs/old/train-*", ["pairs/new/train-0.parquet"]), is_gone("mine/*", [])
-    (True, False)
-    """
-    return any(fnmatchcase(pattern, ours) for ours in OWNED) and not any(fnmatchcase(file, pattern) for file in files)
+def _example(row: Row) -> Any:
+    """Show a pair as one block of code: prompt, chosen and rejected."""
+    paragraphs = []
+    for name in ("prompt", "chosen", "rejected"):
+        steps = row.get(f"{name}_steps") or ()  # of a pair of whole trajectories, which has no prompt
+        messages = row.get(name) or ()
+        lines = [f"── {name} ──", *(step["text"][:_MESSAGE_CHARS] for step in steps)]
+        lines += [f"[{message['role']}] {message['content'][:_MESSAGE_CHARS]}" for message in messages]
+        paragraphs.append("\n".join(lines))
+    rewards = f"chosen_reward: {row['chosen_reward']:.4g}, rejected_reward: {row['rejected_reward']:.4g}"
+    return fenced("\n\n".join([*paragraphs, rewards]), "text")

@@ -1,49 +1,54 @@
 """Publish a folder and its card on the HF Hub: private first, in one commit, verified there, then tagged.
 
-Every step looks at the repository before it acts, so it may be repeated after any failure: a lost answer, a commit of
-somebody else in between, a process that was killed. Content that is already there is neither sent nor committed again.
+Every attempt reads the repository before it changes anything, so it can be repeated after a lost answer or a killed
+process: files that are already there are neither sent nor committed again.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import re
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import takewhile
+from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from reasonrag.core.errors import ConfigError, HubError
-from reasonrag.core.http import Unavailable
+from reasonrag.core.errors import ConfigError, HubError, ReasonRAGError
 from reasonrag.core.secrets import excerpt
-from reasonrag.publish.hub_client import HubCalls, quiet_client
-from reasonrag.publish.staged_files import files_of
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoFile
-
-    Operation = CommitOperationAdd | CommitOperationDelete
+    from huggingface_hub import CommitOperationAdd, HfApi, RepoFile
 
 CARD = "README.md"
-_NEVER_DELETED = (CARD, ".gitattributes")
+PATIENCE_S = 900.0
+"""Seconds during which failed requests are tried again."""
+TIMEOUT_S = 60.0
+"""Seconds that the Hub may be silent in one request."""
+
+_WAITS_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+_KEPT = (CARD, ".gitattributes")  # never deleted
 _VERSION = re.compile(r"v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", re.ASCII)
+_TRANSIENT = (408, 412, 429, 500, 502, 503, 504)  # 412: another commit came first
+_ADVICE = {
+    401: "this login is not accepted: run `hf auth login`, or set HF_TOKEN to a token that may write there",
+    403: "this login may not do that: use a token that may write there",
+    404: "there is no such repository, or this login may not see it",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What to upload, where to, and what may be deleted there."""
+    """The files to upload, and the repository that gets them."""
 
     repo_id: str  # OWNER/NAME
     repo_type: Literal["dataset", "model"]
-    # All its files are uploaded byte for byte, except for a README.md at its top, which `card` writes.
-    folder: Path
-    # Maps the card that is there now (None: none) to the new card. Must not change a card that it made itself.
-    card: Callable[[str | None], str]
-    # Our files there: folders (`trees`) and patterns (`pairs/*.parquet`; `*` matches `/` too). A file of ours that
-    # `folder` lacks is deleted in the same commit, or old shards would be read together with new ones.
+    folder: Path  # all its files are uploaded byte for byte, except for a README.md at its top, which `card` writes
+    card: Callable[[str | None], str]  # maps the card that is there now (None: there is none) to the new card
+    # Patterns of our files, such as `pairs/*`. Those that `folder` lacks are deleted in the same commit, or
+    # `load_dataset` would read old shards together with new ones.
     owned: tuple[str, ...]
     message: str  # title of the commit
     tag: str | None  # vX.Y.Z; None: the next minor version after the highest there, v1.0.0 at first
@@ -52,7 +57,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The published repository; `changed` is False if it held the same content before and no commit was made."""
+    """The published repository; `changed` is False if it held the same content before."""
 
     url: str
     commit: str
@@ -65,37 +70,51 @@ def push(upload: Upload, *, say: Callable[[str], None], api: HfApi | None = None
     """Upload a folder in at most one commit, compare the repository with the folder, then tag the commit.
 
     Args:
-        upload: what and where.
+        upload: files and repository.
         say: prints one line about each step.
         api: the client; by default with huggingface_hub's own configuration (HF_ENDPOINT; HF_TOKEN or a login).
 
     Raises:
-        ConfigError: nothing was sent: an id, a tag or a login cannot work, or the repository is public.
-        HubError: the Hub refuses, does not answer, or holds something else than what was sent.
+        ConfigError: an id, a tag or a login cannot work, or the repository is public; nothing was sent.
+        HubError: the Hub refuses, does not answer, or lists other content than was sent.
     """
     from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.utils import logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     check_target(upload.repo_id, upload.tag)
-    files = {name: upload.folder / name for name in files_of(upload.folder) if name != CARD}
-    if not files:  # the commit would delete all that is ours there
-        raise ConfigError(
-            f"there is nothing to publish to {upload.repo_id}: the folder that was prepared holds no data"
-        )
     if constants.HF_HUB_OFFLINE:
         raise ConfigError("HF_HUB_OFFLINE is set, so the HF Hub cannot be reached: unset it to publish")
     api = api or HfApi(library_name="reasonrag")
     if not (api.token or get_token()):
         raise ConfigError("no login for the HF Hub: run `hf auth login`, or set HF_TOKEN to a token that may write")
-    with quiet_client():
-        return _Push(upload, files, api, say).run()
+    if not [name for name in files_of(upload.folder) if name != CARD]:  # the commit would delete all our files there
+        raise ConfigError(f"there is nothing to publish to {upload.repo_id}: the prepared folder holds no data")
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    logging.set_verbosity(40)  # errors alone: warnings show URLs
+
+    deadline = time.monotonic() + PATIENCE_S
+    waits = chain(_WAITS_S, repeat(_WAITS_S[-1]))
+    while True:
+        try:
+            _limit_silence()
+            return _attempt(upload, api, say)
+        except ReasonRAGError:
+            raise
+        except (_http_error(), OSError, RuntimeError, ValueError) as error:
+            # huggingface_hub itself repeats requests that send files; this repeats all others.
+            wait_s = next(waits)
+            reason, may_pass = _explain(error)
+            if not may_pass or time.monotonic() + wait_s > deadline:
+                advice = "; run the same command again later: nothing is sent or committed twice" if may_pass else ""
+                raise HubError(f"{upload.repo_id}: {reason}{advice}") from None
+            say(f"{reason}; trying again in {wait_s:g} s")
+            time.sleep(wait_s)
 
 
 def check_target(repo_id: str, tag: str | None) -> None:
-    """Check the names of a repository and a tag.
-
-    Raises:
-        ConfigError: one of them is not valid.
-    """
+    """Raise ConfigError if a repository or a tag cannot have this name."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, but not marked so
 
@@ -109,234 +128,141 @@ def check_target(repo_id: str, tag: str | None) -> None:
         raise ConfigError(f"{excerpt(tag)} is not a version: a tag is vX.Y.Z, such as v1.0.0")
 
 
-@dataclass(frozen=True, slots=True)
-class _Remote:
-    """The state of a repository at one commit: visibility, files and card."""
-
-    commit: str
-    private: bool
-    files: dict[str, RepoFile]
-    card: str | None
+def files_of(folder: Path) -> list[str]:
+    """Return the paths of all files below a folder, relative to it."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-class _Push:
-    """One upload in progress; every method may be called again after a failure."""
+def _attempt(upload: Upload, api: HfApi, say: Callable[[str], None]) -> Published:
+    """Create the repository, commit what differs, verify the commit, and tag it."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfFileSystem
 
-    def __init__(self, upload: Upload, files: dict[str, Path], api: HfApi, say: Callable[[str], None]) -> None:
-        from huggingface_hub import CommitOperationAdd
-
-        self.upload, self.api, self.say = upload, api, say
-        self.calls = HubCalls(upload.repo_id, say)
-        self.additions = {name: CommitOperationAdd(name, path) for name, path in files.items()}
-        self.base: _Remote | None = None  # the repository on which our last try to commit was based
-
-    def run(self) -> Published:
-        upload, create = self.upload, self.api.create_repo
-        self.calls(
-            "creating the repository",
-            lambda: create(upload.repo_id, repo_type=upload.repo_type, private=not upload.public, exist_ok=True),
+    repo, kind, folder = upload.repo_id, upload.repo_type, "datasets/" if upload.repo_type == "dataset" else ""
+    api.create_repo(repo, repo_type=kind, private=not upload.public, exist_ok=True)
+    info = api.repo_info(repo, repo_type=kind)
+    visibility = "private" if info.private else "public"
+    if not info.private and not upload.public:
+        raise ConfigError(
+            f"{repo} is public, so nothing was sent: publish with --public, or to another repository, or make it "
+            "private in its settings"
         )
-        remote = self.calls("committing", self.commit)
-        tag = self.calls("tagging", lambda: self.tag(remote.commit))
-        url = f"{self.api.endpoint}/{'datasets/' if upload.repo_type == 'dataset' else ''}{upload.repo_id}"
-        return Published(url, remote.commit, tag, remote.private, changed=self.base is not None)
+    if info.private and upload.public:
+        say(f"{repo} is private and stays so; its settings on the Hub make it public")
 
-    # -- what the repository holds ------------------------------------------------------------------------------------
-
-    def read(self, revision: str | None = None) -> _Remote:
-        """Return the repository at `revision` (None: now)."""
-        from huggingface_hub import RepoFile
-
-        repo, kind = self.upload.repo_id, self.upload.repo_type
-        info = self.calls("reading the repository", lambda: self.api.repo_info(repo, repo_type=kind, revision=revision))
-        if info.sha is None:
-            raise HubError(f"{repo} has no commit, not even its first: delete it there and publish again")
-        commit = info.sha
-        tree = self.calls(
-            "listing its files",
-            lambda: list(self.api.list_repo_tree(repo, repo_type=kind, revision=commit, recursive=True)),
-        )
-        files = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
-        card = self.calls("reading its card", lambda: self.card_at(commit)) if CARD in files else None
-        return _Remote(commit, info.private is True, files, card)
-
-    def card_at(self, commit: str) -> str:
-        from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # public, but not marked so
-
-        upload = self.upload
-        url = hf_hub_url(upload.repo_id, CARD, repo_type=upload.repo_type, revision=commit, endpoint=self.api.endpoint)
-        response = get_session().get(url, headers=build_hf_headers(token=self.api.token))
-        hf_raise_for_status(response)
-        return response.content.decode()
-
-    def changes(self, remote: _Remote) -> list[Operation]:
-        """Return the operations that a commit on top of `remote` needs; empty if the content is the same."""
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-        card = self.upload.card(remote.card)
-        if self.upload.card(card) != card:  # each run, and each retry, would make another commit
-            raise HubError(f"{self.upload.repo_id}: the card changes again when it is merged with itself")
-        operations: list[Operation] = []
-        for name, addition in self.additions.items():
-            if not _is_same(addition, remote.files.get(name)):
-                # A copy, as a commit marks its operations as used. The sha256, which copies share, is computed once.
-                operations.append(copy.copy(addition))
-        if card != remote.card:
-            operations.append(CommitOperationAdd(CARD, card.encode()))
-        stale = remote.files.keys() - self.additions.keys() - set(_NEVER_DELETED)
-        operations += [CommitOperationDelete(name, is_folder=False) for name in sorted(stale) if self.is_ours(name)]
-        return operations
-
-    def is_ours(self, name: str) -> bool:
-        return name in self.additions or any(
-            fnmatchcase(name, pattern) or name.startswith(pattern.rstrip("/") + "/") for pattern in self.upload.owned
-        )
-
-    # -- one commit ---------------------------------------------------------------------------------------------------
-
-    def commit(self) -> _Remote:
-        """Commit all changes, compare the repository with the folder, and return it.
-
-        After a failure it first looks whether the commit arrived.
-
-        Raises:
-            ConfigError: the repository is public, or its tag is taken; nothing was sent.
-            HubError: others changed our files meanwhile, or the Hub holds something else than what was sent.
-        """
-        repo, tag, remote = self.upload.repo_id, self.upload.tag, self.read()
-        if not remote.private and not self.upload.public:
+    parent = commit = str(info.sha)
+    remote = _listed(upload, api, parent)
+    files = HfFileSystem(endpoint=api.endpoint, token=api.token, skip_instance_cache=True, use_listings_cache=False)
+    old_card = files.read_bytes(f"{folder}{repo}@{parent}/{CARD}").decode() if CARD in remote else None
+    additions = [CommitOperationAdd(CARD, upload.card(old_card).encode())]
+    additions += [CommitOperationAdd(name, upload.folder / name) for name in files_of(upload.folder) if name != CARD]
+    changed = [addition for addition in additions if not _is_same(addition, remote.get(addition.path_in_repo))]
+    stale = remote.keys() - {addition.path_in_repo for addition in additions} - set(_KEPT)
+    stale = {name for name in stale if any(fnmatchcase(name, pattern) for pattern in upload.owned)}
+    tags = {ref.name for ref in api.list_repo_refs(repo, repo_type=kind).tags}
+    if changed or stale:
+        if upload.tag in tags:
             raise ConfigError(
-                f"{repo} is public, so nothing was sent: publish with --public, or to another repository, or make it "
-                f"private in its settings"
+                f"{repo} has {upload.tag} already, with other content, and tags are never moved: choose a higher "
+                "version, or give none for the next"
             )
-        if remote.private and self.upload.public:
-            self.say(f"{repo} is private and stays so; its settings on the Hub make it public")
-        changes = self.changes(remote)
-        if not changes:
-            self.say(f"{repo} holds this content at {remote.commit[:8]}")
-            return remote
-        self.check_others(remote)
-        if tag is not None and tag in self.calls("reading its tags", self.tags):
-            raise ConfigError(
-                f"{repo} has {tag} already, with other content, and tags are never moved: choose a higher version, or "
-                f"give none for the next"
-            )
-        self.send(changes, remote)
-        self.base = remote
-        commit = self.create_commit(changes, remote.commit)
-        self.say(f"committed {commit[:8]}")
-        arrived = self.read(commit)
-        wrong = [operation.path_in_repo for operation in self.changes(arrived)]
+        megabytes = sum(addition.upload_info.size for addition in changed) / 1e6
+        say(f"sending {len(changed)} files, {megabytes:.1f} MB, to {repo} ({visibility})")
+        deletions = [CommitOperationDelete(name, is_folder=False) for name in sorted(stale)]
+        # `create_commit`, not `upload_folder`, which may make several commits of a large folder.
+        commit = api.create_commit(
+            repo, [*changed, *deletions], commit_message=upload.message, repo_type=kind, parent_commit=parent
+        ).oid
+        say(f"committed {commit[:8]}")
+        arrived = _listed(upload, api, commit)
+        wrong = [name.path_in_repo for name in additions if not _is_same(name, arrived.get(name.path_in_repo))]
+        wrong += sorted(stale & arrived.keys())
         if wrong:
             raise HubError(
                 f"{repo}: after commit {commit[:8]} the Hub lists {len(wrong)} files otherwise than they are here, "
                 f"first {excerpt(wrong[0])}. No tag was made; look at that commit before it is used"
             )
-        return arrived
+    tag = _tag(upload, api, tags, commit, say)
+    return Published(f"{api.endpoint}/{folder}{repo}", commit, tag, bool(info.private), changed=commit != parent)
 
-    def check_others(self, remote: _Remote) -> None:
-        """Raise if others changed our files since our last try: nobody would know which version counts.
 
-        Others may commit to their own files while this upload is in progress.
-        """
-        if self.base is None or self.base.commit == remote.commit:
-            return
-        before, now, repo = self.base, remote, self.upload.repo_id
-        moved = []
-        for name in sorted(before.files.keys() | now.files.keys()):
-            same = name in before.files and name in now.files and before.files[name].blob_id == now.files[name].blob_id
-            if name != CARD and self.is_ours(name) and not same:
-                moved.append(name)
-        if not moved:
-            return
-        log = self.calls(
-            "reading its history",
-            lambda: self.api.list_repo_commits(repo, repo_type=self.upload.repo_type, revision=now.commit),
-        )
-        new = list(takewhile(lambda entry: entry.commit_id != before.commit, log))
-        authors = sorted({author for entry in new for author in entry.authors})
-        raise HubError(
-            f"{repo} moved to {now.commit[:8]} while it was written to: {excerpt(', '.join(authors))} changed "
-            f"{len(moved)} of the files that are to be published, first {excerpt(moved[0])} "
-            f"({excerpt(new[0].title) if new else 'history was rewritten'}). Look at it, then publish again"
-        )
+def _listed(upload: Upload, api: HfApi, commit: str) -> dict[str, RepoFile]:
+    """Return the files of a commit by their paths."""
+    from huggingface_hub import RepoFile
 
-    def send(self, changes: list[Operation], remote: _Remote) -> None:
-        """Send the files' bytes; they become visible with the commit."""
-        from huggingface_hub import CommitOperationAdd
-
-        upload = self.upload
-        additions = [operation for operation in changes if isinstance(operation, CommitOperationAdd)]
-        megabytes = sum(addition.upload_info.size for addition in additions) / 1e6
-        visibility = "private" if remote.private else "public"
-        self.say(f"sending {len(additions)} files, {megabytes:.1f} MB, to {upload.repo_id} ({visibility})")
-        self.calls(
-            "sending files",
-            lambda: self.api.preupload_lfs_files(
-                upload.repo_id, additions, repo_type=upload.repo_type, free_memory=False
-            ),
-        )
-
-    def create_commit(self, changes: list[Operation], parent: str) -> str:
-        from huggingface_hub.errors import HfHubHTTPError
-
-        upload = self.upload
-        try:
-            info = self.api.create_commit(
-                upload.repo_id,
-                changes,
-                commit_message=upload.message,
-                repo_type=upload.repo_type,
-                parent_commit=parent,
-            )
-        except HfHubHTTPError as error:
-            if error.response.status_code == 412:
-                raise Unavailable("another commit came first") from None
-            raise
-        return info.oid
-
-    # -- its tag ------------------------------------------------------------------------------------------------------
-
-    def tag(self, commit: str) -> str:
-        """Tag `commit` with the version asked for, else with the highest version if it is there, else with the next."""
-        upload, names = self.upload, self.tags()
-        tag = upload.tag or self.version(names, commit)
-        if tag not in names:
-            self.api.create_tag(
-                upload.repo_id, tag=tag, tag_message=upload.message, revision=commit, repo_type=upload.repo_type
-            )
-            self.say(f"tagged {tag}")
-        elif (tagged := self.tagged(tag)) != commit:
-            raise ConfigError(
-                f"{upload.repo_id} has {tag} at {tagged[:8]}, this content is at {commit[:8]}, and tags are never "
-                f"moved: choose a higher version, or give none for the next"
-            )
-        return tag
-
-    def tags(self) -> set[str]:
-        refs = self.api.list_repo_refs(self.upload.repo_id, repo_type=self.upload.repo_type)
-        return {ref.name for ref in refs.tags}
-
-    def tagged(self, tag: str) -> str:
-        # Not from list_repo_refs: an annotated tag may be listed with its own id.
-        return str(self.api.repo_info(self.upload.repo_id, repo_type=self.upload.repo_type, revision=tag).sha)
-
-    def version(self, names: set[str], commit: str) -> str:
-        versions = [tuple(map(int, match.groups())) for name in names if (match := _VERSION.fullmatch(name))]
-        if not versions:
-            return "v1.0.0"
-        major, minor, patch = max(versions)
-        highest = f"v{major}.{minor}.{patch}"
-        return highest if self.tagged(highest) == commit else f"v{major}.{minor + 1}.0"
+    tree = api.list_repo_tree(upload.repo_id, repo_type=upload.repo_type, revision=commit, recursive=True)
+    return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
 
 def _is_same(addition: CommitOperationAdd, remote: RepoFile | None) -> bool:
     """Compare size and sha256, or git's hash of a file that is not in LFS."""
+    from huggingface_hub.utils.sha import git_hash
+
     if remote is None or remote.size != addition.upload_info.size:
         return False
     if remote.lfs is not None:
         return remote.lfs.sha256 == addition.upload_info.sha256.hex()
     with addition.as_file() as file:
-        data = file.read()
-    return remote.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        return remote.blob_id == git_hash(file.read())
+
+
+def _tag(upload: Upload, api: HfApi, tags: set[str], commit: str, say: Callable[[str], None]) -> str:
+    """Tag `commit` with the version asked for, else with the highest version if it is there, else with the next."""
+
+    def tagged(tag: str) -> str:
+        # Not from `list_repo_refs`: an annotated tag may be listed with its own id.
+        return str(api.repo_info(upload.repo_id, repo_type=upload.repo_type, revision=tag).sha)
+
+    tag = upload.tag
+    if tag is None:
+        matches = [match for match in map(_VERSION.fullmatch, tags) if match]
+        major, minor, patch = max((tuple(map(int, match.groups())) for match in matches), default=(1, -1, 0))
+        highest = f"v{major}.{minor}.{patch}"
+        tag = highest if highest in tags and tagged(highest) == commit else f"v{major}.{minor + 1}.0"
+    if tag not in tags:
+        api.create_tag(upload.repo_id, tag=tag, tag_message=upload.message, revision=commit, repo_type=upload.repo_type)
+        say(f"tagged {tag}")
+    elif tagged(tag) != commit:
+        raise ConfigError(
+            f"{upload.repo_id} has {tag} at another commit than this content ({commit[:8]}), and tags are never "
+            "moved: choose a higher version, or give none for the next"
+        )
+    return tag
+
+
+def _limit_silence() -> None:
+    """Give every request of the session a timeout: huggingface_hub passes `timeout=None` in many calls."""
+    from huggingface_hub import get_session
+
+    session: Any = get_session()
+    if _set_timeout not in session.event_hooks["request"]:
+        session.event_hooks = session.event_hooks | {"request": [*session.event_hooks["request"], _set_timeout]}
+
+
+def _set_timeout(request: Any) -> None:
+    request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_S)
+
+
+def _explain(error: Any) -> tuple[str, bool]:
+    """Explain a failure without URLs, some of which are signed, and without paths and secrets.
+
+    Returns:
+        The reason, and whether another attempt may succeed.
+    """
+    http_error = _http_error()
+    while error.__cause__ is not None and not isinstance(error, http_error):
+        error = error.__cause__  # the library wraps some errors
+    response = getattr(error, "response", None)
+    words = getattr(error, "server_message", None) if response is not None else str(error)
+    plain = excerpt(" ".join("..." if word.count("/") > 1 else word for word in (words or "").split()))
+    if response is None:
+        return f"{type(error).__name__}: {plain}", isinstance(error, http_error)
+    advice = _ADVICE.get(response.status_code, f"the Hub answers {response.status_code}")
+    reason = f"{advice} (HTTP {response.status_code}{', ' * bool(plain)}{plain})"
+    return reason, response.status_code in _TRANSIENT
+
+
+def _http_error() -> type[Exception]:
+    """Return the base class of all errors of the HTTP library: httpx or httpx2, by the version of huggingface_hub."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__bases__[0]

@@ -1,4 +1,4 @@
-"""Stage a trained policy for the Hub: weights, tokenizer, its settings file, and how it was trained.
+"""Stage a trained policy for the Hub: weights, tokenizer, its settings file, how it was trained, and its card.
 
 Checkpoints, optimizer states, pickles (`*.bin`), journals and rollouts are never published.
 """
@@ -6,20 +6,24 @@ Checkpoints, optimizer states, pickles (`*.bin`), journals and rollouts are neve
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reasonrag.core.documents import named_path, parse_json, parse_yaml
+from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import ConfigError, DataError, RunError
+from reasonrag.core.markdown import inert_markdown
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.settings import POLICY_CARD, read_yaml
+from reasonrag.core.text import one_line, printable, quoted
+from reasonrag.dpo.preferences import HUB_NAME
+from reasonrag.evaluation.tables import NAMES, differences_table, results_table
 from reasonrag.llm.model_folder import model_checksum
-from reasonrag.publish.hub_card import mapping
-from reasonrag.publish.licences import UNKNOWN
-from reasonrag.publish.staged_files import place_json
+from reasonrag.publish.card import UNKNOWN, Yaml, fenced_yaml, licence_of, mapping, place_json, render
 from reasonrag.publish.verify import verify
 from reasonrag.storage.files import place, write_json
+from reasonrag.storage.questions import HUB_REPOSITORY, splits_of_names
 from reasonrag.training.folder import MERGED, SUMMARY, check_trained, finished, without_places, written_files
 
 _ADAPTER = "adapter_config.json"
@@ -32,6 +36,14 @@ _MODEL = (
 _CURVES = "curves.svg"
 OWNED = (*_MODEL, _CURVES, SUMMARY)
 
+_TAGS = ["agentic-rag", "process-reward", "trl", "reasonrag"]
+_STAGES = {
+    "dpo": "direct preference optimisation",
+    "sft": "supervised fine-tuning",
+    "rl": "online reinforcement learning",
+}
+_SHARES = ("em", "f1", "acc", "lasj")  # metrics between 0 and 1, for leaderboards
+_SHOWN = ("em", "f1", "acc", "retrievals", "steps", "format_rate", "lasj", "osr", "usr")
 # Keys under which transformers and peft store what a model was loaded from.
 _SOURCE_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 _FILES_WITH_SOURCE = (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json")
@@ -42,13 +54,25 @@ _FOLDER_CHECKSUM = re.compile(r"[^/]+@[0-9a-f]{12}")
 class StagedPolicy:
     """A policy in the folder to upload, and what its card needs to know."""
 
-    path: Path  # folder of the training run
     training: dict[str, Any]  # the content of its `training.json`
     kind: Literal["adapter", "merged", "full"]  # an adapter, an adapter merged into its model, or all weights
-    checksums: tuple[str, ...]  # of the published weights, as evaluations name them, both merged and not merged
     base: str  # the model that the training run started from: its Hub id, or the name of a local folder
     base_on_hub: bool  # whether `base` is a Hub id
     base_licence: str | None  # as the card in the local folder of the base names it
+    has_curves: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A policy's part of an evaluation."""
+
+    policy: str  # its name there
+    verified: bool  # whether these very weights were evaluated; if not, a person named the policy
+    datasets: str  # their names
+    split: str
+    first_setting: Mapping[str, Any]  # its metrics at the first setting
+    results: str  # Markdown: means of the baseline and of this policy
+    differences: str  # Markdown: paired differences of this policy from the baseline; empty if it has no baseline
 
 
 def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
@@ -61,7 +85,7 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
 
     Raises:
         RunError: the training run has not finished, or nothing was merged.
-        DataError: there are no weights in safetensors, its files cannot be read, or are not those that were written.
+        DataError: there are no weights in safetensors, its files cannot be read, or they changed since training.
     """
     training = finished(path)
     if training is None:
@@ -83,16 +107,15 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
         place(path / _CURVES, folder / _CURVES)
     place_json(training | {"files": written_files(folder)}, folder / SUMMARY)
     verify(folder).refuse_grave()
-    base, on_hub = _base(training)
-    return StagedPolicy(
-        path,
-        training,
-        "merged" if merged else "adapter" if (path / _ADAPTER).is_file() else "full",
-        tuple(model_checksum(folder) for folder in (path, path / MERGED) if folder.is_dir()),
-        base,
-        on_hub,
-        None if on_hub else _licence(path),
-    )
+    model = mapping(training, "model")
+    base, checksum = str(model.get("name") or UNKNOWN), str(model.get("checksum") or "")
+    # The checksum of a local folder starts with its name.
+    is_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base, re.ASCII) and not _FOLDER_CHECKSUM.fullmatch(checksum)
+    on_hub = bool(checksum and is_id)
+    kind: Literal["adapter", "merged", "full"] = "full"
+    if (path / _ADAPTER).is_file():
+        kind = "merged" if merged else "adapter"
+    return StagedPolicy(training, kind, base, on_hub, None if on_hub else _licence(path), (path / _CURVES).is_file())
 
 
 def _place_model_file(source: Path, target: Path) -> None:
@@ -109,35 +132,135 @@ def _place_model_file(source: Path, target: Path) -> None:
     place(source, target)
 
 
-def _base(training: dict[str, Any]) -> tuple[str, bool]:
-    """Return the base model's name, and whether it is a Hub id. The checksum of a local folder starts with its name."""
-    model = mapping(training, "model")
-    name, checksum = str(model.get("name") or UNKNOWN), str(model.get("checksum") or "")
-    is_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name, re.ASCII)
-    return name, bool(checksum and is_id and not _FOLDER_CHECKSUM.fullmatch(checksum))
-
-
 def _licence(path: Path) -> str | None:
     """Return the licence in the card of the base model's local folder."""
     try:
         model = str(read_yaml(path / "config.yaml").get("model") or "")
     except ConfigError:
         return None
-    address = ModelAddress.of_model(model)
-    if address.scheme == "demo":
+    if ModelAddress.of_model(model).scheme == "demo":
         return "apache-2.0"  # shipped with reasonrag
-    return licence_of_card(named_path(model) / "README.md")
-
-
-def licence_of_card(file: Path) -> str | None:
-    """Return the `license` of a card if it is one plain identifier, else None."""
-    from huggingface_hub.repocard import REGEX_YAML_BLOCK
-
     try:
-        block = REGEX_YAML_BLOCK.search(file.read_text(encoding="utf-8"))
-        data = parse_yaml(block[2]) if block else None
+        return licence_of((named_path(model) / "README.md").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    licence = data.get("license") if isinstance(data, dict) else None
-    plain = isinstance(licence, str) and re.fullmatch(r"[a-z0-9][a-z0-9.+-]{1,63}", licence)
-    return licence if plain and licence not in (UNKNOWN, "other") else None
+
+
+def policy_card(
+    staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None
+) -> tuple[Yaml, str]:
+    """Return the card's YAML, and its Markdown text.
+
+    Args:
+        staged: the staged policy.
+        repo_id: OWNER/NAME.
+        licence: as the publisher gave it; None: the licence of the base model, if its folder names one.
+        measured: its evaluation. Only metrics of these very weights enter the `model-index`.
+    """
+    training, name = staged.training, repo_id.partition("/")[2]
+    stage = str(training.get("stage"))
+    settings, trained_on = mapping(training, "settings"), mapping(training, "data")
+    data: Yaml = {"license": licence or staged.base_licence or UNKNOWN}
+    if staged.base_on_hub:
+        relation = "adapter" if staged.kind == "adapter" else "finetune"
+        data |= {"base_model": staged.base, "base_model_relation": relation}
+    data["library_name"] = "peft" if staged.kind == "adapter" else "transformers"
+    data["pipeline_tag"] = "text-generation"
+    data["tags"] = [*_TAGS, *([stage] if stage in _STAGES else [])]
+    source = str(settings.get("data") or "")
+    hub_name = HUB_NAME.fullmatch(source) if source == trained_on.get("source") else None
+    if stage == "rl" and splits_of_names(source, None).keys() - {"demo"}:
+        data["datasets"] = [HUB_REPOSITORY]
+    elif hub_name and "/" in hub_name["name"]:
+        data["datasets"] = [hub_name["name"]]
+    if measured is not None and measured.verified:
+        data["model-index"] = [{"name": name, "results": [_result(measured)]}]
+    return data, render(
+        kind="policy",
+        repo_id=repo_id,
+        name=name,
+        staged=staged,
+        stage=_STAGES.get(stage, stage),
+        summary=training,
+        data=fenced_yaml({key: value for key, value in trained_on.items() if key != "lengths"}),
+        settings=fenced_yaml(settings),
+        measured=measured,
+        licence=licence,
+    )
+
+
+def _result(measured: Measured) -> Yaml:
+    """Return the metrics at the first setting as an entry of the card's `model-index`."""
+    metrics = []
+    for metric in _SHARES:
+        if measured.first_setting.get(metric):
+            value = float(measured.first_setting[metric]["mean"])
+            metrics.append({"type": metric, "name": NAMES[metric], "value": value})
+    dataset = {"type": measured.datasets, "name": measured.datasets, "split": measured.split}
+    return {"task": {"type": "question-answering"}, "dataset": dataset, "metrics": metrics}
+
+
+def read_measured(report: Path, policy: Path, named: str | None) -> Measured:
+    """Return a policy's part of `REPORT/metrics.json`.
+
+    Args:
+        report: folder of an evaluation, or its `metrics.json`.
+        policy: the policy's folder.
+        named: its name there; None: the policy with these weights, or a served one of the folder's name.
+
+    Raises:
+        ConfigError: there is no such policy, or it has other weights.
+        DataError: it is not the `metrics.json` of an evaluation.
+    """
+    # An evaluation names the weights that it loaded, merged or not.
+    checksums = [model_checksum(folder) for folder in (policy, policy / MERGED) if folder.is_dir()]
+    file = report / "metrics.json" if report.is_dir() else report
+    try:
+        metrics = parse_json(file.read_bytes())
+        weights = {name: _weights(metrics, name) for name in metrics["policies"]}
+        same_weights = [name for name, checksum in weights.items() if checksum in checksums]
+        served = [name for name, checksum in weights.items() if checksum is None and name == policy.resolve().name]
+        names = [named] if named is not None else same_weights or served
+        # This builds all that the card shows, so that damaged metrics are refused here.
+        measured = [_measured(metrics, name, name in same_weights) for name in names if name in weights]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise DataError(
+            f"{file} is not a metrics.json of `reasonrag eval` ({type(error).__name__}); give its folder as --eval"
+        ) from error
+    known = ", ".join(map(quoted, weights))
+    if named is not None and named not in weights:
+        raise ConfigError(f"{file} has no policy {quoted(named)}; it has: {known}")
+    if len(measured) != 1:
+        raise ConfigError(f"{file} holds {len(measured)} policies of these weights; name one as --eval-policy: {known}")
+    (one,) = measured
+    if weights[one.policy] is not None and not one.verified:
+        raise ConfigError(
+            f"{file}: {quoted(one.policy)} was measured with weights {weights[one.policy]}, and the weights to publish "
+            f"are {' or '.join(checksums)}; evaluate these"
+        )
+    return one
+
+
+def _measured(metrics: Yaml, policy: str, verified: bool) -> Measured:
+    """Build the tables of a policy and of the baseline, which is the first policy of the evaluation."""
+    policies = next(iter(metrics["policies"])), policy
+    settings = [setting for name in policies for setting in metrics["policies"][name].values()]
+    shown = [metric for metric in _SHOWN if any(setting.get(metric) for setting in settings)]
+    differences = differences_table(metrics, shown, (policy,))
+    return Measured(
+        policy,
+        verified,
+        datasets=printable(one_line(", ".join(map(str, metrics["dataset"]))))[:80] or UNKNOWN,
+        split=printable(one_line(str(metrics.get("split"))))[:40],
+        first_setting=next(iter(metrics["policies"][policy].values())),
+        results="\n".join(results_table(metrics, shown, policies).markdown(inert_markdown)),
+        differences="\n".join(differences.markdown(inert_markdown)) if differences.rows else "",
+    )
+
+
+def _weights(metrics: Yaml, name: str) -> str | None:
+    """Return the checksum of the folder that a policy was loaded from; None if a server answered for it."""
+    address = ModelAddress.parse(str(metrics["content"]["policies"][name]["policy"]))
+    name, at, checksum = address.rest.rpartition("@")
+    is_folder = address.loads_weights and at and "/" not in name and len(checksum) == 12
+    return checksum if is_folder else None

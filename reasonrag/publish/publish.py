@@ -7,17 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from reasonrag.core.errors import ConfigError, DataError, RunError
-from reasonrag.publish import dataset, hub_dataset_card, hub_policy_card, policy
-from reasonrag.publish.hub import CARD, Upload, check_target
-from reasonrag.publish.hub_card import merge_card
-from reasonrag.publish.hub_policy_card import read_measured
-from reasonrag.publish.licences import UNKNOWN, check_licence
+from reasonrag.publish import dataset, policy
+from reasonrag.publish.card import UNKNOWN, check_licence, merge_card
+from reasonrag.publish.hub import CARD, Upload, check_target, files_of
 from reasonrag.publish.scan import EMAIL, PATH, Finding, places_of, scan
-from reasonrag.publish.staged_files import files_of
 from reasonrag.storage.files import lock, write_text
 from reasonrag.training.folder import SUMMARY
 
@@ -35,8 +31,7 @@ class PublishOptions:
     report: Path | None = None  # folder of an evaluation, for a policy's card
     name: str | None = None  # the policy's name in that evaluation; None: found by its weights
     merged: bool = False  # publish the adapter merged into its model
-    trees: bool = True  # publish a run's trees beside its pairs
-    sources: tuple[str, ...] = ()  # NAME=KNOWN: the known data sets that files of questions are
+    trees: bool = True  # publish a run's trees with its pairs
     allow: frozenset[str] = frozenset()  # kinds of findings to publish: PATH, EMAIL
 
 
@@ -55,11 +50,7 @@ class Staged:
         return {name: (self.upload.folder / name).stat().st_size for name in files_of(self.upload.folder)}
 
     def check(self, allow: frozenset[str]) -> None:
-        """Check that the search found nothing but what is allowed.
-
-        Raises:
-            DataError: it did.
-        """
+        """Raise DataError if the search found more than what is allowed."""
         kinds = Counter(finding.kind for finding in self.findings if finding.kind not in allow)
         if not kinds:
             return
@@ -81,23 +72,20 @@ def check(path: Path, options: PublishOptions) -> None:
     check_licence(options.licence)
     is_policy, is_run = (path / SUMMARY).is_file(), (path / "run.json").is_file()
     if not is_policy and not is_run:
-        raise RunError(f"{path} {_why_not(path)}")
+        why = "is neither a run (run.json) nor a trained policy (training.json); give the folder of one"
+        if (path / "pairs.json").is_file():
+            why = "holds pairs alone; publish needs the run that they are of: derive them in it, without --out"
+        elif (path / "journal.sqlite").is_file():
+            why = "is a run that has not finished; the same build-tree command finishes it"
+        elif (path / "checkpoints").is_dir():
+            why = "is a training run that has not finished; the same command finishes it"
+        raise RunError(f"{path} {why}")
     if is_run and not is_policy and (options.merged or options.report or options.name):
         raise ConfigError(f"{path} is a run; --merged, --eval and --eval-policy are for a trained policy")
-    if is_policy and (options.sources or not options.trees):
-        raise ConfigError(f"{path} is a trained policy; --without-trees and --source are for a run")
+    if is_policy and not options.trees:
+        raise ConfigError(f"{path} is a trained policy; --without-trees is for a run")
     if options.name is not None and options.report is None:
         raise ConfigError("--eval-policy names a policy of an evaluation; give the evaluation's folder as --eval")
-
-
-def _why_not(path: Path) -> str:
-    if (path / "pairs.json").is_file():
-        return "holds pairs alone; publish needs the run that they are of: derive them in it, without --out"
-    if (path / "journal.sqlite").is_file():
-        return "is a run that has not finished; the same build-tree command finishes it"
-    if (path / "checkpoints").is_dir():
-        return "is a training run that has not finished; the same command finishes it"
-    return "is neither a run (run.json) nor a trained policy (training.json); give the folder of one"
 
 
 def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
@@ -117,13 +105,13 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
     warning = ""
     if is_policy:
         trained = policy.stage_policy(path, folder, merged=options.merged)
-        measured = read_measured(options.report, path, trained.checksums, options.name) if options.report else None
-        data, body = hub_policy_card.card(trained, repo_id=repo_id, licence=licence, measured=measured)
+        measured = policy.read_measured(options.report, path, options.name) if options.report else None
+        data, body = policy.policy_card(trained, repo_id=repo_id, licence=licence, measured=measured)
         message = f"{trained.kind} weights"
     else:
         run = dataset.stage_run(path, folder, trees=options.trees)
-        data, body = hub_dataset_card.card(run, repo_id=repo_id, licence=licence, given=options.sources)
-        message = f"{run.pair_count:,} pairs"
+        data, body = dataset.dataset_card(run, repo_id=repo_id, licence=licence)
+        message = f"{run.pairs.total():,} pairs"
         if warning := str(run.contradictions):
             warning += f"; `reasonrag pairs {path}` derives pairs without any"
     if options.public and data["license"] == UNKNOWN:
@@ -131,49 +119,43 @@ def stage(path: Path, folder: Path, options: PublishOptions) -> Staged:
             "the licence is not known, of the data or of the model it came from, so it cannot be made public; "
             "find it out and give it as --license, or leave --public away"
         )
-    overrides = ("license",) if options.licence else ()
-    files = files_of(folder)
 
     def card(old: str | None) -> str:
-        # A policy's card has no configurations, so none of its patterns is looked at.
-        return merge_card(old, data, body, overrides=overrides, is_gone=partial(dataset.is_gone, files=files))
+        return merge_card(old, data, body)
 
     write_text(folder / CARD, card(None))
-    return Staged(
-        Upload(
-            repo_id=repo_id,
-            repo_type="model" if is_policy else "dataset",
-            folder=folder,
-            card=card,
-            owned=policy.OWNED if is_policy else dataset.OWNED,
-            message=message,
-            tag=options.tag,
-            public=options.public,
-        ),
-        data["license"] if isinstance(data["license"], str) else ", ".join(data["license"]),
-        scan(folder, files_of(folder), places_of(path)),
-        warning,
+    upload = Upload(
+        repo_id=repo_id,
+        repo_type="model" if is_policy else "dataset",
+        folder=folder,
+        card=card,
+        owned=policy.OWNED if is_policy else dataset.OWNED,
+        message=message,
+        tag=options.tag,
+        public=options.public,
     )
+    licences = data["license"] if isinstance(data["license"], str) else ", ".join(data["license"])
+    return Staged(upload, licences, scan(folder, files_of(folder), places_of(path)), warning)
 
 
 @contextmanager
 def staging_folder(path: Path) -> Iterator[Path]:
-    """Create an empty folder beside `path`, on the same disk, so that large files can be linked; delete it at the end.
+    """Create an empty folder in the same folder as `path`, so that large files can be linked; delete it at the end.
 
-    What is in it already was left by a killed process, and is deleted. `path` need not exist.
+    Files that a killed process left in it are deleted. `path` need not exist.
 
     Raises:
-        RunError: another process stages beside `path`.
+        RunError: another process stages there.
     """
     path = path.resolve()
-    beside = path.with_name(f".{path.name}.publish")
-    beside.mkdir(parents=True, exist_ok=True)
-    with lock(beside / ".lock"):
-        for left in beside.glob("*"):
+    staging = path.with_name(f".{path.name}.publish")
+    staging.mkdir(parents=True, exist_ok=True)
+    with lock(staging / ".lock"):
+        for left in staging.glob("*"):
             shutil.rmtree(left, ignore_errors=True)
-        folder = beside / "files"
+        folder = staging / "files"
         folder.mkdir()
         try:
             yield folder
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from reasonrag.core.secrets import find_secrets, redact
 from reasonrag.core.text import one_line, printable
-from reasonrag.publish.hub_card import unescaped
 from reasonrag.storage.parquet import leaves
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ _SHOWN_CHARS = 60
 # RE2: linear time, no look-around. `file:///home/me` is a path of a machine, `url.example/home/page` is not.
 _FIRST = r"(?:^|file://|\\[nrt]|[^A-Za-z0-9_./~%])"
 _HOMES = r"""/home/[^\s/"']+|/Users/[^\s/"']+|/root/[^\s"']|[A-Za-z]:(?:\\+|/)Users(?:\\+|/)[^\s\\/"']+"""
+_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")  # as `inert_markdown` escapes punctuation
 _EMAIL = r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)*\.[A-Za-z]{2,}"
 
 
@@ -108,7 +108,7 @@ def _text(path: Path) -> str:
             header = file.read(min(int.from_bytes(file.read(8), "little"), _MOST_HEADER_BYTES))
         return header.decode("utf-8", "replace")
     text = path.read_text(encoding="utf-8", errors="replace")
-    return unescaped(text) if path.suffix == ".md" else text
+    return _ESCAPED.sub(r"\1", text) if path.suffix == ".md" else text
 
 
 def _in_table(path: Path, patterns: Patterns) -> Iterator[tuple[str, int, str, str, int]]:

@@ -20,7 +20,7 @@ from reasonrag.dpo.pairs import Question, repeated_questions
 from reasonrag.dpo.preferences import check_shards, pairs_in, split_of
 from reasonrag.llm.model_folder import model_files
 from reasonrag.llm.weights import check_tensors
-from reasonrag.publish.hub_card import mapping
+from reasonrag.publish.card import mapping
 from reasonrag.retrieval.index.folder import IndexFolder
 from reasonrag.spre.tree_rules import SHAPE, check_tree
 from reasonrag.storage import tables

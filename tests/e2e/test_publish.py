@@ -17,13 +17,13 @@ from reasonrag.storage.parquet import read_parquet, write_parquet
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests import warmed
 from tests.e2e import product
+from tests.fakes.hub import serving_hub
+from tests.fakes.hub_state import TOKEN, USER, FakeHub
 from tests.faults.matrix import Figure, Rounds
-from tests.publish.fake_hub import serving_hub
-from tests.publish.hub_state import TOKEN, USER, FakeHub
 from tests.publish.toys import write_policy
 
 ID = f"{USER}/sea-steps"
-PARTS = {"sea": ("train", "test"), "all": ("train", "test"), "trees": ("nodes",)}
+PARTS = {"pairs": ("train", "test"), "trees": ("nodes",)}
 # Exits with an error where a row differs from what the run's own tables hold.
 READ_BACK = f"""
 import sys
@@ -40,8 +40,7 @@ for config, splits in {PARTS!r}.items():
         mine = ("trees", tree_schema()) if config == "trees" else ("pairs", pair_schema())
         expected = list(read_shards(run / mine[0], split, mine[1]))
         assert list(rows) == expected, (config, split)
-        assert rows.info.splits[split].num_examples == len(expected)
-assert set(load_dataset({ID!r}, revision="v1.0.0")) == set({PARTS["all"]!r})
+assert set(load_dataset({ID!r}, revision="v1.0.0")) == set({PARTS["pairs"]!r})
 """
 
 
@@ -100,7 +99,7 @@ def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrot
     there = repo.at("v1.0.0").files
     assert sorted(there) == [
         *(".gitattributes", "README.md", "config.yaml"),
-        *(f"pairs/sea/{split}-00000-of-00001.parquet" for split in ("test", "train")),
+        *(f"pairs/{split}-00000-of-00001.parquet" for split in ("test", "train")),
         *("reasonrag.yaml", "run.json", "trees/nodes-00000-of-00001.parquet"),
     ]
     mine = {path.name: path.read_bytes() for path in finished_run.rglob("*.parquet")}
@@ -122,7 +121,7 @@ def test_what_is_published_is_read_back_and_a_second_time_keeps_what_others_wrot
     assert merged.text.endswith("\nWords by hand.\n")
     data = merged.data.to_dict()
     assert data["tags"][0] == "by-hand" and data["license"] == "cc-by-4.0"
-    assert [config["config_name"] for config in data["configs"]] == ["all", "sea"]
+    assert [config["config_name"] for config in data["configs"]] == ["pairs"]
 
 
 def test_ctrl_c_leaves_no_staged_folder_and_the_printed_command_goes_on(
@@ -143,7 +142,7 @@ def test_a_policy_trained_on_a_published_version_is_asked_as_that_run_asked(
     published: str, tmp_path: Path, hub: FakeHub, online: dict[str, str]
 ) -> None:
     trained = product.run(
-        *("dpo", "train", "--data", f"{ID}@v1.0.0:sea", "--model", "demo", "--set", "max_steps=1", "--set"),
+        *("dpo", "train", "--data", f"{ID}@v1.0.0:pairs", "--model", "demo", "--set", "max_steps=1", "--set"),
         # The demo policy reads 512 tokens, a little less than the longest of these pairs has.
         *("method=full", "--max-dropped", "0.02", "--out", tmp_path / "policy"),
         **online,
@@ -187,7 +186,7 @@ def test_a_dry_run_writes_what_would_go_up_and_sends_nothing(
     without_out = product.run(*command, **online)
     assert without_out.stdout == done.stdout.replace(f"{tmp_path / 'out'}/", "")
     assert hub.log == []
-    train = "pairs/sea/train-00000-of-00001.parquet"
+    train = "pairs/train-00000-of-00001.parquet"
     size = (finished_run / "pairs/train-00000-of-00001.parquet").stat().st_size
     assert f"{size:,}  {train}\n" in done.stdout
     assert "licence: unknown\n" in done.stdout

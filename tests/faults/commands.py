@@ -22,9 +22,9 @@ from tests import warmed
 from tests.e2e import product
 from tests.e2e.product import ExtractiveServer
 from tests.e2e.world import World
+from tests.fakes.hub import serving_hub
+from tests.fakes.hub_state import TOKEN, USER
 from tests.llm.tiny import save_tiny_model
-from tests.publish.fake_hub import serving_hub
-from tests.publish.hub_state import TOKEN, USER
 from tests.publish.toys import write_run
 from tests.training.toys import write_pairs
 

@@ -13,12 +13,13 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
+from reasonrag.core.markdown import inert_markdown
 from reasonrag.core.text import inert, quotable
 from reasonrag.core.types import Message, Passage, Prompt, Span
 from reasonrag.dpo.token_rows import StepSides, StepText, encode
 from reasonrag.formats import BASELINES, FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.publish.hub_card import escaped, fenced
+from reasonrag.publish.card import fenced
 from reasonrag.report import write_report
 from reasonrag.report.terminal import drawing
 from reasonrag.report.trees import trees
@@ -164,7 +165,9 @@ def test_no_payload_acts_where_it_is_shown(tmp_path: Path, rounds: Rounds, figur
     allowed = {"paragraph_open", "paragraph_close", "inline", "text", "text_special", "fence", "entity"}
     for payload in payloads:
         tokens = (
-            MarkdownIt("commonmark", {"html": True}).enable("table").parse(f"{escaped(payload)}\n\n{fenced(payload)}")
+            MarkdownIt("commonmark", {"html": True})
+            .enable("table")
+            .parse(f"{inert_markdown(payload)}\n\n{fenced(payload)}")
         )
         kinds = {child.type for token in tokens for child in (token, *(token.children or ()))}
         markup += not kinds <= allowed or [token.type for token in tokens].count("fence") != 1

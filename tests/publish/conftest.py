@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import huggingface_hub
 import pytest
-import stamina
 from huggingface_hub import HfApi
 
-from tests.publish.fake_hub import serving_hub
-from tests.publish.hub_state import TOKEN, FakeHub
+from tests.fakes.hub import serving_hub
+from tests.fakes.hub_state import TOKEN, FakeHub
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +19,17 @@ def hub_server() -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def hub(hub_server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub(hub_server: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """The Hub without faults, reachable by clients of this process, whose retries do not wait."""
     # The client reads these from the environment when it is first imported.
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
     hub_server.clear()
     hub_server.blobs.clear()  # or the same bytes would not be sent again
-    with stamina.set_testing(True, attempts=100, cap=True):
-        yield hub_server
+    monkeypatch.setattr("reasonrag.publish.hub._WAITS_S", (0.01,))
+    monkeypatch.setattr("reasonrag.publish.hub.PATIENCE_S", 2.0)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    return hub_server
 
 
 @pytest.fixture

@@ -35,8 +35,7 @@ def test_weights_and_how_they_are_asked_go_up_and_no_pickle_journal_or_checkpoin
     assert found.findings == []
     data = card_of(found).data.to_dict()
     assert (data["base_model"], data["library_name"], data["license"]) == ("Qwen/Qwen2.5-7B", "transformers", "unknown")
-    assert "| 60 | 0.01639 | 0.5 |" in card_of(found).text
-    assert card_of(found).text.count("\n| ") <= 14
+    assert "(curves.svg)" in card_of(found).text
 
 
 def test_the_hub_data_set_it_was_trained_on_is_named_without_its_version(tmp_path):
@@ -84,8 +83,8 @@ def test_figures_of_these_very_weights_are_metadata_with_their_intervals_in_the_
     found = card_of(staged(path, report=report(tmp_path / "eval", policies)))
     (result,) = found.data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_name) == ("em", 0.75, "demo")
-    assert "| x | t0\\_s8\\_k1 | 20 | 0.750 \\[0.650, 0.850\\] |" in found.text
-    assert "| x | t0\\_s8\\_k1 | base | 20 | +0.050 \\[-0.050, +0.150\\] |" in found.text
+    assert "| x | t0_s8_k1 | 20 | 0.750 [0.650, 0.850] |" in found.text
+    assert "| x | t0_s8_k1 | base | 20 | +0.050 [-0.050, +0.150] |" in found.text
 
 
 def test_figures_of_a_served_policy_are_shown_but_are_no_metadata(tmp_path):
@@ -128,7 +127,7 @@ def test_a_folder_that_cannot_be_published_is_refused_in_one_line(tmp_path, expe
 
 def test_settings_of_a_run_and_an_unknown_licence_in_public_are_refused(tmp_path):
     path = write_policy(tmp_path / "policy")
-    with pytest.raises(ConfigError, match="--without-trees and --source are for a run"):
+    with pytest.raises(ConfigError, match="--without-trees is for a run"):
         staged(path, trees=False)
     with pytest.raises(ConfigError, match="give it as --license"):
         staged(path, public=True)

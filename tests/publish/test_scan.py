@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from reasonrag.publish.hub import files_of
 from reasonrag.publish.scan import EMAIL, PATH, SECRET, places_of, scan
-from reasonrag.publish.staged_files import files_of
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import tree_schema
 from tests.report.hostile import rows

@@ -18,7 +18,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tests.publish.hub_state import USER, Blob, Entry, FakeHub, Repo, authorized, refused
+from tests.fakes.hub_state import USER, Blob, Entry, FakeHub, Repo, authorized, refused
 
 LFS_SUFFIXES = (".parquet", ".safetensors")
 REPO = "/api/{kind}/{owner}/{name}"
