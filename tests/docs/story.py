@@ -42,12 +42,10 @@ NOT_RUN = {
     "llama-server": "needs weights in GGUF",
     "pip install": "what CI begins with",
     "ray start": "Ray's own; tests/faults/test_cluster.py starts one",
-    "make demo": "minutes; `make smoke` and quickstart.md run its steps",
-    "make online": "minutes; `make smoke` and quickstart.md run its steps",
-    "make test": "this is it",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
     "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
     "python -m verl.trainer.main_ppo": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
+    "python -m papers real": "eleven commands; tests/papers/test_run_real.py runs it",
     "trl dpo": "TRL's own; tests/e2e/test_dataset.py gives it our pairs",
 }
 # Ours, of which every option, preset and configuration file is read, and nothing run.
@@ -55,7 +53,6 @@ READ_ONLY = {
     "accelerate launch": "needs several GPUs",
     "srun": "needs Slurm",
     "reasonrag build-tree --ray": "needs a Ray cluster; tests/faults/test_cluster.py has one",
-    "python -m papers real": "eleven commands; tests/e2e/test_reproduce_real.py runs it",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
     "reasonrag build-tree --dataset hotpotqa --limit 200 --policy extractive --retriever serper": "costs money; "
     "tests/retrieval/test_backends.py asks a server like it",
