@@ -13,6 +13,8 @@ from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
+from contrib.frameworks import as_retriever
+from contrib.searching import QueryRetriever
 from reasonrag import Config, Question
 from reasonrag.demo.world import demo_corpus
 
@@ -29,8 +31,8 @@ class SharedWords(BaseRetriever):
         return [document for _, document in sorted(shared, key=lambda pair: -pair[0])[: self.k]]
 
 
-def open_retriever(config: Config, questions: list[Question]) -> BaseRetriever:
+def open_retriever(config: Config, questions: list[Question]) -> QueryRetriever:
     """Return the retriever, here over the pages of the demo world; called with the configuration of the run."""
     pages = demo_corpus(config.questions.world_seed)
     documents = [Document(page.text, id=page.id, metadata={"title": page.title}) for page in pages]
-    return SharedWords(documents=documents, k=config.retrieval.top_k)
+    return as_retriever(SharedWords(documents=documents, k=config.retrieval.top_k), config)

@@ -2,8 +2,6 @@
 
     reasonrag build-tree --retriever python:examples.own_retriever:open_retriever --dataset questions.jsonl ...
 
-It shows what a retriever has to do; `--retriever elasticsearch` does the same without it (docs/your-search.md).
-
 The server and the index are named by ELASTICSEARCH_URL and ELASTICSEARCH_INDEX; documents have `title` and `text`.
 """
 

@@ -28,7 +28,7 @@ __version__ = "0.1.0"
 _SURFACE = {
     "pipeline.build": "build_trees",
     "storage.shards": "Shard",
-    "pipeline.parts": "open_parts",
+    "pipeline.parts": "open_parts open_retriever",
     "dpo.pairs": "derive_pairs",
     "evaluation.run": "Evaluation",
     "core.config": "Config load_config",
@@ -85,6 +85,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from reasonrag.mcts.search import TreeSearch as TreeSearch
     from reasonrag.pipeline.build import build_trees as build_trees
     from reasonrag.pipeline.parts import open_parts as open_parts
+    from reasonrag.pipeline.parts import open_retriever as open_retriever
     from reasonrag.retrieval.base import Retriever as Retriever
     from reasonrag.rewards import REWARDS as REWARDS
     from reasonrag.rewards.base import Reward as Reward

@@ -76,7 +76,7 @@ def _by_name(key: str) -> Callable[[F], F]:
     _by_name("policy.chat_template"),
     _by_name("policy.card"),
     click.option("--allow-prompt-mismatch", is_flag=True, help="Compare policies that are prompted differently."),
-    settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind", "retrieval.compress"),
+    settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind"),
     settings("Config", "format.prompts", "baselines.labels", "policy.max_tokens"),
     click.option(
         "--judged",

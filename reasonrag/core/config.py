@@ -44,31 +44,6 @@ class QuestionsConfig(Section):
     world_seed: int = execution(0, "seed of the demo world", "--world-seed")
 
 
-class BackendConfig(Section):
-    """How the search engine of `retrieval.kind` is asked. Without a value, that kind's own counts."""
-
-    collection: str | None = setting(None, "index, collection or table that is searched")
-    path: str | None = execution(None, "SQLite file, or folder of an embedded Qdrant")
-    id: str | None = setting(None, "field of a passage's id")
-    title: str | None = setting(None, "field of its title; dots reach into fields of fields")
-    text: str | None = setting(None, "field of its text")
-    score: str | None = setting(None, "field of its score")
-    vector: str | None = setting(None, "column of the vectors, or their name where a collection has several")
-    sql: str | None = setting(None, "SQL statement that returns id, title, text and score, best first")
-    request: dict[str, Any] = setting(
-        {}, 'JSON that an API or a tool is sent; "{query}", "{vector}" and "{top_k}" stand for the values'
-    )
-    method: Literal["POST", "GET"] = setting("POST", "method of HTTP; GET sends the request as parameters of the URL")
-    results: str | None = setting(None, "where the list of documents is in a reply, such as hits.hits")
-    document: str | None = setting(None, "where title and text are in one of them, such as _source")
-    tool: str | None = setting(None, "search tool of an MCP server")
-    command: tuple[str, ...] = execution((), "command that starts an MCP server; without one, it is at retrieval.url")
-    environment: tuple[str, ...] = execution((), "environment variables that this command gets, by name")
-    key_env: str | None = execution(None, "environment variable with the API key; never the key itself")
-    key_header: str | None = execution(None, 'header that carries it, such as "Authorization: Bearer {key}"')
-    price: float | None = execution(None, "price of one thousand searches", ge=0)
-
-
 class SimulatorConfig(Section):
     """The model that plays the search engine of retriever `simulated` (ZeroSearch, arXiv:2505.04588)."""
 
@@ -97,8 +72,7 @@ class RetrievalConfig(Section):
     kind: str | None = execution(
         None,
         "how to search an index: bm25, dense or hybrid (default: the best that it has). Without an index also remote, "
-        "elasticsearch, opensearch, qdrant, pgvector, sqlite, mcp, serper, tavily, api, simulated, or "
-        "python:PACKAGE.MODULE:NAME",
+        "simulated, or python:PACKAGE.MODULE:NAME, such as those in contrib/ (databases, web search, MCP)",
         "--retriever",
     )
     corpus: str | None = execution(
@@ -107,35 +81,21 @@ class RetrievalConfig(Section):
     index: str | None = execution(None, "folder of an index that `index build` made", "--index")
     encoder: str | None = execution(
         None,
-        "sentence-transformers model that encodes passages and queries: a Hub id or a folder. Needed by qdrant and "
-        "pgvector, and if the model has moved since the index was built",
+        "sentence-transformers model that encodes passages and queries: a Hub id or a folder. Needed if the model has "
+        "moved since the index was built",
         "--encoder",
     )
     reranker: str | None = execution(
         None, "cross-encoder that reorders what an index finds: a Hub id or a folder", "--reranker"
     )
     rerank_depth: int = execution(20, "passages per query that the reranker reads", "--rerank-depth", ge=1)
-    compress: Literal["sentences", "recomp", "selective_context"] | None = execution(
-        None,
-        "shorten the passages before the policy reads them: to sentences close to the query, or by RECOMP or "
-        "Selective-Context",
-        "--compress",
-    )
-    compress_keep: float = execution(
-        0.5, "share of a passage that compression keeps; recomp decides for itself", gt=0, le=1
-    )
-    compress_model: str | None = execution(
-        None,
-        "model that compresses, a Hub id or a folder: an encoder for sentences (default: word counts), a summarizer "
-        "for recomp (default: the paper's)",
-    )
     gpu: bool = execution(False, "search the vectors of an index on all GPUs", "--gpu")
     device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")
     url: tuple[str, ...] = execution(
         (), "URL of a retrieval server that speaks POST /retrieve, or of that of --retriever", "--retriever-url"
     )
     identity: str = setting("remote", "what the retrieval servers hold, for example corpus and index by name")
-    backend: BackendConfig = BackendConfig()
+    backend: dict[str, Any] = execution({}, "options of a plug-in retriever, by the names that its module describes")
     simulator: SimulatorConfig = SimulatorConfig()
     top_k: int = setting(3, "passages per search", "--top-k", ge=1, le=100)
     passage_order: Literal["best_first", "best_last"] = setting("best_first", "order of the passages in a prompt")

@@ -366,7 +366,6 @@ def how_asked(config: Config, prompts: str) -> Metrics:
         "top_p": config.policy.top_p,
         "max_tokens": config.policy.max_tokens,
         "passage_order": config.retrieval.passage_order,
-        **({"compress": config.retrieval.compress} if config.retrieval.compress else {}),
     }
 
 

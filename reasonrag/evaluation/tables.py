@@ -205,18 +205,16 @@ def _papers_table(metrics: Metrics, shown: Sequence[str]) -> Table:
             at_setting = metrics["policies"][policy][setting]
             found = at_setting["by_dataset"][dataset] if len(sets) > 1 else at_setting
             n = str(found["em"]["n"] if found["em"] else 0)
-            compress = metrics["content"]["policies"][policy].get("compress")
-            method = f"{format}+{compress}" if compress else format
-            rows.append([dataset, method, policy, n, *_means(found, shown)])
+            rows.append([dataset, format, policy, n, *_means(found, shown)])
             printed: dict[str, dict[str, str]] = {}
             for line in _published():
-                if line["format"] == method and line.get(dataset):
+                if line["format"] == format and line.get(dataset):
                     source = (
                         f"{line['paper']}, {line['table']}: {', '.join(filter(None, (line['method'], line['model'])))}"
                     )
                     value = float(line[dataset]) / float(line["scale"])
                     printed.setdefault(source, {})[line["metric"]] = f"{value:.3f}"
-            rows += [[dataset, method, source, "", *(of.get(m, "") for m in shown)] for source, of in printed.items()]
+            rows += [[dataset, format, source, "", *(of.get(m, "") for m in shown)] for source, of in printed.items()]
     headings = ["data set", "method", "policy, or paper", "n", *(NAMES[metric] for metric in shown)]
     return Table("Data sets and methods, and what the papers print of them", headings, rows, heads=3)
 

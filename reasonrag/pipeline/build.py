@@ -390,8 +390,6 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
                 "cached_of": of,
                 "cost": prices[kind].cost(used.prompt_tokens, used.completion_tokens),
             }
-        elif kind == "paid_search" and (price := config.retrieval.backend.price) is not None:
-            calls[kind]["cost"] = used.calls * price / 1000
     return calls
 
 

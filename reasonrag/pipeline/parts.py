@@ -13,7 +13,7 @@ from reasonrag.core.config import Config, ModelConfig, QuestionsConfig
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import BackendError, ConfigError, check_limits
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.plugins import import_plugin, make_plugin
+from reasonrag.core.plugins import make_plugin
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.types import Passage, Question
 from reasonrag.formats import Format, PromptSet, check_prompts, open_format, open_recorded
@@ -21,10 +21,8 @@ from reasonrag.llm.base import LLM, Sampling, StepScorer
 from reasonrag.llm.journaled import JournaledLLM
 from reasonrag.pipeline.models import check_llm, commits, once_up, open_llm
 from reasonrag.pipeline.progress import Progress
-from reasonrag.retrieval.backends.frameworks import as_retriever
 from reasonrag.retrieval.base import Retriever
-from reasonrag.retrieval.compress import compressed
-from reasonrag.retrieval.open import open_backend, open_index
+from reasonrag.retrieval.open import open_index
 from reasonrag.rewards.judge import JudgeService, ProcessJudge
 from reasonrag.rollout import Engine, FirstSteps
 from reasonrag.storage.questions import (
@@ -80,7 +78,7 @@ def open_parts(
     if config.search.recording is not None:
         format = recorded = open_recorded(config, questions)
         questions = recorded.questions
-    retriever = as_retriever(retriever, config.retrieval) if retriever else open_retriever(config, questions)
+    retriever = retriever or open_retriever(config, questions)
     format = format or open_format(config, to_train=True)
     policy = policy or open_llm(config.policy, "policy")
     content = {
@@ -149,18 +147,12 @@ def _open_set(name: str, split: str | None, settings: QuestionsConfig) -> list[Q
 def open_retriever(config: Config, questions: list[Question]) -> Retriever:
     """Open the retriever of `retrieval.kind`; by default the given index or server, else BM25.
 
-    BM25 searches the given corpus, or the paragraphs that come with the questions. What any of them finds is shortened
-    as `retrieval.compress` says.
+    BM25 searches the given corpus, or the paragraphs that come with the questions.
     """
-    return compressed(_open_retriever(config, questions), config.retrieval)
-
-
-def _open_retriever(config: Config, questions: list[Question]) -> Retriever:
     settings = config.retrieval
     if settings.kind is not None and settings.kind.startswith("python:"):
-        found = import_plugin(settings.kind)
-        # A LangChain or LlamaIndex retriever may stand in a module as it is, without a function that returns it.
-        return as_retriever(make_plugin(settings.kind, (), config, questions) if callable(found) else found, settings)
+        plugin: Retriever = make_plugin(settings.kind, ("fingerprint", "search", "aclose"), config, questions)
+        return plugin
     if settings.kind == "simulated":
         from reasonrag.pipeline.simulated import SimulatedRetriever
 
@@ -173,7 +165,11 @@ def _open_retriever(config: Config, questions: list[Question]) -> Retriever:
             )
         return SimulatedRetriever(open_llm(simulator.llm, "judge"), simulator, seed=config.seed)
     if settings.kind not in (None, "bm25", "remote", "dense", "hybrid"):
-        return open_backend(settings)
+        raise ConfigError(
+            f"retriever {settings.kind!r} is unknown; known: bm25, dense, hybrid, remote, simulated, "
+            "python:PACKAGE.MODULE:NAME. Plug-ins for databases, web search and MCP are in contrib/ "
+            "(docs/your-search.md)"
+        )
     if settings.index is not None:
         return open_index(settings)
     if settings.kind in ("dense", "hybrid"):

@@ -1,23 +1,12 @@
-"""Open a retriever: an index folder (BM25, dense or hybrid, reordered by a cross-encoder), or a search engine."""
+"""Open a retriever: an index folder (BM25, dense or hybrid, reordered by a cross-encoder)."""
 
 from __future__ import annotations
-
-from importlib import import_module
 
 from reasonrag.core.config import RetrievalConfig
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
-
-# Module and function of each kind.
-BACKENDS = {
-    **dict.fromkeys(("elasticsearch", "opensearch", "serper", "tavily", "api"), ("http_api", "ApiRetriever")),
-    "qdrant": ("databases", "open_qdrant"),
-    "pgvector": ("databases", "open_pgvector"),
-    "sqlite": ("databases", "open_sqlite"),
-    "mcp": ("mcp_tool", "open_mcp"),
-}
 
 
 def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> Retriever:
@@ -39,21 +28,6 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
 
     reranker = CrossEncoderReranker(config.reranker, device=config.device, trust_remote_code=trust_remote_code)
     return RerankedRetriever(retriever, reranker, depth=config.rerank_depth)
-
-
-def open_backend(config: RetrievalConfig) -> Retriever:
-    """Open the search engine of `config.kind`, a key of `BACKENDS`.
-
-    Raises:
-        ConfigError: the kind is unknown, a library is missing, or it is not said where or what to search.
-    """
-    kind = str(config.kind)
-    if kind not in BACKENDS:
-        known = ", ".join(("bm25", "dense", "hybrid", "remote", *BACKENDS, "simulated"))
-        raise ConfigError(f"retriever {kind!r} is unknown; known: {known}, python:PACKAGE.MODULE:NAME")
-    module, name = BACKENDS[kind]
-    retriever: Retriever = getattr(import_module(f"reasonrag.retrieval.backends.{module}"), name)(config)
-    return retriever
 
 
 def kinds(index: IndexFolder) -> list[str]:

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from reasonrag.core.errors import ConfigError
-from reasonrag.core.http import TOKEN_ENV, Unavailable, bearer_header, check_url
-from reasonrag.core.types import Passage
-from reasonrag.retrieval.backends.base import HttpBackend, Ranking, found_passage
+from reasonrag.core.addresses import Addresses
+from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.http import (
+    TOKEN_ENV,
+    Retries,
+    Unavailable,
+    about_key,
+    bearer_header,
+    check_url,
+    exchange,
+    is_transient,
+    parse_retry_after,
+)
+from reasonrag.core.text import valid_unicode
+from reasonrag.core.types import Passage, as_finite
 from reasonrag.retrieval.corpus import passage_contents
+from reasonrag.storage.questions import passage_id
+from reasonrag.storage.records import text_id
+
+if TYPE_CHECKING:
+    import aiohttp
+
+Ranking = tuple[Passage, ...]
+
+_CHECK_TIMEOUT_S = 10.0
+# Limits of a reply, decompressed: one very long document, plus a long one for each passage that was requested.
+_MOST_BYTES, _MOST_BYTES_A_PASSAGE = 16 << 20, 64 << 10
 
 
-class RemoteRetriever(HttpBackend):
-    """Asks several equal servers: always the one with the fewest requests in flight, another one if it fails.
+class RemoteRetriever:
+    """Sends queries to several equal servers: to the one with the fewest requests in flight, another if it fails.
 
-    It waits for a server that restarts: one request at a time finds out whether it is back. It belongs to the event
-    loop of its first search until `aclose`.
+    It waits for a server that restarts: one request at a time finds out whether it is back. A retriever belongs to the
+    event loop of its first search until `aclose`.
     """
 
     def __init__(
@@ -39,15 +63,15 @@ class RemoteRetriever(HttpBackend):
         Args:
             urls: addresses of servers with the same corpus and index. `/retrieve` is added to a URL without a path.
             timeout_s: seconds for one attempt.
-            max_retries: further attempts after a failure of a server that is there. 429 does not count, nor does 503 of
-                a server that works on other requests.
-            deadline_s: seconds for a request with its retries at servers that are there; and as many to wait while none
-                is, which an outage uses up once (`Addresses`).
-            concurrency: most requests in flight at each server.
-            max_queries: most queries of a request; more are sent in several requests at the same time.
+            max_retries: further attempts after a failure of a server that is up. 429 does not count, nor does 503 of a
+                server that works on other requests.
+            deadline_s: seconds for a request with its retries at servers that are up; and as many to wait while all are
+                down, which an outage uses up once (`Addresses`).
+            concurrency: maximum requests in flight at each server.
+            max_queries: maximum queries of a request; more are sent in several requests at the same time.
             identity: names corpus and index in fingerprints. Change it when the servers change theirs, because a URL
-                says nothing about what answers there.
-            token_env: environment variable whose value, if it is set, is sent as a bearer token.
+                does not identify what is served there.
+            token_env: environment variable; its value, if set, is sent as a bearer token.
 
         Raises:
             ConfigError: there is no URL, one is not http(s), or the token cannot be sent in a header.
@@ -58,26 +82,91 @@ class RemoteRetriever(HttpBackend):
             check_url(url, example="http://host:8000", allow_password=True)
         if not urls:
             raise ConfigError("a remote retriever needs the URL of at least one server")
-        super().__init__(
-            f"the retrieval server{'s' if len(urls) > 1 else ''}",
-            hashlib.sha256(f"remote:{identity}".encode()).hexdigest()[:16],
-            timeout_s=timeout_s,
-            max_retries=max_retries,
-            deadline_s=deadline_s,
-            concurrency=concurrency,
-            max_queries=max_queries,
-            urls=urls,
+        self.fingerprint = hashlib.sha256(f"remote:{identity}".encode()).hexdigest()[:16]
+        self.name = f"the retrieval server{'s' if len(urls) > 1 else ''}"
+        self.max_queries = max_queries
+        self._timeout_s = timeout_s
+        retries = partial(Retries, deadline_s=deadline_s, max_retries=max_retries, first_wait_s=0.125)
+        self._addresses = Addresses(
+            urls, concurrency, retries=retries, patience_s=deadline_s, name=self.name, error=RetrievalError
         )
-        self._key_env = token_env
+        self.slots = self._addresses.slots
+        self._token_env = token_env
         self._headers = bearer_header(os.environ.get(token_env), f"the token in {token_env}")
+        self._session: aiohttp.ClientSession | None = None
 
-    async def _attempt(self, url: str, queries: list[str], top_k: int, timeout_s: float) -> list[Ranking]:
+    async def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
+        """Return `[len(queries)]` rankings in the server's order. Empty queries are not sent and find nothing.
+
+        `Passage.score` is 0 if the server sends none.
+
+        Raises:
+            RetrievalError: no answer in time, the request was refused, or the reply cannot be matched to the queries.
+        """
+        sent_queries = [valid_unicode(query) for query in queries if query.strip()]
+        requests = []
+        for start in range(0, len(sent_queries), self.max_queries):
+            part = sent_queries[start : start + self.max_queries]
+            requests.append(asyncio.ensure_future(self._addresses.ask(partial(self._request, part, top_k))))
+        try:
+            replies = await asyncio.gather(*requests)
+        finally:
+            for request in requests:
+                request.cancel()
+        rankings = (ranking for reply in replies for ranking in reply)
+        return [next(rankings)[:top_k] if query.strip() else () for query in queries]
+
+    async def check(self) -> None:
+        """Raise RetrievalError if no server answers a query."""
+        failures = []
+        for address in self._addresses.all:
+            try:
+                await self._request(["check"], 1, None, address.url, _CHECK_TIMEOUT_S)
+                return
+            except Unavailable as failure:
+                failures.append(str(failure))
+        reasons = "; ".join(failures)
+        raise RetrievalError(
+            f"no answer from {self.name}: {reasons}; start it, or correct its address", cause="unreachable"
+        )
+
+    async def aclose(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _request(self, queries: list[str], top_k: int, _: object, url: str, left_s: float) -> list[Ranking]:
+        """Return the rankings of one request; raise Unavailable if another attempt may succeed."""
+        import aiohttp
         from yarl import URL
 
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
         endpoint = URL(url)
         endpoint = endpoint.with_path("/retrieve") if endpoint.path in ("", "/") else endpoint
+        timeout_s = min(self._timeout_s, left_s)
+        most_bytes = _MOST_BYTES + len(queries) * top_k * _MOST_BYTES_A_PASSAGE
         payload = {"queries": queries, "topk": top_k, "return_scores": True}
-        return _rankings(await self._send(endpoint, timeout_s, len(queries) * top_k, json=payload))
+        reply, body = await exchange(
+            self._session, "POST", str(endpoint), timeout_s, most_bytes, "connection", json=payload
+        )
+        status, server = reply.status, f"{endpoint.host}:{endpoint.port}"  # a URL may contain a password
+        if is_transient(status):
+            wait_s = parse_retry_after(reply.headers.get("Retry-After"))
+            message = f"{server} answers HTTP {status}"
+            raise Unavailable(message, cause=f"http_{status}", status=status, retry_after_s=wait_s)
+        if status != 200:
+            key = about_key(status, bool(self._headers), self._token_env)
+            quoted = body.decode(errors="replace")
+            raise RetrievalError(f"{server} refuses: HTTP {status}{key}", quoting=quoted, cause=f"http_{status}")
+        rankings = _rankings(body)
+        if len(rankings) != len(queries):
+            raise RetrievalError(
+                f"{self.name}: {len(queries)} queries were sent and {len(rankings)} rankings came back, so it is "
+                "unknown which ranking belongs to which query",
+                cause="misaligned",
+            )
+        return rankings
 
 
 def _rankings(body: bytes) -> list[Ranking]:
@@ -95,4 +184,4 @@ def _passage(item: Mapping[str, Any]) -> Passage:
     contents = passage_contents(document)
     if contents is None:
         raise ValueError
-    return found_passage(document.get("id"), contents, item.get("score"))
+    return Passage(text_id(document.get("id")) or passage_id(contents), contents, as_finite(item.get("score")) or 0.0)

@@ -13,8 +13,10 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+from contrib.mcp_tool import _documents
+from contrib.searching import passages_of
 from reasonrag.agents.environment import CurrentPolicy, Session
-from reasonrag.core.config import BackendConfig, SimulatorConfig
+from reasonrag.core.config import Config, SimulatorConfig
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import (
     Action,
@@ -38,9 +40,6 @@ from reasonrag.llm.openai_wire import chat_with_tools
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.simulated import SimulatedRetriever
 from reasonrag.publish.exchange.inspect_log import import_inspect
-from reasonrag.retrieval.backends.base import ranking
-from reasonrag.retrieval.backends.mcp_tool import _documents
-from reasonrag.retrieval.compress import CompressedRetriever, LibraryCompressor
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.retrieval.rerank import RerankedRetriever
 from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
@@ -219,7 +218,7 @@ def places() -> Iterator[tuple[str, Callable[[str], Course]]]:
     found: dict[str, Callable[[str], Any]] = {
         "passage": lambda text: Finds([Passage("p", f"{text}\n{text}"), Passage("p2", text)]),
         "id": lambda text: Finds([Passage(text, BENIGN), Passage(f"{text} ", BENIGN)]),
-        "reranked summary": _summed_up,
+        "reranked": lambda text: RerankedRetriever(Finds([Passage("p", text), Passage("p2", BENIGN)]), LAST_FIRST),
         "result of an MCP tool": lambda text: Finds(_result(text)),
     }
     for name in FORMATS | BASELINES:
@@ -275,15 +274,12 @@ def _judged(fields: dict[str, Any]) -> Course:
     return _shown([Prompt((Message("system", "Judge."), Message("user", quoted(fields))))])
 
 
-def _summed_up(text: str) -> CompressedRetriever:
-    """Return a retriever whose compressor says what a passage told it to."""
-    return CompressedRetriever(RerankedRetriever(FINDS, LAST_FIRST), LibraryCompressor(lambda query, read: text), None)
-
-
 def _result(text: str) -> list[Passage]:
     """Return what a tool found whose result is the text alone, and one whose result has it as its second part."""
-    names = BackendConfig()
-    return [one for texts in ([text], ["Jaws", f"{text} "]) for one in ranking(_documents(None, texts, names), names)]
+    found = []
+    for texts in ([text], ["Jaws", f"{text} "]):
+        found += passages_of(_documents(None, texts, {}), Config())
+    return found
 
 
 def _logged(text: str) -> list[dict[str, Any]]:

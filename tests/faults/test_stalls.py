@@ -203,7 +203,6 @@ ENDED_BY = {
     "pipeline/cluster.py: ended.wait()": "a deadline around it",
     "pipeline/cluster.py: ray.get(reference)": "it is done",
     "pipeline/cluster.py: ray.get(searched[0])": "the watch of the driver, whose end is that of its tasks",
-    "retrieval/backends/mcp_tool.py: self.over.wait()": "a task that holds a session open until it is closed",
     "retrieval/batched.py: batch.full.wait()": "a deadline around it",
     "retrieval/encoders.py: self._thread.begin(...).result()": "the watch",
     "rewards/judge.py: asyncio.wait({asking.task})": "it is cancelled, and has a deadline",

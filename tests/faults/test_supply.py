@@ -49,7 +49,7 @@ _NEEDED = {  # calls that are safe with this argument alone
 }
 # Modules that may do what is forbidden elsewhere: the one reader of YAML, and those that import by name.
 _ONLY_IN = {"yaml": {"core/documents.py"}}
-_BY_NAME = {"cli.py", "__init__.py", "core/plugins.py", "retrieval/open.py", "retrieval/backends/base.py"}
+_BY_NAME = {"cli.py", "__init__.py", "core/plugins.py"}
 # Names of XML vocabularies, and stand-ins for a host in help texts.
 _NO_ADDRESS = re.compile(r"http://(www\.w3\.org/|graphml\.graphdrawing\.org/|HOST|host\b|127\.0\.0\.1|\[|$)")
 

@@ -190,7 +190,7 @@ def test_a_misaligned_reply_is_an_error_and_never_a_shift(server: StubRetriever,
 
 def test_a_server_without_a_ranking_fails_its_check(server: StubRetriever) -> None:
     server.script = in_turn(reply({"result": []}))
-    with pytest.raises(RetrievalError, match="1 queries were asked and 0 rankings came back"):
+    with pytest.raises(RetrievalError, match="1 queries were sent and 0 rankings came back"):
         asyncio.run(checked(server.url))
 
 

@@ -1,4 +1,4 @@
-"""A search tool over MCP, in a process of its own: `python -m tests.retrieval.mcp_server stdio` or `http PORT`."""
+"""A search tool over MCP, in a process of its own: `python -m tests.contrib.mcp_server stdio` or `http PORT`."""
 
 from __future__ import annotations
 

