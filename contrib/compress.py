@@ -62,7 +62,7 @@ class CompressedRetriever:
 def open_retriever(config: Config, questions: list[Question]) -> CompressedRetriever:
     """Open the retriever of the option `inner`, and shorten what it finds."""
     options = config.retrieval.backend
-    update = {"kind": options.get("inner"), "backend": {}}
+    update: dict[str, object] = {"kind": options.get("inner"), "backend": {}}
     inner = open_inner(config.model_copy(update={"retrieval": config.retrieval.model_copy(update=update)}), questions)
     return CompressedRetriever(inner, closest_sentences(options.get("model"), float(options.get("keep", 0.5))), options)
 

@@ -54,8 +54,6 @@ READ_ONLY = {
     "srun": "needs Slurm",
     "reasonrag build-tree --ray": "needs a Ray cluster; tests/faults/test_cluster.py has one",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
-    "reasonrag build-tree --dataset hotpotqa --limit 200 --policy extractive --retriever serper": "costs money; "
-    "tests/retrieval/test_backends.py asks a server like it",
     "reasonrag env serve": "does not end; tests/agents/test_environment.py serves one",
     "reasonrag record": "does not end; tests/agents/test_recorder.py records",
     "reasonrag build-tree --recording": "needs a recorded agent; tests/formats/test_recorded.py has one",

@@ -93,7 +93,7 @@ def ended(runs: Sequence[tuple[str, Sequence[str]]], folder: Path) -> dict[str, 
 
 
 CALL = (
-    r"the run stands still: .* for 8 s, .*\d tasks? at http\.py:\d+ exchange, {}\.py:\d+ _send, "
+    r"the run stands still: .* for 8 s, .*\d tasks? at http\.py:\d+ exchange, {}, "
     r".* for 127\.0\.0\.1:\d+"
 )
 # What never answers: how the command ends, and what names it.
@@ -102,9 +102,9 @@ NAMES = {
         1,
         r"stands still: nothing finished and no CPU time for 4 s, at .*test_stalls\.py:\d+ <lambda>",
     ),
-    "an engine": (EX_TEMPFAIL, CALL.format("server")),
-    "a judge": (EX_TEMPFAIL, CALL.format("server")),
-    "a retriever": (EX_TEMPFAIL, CALL.format("base")),
+    "an engine": (EX_TEMPFAIL, CALL.format(r"server\.py:\d+ _send")),
+    "a judge": (EX_TEMPFAIL, CALL.format(r"server\.py:\d+ _send")),
+    "a retriever": (EX_TEMPFAIL, CALL.format(r"remote\.py:\d+ _request")),
     "the event loop": (EX_TEMPFAIL, r"thread MainThread: test_stalls\.py:\d+ complete"),
 }
 

@@ -96,16 +96,13 @@ def test_a_policy_that_was_trained_with_other_prompts_is_asked_with_a_warning(tm
         assert len(told) == warnings
 
 
-@pytest.mark.parametrize("kind", ["remote", "api"])
-def test_a_search_engine_that_is_away_stops_a_run_that_begins_and_none_that_goes_on(
-    kind: str, files: dict[str, str]
-) -> None:
+def test_a_search_engine_that_is_away_stops_a_run_that_begins_and_none_that_goes_on(files: dict[str, str]) -> None:
     with socket.socket() as free:  # bound and not listening: nobody else answers there
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
 
         async def check_it(*, begun: bool) -> None:
-            async with aclosing(parts(files, retrieval__kind=kind, retrieval__url=[address])) as opened:
+            async with aclosing(parts(files, retrieval__url=[address])) as opened:
                 await check(opened, begun=begun)
 
         with pytest.raises(RetrievalError, match="answer"):
