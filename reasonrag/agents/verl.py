@@ -45,7 +45,7 @@ from reasonrag.online_rl.task import Task, batched_retrievers, needs_of, open_ta
 from reasonrag.online_rl.transcript import transcripts
 from reasonrag.pipeline.models import open_llm
 from reasonrag.pipeline.parts import judge_service, open_engine
-from reasonrag.publish.exchange.exporters import output, verl_row, verl_schema
+from reasonrag.publish.exporters import output, verl_row, verl_schema
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.encoders import open_encoder
 from reasonrag.rewards import Reward, RewardParts, open_reward

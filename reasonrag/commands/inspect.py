@@ -141,32 +141,28 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
     Questions for RL, in Search-R1's format:
       reasonrag export runs/hotpot --to verl --out data
     """
-    from reasonrag.publish.exchange import EXPORTERS
+    from reasonrag.publish.exporters import EXPORTERS
 
     _exchange(EXPORTERS[form], f"--to {form}", run, out, given)
 
 
 @command("import")
 @click.argument("source", type=PATH)
-@click.option(
-    "--from", "form", type=click.Choice(["inspect", "proguide", "trl"]), required=True, help="Format of SOURCE."
-)
 @click.option("--test", type=PATH, help="File of held-out pairs with the same fields.")
-@out("A folder that `dpo train --data` reads; of inspect, `build-tree --recording`.")
-def import_(source: Path, form: str, out: Path, **given: Path | None) -> None:
-    """Import preference pairs, or an agent's log, from another tool.
+@out("A folder that `dpo train --data` reads.")
+def import_(source: Path, out: Path, **given: Path | None) -> None:
+    """Import preference pairs of another tool: TRL's layouts, and the published RAG-ProGuide.
 
-    Missing fields of pairs stay null, and pairs that contradict each other are named.
+    `dpo train --data SOURCE` reads the same files. Import them to keep them as Parquet, with unusable rows set aside.
+    Missing fields stay null, and pairs that contradict each other are named.
 
     \b
-      reasonrag import RAG_ProGuide.json --from proguide --out data/proguide
+      reasonrag import RAG_ProGuide.json --out data/proguide
       reasonrag dpo train --data data/proguide --model Qwen/Qwen2.5-7B-Instruct --out policies/proguide
-    A log of inspect_ai in JSON (inspect log dump FILE.eval > agent.json), to branch each step of its agent:
-      reasonrag import agent.json --from inspect --out recordings/inspect
     """
-    from reasonrag.publish.exchange import IMPORTERS
+    from reasonrag.publish.importers import import_pairs
 
-    _exchange(IMPORTERS[form], f"--from {form}", source, out, given)
+    _exchange(import_pairs, "import", source, out, given)
 
 
 @command()

@@ -100,6 +100,15 @@ def _cover(said: str, gold: str, rules: Rules) -> float:
     return float(f" {gold} " in f" {said} ")
 
 
+def common_text(question: str) -> str:
+    """Return a text in lower case with single blanks, to compare questions without case and white space.
+
+    >>> common_text("Who  made JAWS?")
+    'who made jaws?'
+    """
+    return " ".join(question.casefold().split())
+
+
 def common_length(a: Sequence[object], b: Sequence[object]) -> int:
     """Return how long the longest common beginning of two texts, or of two tuples, is.
 

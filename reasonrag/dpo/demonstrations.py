@@ -16,6 +16,7 @@ from reasonrag.core.config import Config, load_config
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import DataError
 from reasonrag.core.policy_card import PolicyCard
+from reasonrag.core.text import common_text
 from reasonrag.core.types import (
     Action,
     Answer,
@@ -30,13 +31,11 @@ from reasonrag.core.types import (
     Step,
 )
 from reasonrag.dpo.pairs import in_test_split, open_turn, path_from_root
-from reasonrag.dpo.preferences import Preferences
-from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText
+from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText
 from reasonrag.formats import Format, open_format
 from reasonrag.spre import content_of, step_end
 from reasonrag.storage.parquet import Row, by_question, read_shards
 from reasonrag.storage.runs import read_run
-from reasonrag.storage.shards import common_text
 from reasonrag.storage.tables import trajectory_schema, tree_schema
 from reasonrag.training.settings import SFTSettings
 

@@ -6,8 +6,6 @@ every pair is for training. Nothing is ever cut: a cut step is a different step.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import random
 from collections import Counter
@@ -18,9 +16,8 @@ from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.policy_card import PolicyCard
-from reasonrag.dpo.contradictions import PairRules
-from reasonrag.dpo.preferences import Preferences, as_fields, read_preferences
-from reasonrag.dpo.token_rows import CheckedRow, Encoded, Pair, Segment, encode
+from reasonrag.dpo.preferences import CheckedRow, PairRules, Preferences, read_preferences
+from reasonrag.dpo.token_rows import Encoded, Pair, Segment, encode
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import PairSettings
 
@@ -161,7 +158,7 @@ def open_examples(
     return Examples(
         kept["train"],
         kept["test"],
-        _checksum(preferences),
+        preferences.checksum(),
         preferences.card,
         settings.data,
         report,
@@ -192,15 +189,6 @@ def _sample(rows: list[CheckedRow], limit: int | None, seed: int) -> list[Checke
         return rows
     sampled = set(random.Random(seed).sample(groups, limit))
     return [row for row in rows if row.group in sampled]
-
-
-def _checksum(preferences: Preferences) -> str:
-    digest = hashlib.sha256()
-    for split, rows in (("train", preferences.train), ("test", preferences.test)):
-        for row in rows:
-            values = [split, row.sides, row.margin, row.depth, row.group, *filter(None, [row.target])]
-            digest.update(json.dumps(values, default=as_fields).encode() + b"\n")
-    return digest.hexdigest()[:16]
 
 
 def longest(pair: Pair) -> int:

@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from reasonrag.core.text import common_text
 from reasonrag.spre import (
     Decision,
     PairReward,
@@ -24,7 +25,6 @@ from reasonrag.spre import (
     step_end,
 )
 from reasonrag.storage.parquet import Row, by_question, read_batches
-from reasonrag.storage.shards import common_text
 from reasonrag.storage.tables import tree_schema
 
 Question = tuple[str, str]  # data set and id

@@ -17,12 +17,10 @@ from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Prompt
+from reasonrag.dpo.preferences import ChatSides, CheckedRow, Ids, Messages, StepSides, StepText, Target, TextSides
 from reasonrag.llm.chat_template import ChatTemplate
 
 TurnEnd = Literal["as_sampled", "always"]
-Ids = tuple[int, ...]
-Messages = list[dict[str, Any]]
-
 _Spelled = dict[tuple[str, Ids | None], Ids]
 
 _BATCH = 1000
@@ -42,18 +40,6 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a process reward model should say of a step: a value in [0, 1], and how sure that is, in (0, 1].
-
-    Steps of one question that were taken in the same state have the same `state`.
-    """
-
-    value: float
-    weight: float
-    state: int
-
-
-@dataclass(frozen=True, slots=True)
 class Pair:
     """A preference. Step pairs have one segment a side, trajectory pairs one a step.
 
@@ -66,65 +52,6 @@ class Pair:
     margin: float | None
     depth: int
     group: tuple[str, str]
-    target: Target | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepText:
-    """A step as it was written. `end`: stop (at a stop string), turn (the policy ended its turn), length (cut off).
-
-    `token_ids` are those that the policy sampled, with an end token or what follows a stop string in its last token;
-    None if they are unknown.
-    """
-
-    prompt: Prompt
-    text: str
-    end: str
-    token_ids: Ids | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepSides:
-    """Two steps, or two trajectories, whose ends are known."""
-
-    chosen: tuple[StepText, ...]
-    rejected: tuple[StepText, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSides:
-    """Two whole turns as lists of messages, TRL's conversational layout.
-
-    `template` goes to the chat template: TRL's columns `tools` and `chat_template_kwargs`.
-    """
-
-    prompt: Messages
-    chosen: Messages
-    rejected: Messages
-    template: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TextSides:
-    """Two continuations of a text, TRL's standard layout."""
-
-    prompt: str
-    chosen: str
-    rejected: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedRow:
-    """A checked row of the data; `place` names it in messages, `types` the actions of chosen and rejected, "" if
-    unknown.
-    """
-
-    place: str
-    sides: StepSides | ChatSides | TextSides
-    margin: float | None
-    depth: int
-    group: tuple[str, str]
-    types: tuple[str, str] = ("", "")
     target: Target | None = None
 
 

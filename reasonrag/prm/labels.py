@@ -9,8 +9,7 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.dpo.demonstrations import read_prompt
 from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
-from reasonrag.dpo.preferences import Preferences
-from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText, Target
+from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, Target
 from reasonrag.spre import Decision, decisions_of, standard_error, step_end
 from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
 from reasonrag.storage.runs import read_run

@@ -17,7 +17,8 @@ from reasonrag.core.errors import ConfigError, DataError, LLMError
 from reasonrag.core.plugins import make_plugin
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.core.watch import Worker
-from reasonrag.dpo.token_rows import CheckedRow, StepSides, StepText, encode
+from reasonrag.dpo.preferences import CheckedRow, StepSides, StepText
+from reasonrag.dpo.token_rows import encode
 from reasonrag.llm.base import StepScorer
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.local import load_model

@@ -22,7 +22,7 @@ from reasonrag.core.models import BACKENDS
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import POLICY_CARD
 from reasonrag.core.text import one_line, printable
-from reasonrag.dpo.contradictions import Contradictions
+from reasonrag.dpo.preferences import Contradictions
 from reasonrag.formats import open_format
 from reasonrag.publish.card import UNKNOWN, Yaml, fenced, fenced_yaml, mapping, place_json, render
 from reasonrag.publish.verify import verify

@@ -15,9 +15,8 @@ from reasonrag.core.config import Config
 from reasonrag.core.errors import DataError, InputError, RunError
 from reasonrag.core.text import one_line
 from reasonrag.core.types import as_finite
-from reasonrag.dpo.contradictions import PairRules
 from reasonrag.dpo.pairs import Question, repeated_questions
-from reasonrag.dpo.preferences import check_shards, pairs_in, split_of
+from reasonrag.dpo.preferences import PairRules, check_shards, pairs_in, split_of
 from reasonrag.llm.model_folder import model_files
 from reasonrag.llm.weights import check_tensors
 from reasonrag.publish.card import mapping

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reasonrag.dpo.contradictions import Contradictions
 from reasonrag.dpo.pairs import repeated_questions
+from reasonrag.dpo.preferences import Contradictions
 from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.spre import decisions_of, full_prompt
 from reasonrag.storage.parquet import Row, shard_paths

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reasonrag.core.errors import ConfigError
+from reasonrag.core.text import common_text
 from reasonrag.core.types import Question
 
 
@@ -57,12 +58,3 @@ def cut(questions: Sequence[Question], of: int) -> list[list[Question]]:
     for position, family in zip(first, alike.values(), strict=True):
         shards[position * of // len(questions)] += family
     return shards
-
-
-def common_text(question: str) -> str:
-    """Return what the texts of a question have in common that differ in nothing but case and white space.
-
-    >>> common_text("Who  made JAWS?")
-    'who made jaws?'
-    """
-    return " ".join(question.casefold().split())

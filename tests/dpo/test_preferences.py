@@ -6,8 +6,8 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.dpo.preferences import checked_rows
-from reasonrag.dpo.token_rows import ChatSides, encode
+from reasonrag.dpo.preferences import ChatSides, checked_rows
+from reasonrag.dpo.token_rows import encode
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.storage.records import RowProblems
 from tests.llm.tiny import save_tiny_model

@@ -10,7 +10,8 @@ import pytest
 
 from reasonrag.core.errors import DataError
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.dpo.token_rows import ChatSides, CheckedRow, StepSides, StepText, TextSides, encode
+from reasonrag.dpo.preferences import ChatSides, CheckedRow, StepSides, StepText, TextSides
+from reasonrag.dpo.token_rows import encode
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from tests.llm.tiny import save_tiny_model

@@ -336,12 +336,9 @@ def preferences(folder: Path) -> dict[str, Path]:
     """Files of other tools with a canary in each of their texts."""
     said = SAID
     pair = {"prompt": f"Say {said}", "chosen": f"<answer>{said} yes</answer>", "rejected": f"<answer>{said}</answer>"}
-    guide = {"instruction": said, "input": said, "chosen": pair["chosen"], "rejected": pair["rejected"], "layer": 1}
+    guide = {"instruction": said, "input": said, "prompt": f"System: {said}\nUser: {said}", "layer": 1}
+    guide |= {"chosen": pair["chosen"], "rejected": pair["rejected"]}
     guide |= {"chosen_action_type": "Answer Generation", "rejected_action_type": "Answer Generation"}
-    message = {"role": "user", "content": said}
-    output = {"choices": [{"message": {"role": "assistant", "content": said}, "stop_reason": "stop"}]}
-    event = {"event": "model", "model": "m", "input": [message], "tools": [], "output": output}
-    sample = {"id": 1, "epoch": 1, "input": said, "target": said, "events": [event], "attachments": {}}
     written = {"trl": [pair, {"prompt": said}], "proguide": [guide, {"layer": said}], "parse": [{"text": said}]}
     texts = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
     written["pairs"] = [
@@ -349,8 +346,6 @@ def preferences(folder: Path) -> dict[str, Path]:
         for n in range(8)
     ]
     files = {name: write_jsonl(folder / f"{name}.jsonl", rows) for name, rows in written.items()}
-    files["inspect"] = folder / "inspect.json"
-    files["inspect"].write_text(json.dumps({"samples": [sample]}), encoding="utf-8")
     files["real"] = write_data(folder / "real")
     for file in (folder / "real" / "questions").iterdir():
         file.write_text(file.read_text(encoding="utf-8").replace('?"', f'? {KEYS}"'), encoding="utf-8")
@@ -380,12 +375,11 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
     commands: list[tuple[str | Path, ...]] = [
         ("build-tree", *sea.flags, "--policy", "extractive", "--iterations", "4", "--out", run),
         ("graph", run, "--form", "node-link", "--out", out / "trees.jsonl"),
-        ("import", given["trl"], "--from", "trl", "--out", out / "trl"),
+        ("import", given["trl"], "--out", out / "trl"),
         ("export", run, "--to", "search-r1", "--out", out / "search-r1"),
         ("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path", "--out", out / "hub"),
         ("parse", "--format", "search_r1", given["parse"]),
-        ("import", given["proguide"], "--from", "proguide", "--out", out / "proguide"),
-        ("import", given["inspect"], "--from", "inspect", "--out", out / "inspect"),
+        ("import", given["proguide"], "--out", out / "proguide"),
         ("pairs", run, "--min-margin", "0.05", "--out", out / "pairs"),
         ("graph", run, "--out", out / "graphs"),
         ("report", run, "--out", out / "page"),

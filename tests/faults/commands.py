@@ -253,7 +253,7 @@ class Commands:
     @cached_property
     def import_pairs(self) -> Command:
         source = self.run / "pairs" / "train-00000-of-00001.parquet"
-        return self._command(lambda out: ("import", source, "--from", "trl", "--out", out), digests)
+        return self._command(lambda out: ("import", source, "--out", out), digests)
 
     @cached_property
     def publish_dry_run(self) -> Command:

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+from contrib.inspect_log import convert
 from contrib.mcp_tool import _documents
 from contrib.searching import passages_of
 from reasonrag.agents.environment import CurrentPolicy, Session
@@ -39,7 +40,6 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.openai_wire import chat_with_tools
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.simulated import SimulatedRetriever
-from reasonrag.publish.exchange.inspect_log import import_inspect
 from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.retrieval.rerank import RerankedRetriever
 from reasonrag.rewards import REWARDS, RewardParts, RewardSettings, open_reward
@@ -47,9 +47,9 @@ from reasonrag.rewards.base import trajectory_text
 from reasonrag.rewards.judge import JudgeService, quoted
 from reasonrag.rollout import Engine
 from reasonrag.storage.records import read_calls
+from tests.contrib.test_inspect_log import MESSAGES, sample
 from tests.formats.test_recorded import conversation
 from tests.llm.tiny import TEMPLATE
-from tests.publish.exchange.test_inspect_log import MESSAGES, sample
 from tests.toys import LUCAS, ToyRetriever
 
 BENIGN = "Jaws is a film of 1975"
@@ -290,7 +290,7 @@ def _logged(text: str) -> list[dict[str, Any]]:
         messages = [*MESSAGES[:3], MESSAGES[3] | {"content": parts}]
         one = sample(1) | {"attachments": {"abc": text}, "events_data": {"messages": messages}}
         log.write_text(json.dumps({"samples": [one]}))
-        import_inspect(log, Path(folder, "agent"))
+        convert(log, Path(folder, "agent"))
         return list(read_calls(Path(folder, "agent")))
 
 

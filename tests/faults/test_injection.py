@@ -16,7 +16,8 @@ from rich.console import Console
 from reasonrag.core.markdown import inert_markdown
 from reasonrag.core.text import inert, quotable
 from reasonrag.core.types import Message, Passage, Prompt, Span
-from reasonrag.dpo.token_rows import StepSides, StepText, encode
+from reasonrag.dpo.preferences import StepSides, StepText
+from reasonrag.dpo.token_rows import encode
 from reasonrag.formats import BASELINES, FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.publish.card import fenced

@@ -21,17 +21,17 @@ import zstandard
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from contrib.inspect_log import convert
 from reasonrag.core.config import Config, load_config
 from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import ConfigError, DataError, ReasonRAGError, RunError
 from reasonrag.core.secrets import redact
 from reasonrag.core.settings import parse_assignment
-from reasonrag.dpo.preferences import Unusable
+from reasonrag.dpo.preferences import Unusable, known_columns, read_row
 from reasonrag.evaluation.sweep import check_names
 from reasonrag.formats import open_format
-from reasonrag.publish.exchange.importers import from_proguide, from_trl
-from reasonrag.publish.exchange.inspect_log import import_inspect
 from reasonrag.publish.hub import check_target
+from reasonrag.publish.importers import as_pair
 from reasonrag.storage.questions import load_questions
 from reasonrag.storage.records import read_calls
 from tests import warmed
@@ -249,9 +249,9 @@ def test_any_questions(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
 )
 def test_any_import(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     def row(value: dict[str, Any]) -> None:
-        for read in (from_trl, from_proguide):
-            with suppress(Unusable):
-                assert read(value)["chosen"]
+        with suppress(Unusable):
+            columns = known_columns(value)
+            assert as_pair(read_row("", columns), columns)["chosen"]
 
     calls = st.fixed_dictionaries({"event": st.just("model"), "output": _VALUES, "input": _VALUES, "tools": _VALUES})
     sample = st.fixed_dictionaries(
@@ -262,7 +262,7 @@ def test_any_import(tmp_path: Path, fuzz: Fuzz, figure: Figure) -> None:
     def log(value: Any) -> None:
         (tmp_path / "log.json").write_text(json.dumps(value), encoding="utf-8")
         with suppress(DataError, RunError):
-            import_inspect(tmp_path / "log.json", tmp_path / "imported")
+            convert(tmp_path / "log.json", tmp_path / "imported")
 
     def recording(values: list[Any]) -> None:
         (tmp_path / "calls.jsonl").write_text("\n".join(map(json.dumps, values)) + "\n", encoding="utf-8")

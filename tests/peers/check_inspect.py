@@ -1,4 +1,4 @@
-"""An agent of inspect_ai (`react`), evaluated by it: `import --from inspect` and `build-tree` branch its steps.
+"""An agent of inspect_ai (`react`), evaluated by it: `contrib/inspect_log.py` and `build-tree` branch its steps.
 
 The model is that of the check `openai`. The log is read as inspect_ai writes it (`.json`), and as `inspect log dump`
 prints the other kind (`.eval`).
@@ -69,7 +69,8 @@ def main() -> None:
                 written = subprocess.run(dumping, check=True, stdout=subprocess.PIPE).stdout
             Path(f"{kind}.json").write_bytes(written)
             ours = [sys.executable, "-m", "reasonrag"]
-            subprocess.run([*ours, "import", f"{kind}.json", "--from", "inspect", "--out", f"from-{kind}"], check=True)
+            converting = [sys.executable, str(Path(__file__).parents[2] / "contrib" / "inspect_log.py")]
+            subprocess.run([*converting, f"{kind}.json", f"from-{kind}"], check=True)
         calls = list(read_calls(Path("from-eval")))
         assert KEY not in Path("from-eval", "calls.jsonl").read_text()
         recording = ["--recording", "from-eval", "--dataset", "from-eval/questions.jsonl", "--corpus", "corpus.jsonl"]

@@ -43,8 +43,8 @@ def questions_of_trees(tokenizer) -> Counter[str]:
     world.reasonrag("export", run, "--to", "verl", "--out", Path.cwd() / "verl")
     rows = dataset(tokenizer, *Path("verl").glob("*.parquet"))
     assert len(rows) == 200
-    # verl's own loader of a reward function, with the path of the file that the export wrote.
-    own_score = get_custom_reward_fn(config("reward.custom_reward_function.path=verl/reward.py"))
+    # verl's own loader of a reward function.
+    own_score = get_custom_reward_fn(config(f"reward.custom_reward_function.path={world.ROOT}/contrib/verl_reward.py"))
     by_question = {}
     for row in (rows[number] for number in range(len(rows))):
         by_question[row["extra_info"]["dataset"], row["extra_info"]["question_id"]] = row
@@ -53,7 +53,7 @@ def questions_of_trees(tokenizer) -> Counter[str]:
         row = by_question[key]
         asked = row["data_source"], turn, row["reward_model"]["ground_truth"]
         assert own_score(*asked, extra_info=row["extra_info"]) == em, (turn, em)
-        counts["answers that reward.py scores as we do"] += 1
+        counts["answers that verl_reward.py scores as we do"] += 1
         counts["of them right"] += int(em)
         if key[0] != "hotpotqa":
             try:

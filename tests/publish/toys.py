@@ -125,3 +125,24 @@ def report(folder: Path, policies: dict[str, str], *, em: float = 0.75) -> Path:
     folder.mkdir()
     (folder / "metrics.json").write_text(json.dumps(figures), encoding="utf-8")
     return folder
+
+
+def says(role: str, content: str) -> Row:
+    return {"role": role, "content": content}
+
+
+def proguide_row(number: int = 0, **changes: Any) -> Row:
+    """A row in the documented fields of RAG-ProGuide, invented."""
+    instruction, user = "Reason.", f"Question: Who made film {number}?"
+    return {
+        "instruction": instruction,
+        "input": user,
+        "prompt": f"System: {instruction}\nUser: {user}",
+        "chosen": f"So the next query is <query>film {number}</query>",
+        "rejected": "So the answer is <answer>\nLucas </answer>",
+        "chosen_action_type": "Query Generation",
+        "chosen_content": f"film {number}",
+        "rejected_action_type": "Answer Generation",
+        "rejected_content": "Lucas",
+        "layer": number % 4,
+    } | changes

@@ -25,18 +25,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.text import quotable, valid_unicode
 from reasonrag.core.types import Message, Prompt, Question
 from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
-from reasonrag.dpo.preferences import Unusable, read_row
-from reasonrag.dpo.token_rows import StepSides
+from reasonrag.dpo.preferences import StepSides, Unusable, read_row
 from reasonrag.formats.base import PromptSet
 from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
-from reasonrag.storage.files import write_json, write_text, writing
+from reasonrag.storage.files import write_json, writing
 from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths, write_parquet
 from reasonrag.storage.questions import KNOWN
@@ -48,6 +46,7 @@ from reasonrag.training.model import acting_policy, model_path, tokenizer_path
 Log = Callable[[str], object]
 
 _INFO = "dataset_info.json"
+# LLaMA-Factory's names; the defaults are written out.
 _TAGS = {
     "role_tag": "from",
     "content_tag": "value",
@@ -55,9 +54,9 @@ _TAGS = {
     "assistant_tag": "gpt",
     "system_tag": "system",
 }
-# Columns of a pair that are kept beside its texts.
-_PROVENANCE = ("pair_id", "dataset", "question_id", "depth", "chosen_reward", "rejected_reward", "margin")
 _COLUMNS = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "system": "system"}
+# Columns of a pair that are exported with its texts.
+_PROVENANCE = ("pair_id", "dataset", "question_id", "depth", "chosen_reward", "rejected_reward", "margin")
 
 _ground_truth = Described("What a rule compares an answer with.", ("target", ["string"], "golden answers"))
 _identity = Described(
@@ -76,46 +75,19 @@ verl_schema = Described(
     ("reward_model", Described("", ("style", "string", "rule"), ("ground_truth", _ground_truth, "")), "golden answers"),
     ("extra_info", _identity, "identity"),
 )
-_REWARD = Path(__file__).with_name("verl_reward.py")
-
-
-def read_pairs(run: Path) -> dict[str, Iterator[Row]]:
-    """Return a run's rows of `tables.pair_schema` by split, without splits that are empty.
-
-    Raises:
-        RunError: the run is not finished.
-        DataError: the run has no pairs, or pairs of whole trajectories.
-    """
-    config, summary = read_run(run)
-    if config.pairs.level == "trajectory":
-        raise DataError(
-            f"{run}: its pairs are whole trajectories, of several prompts each, and one pair of messages cannot hold "
-            f"them; derive pairs of steps with `reasonrag pairs {run}`"
-        )
-    counted = summary.get("pairs") or {}
-    pairs_by_split = {}
-    for split in ("train", "test"):
-        if counted.get(split):
-            pairs_by_split[split] = read_shards(run / "pairs", split, pair_schema())
-    if not pairs_by_split:
-        raise DataError(f"{run}: no pairs to export; build trees of more questions, or lower pairs.min_margin")
-    return pairs_by_split
 
 
 @contextlib.contextmanager
 def output(out: Path, marker: str, *names: str) -> Iterator[dict[str, int]]:
     """Open a folder that only this process writes to; the yielded counts are written to `marker` at the end.
 
-    Files of an earlier run under `names` are removed first: half of an old set beside half of a new one would look
+    Files of an earlier run under `names` are removed first: half of an old set with half of a new one would look
     complete.
 
     Args:
-        out: a new folder, or one with `marker`, which is written first.
+        out: a new folder, or one with `marker`, which is written first. RunError if it holds other files or is in use.
         marker: name of the file that says which exporter owns the folder.
         names: patterns of all other files that will be written.
-
-    Raises:
-        RunError: the folder holds other files, is in use, or cannot be written.
     """
     begun = [path.name for path in out.glob(f".{marker}.*")]
     with Folder(out, marker, marker, ignore=begun).locked():
@@ -146,52 +118,69 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
     return count
 
 
-def export_json_lines(run: Path, out: Path) -> dict[str, int]:
-    """Write a run's pairs as `train.jsonl` and, if questions are held out, `test.jsonl`, columns as in the tables.
+# Pairs
 
-    Returns the rows by split. Raises RunError and DataError, see `read_pairs` and `output`.
+
+@contextlib.contextmanager
+def _exported_pairs(run: Path, out: Path, tool: str, convert: Callable[[Row], Row]) -> Iterator[dict[str, int]]:
+    """Write `train.jsonl` and, if questions are held out, `test.jsonl`; yield the rows by split.
+
+    Raises:
+        RunError: the run is not finished, or the folder cannot be written.
+        DataError: the run has no pairs, or pairs of whole trajectories; or `convert` raised `Unusable` for some.
     """
-    return _write_pairs(read_pairs(run), out, "jsonl-export.json", dict)
+    config, summary = read_run(run)
+    if config.pairs.level == "trajectory":
+        raise DataError(
+            f"{run}: its pairs are whole trajectories, of several prompts each, and one pair of messages cannot hold "
+            f"them; derive pairs of steps with `reasonrag pairs {run}`"
+        )
+    splits = [split for split in ("train", "test") if (summary.get("pairs") or {}).get(split)]
+    if not splits:
+        raise DataError(f"{run}: no pairs to export; build trees of more questions, or lower pairs.min_margin")
+
+    def converted(split: str) -> Iterator[Row]:
+        problems = RowProblems(f"{run}, {split} pairs")
+        for number, row in enumerate(read_shards(run / "pairs", split, pair_schema()), 1):
+            try:
+                yield convert(row)
+            except Unusable as reason:
+                problems.add(str(reason), number)
+        problems.check(f"{tool} cannot read these; export with --to trl or --to jsonl instead.")
+
+    with output(out, f"{tool}-export.json", "train.jsonl", "test.jsonl", _INFO) as counts:
+        for split in splits:
+            counts[split] = write_json_lines(out / f"{split}.jsonl", converted(split))
+        yield counts
 
 
-def _write_pairs(
-    pairs: Mapping[str, Iterable[Row]], out: Path, marker: str, convert: Callable[[Row], Row]
-) -> dict[str, int]:
-    with output(out, marker, "train.jsonl", "test.jsonl") as counts:
-        for split, rows in pairs.items():
-            counts[split] = write_json_lines(out / f"{split}.jsonl", map(convert, rows))
-    return counts
+def export_json_lines(run: Path, out: Path) -> dict[str, int]:
+    """Write a run's pairs with the columns of the tables; return the rows by split."""
+    with _exported_pairs(run, out, "jsonl", dict) as counts:
+        return counts
 
 
 def export_trl(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[str, int]:
-    """Write a run's pairs as texts, rendered with a chat template: `train.jsonl` and `test.jsonl` for `trl dpo`.
+    """Write a run's pairs as texts for `trl dpo`, rendered with a chat template; return the rows by split.
 
     A step that ended its turn ends with the policy's own end-of-turn token. `tokenizer` is the folder or Hub name of a
-    model with the policy's chat template; None: the policy of the run. Returns the rows by split.
-
-    Raises:
-        RunError, DataError: see `read_pairs` and `output`.
-        ConfigError: there is no such model, or no policy with a tokenizer wrote the run.
+    model with the policy's chat template; None: the policy of the run.
     """
-    pairs, chat = read_pairs(run), _chat_template(run, tokenizer)
-    return _write_pairs(pairs, out, "trl-export.json", partial(_as_texts, chat))
+    with _exported_pairs(run, out, "trl", partial(_as_texts, _chat_template(run, tokenizer))) as counts:
+        return counts
 
 
 def _as_texts(chat: ChatTemplate, row: Row) -> Row:
     sides = read_row(str(row["pair_id"]), row).sides
     assert isinstance(sides, StepSides)  # pairs of a run name the ends of their steps
-    texts = {"prompt": _read_by_model(sides.chosen[0].prompt, chat)}
+    texts = {"prompt": _prompt_text(sides.chosen[0].prompt, chat)}
     for name, (step,) in (("chosen", sides.chosen), ("rejected", sides.rejected)):
-        ended = str(chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)) if step.end == "turn" else ""
-        texts[name] = step.text + ended
-    return texts | _provenance(row)
+        end_token = str(chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)) if step.end == "turn" else ""
+        texts[name] = step.text + end_token
+    return texts | {name: row.get(name) for name in _PROVENANCE}
 
 
-def _provenance(row: Row) -> Row:
-    return {name: row.get(name) for name in _PROVENANCE}
-
-
-def _read_by_model(prompt: Prompt, chat: ChatTemplate) -> str:
+def _prompt_text(prompt: Prompt, chat: ChatTemplate) -> str:
     """Return the text of a prompt, without the start token if the tokenizer writes one by itself."""
     text, start = chat.text(prompt), chat.tokenizer.bos_token_id
     adds_start = start is not None and chat.tokenizer("")["input_ids"][:1] == [start]
@@ -199,15 +188,54 @@ def _read_by_model(prompt: Prompt, chat: ChatTemplate) -> str:
 
 
 def _chat_template(run: Path, tokenizer: str | None) -> ChatTemplate:
-    config: Config = read_run(run)[0]
+    config, _ = read_run(run)
     model = tokenizer or acting_policy(config.policy)[0]
     if model is None:
         raise ConfigError(
-            f"{run} does not say whose chat template renders its prompts; add --tokenizer with a folder or a Hub id"
+            f"{run} does not name a model with a chat template for its prompts; add --tokenizer with a folder or a "
+            "Hub id"
         )
     path = model_path(model)
     path = tokenizer_path(path, adapter_base(Path(path)) or path)
     return ChatTemplate.load(path, template=config.policy.chat_template)
+
+
+def export_llamafactory(run: Path, out: Path) -> dict[str, int]:
+    """Write one file per split, and `dataset_info.json` with the data sets `reasonrag_train` and `reasonrag_test`.
+
+    Use it with `dataset_dir: OUT`, `dataset: reasonrag_train`, `eval_dataset: reasonrag_test`.
+    """
+    with _exported_pairs(run, out, "llamafactory", sharegpt) as counts:
+        write_json(out / _INFO, {f"reasonrag_{split}": description(f"{split}.jsonl") for split in counts})
+    return counts
+
+
+def description(file_name: str) -> dict[str, Any]:
+    """Return the entry of `dataset_info.json` for a file of preferences."""
+    return {"file_name": file_name, "formatting": "sharegpt", "ranking": True, "columns": _COLUMNS, "tags": _TAGS}
+
+
+def sharegpt(pair: Row) -> Row:
+    """Return a row of `tables.pair_schema` in ShareGPT's layout, with its origin; raise Unusable if it does not fit."""
+    prompt = list(pair["prompt"])
+    # Not None: a column of nulls in the first rows would get the type null.
+    system = prompt.pop(0)["content"] if prompt and prompt[0]["role"] == "system" else ""
+    roles = [message["role"] for message in prompt]
+    if len(roles) % 2 == 0 or roles != ["user", "assistant"] * (len(roles) // 2) + ["user"]:
+        raise Unusable("after a system message, turns do not go user, assistant, ..., user")
+    for side in ("chosen", "rejected"):
+        if [message["role"] for message in pair[side]] != ["assistant"]:
+            raise Unusable(f"{side} is not one message of the assistant")
+
+    def tagged(message: Row) -> Row:
+        return {"from": _TAGS[f"{message['role']}_tag"], "value": message["content"]}
+
+    row = {"system": system, "conversations": list(map(tagged, prompt))}
+    row |= {side: tagged(pair[side][0]) for side in ("chosen", "rejected")}
+    return row | {name: pair.get(name) for name in _PROVENANCE}
+
+
+# Steps of trees
 
 
 def export_prm(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[str, int]:
@@ -216,8 +244,6 @@ def export_prm(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[st
     A row is a path through a tree, as far as its steps share a prompt: of a growing turn the whole path, otherwise a
     single step. `completions` begin with what was inserted before the step, such as the passages of the search before
     it. `labels` are SPRE in [0, 1], `visits` the N of each step; steps without a value are left out.
-
-    Args, Returns, Raises: see `export_trl`; DataError if no step of the run has a value.
     """
     config, chat = read_run(run)[0], _chat_template(run, tokenizer)
     with output(out, "prm-export.json", "train.jsonl", "test.jsonl") as counts:
@@ -242,121 +268,51 @@ def _valued_paths(run: Path, test_share: float, *, held_out: bool) -> Iterator[l
         paths: dict[int, list[Row]] = {}  # by their last step, which several leaves may share
         for leaf in valued.keys() - {node["parent_id"] for node in valued.values()}:
             parts: list[list[Row]] = []
-            for node in (node for node in path_from_root(tree, tree[leaf]) if node["node_id"] in valued):
+            for node in path_from_root(tree, tree[leaf]):
+                if node["node_id"] not in valued:
+                    continue
                 turn = parts[-1][-1]["prefix"] + parts[-1][-1]["text"] if parts else ""
                 if turn and node["prefix"].startswith(turn) and node["prompt"] == parts[-1][-1]["prompt"]:
                     parts[-1].append(node)
                 else:
                     parts.append([node])
-            paths |= {steps[-1]["node_id"]: steps for steps in parts}
-        yield from (paths[last] for last in sorted(paths))
+            for steps in parts:
+                paths[steps[-1]["node_id"]] = steps
+        for last in sorted(paths):
+            yield paths[last]
 
 
 def _stepwise(steps: list[Row], chat: ChatTemplate) -> Row:
-    completions, begun = [], 0
+    completions = []
+    written = 0  # characters of the turn that earlier completions hold
     for step in steps:
         turn = step["prefix"] + step["text"]
-        completions.append(turn[begun:])
-        begun = len(turn)
+        completions.append(turn[written:])
+        written = len(turn)
     messages = tuple(Message(message["role"], message["content"]) for message in steps[0]["prompt"])
-    row = {"prompt": _read_by_model(Prompt(messages), chat), "completions": completions}
+    row: Row = {"prompt": _prompt_text(Prompt(messages), chat), "completions": completions}
     for name, column in (("labels", "spre"), ("visits", "visits"), ("node_ids", "node_id")):
         row[name] = [step[column] for step in steps]
     return row | {name: steps[0][name] for name in ("dataset", "question_id")}
 
 
-def export_llamafactory(run: Path, out: Path) -> dict[str, int]:
-    """Write one file per split, and `dataset_info.json` with the data sets `reasonrag_train` and `reasonrag_test`.
-
-    Use it with `dataset_dir: OUT`, `dataset: reasonrag_train`, `eval_dataset: reasonrag_test`.
-
-    Returns:
-        Rows by split.
-
-    Raises:
-        RunError: see `read_pairs` and `output`.
-        DataError: see `read_pairs`; or the layout cannot hold the prompts.
-    """
-    pairs = read_pairs(run)
-    with output(out, "llamafactory-export.json", "train.jsonl", "test.jsonl", _INFO) as counts:
-        described = {}
-        for split, rows in pairs.items():
-            file = f"{split}.jsonl"
-            counts[split] = write_json_lines(out / file, _sharegpt_rows(rows, f"{run}, {split} pairs"))
-            described[f"reasonrag_{split}"] = description(file)
-        write_json(out / _INFO, described)
-    return counts
-
-
-def description(file_name: str) -> dict[str, Any]:
-    """Return the entry of `dataset_info.json` for a file of preferences, with the default tags written out."""
-    layout = {"formatting": "sharegpt", "ranking": True, "columns": _COLUMNS, "tags": _TAGS}
-    return {"file_name": file_name, **layout}
-
-
-def sharegpt(pair: Row) -> Row:
-    """Return a row of `tables.pair_schema` in ShareGPT's layout, with its origin; `system` is "" if there is none.
-
-    Raises:
-        Unusable: the turns do not alternate, or a completion is not one message of the assistant.
-    """
-    prompt = list(pair["prompt"])
-    system = prompt.pop(0)["content"] if prompt and prompt[0]["role"] == "system" else ""
-    roles = [message["role"] for message in prompt]
-    if len(roles) % 2 == 0 or roles != ["user", "assistant"] * (len(roles) // 2) + ["user"]:
-        raise Unusable("after a system message, turns do not go user, assistant, ..., user")
-    for side in ("chosen", "rejected"):
-        if [message["role"] for message in pair[side]] != ["assistant"]:
-            raise Unusable(f"{side} is not one message of the assistant")
-    return {
-        # Not None: a column of nulls in the first rows would get the type null.
-        "system": system,
-        "conversations": [_tagged(message) for message in prompt],
-        "chosen": _tagged(pair["chosen"][0]),
-        "rejected": _tagged(pair["rejected"][0]),
-        **_provenance(pair),
-    }
-
-
-def _sharegpt_rows(rows: Iterable[Row], source: str) -> Iterator[Row]:
-    problems = RowProblems(source)
-    for number, row in enumerate(rows, 1):
-        try:
-            yield sharegpt(row)
-        except Unusable as reason:
-            problems.add(str(reason), number)
-    problems.check("LLaMA-Factory cannot read these; export with --to trl or --to jsonl instead.")
-
-
-def _tagged(message: Row) -> Row:
-    return {"from": _TAGS[f"{message['role']}_tag"], "value": message["content"]}
+# Questions
 
 
 def export_verl(run: Path, out: Path, *, prompts: str | None = None, log: Log = print) -> dict[str, int]:
-    """Write the questions of a run's trees, with the same held-out questions as its pairs, and `reward.py`.
+    """Write the questions of a run's trees, with the same held-out questions as its pairs; return them by split.
 
-    verl scores the known data sets by itself, under names such as `searchR1_hotpotqa`. `reward.py` gives the same score
-    to all data sets, as its `custom_reward_function`; `log` receives the names of those that need it. `prompts` is the
-    name or folder of the prompt set with the instruction of Search-R1's format; None: the shipped one.
-
-    Returns:
-        Questions by split; a split without any has no file.
-
-    Raises:
-        RunError, DataError: the run is not finished, or has no trees; see also `output`.
-        ConfigError: there is no such prompt set.
+    verl scores known data sets itself, under names such as `searchR1_hotpotqa`; `log` receives the names of others,
+    which need `contrib/verl_reward.py`. `prompts` is the prompt set with the instruction of Search-R1's format.
     """
     format = SearchR1Format(PromptSet.find(prompts or "default"))
 
-    def asked(question: Question) -> tuple[str, Sequence[Message]]:
+    def as_asked(question: Question) -> tuple[str, Sequence[Message]]:
         name = f"searchR1_{question.dataset}" if question.dataset in KNOWN else question.dataset
         return name, format.prompt(question, ()).messages
 
-    counts, own = _export_questions(run, out, "verl-export.json", asked)
-    write_text(out / "reward.py", _REWARD.read_text(encoding="utf-8"))
-    if own:
-        log(f"verl scores no data set named {own}: train with reward.custom_reward_function.path={out / 'reward.py'}")
-    return counts
+    advice = "train with reward.custom_reward_function.path=contrib/verl_reward.py of reasonrag's repository"
+    return _export_questions(run, out, "verl", as_asked, lambda names: log(f"verl has no scorer for {names}: {advice}"))
 
 
 def export_search_r1(run: Path, out: Path, *, prompts: str | None = None, log: Log = print) -> dict[str, int]:
@@ -365,8 +321,6 @@ def export_search_r1(run: Path, out: Path, *, prompts: str | None = None, log: L
     The message is the instruction of the prompt set, then `Question: ...`. Published checkpoints were trained with
     sentences that are not shipped; a prompt set with these in `search_r1/instruction.txt` gives the very same message.
     Search-R1 scores a data set by its name and knows seven, all by exact match: others are named `nq`.
-
-    Args, Returns, Raises: see `export_verl`; ConfigError also if the instruction shows no answer in its tags.
     """
     instruction = SearchR1Format(PromptSet.find(prompts or "default")).texts["instruction"]
     if not re.search("(?s)<answer>.*?</answer>", instruction):
@@ -375,49 +329,54 @@ def export_search_r1(run: Path, out: Path, *, prompts: str | None = None, log: L
             "so every response would score 0; add an example answer to it"
         )
 
-    def asked(question: Question) -> tuple[str, Sequence[Message]]:
+    def as_asked(question: Question) -> tuple[str, Sequence[Message]]:
         text = quotable(question.question)
         content = f"{instruction} Question: {text}{'' if text.endswith('?') else '?'}\n"
         return question.dataset if question.dataset in KNOWN else "nq", [Message("user", content)]
 
-    counts, own = _export_questions(run, out, "search-r1-export.json", asked)
-    if own:
-        log(f"Search-R1 scores no data set named {own}: they are named nq, and extra_info.dataset says which they are")
-    return counts
+    advice = "they are named nq, and extra_info.dataset has their name"
+    return _export_questions(
+        run, out, "search-r1", as_asked, lambda names: log(f"Search-R1 has no scorer for {names}: {advice}")
+    )
 
 
 def _export_questions(
-    run: Path, out: Path, marker: str, asked: Callable[[Question], tuple[str, Sequence[Message]]]
-) -> tuple[dict[str, int], str]:
-    """Write the questions of a run's trees, of which `asked` returns the `data_source` and the prompt.
+    run: Path,
+    out: Path,
+    tool: str,
+    as_asked: Callable[[Question], tuple[str, Sequence[Message]]],
+    on_unknown: Callable[[str], object],
+) -> dict[str, int]:
+    """Write the questions of a run's trees; `as_asked` returns the `data_source` and the prompt of one.
 
-    Returns:
-        Questions by split, and the names of data sets that are not known.
+    `on_unknown` receives the names of data sets for which the tool has no scorer.
     """
     config, _ = read_run(run)
-    splits: dict[str, list[Row]] = {"train": [], "test": []}
     columns = ("dataset", "question_id", "question", "golden_answers", "parent_id")
     repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
+    splits: dict[str, list[Question]] = {"train": [], "test": []}
     for node in read_shards(run / "trees", "nodes", tree_schema(), columns=columns):
         if node["parent_id"] < 0:
             key = (node["dataset"], node["question_id"])
             held_out = in_test_split(key, config.pairs.test_share, repeated)
-            splits["test" if held_out else "train"].append(node)
+            question = Question(node["question_id"], node["question"], tuple(node["golden_answers"]), node["dataset"])
+            splits["test" if held_out else "train"].append(question)
     if not any(splits.values()):
         raise DataError(f"{run}: no question has a tree; run build-tree again")
     index = 0
-    with output(out, marker, "train.parquet", "test.parquet", "reward.py") as counts:
-        for split, nodes in splits.items():
+    with output(out, f"{tool}-export.json", "train.parquet", "test.parquet") as counts:
+        for split, questions in splits.items():
             rows = []
-            for number, node in enumerate(nodes, index):
-                golden = tuple(node["golden_answers"])
-                question = Question(node["question_id"], node["question"], golden, dataset=node["dataset"])
-                rows.append(verl_row(question, *asked(question), split, number))
-            index += len(rows)
+            for question in questions:
+                rows.append(verl_row(question, *as_asked(question), split, index))
+                index += 1
             if rows:
                 counts[split] = len(rows)
                 write_parquet(out / f"{split}.parquet", rows, verl_schema())
-    return counts, ", ".join(sorted({node["dataset"] for nodes in splits.values() for node in nodes} - KNOWN.keys()))
+    datasets = {question.dataset for questions in splits.values() for question in questions}
+    if unknown := sorted(datasets - KNOWN.keys()):
+        on_unknown(", ".join(unknown))
+    return counts
 
 
 def verl_row(question: Question, source: str, prompt: Sequence[Message], split: str, index: int) -> Row:
@@ -437,7 +396,7 @@ def verl_row(question: Question, source: str, prompt: Sequence[Message], split: 
     }
 
 
-# Called with the run and the folder; those that render prompts take `tokenizer`, those that write questions `prompts`.
+# Called with the run and the folder; exporters that render prompts take `tokenizer`, those of questions `prompts`.
 EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "trl": export_trl,
     "llamafactory": export_llamafactory,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from contrib.inspect_log import convert
 from reasonrag.core.errors import DataError
 from reasonrag.formats.recorded import RecordedFormat
-from reasonrag.publish.exchange import IMPORTERS
 from reasonrag.storage.questions import load_questions
 from reasonrag.storage.records import read_calls
 
@@ -47,7 +47,7 @@ def sample(epoch: int) -> dict[str, Any]:
 
 def test_the_calls_of_a_log_are_a_recording_that_can_be_branched(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text(json.dumps({"version": 2, "samples": [sample(1), sample(2)]}))
-    counts = IMPORTERS["inspect"](tmp_path / "log.json", tmp_path / "agent")
+    counts = convert(tmp_path / "log.json", tmp_path / "agent")
     assert counts == {"conversations": 2, "calls": 4, "questions": 1}
     questions = load_questions(str(tmp_path / "agent" / "questions.jsonl"))
     assert [(q.id, q.golden_answers) for q in questions] == [("7", ("Spielberg", "Steven Spielberg"))]
@@ -60,11 +60,11 @@ def test_the_calls_of_a_log_are_a_recording_that_can_be_branched(tmp_path: Path)
 def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for written, problem in (
-        (b"PK\3\4\xff", r"no log of inspect_ai in JSON .*inspect log dump"),
-        (b'{"version": 2, "status": "started"}', r"no log of inspect_ai in JSON \(KeyError: 'samples'\)"),
-        (json.dumps({"samples": [{**sample(1), "events": []}]}).encode(), "no call of a model among its 1 samples"),
+        (b"PK\3\4\xff", r"not a log of inspect_ai in JSON .*inspect log dump"),
+        (b'{"version": 2, "status": "started"}', r"not a log of inspect_ai in JSON \(KeyError: 'samples'\)"),
+        (json.dumps({"samples": [{**sample(1), "events": []}]}).encode(), "no model call in its 1 samples"),
     ):
         log.write_bytes(written)
         with pytest.raises(DataError, match=problem):
-            IMPORTERS["inspect"](log, tmp_path / "out")
+            convert(log, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -4,14 +4,12 @@ import gzip
 import json
 import random
 import re
-import runpy
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from reasonrag.core.errors import ConfigError, DataError, RunError
-from reasonrag.core.text import exact_match
 from reasonrag.core.types import Question
 from reasonrag.dpo.pairs import in_test_split
 from reasonrag.dpo.preferences import Unusable, read_row
@@ -19,8 +17,8 @@ from reasonrag.dpo.token_rows import encode
 from reasonrag.formats import FORMATS
 from reasonrag.formats.search_r1 import SearchR1Format
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.publish.exchange import EXPORTERS
-from reasonrag.publish.exchange.exporters import (
+from reasonrag.publish.exporters import (
+    EXPORTERS,
     description,
     export_json_lines,
     export_llamafactory,
@@ -36,8 +34,8 @@ from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.llm.tiny import save_tiny_model
 from tests.pipeline.test_build import QUESTIONS, run
-from tests.publish.exchange.test_trl import PREFERENCE, needs_data
-from tests.publish.exchange.toys import says
+from tests.publish.test_importers import PREFERENCE, needs_data
+from tests.publish.toys import says
 
 # data/README.md of hiyouga/LLaMA-Factory.
 INFO_KEYS = {"hf_hub_url", "ms_hub_url", "script_url", "cloud_file_name", "file_name", "formatting", "ranking",
@@ -218,7 +216,7 @@ def test_a_known_data_set_has_the_name_that_its_scorer_knows(tmp_path):
     said = []
     assert export_verl(tmp_path / "run", tmp_path / "verl", log=said.append) == {"train": 4}
     assert export_search_r1(tmp_path / "run", tmp_path / "search", log=said.append) == {"train": 4}
-    assert "no data set named mine: train with reward.custom_reward_function.path=" in said[0]
+    assert "no scorer for mine: train with reward.custom_reward_function.path=contrib/verl_reward.py" in said[0]
     assert "named nq" in said[1]
     for place, names in (("verl", ["searchR1_popqa"] * 2 + ["mine"] * 2), ("search", ["popqa"] * 2 + ["nq"] * 2)):
         rows = read_parquet(tmp_path / place / "train.parquet", verl_schema())
@@ -240,25 +238,6 @@ def test_search_r1_is_asked_in_one_user_turn_with_the_sentences_that_the_user_gi
     (prompts / "instruction.txt").write_text("Answer in <answer>.")
     with pytest.raises(ConfigError, match="every response would score 0"):
         export_search_r1(finished, tmp_path / "again", prompts=str(prompts.parent))
-
-
-@pytest.mark.parametrize(
-    ("response", "em"),
-    [
-        ("<think>so</think><answer>the  Jaws!</answer>", 1.0),
-        ("<search>q</search><information><answer>no</answer></information><answer>jaws</answer>", 1.0),
-        ("<answer>Jaws</answer> or <answer>Alien</answer>", 0.0),
-        ("<information><answer>Jaws</answer></information>", 1.0),
-        ("<answer> </answer>", 0.0),
-        ("<answer></think><answer>Jaws</answer>", 1.0),
-        ("Jaws", 0.0),
-    ],
-)
-def test_the_reward_that_is_shipped_for_verl_scores_as_we_do(response, em, finished, tmp_path):
-    export_verl(finished, tmp_path / "out", log=print)
-    reward = runpy.run_path(str(tmp_path / "out/reward.py"))["compute_score"]
-    assert reward("mine", response, {"target": ["Alien 3", "Jaws"]}, extra_info={}) == em
-    assert exact_match(FORMATS["search_r1"]().read_text(response).answer, ["Alien 3", "Jaws"]) == em
 
 
 @pytest.mark.parametrize("name", EXPORTERS)
