@@ -128,7 +128,7 @@ class RealModel(Paper):
         steps = min(_STEPS[name], scale.max_steps or _STEPS[name])
         is_dpo = name.startswith("dpo")
         arguments = ("dpo" if is_dpo else "sft", "train", "--data", str(data), "--model", *map(str, start))
-        more = ("--set", f"max_steps={steps}", "--save-steps", "10", "--set", "logging_steps=2", "--merge")
+        more = ("--set", f"max_steps={steps}", "--save-steps", "10", "--set", "trainer.logging_steps=2", "--merge")
         own = ("--beta", "0.1") if is_dpo else ()
         needs = (data,) if is_first else (data, model)
         return Stage.writing(folder / name, *arguments, *settings, *own, *more, "--seed", str(seed), needs=needs)

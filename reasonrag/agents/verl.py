@@ -195,7 +195,7 @@ def _reward(folder: Path) -> tuple[Any, Reward]:
     parts: partial[RewardParts] = partial(RewardParts, as_text)
     if "judge" in needs:
         prompts = PromptSet.find(settings.format.prompts)
-        parts = partial(parts, judge=judge_service(open_llm(settings.judge, "judge"), settings.judge, prompts))
+        parts = partial(parts, judge=judge_service(open_llm(settings.judge.llm, "judge"), settings.judge, prompts))
     if "encoder" in needs:
         parts = partial(parts, encoder=open_encoder(settings.reward.when_to_search.encoder))
     if "plans" in needs and settings.plans is not None:

@@ -165,7 +165,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         policy = JournaledLLM(parts.policy, journal, kind="policy")
         judge = JournaledLLM(judge_model, journal, kind="judge")
         progress.open(policy, config.prices["policy"])
-        progress.open(judge, config.judge)
+        progress.open(judge, config.judge.llm)
         retriever = BatchedRetriever.of_run(parts.retriever, journal)
         engine = open_engine(config, policy, retriever, parts.format)
         async with contextlib.aclosing(parts):

@@ -14,6 +14,7 @@ from reasonrag.core.settings import (
     Section,
     Tree,
     carried_settings,
+    constants,
     execution,
     gather,
     merge,
@@ -69,6 +70,8 @@ class SimulatorConfig(Section):
 class RetrievalConfig(Section):
     """Where to search. The fingerprint of the retriever, reranking included, is part of the identity of a run."""
 
+    former_execution = constants(rerank_depth=20)
+
     kind: str | None = execution(
         None,
         "how to search an index: bm25, dense or hybrid (default: the best that it has). Without an index also remote, "
@@ -88,7 +91,6 @@ class RetrievalConfig(Section):
     reranker: str | None = execution(
         None, "cross-encoder that reorders what an index finds: a Hub id or a folder", "--reranker"
     )
-    rerank_depth: int = execution(20, "passages per query that the reranker reads", "--rerank-depth", ge=1)
     gpu: bool = execution(False, "search the vectors of an index on all GPUs", "--gpu")
     device: str | None = execution(None, "device of encoder and reranker, for example cpu, cuda or cuda:1", "--device")
     url: tuple[str, ...] = execution(
@@ -124,7 +126,9 @@ class RetrievalConfig(Section):
 
 
 class ModelConfig(Section):
-    """A policy or a judge. The name of the model, not its address, is part of the identity of a run."""
+    """A model. Its name, not its address, is part of the identity of a run."""
+
+    former_execution = constants(processed_logprobs=False, max_retries=8, threads=None)
 
     spec: str | None = execution(
         None,
@@ -167,16 +171,17 @@ class ModelConfig(Section):
         None, "tell the chat template of a server's model to think or not to (enable_thinking; default: its own)"
     )
     logprobs: bool = execution(False, "request token log-probabilities from a server")
-    processed_logprobs: bool = execution(False, "the server reports log-probabilities at the sampling temperature")
     timeout_s: float = execution(
         300.0, "timeout in seconds of one request to a server, retries included; waiting does not count", gt=0
     )
-    max_retries: int = execution(8, "maximum retries of a request that a server fails (500, an unreadable reply)", ge=0)
     patience_s: float = execution(
         600.0, "seconds to wait for a server that does not answer, for example while it restarts", ge=0
     )
     concurrency: int | None = execution(
-        None, "most requests in flight at one server (default: as many as it answers faster for)", "--concurrency", ge=1
+        None,
+        "maximum requests in flight at one server (default: as many as it answers faster for)",
+        "--concurrency",
+        ge=1,
     )
     batch_size: int = execution(32, "prompts per batch of a model in this process", ge=1)
     device: str | None = execution(
@@ -184,12 +189,6 @@ class ModelConfig(Section):
     )
     dtype: str | None = setting(
         None, "dtype of the weights: float32, bfloat16 or float16 (default: the backend's choice)"
-    )
-    threads: int | None = execution(
-        None,
-        "CPU threads of hf: models (default: 1 below 20 million parameters, else OMP_NUM_THREADS, else measured). "
-        "Another number changes the last digits of results",
-        ge=1,
     )
     input_price: float | None = execution(
         None, "price of one million prompt tokens of the policy", "--input-price", ge=0
@@ -223,8 +222,13 @@ class ModelConfig(Section):
         return (prompt_tokens * self.input_price + completion_tokens * self.output_price) / 1e6
 
 
-class JudgeConfig(ModelConfig):
+class JudgeConfig(Section):
     """A model that gives verdicts, by default with greedy decoding."""
+
+    former = constants(api="chat", tokenizer=None, revision=None, trust_remote_code=False, top_p=1.0, dtype=None)
+    former_execution = ModelConfig.former_execution | constants(
+        card=None, chat_template=None, seeded=True, logprobs=False, patience_s=600.0, batch_size=32, device=None
+    )
 
     spec: str | None = execution(
         None, "model that judges: as for --policy, or demo-judge[:WORLD_SEED[:ERROR]]", "--judge"
@@ -232,9 +236,14 @@ class JudgeConfig(ModelConfig):
     model: str | None = execution(
         None, "model name that the judge's server expects (default: its only model)", "--judge-model"
     )
+    vllm: bool = setting(False, "the judge's server is vLLM (default: what the server says of itself)")
+    api_key_env: str = execution("OPENAI_API_KEY", "environment variable with its server's API key; never the key")
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy decoding", ge=0, le=5)
+    max_tokens: int = setting(512, "maximum tokens of one reply", ge=1)
+    think: bool | None = setting(None, "let the model think before its reply (default: as its chat template does)")
+    timeout_s: float = execution(300.0, "timeout in seconds of one request to a server, retries included", gt=0)
     concurrency: int | None = execution(
-        None, "most requests in flight at one server (default: as many as it answers faster for)", ge=1
+        None, "maximum requests in flight at one server (default: as many as it answers faster for)", ge=1
     )
     input_price: float | None = execution(
         None, "price of one million prompt tokens of the judge", "--judge-input-price", ge=0
@@ -242,6 +251,11 @@ class JudgeConfig(ModelConfig):
     output_price: float | None = execution(
         None, "price of one million completion tokens of the judge", "--judge-output-price", ge=0
     )
+
+    @property
+    def llm(self) -> ModelConfig:
+        """The settings of the model; what a judge does not set is the default."""
+        return ModelConfig(**self.model_dump(exclude_unset=True) | {"temperature": self.temperature})
 
 
 class FormatConfig(Section):
@@ -442,11 +456,15 @@ class Config(Section):
         longest_wait_s = max(model.timeout_s + model.patience_s for model in self.prices.values())
         return self.run.stall_s or max(3600.0, 2 * longest_wait_s)
 
+    def model_of(self, role: str) -> ModelConfig:
+        """Return the settings of the policy or the judge."""
+        return self.policy if role == "policy" else self.judge.llm
+
     @property
     def prices(self) -> dict[str, ModelConfig]:
         """Return the model whose prices count for each kind of call; without a judge, the policy judges."""
         own = self.judge.spec or self.judge.model or self.judge.input_price is not None
-        models = {"policy": self.policy, "judge": self.judge if own else self.policy}
+        models = {"policy": self.policy, "judge": self.judge.llm if own else self.policy}
         return models | {"simulator": self.retrieval.simulator.llm}
 
 

@@ -13,7 +13,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -88,17 +88,30 @@ def execution(default: Any, description: str, flag: str | None = None, **options
     return field
 
 
+def constants(**values: Any) -> Tree:
+    """Declare the values of former settings; see `Section`."""
+    return values
+
+
 class Section(BaseModel):
-    """A frozen group of settings. An unknown key is an error, and so is a secret in any value."""
+    """A frozen group of settings. An unknown key is an error, and so is a secret in any value.
+
+    Attributes:
+        former: settings of reasonrag 0.1 that are constants now, with their values. They stay part of an identity, so
+            that a run of 0.1 with these values can be resumed.
+        former_execution: likewise, of settings that could not change a result.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    former: ClassVar[Tree] = {}
+    former_execution: ClassVar[Tree] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _no_secret(cls, tree: Any) -> Any:
-        # Runs before field validation, because pydantic's messages quote the value.
+    def _check_before_fields(cls, tree: Any) -> Any:
+        # Before the fields are validated, because pydantic's messages quote the value, which may be a secret.
         _refuse_secrets(tree)
-        return tree
+        return _without_former(cls, tree) if isinstance(tree, dict) else tree
 
     @field_validator("*", mode="before")
     @classmethod
@@ -106,7 +119,7 @@ class Section(BaseModel):
         # pydantic takes true for 1. Its `strict` would refuse 1e-5 too, which YAML reads as a text.
         declared = cls.model_fields[info.field_name].annotation
         if isinstance(value, bool) and {int, float} & {declared, *get_args(declared)}:
-            raise ValueError(f"{str(value).lower()} is no number; give one")
+            raise ValueError(f"expected a number, got {str(value).lower()}")
         return value
 
 
@@ -290,9 +303,7 @@ def _refuse_secrets(value: object, *where: str) -> None:
             _refuse_secrets(inner, *where)
     elif isinstance(value, str):
         if where and where[-1].endswith("key_env") and value and not value.isidentifier():
-            raise ValueError(
-                f"{_place(where)}this is the name of no environment variable; give the one that holds the key"
-            )
+            raise ValueError(f"{_place(where)}not a valid environment variable name; give the one that holds the key")
         if _URL_WITH_USER.search(value):
             raise ValueError(
                 f"{_place(where)}the URL carries a user name or password; put a key into the variable named by "
@@ -311,10 +322,34 @@ def _place(where: tuple[str, ...]) -> str:
     return f"{said}: " if where else ""
 
 
-def _semantic(section: BaseModel, prefix: str) -> Iterable[tuple[str, Any]]:
+def _without_former(section: type[Section], tree: Tree) -> Tree:
+    """Return the settings that there still are; raise ValueError if another one differs from what is constant now."""
+    constants = {**section.former, **section.former_execution}
+    kept = {}
+    for name, value in tree.items():
+        if name not in constants:
+            kept[name] = value
+        elif not _is_constant(value, constants[name]):
+            moved = f"; trainer.{name} sets it" if "trainer" in section.model_fields else ""
+            raise ValueError(
+                f"{name} was a setting of reasonrag 0.1 and is always {constants[name]!r} now{moved}; leave it out, or "
+                "finish this work with reasonrag 0.1"
+            )
+    return kept
+
+
+def _is_constant(value: Any, constant: Any) -> bool:
+    if isinstance(constant, dict) and isinstance(value, dict):
+        return all(name in constant and _is_constant(inner, constant[name]) for name, inner in value.items())
+    return bool(value == constant)
+
+
+def _semantic(section: Section, prefix: str) -> Iterable[tuple[str, Any]]:
+    for name, value in section.former.items():
+        yield f"{prefix}{name}", value
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if isinstance(value, BaseModel):
+        if isinstance(value, Section):
             yield from _semantic(value, f"{prefix}{name}.")
         elif EXECUTION not in field.metadata:
             yield f"{prefix}{name}", value

@@ -178,10 +178,11 @@ def _check_loss(settings: DPOSettings) -> None:
     loss_type = settings.loss_type
     if loss_type not in LOSS_TYPES:
         raise ConfigError(f"loss_type {loss_type!r} is unknown{nearest(loss_type, LOSS_TYPES)}")
-    if loss_type == "exo_pair" and not settings.label_smoothing:
-        raise ConfigError("loss_type exo_pair needs label_smoothing above 0; its authors take 0.001")
-    if settings.label_smoothing and loss_type not in _SMOOTHED_LOSS_TYPES:
+    label_smoothing = settings.trainer.get("label_smoothing", 0.0)
+    if loss_type == "exo_pair" and not label_smoothing:
+        raise ConfigError("loss_type exo_pair needs trainer.label_smoothing above 0; its authors take 0.001")
+    if label_smoothing and loss_type not in _SMOOTHED_LOSS_TYPES:
         raise ConfigError(
-            f"loss_type {loss_type} has no label_smoothing ({settings.label_smoothing}); "
+            f"loss_type {loss_type} has no label_smoothing ({label_smoothing}); "
             f"only {' and '.join(_SMOOTHED_LOSS_TYPES)} do"
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reasonrag.core.config import ModelConfig
+from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, InputError, Interrupted
 from reasonrag.core.types import Trajectory
 from reasonrag.formats.base import PromptSet, Reading
@@ -36,7 +36,7 @@ COUNTED_AS = {"lasj": "answer", "osr": "over", "usr": "under"}
 class Judging:
     """A judge, and the metrics of `JUDGED` that it is asked for."""
 
-    model: ModelConfig
+    model: JudgeConfig
     metrics: tuple[str, ...] = JUDGED
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core import event_loop
-from reasonrag.core.config import Config, ModelConfig, ValueConfig
+from reasonrag.core.config import Config, JudgeConfig, ValueConfig
 from reasonrag.core.errors import ConfigError, Interrupted, LLMError, RunError
 from reasonrag.core.settings import carried_settings
 from reasonrag.core.slots import SlotCounts
@@ -217,7 +217,7 @@ class Evaluation:
         with locked, event_loop.runner() as runner:
             try:
                 if self.judging is not None:
-                    self._judge = open_llm(self.judging.model, "judge")
+                    self._judge = open_llm(self.judging.model.llm, "judge")
                 name, points = next(iter(self.points.items()))
                 config = points[0][1]
                 self._scorer = open_step_scorer(config, self._formats[name][config.format.name])
@@ -284,7 +284,7 @@ class Evaluation:
             model = self.judging.model
             journaled = JournaledLLM(self._judge, folder.journal, kind="judge", concurrency=model.concurrency)
             engines.append(journaled.slots)
-            self.progress.open(journaled, model)
+            self.progress.open(journaled, model.llm)
             judge = judge_service(journaled, model, PromptSet.find(config.format.prompts))
             examiner = Examiner(judge, policy, self.judging.metrics)
         retriever = BatchedRetriever.of_run(self.retriever, folder.journal)
@@ -424,8 +424,8 @@ def _in_format(config: Config) -> Config:
     return config.model_copy(update={"format": config.format.model_copy(update={"name": first})})
 
 
-def _judge_as_served(judge: ModelConfig) -> ModelConfig:
-    check_llm(judge, "judge")
+def _judge_as_served(judge: JudgeConfig) -> JudgeConfig:
+    check_llm(judge.llm, "judge")
     with contextlib.suppress(LLMError):  # found before the first call, or waited for if the evaluation had begun
         return as_served(Config(value=ValueConfig(kind="judge")).model_copy(update={"judge": judge})).judge
     return judge

@@ -78,7 +78,6 @@ class TransformersLLM:
         trust_remote_code: bool = False,
         revision: str | None = None,
         chat_template: str | None = None,
-        threads: int | None = None,
     ) -> None:
         """Load the model, which takes seconds to minutes.
 
@@ -91,7 +90,6 @@ class TransformersLLM:
             trust_remote_code: whether to run code that comes with the model.
             revision: revision of a Hub model.
             chat_template: as `template` of `ChatTemplate.load`.
-            threads: CPU threads of torch, in the whole process; None lets `choose_threads` choose.
 
         Raises:
             ConfigError: the model cannot be loaded, or has no chat template.
@@ -99,7 +97,7 @@ class TransformersLLM:
         chat = ChatTemplate.load(
             path_or_name, revision=revision, trust_remote_code=trust_remote_code, template=chat_template
         )
-        model: Any = load_model(path_or_name, device, dtype, revision, trust_remote_code, threads)
+        model: Any = load_model(path_or_name, device, dtype, revision, trust_remote_code)
         self._start(model, chat, name=name or public_name(path_or_name), batch_size=batch_size)
 
     @classmethod
@@ -299,7 +297,6 @@ def load_model(
     dtype: str | None = None,
     revision: str | None = None,
     trust: bool = False,
-    threads: int | None = None,
 ) -> Any:
     """Return a causal language model in evaluation mode; arguments and exceptions are those of `TransformersLLM`."""
     import torch
@@ -322,7 +319,7 @@ def load_model(
             path_or_name, revision=revision, trust_remote_code=trust, dtype=dtype or "auto", use_safetensors=True
         )
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-    torch.set_num_threads(choose_threads(model, threads))
+    torch.set_num_threads(choose_threads(model))
     if not is_small(model):
         log.info(
             f"{public_name(path_or_name)} is loaded",
@@ -348,7 +345,6 @@ def open_transformers(address: ModelAddress, config: ModelConfig) -> Transformer
         trust_remote_code=config.trust_remote_code,
         revision=config.revision,
         chat_template=config.chat_template,
-        threads=config.threads,
     )
     llm.slots.limit = config.concurrency or llm.slots.limit
     llm.commit = None if is_demo else model_commit(address.model, config.revision)

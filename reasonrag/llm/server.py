@@ -51,12 +51,13 @@ log = structlog.get_logger()
 # uvicorn (vLLM's server) closes an idle connection after 5 s; the client has to close it first.
 _KEEP_ALIVE_S = 4.0
 _CHECK_TIMEOUT_S = 15.0
+_MAX_RETRIES = 8  # of a request that a server fails: 500, or a reply that cannot be read
 _MOST_OF_LISTS = 16 << 20  # bytes of a list of models
 _NO_ROUTE = frozenset({404, 405, 501})
 NAME_IT = "add --policy-model (or --judge-model); in eval, --policy NAME=URL#MODEL"
 _MISSING = {
     "token_ids": "no token ids, as vLLM has (policy.vllm)",
-    "logprobs": "no log-probabilities of the temperature that it was sampled at (policy.processed_logprobs)",
+    "logprobs": "no log-probabilities of the temperature that it was sampled at (temperature 1 has them)",
 }
 
 
@@ -364,12 +365,11 @@ def open_server(address: ModelAddress, config: ModelConfig) -> ServerLLM:
         api="completions" if encode else "chat",
         encode=encode,
         vocabulary=vocabulary,
-        processed_logprobs=config.processed_logprobs,
         vllm=config.vllm,
         api_key=os.environ.get(config.api_key_env),
         key_env=config.api_key_env,
         timeout_s=config.timeout_s,
-        max_retries=config.max_retries,
+        max_retries=_MAX_RETRIES,
         patience_s=config.patience_s,
         concurrency=config.concurrency,
         logprobs=config.logprobs,

@@ -19,16 +19,14 @@ _PAYS = 1.3
 _TURNS = 5
 
 
-def choose_threads(model: Any, asked: int | None) -> int:
+def choose_threads(model: Any) -> int:
     """Return how many threads torch should use for a model; on a GPU, those that it has.
 
-    In this order: `asked`; one for a model below 20 million parameters; OMP_NUM_THREADS; the number that multiplies
+    In this order: one for a model below 20 million parameters; OMP_NUM_THREADS; the number that multiplies
     matrices fastest at this moment, which takes about a second.
     """
     import torch
 
-    if asked is not None:
-        return asked
     if next(model.parameters()).device.type != "cpu":
         return int(torch.get_num_threads())
     if is_small(model):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
+from typing import ClassVar
 
 import structlog
 
@@ -152,6 +153,11 @@ def _order(count: int, seed: int) -> tuple[int, ...]:
 class Collector:
     """Makes the batches of a training run."""
 
+    # A batch draws at most this many times its number of questions: one of a policy that solves all is never full.
+    most_draws: ClassVar = 10
+    retries: ClassVar = 3  # of missing rewards before the training run stops
+    first_wait_s: ClassVar = 5.0  # before the first of them; doubled before each further one
+
     engine: Engine  # runs the policy that is trained
     reward: Reward
     chat: ChatTemplate  # of the policy
@@ -165,7 +171,7 @@ class Collector:
         """Make the rollouts of batch `number`, for the training step after `step`.
 
         With dynamic sampling, groups whose rewards are all equal are replaced until none is left (DAPO,
-        arXiv:2503.14476, sec. 3.2). If the guard `max_rounds` ends that, the batch is short: the trajectories of the
+        arXiv:2503.14476, sec. 3.2). If the guard `most_draws` ends that, the batch is short: the trajectories of the
         groups that remain are set aside under the cause `flat`, so they weigh in no mean and no loss.
 
         Raises:
@@ -189,7 +195,7 @@ class Collector:
         return batch
 
     async def _replace_flat_groups(self, batch: Batch, number: int, step: int) -> None:
-        most = self.sampling.max_rounds * len(self.plan.slots)
+        most = self.most_draws * len(self.plan.slots)
         while batch.dropped < most:
             flat = [index for index, group in enumerate(batch.groups) if group.has_no_signal][: most - batch.dropped]
             if not flat:
@@ -269,8 +275,9 @@ class Collector:
                 f"more than outage.max_unscored {self.outage.max_unscored:g} allows; shorten prompts, passages "
                 "(retrieval.max_passage_chars, top_k) or turns, or use a model with a larger context"
             )
-        wait_s, most = self.outage.wait_s, self.outage.retries
-        retries = Retries(deadline_s=math.inf, max_retries=most, wait_s=lambda failures: wait_s * 2 ** (failures - 1))
+        retries = Retries(
+            deadline_s=math.inf, max_retries=self.retries, wait_s=lambda n: float(self.first_wait_s * 2 ** (n - 1))
+        )
 
         async def complete() -> None:
             if retries.failures:
@@ -286,9 +293,9 @@ class Collector:
             await retries.run_async(complete)
         except Unavailable as failure:
             raise RunError(
-                f"{failure}, more than outage.max_unscored {self.outage.max_unscored:g} allows, after {most} retries; "
-                "the state before that step is kept: check the reward and its judge, and run the same command again to "
-                "resume"
+                f"{failure}, more than outage.max_unscored {self.outage.max_unscored:g} allows, after {self.retries} "
+                "retries; the state before that step is kept: check the reward and its judge, and run the same "
+                "command again to resume"
             ) from failure
         return retries.failures > 0
 

@@ -23,10 +23,12 @@ from reasonrag.online_rl.advantages import gae
 from reasonrag.online_rl.settings import RLSettings
 
 STATE = "critic.safetensors"
+_VALUE_CLIP = 0.5  # how far a value may move from that before the update, as in verl
+_MAX_GRAD_NORM = 1.0
 Split = Callable[[dict[str, Any]], Sequence[dict[str, Any]]]
 
 
-def token_advantages(rewards: Any, values: Any, own: Any, owners: Sequence[int], *, gamma: float, lam: float) -> Any:
+def token_advantages(rewards: Any, values: Any, own: Any, owners: Sequence[int], *, lam: float) -> Any:
     """Return `[R, T]` advantages of the tokens that the policy wrote, 0 at others.
 
     Args:
@@ -34,7 +36,6 @@ def token_advantages(rewards: Any, values: Any, own: Any, owners: Sequence[int],
         values: `[R, T]`.
         own: `[R, T]` whether the policy wrote the token, and it is trained on.
         owners: `[R]` the number of each row's trajectory; its rows, in order, are one sequence of tokens.
-        gamma: see `gae`.
         lam: see `gae`.
     """
     rewards, written, expected = rewards.cpu(), own.cpu(), values.cpu()
@@ -43,7 +44,7 @@ def token_advantages(rewards: Any, values: Any, own: Any, owners: Sequence[int],
         rows_of[owner].append(row)
     for rows in rows_of.values():
         mask, of_rows = written[rows], advantages[rows]
-        found = gae(rewards[rows][mask].tolist(), expected[rows][mask].tolist(), gamma=gamma, lam=lam)
+        found = gae(rewards[rows][mask].tolist(), expected[rows][mask].tolist(), lam=lam)
         of_rows[mask] = torch.tensor(found, dtype=of_rows.dtype)
         advantages[rows] = of_rows
     return advantages.to(values.device)
@@ -87,7 +88,7 @@ class Critic:
         self.settings = settings
         self.accelerator = accelerator
         self.weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        self.optimizer = torch.optim.AdamW(self.weights.values(), weight_decay=settings.weight_decay)
+        self.optimizer = torch.optim.AdamW(self.weights.values(), weight_decay=0.0)
 
     def values(self, parts: Sequence[dict[str, Any]], like: Any) -> Any:
         """Return values before each token of a batch, in the shape of `like` `[R, T]`; `parts` have a `number`."""
@@ -117,14 +118,14 @@ class Critic:
             done = torch.zeros((), device=self.accelerator.device)
             for part in split(rows):
                 own = part["own"]
-                error = value_loss(self._forward(part)[own], part["values"][own], part["returns"][own], ppo.value_clip)
+                error = value_loss(self._forward(part)[own], part["values"][own], part["returns"][own], _VALUE_CLIP)
                 loss = error.sum() / tokens
                 loss.backward()
                 done += loss.detach()
             for weight in self.weights.values():
                 if self.accelerator.num_processes > 1:
                     weight.grad = self.sum(torch.zeros_like(weight) if weight.grad is None else weight.grad)
-            norms.append(float(nn.utils.clip_grad_norm_(self.weights.values(), settings.max_grad_norm)))
+            norms.append(float(nn.utils.clip_grad_norm_(self.weights.values(), _MAX_GRAD_NORM)))
             rising = ppo.warmup_ratio * settings.max_steps
             rate = ppo.learning_rate * min(1.0, (step + number) / rising if rising else 1.0)
             self.optimizer.param_groups[0]["lr"] = rate

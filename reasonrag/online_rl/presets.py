@@ -88,7 +88,7 @@ RL_PRESETS: dict[str, Tree] = {
         "algorithm": "ppo",
         "loss_type": "dapo",
         "learning_rate": 1e-6,
-        "ppo": {"learning_rate": 1e-5, "warmup_ratio": 0.015, "value_clip": 0.5},
+        "ppo": {"learning_rate": 1e-5, "warmup_ratio": 0.015},
         "rollout": {**_SEARCH_R1["rollout"], "group_size": 1},
         "trainer": {"entropy_coef": 1e-3},
     },

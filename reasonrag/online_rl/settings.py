@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from reasonrag.core.config import (
     DATASET,
@@ -24,7 +24,17 @@ from reasonrag.core.config import (
     ValueConfig,
 )
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.settings import Section, Tree, carried_settings, execution, gather, merge, setting, validate
+from reasonrag.core.settings import (
+    Section,
+    Tree,
+    carried_settings,
+    constants,
+    execution,
+    gather,
+    merge,
+    setting,
+    validate,
+)
 from reasonrag.rewards.settings import RewardSettings
 from reasonrag.training.settings import TrainSettings
 
@@ -35,6 +45,8 @@ class RolloutSettings(Section):
     With `top_p` below 1 they follow another distribution than the trainer's log-probabilities, which `importance`
     cannot correct: it has to be off then.
     """
+
+    former_execution = constants(served_model=None)
 
     group_size: int = setting(
         8, "trajectories per question: G of GRPO; 1 is for ppo and reinforce++ only", "--group-size", ge=1
@@ -59,7 +71,6 @@ class RolloutSettings(Section):
         "process, with the trainer's own weights)",
         "--rollout-url",
     )
-    served_model: str | None = execution(None, "name of the policy at the vLLM server (default: that of the model)")
     batch_size: int = execution(64, "trajectories per batch of an engine in this process", ge=1)
     concurrency: int | None = execution(
         None, "most requests in flight at the vLLM server (default: as many as it answers faster for)", ge=1
@@ -69,26 +80,21 @@ class RolloutSettings(Section):
 class SamplingSettings(Section):
     """DAPO's dynamic sampling: questions are drawn until no group has equal rewards (arXiv:2503.14476, sec. 3.2)."""
 
+    former_execution = constants(max_rounds=10)
+
     dynamic: bool = setting(
         False,
         "drop groups whose rewards are all equal, and draw other questions until the batch is full (DAPO)",
         "--dynamic-sampling/--no-dynamic-sampling",
-    )
-    # A guard: the batch of a policy that solves everything, or nothing, would never be full.
-    max_rounds: int = execution(
-        10,
-        "a batch draws at most this many times its number of other questions; beyond that it is short, or training "
-        "stops if it is empty",
-        ge=1,
     )
 
 
 class PPOSettings(Section):
     """Advantages of tokens, and PPO's value model. The defaults are verl's."""
 
-    gamma: float = setting(1.0, "discount of later rewards, per token", gt=0, le=1)
+    former = constants(gamma=1.0, value_clip=0.5)
+
     lam: float = setting(1.0, "lambda of GAE; 1 uses whole returns, 0 the next value alone", ge=0, le=1)
-    value_clip: float = setting(0.5, "clipping range of a value around that before the update", gt=0)
     learning_rate: float = setting(1e-5, "peak learning rate of the value model", gt=0)
     warmup_ratio: float = setting(0.0, "share of the steps during which that learning rate rises", ge=0, lt=1)
 
@@ -110,23 +116,23 @@ class PlanSettings(Section):
 class OutageSettings(Section):
     """What happens if rewards are missing: a failure of the judge never becomes a reward."""
 
+    former_execution = constants(retries=3, wait_s=5.0)
+
     max_unscored: float = execution(0.25, "maximum share of a batch without a reward", ge=0, le=1)
-    retries: int = execution(3, "retries of missing rewards before the training run stops", ge=0)
-    wait_s: float = execution(5.0, "seconds before the first retry; doubled before each further one", ge=0)
 
 
 class GuardSettings(Section):
     """When a run that cannot learn, or collapses, is stopped; its state and best policy are kept."""
 
+    former_execution = constants(window=10, min_entropy=0.0)
+
     max_unreadable: float = execution(0.9, UNREADABLE, "--max-unreadable", ge=0, le=1)
-    window: int = execution(10, "optimizer steps that the guards average over", ge=1)
     format_rate_drop: float = execution(
         0.4,
         "stop if the share of well-formed trajectories is this far below that of the best window; 0 disables",
         ge=0,
         le=1,
     )
-    min_entropy: float = execution(0.0, "stop below this policy entropy, in nats per token; 0 disables", ge=0)
     max_length_growth: float = execution(
         4.0, "stop if trajectories are this many times as long as in the first window; 0 disables", ge=0
     )
@@ -149,6 +155,10 @@ class ValidationSettings(Section):
 
 class RLSettings(TrainSettings):
     """Policy optimisation on rollouts with retrieval (GRPO, DAPO, PPO, RLOO, REINFORCE++)."""
+
+    log_every = 1
+    former = TrainSettings.former | {"gradient_accumulation_steps": 1, "importance_max": 2.0}
+    former_execution = TrainSettings.former_execution | {"logging_steps": log_every}
 
     data: str | None = execution(None, DATASET, "--dataset")
     split: str | None = execution(None, "split of a known data set: train, dev or test", "--split")
@@ -212,25 +222,12 @@ class RLSettings(TrainSettings):
         "auto",
         "importance sampling correction between engine and trainer; auto: token_truncate with a server, else off",
     )
-    importance_max: float = setting(2.0, "threshold of the importance ratio", gt=1)
     max_steps: int = setting(200, "optimizer steps", "--max-steps", ge=1)
     per_device_train_batch_size: int = setting(
         8, "training examples per forward pass on each device", "--batch-size", ge=1
     )
-    gradient_accumulation_steps: int = setting(1, "follows from the other batch settings; must not be set", ge=1)
     lr_scheduler_type: str = setting("constant", "learning rate schedule, by its name in transformers")
-    logging_steps: int = execution(1, "optimizer steps between two lines of metrics", ge=1)
     save_steps: int = execution(20, "optimizer steps between checkpoints", "--save-steps", ge=1)
-
-    @field_validator("gradient_accumulation_steps")
-    @classmethod
-    def _follows(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError(
-                "it follows from rollout.questions_per_step, rollout.group_size and per_device_train_batch_size; "
-                "leave it out"
-            )
-        return value
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> RLSettings:

@@ -98,7 +98,7 @@ def open_task(settings: RLSettings) -> Task:
             "advantage; leave --credit out, or use a format that asks with a fresh prompt at each step (reasonrag)"
         )
     if settings.judge.spec is not None:
-        check_llm(settings.judge, "judge")
+        check_llm(settings.judge.llm, "judge")
     needs = needs_of(settings)
     plans, content = _reward_content(settings, needs)
     questions = open_questions(config)
@@ -163,15 +163,15 @@ def judge_name(judge: JudgeConfig) -> str:
     >>> judge_name(JudgeConfig(spec="demo-judge"))
     'demo-judge:0:0'
     """
-    address = judge.address
+    address = judge.llm.address
     if address.is_server:
         return public_name(judge.model or "")
     if address.loads_weights:
-        return f"{address.scheme}:{model_identity(address.model, judge.revision)}"
+        return f"{address.scheme}:{model_identity(address.model)}"
     if address.scheme == "demo-judge":
         from reasonrag.demo.judge import open_judge
 
-        return open_judge(address, judge).name
+        return open_judge(address, judge.llm).name
     return f"{judge.spec or ''}" if judge.model is None else f"{judge.spec}#{judge.model}"
 
 
@@ -243,7 +243,7 @@ def open_task_reward(
         if keep_in:
             keep_in(calls)
         if "judge" in needs:
-            llm = JournaledLLM(open_llm(settings.judge, "judge"), calls, kind="judge")
+            llm = JournaledLLM(open_llm(settings.judge.llm, "judge"), calls, kind="judge")
             closing.insert(0, llm)
             judge = judge_service(llm, settings.judge, PromptSet.find(settings.format.prompts))
             parts = replace(parts, judge=judge)

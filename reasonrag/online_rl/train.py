@@ -38,6 +38,8 @@ from reasonrag.training.run import TrainingData, TrainingRun, save_policy
 if TYPE_CHECKING:
     from reasonrag.online_rl.trainer import BackgroundRunner
 
+_IMPORTANCE_MAX = 2.0  # threshold of the importance ratio
+
 
 class OnlineRLRun(TrainingRun[RLSettings]):
     """GRPO on the engine's rollouts. The last policy is in `out`, the best one by validation in `out/best`."""
@@ -83,7 +85,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             "use_vllm": False,
             "mask_truncated_completions": settings.mask_truncated,
             "vllm_importance_sampling_mode": self._importance or "token_truncate",
-            "vllm_importance_sampling_clip_max": settings.importance_max,
+            "vllm_importance_sampling_clip_max": _IMPORTANCE_MAX,
             "log_completions": False,
             # The reference of the KL penalty, which TRL loads itself.
             **({"model_init_kwargs": {"revision": settings.revision}} if settings.revision else {}),
@@ -269,7 +271,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             return local, None, local
         server = ServerLLM(
             rollout.url,
-            rollout.served_model or source.base,
+            source.base,
             api="completions",
             encode=chat.token_ids,
             vocabulary=len(chat.tokenizer),

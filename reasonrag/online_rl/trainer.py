@@ -232,7 +232,7 @@ class AgenticGRPOTrainer(GuardedTrainer, GRPOTrainer):  # type: ignore[misc]
             batch["number"] = torch.arange(len(own), device=own.device)
             values, lam = critic.values(self._split(batch), rewards), settings.lam
         owners = [row.owners[0] for row in self.rows]
-        advantages = token_advantages(rewards, values, own, owners, gamma=settings.gamma, lam=lam)
+        advantages = token_advantages(rewards, values, own, owners, lam=lam)
         if critic is not None:
             batch |= {"own": own, "values": values, "returns": advantages + values}
             metrics |= critic.learn(batch, self._split, step=self.state.global_step)
@@ -443,8 +443,7 @@ class WatchCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step, watch = state.global_step, self.watch
         if step % self.trainer.rollouts.batch_steps == 0:
-            entropies = self.trainer._metrics["train"].get("entropy")
-            watch.collapse = watch.guards.update(watch.metrics, entropies[-1] if entropies else None)
+            watch.collapse = watch.guards.update(watch.metrics)
         if watch.collapse:
             control.should_training_stop = control.should_save = True
         if watch.every and (step % watch.every == 0 or step >= state.max_steps):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import structlog
 
@@ -34,16 +34,17 @@ _EQUAL_AGAIN = 10  # batches between two lines about equal rewards
 class Guards:
     """Detect a collapse from the metrics of each batch, averaged over a window so that one bad batch is tolerated."""
 
+    window: ClassVar = 10  # batches
+
     settings: GuardSettings
     seen: dict[str, deque[float]] = field(default_factory=dict)
     best_format: float = 0.0
     first_length: float | None = None
 
-    def update(self, metrics: dict[str, float], entropy: float | None) -> str:
+    def update(self, metrics: dict[str, float]) -> str:
         """Update with one batch's metrics; return the reason to stop training, or ""."""
         format_rate = self._mean("format", metrics.get("rollout/format_rate"))
         length = self._mean("length", metrics.get("rollout/tokens"))
-        mean_entropy = self._mean("entropy", entropy)
         settings = self.settings
         if format_rate is not None:
             self.best_format = max(self.best_format, format_rate)
@@ -53,8 +54,6 @@ class Guards:
             self.first_length = self.first_length or length
             if settings.max_length_growth and length > settings.max_length_growth * self.first_length:
                 return f"trajectories grew from {self.first_length:.0f} to {length:.0f} tokens"
-        if mean_entropy is not None and settings.min_entropy and mean_entropy < settings.min_entropy:
-            return f"the entropy fell to {mean_entropy:.4f} nats per token"
         return ""
 
     def state(self) -> dict[str, Any]:
@@ -65,16 +64,16 @@ class Guards:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.seen = {name: deque(values, self.settings.window) for name, values in state["seen"].items()}
+        self.seen = {name: deque(values, self.window) for name, values in state["seen"].items()}
         self.best_format, self.first_length = state["best_format"], state["first_length"]
 
     def _mean(self, name: str, value: float | None) -> float | None:
         """Return the mean over the last window; None while the window is not full."""
         if value is None:
             return None
-        values = self.seen.setdefault(name, deque(maxlen=self.settings.window))
+        values = self.seen.setdefault(name, deque(maxlen=self.window))
         values.append(value)
-        return fmean(values) if len(values) == self.settings.window else None
+        return fmean(values) if len(values) == self.window else None
 
 
 @dataclass

@@ -81,7 +81,7 @@ def build_on_ray(
         Interrupted: the build was stopped; everything paid for is kept.
         ConfigError, DataError, RunError: bad input, no Ray, or a node that does not see the same files.
     """
-    for role, model in (("policy", config.policy), ("judge", config.judge)):
+    for role, model in (("policy", config.policy), ("judge", config.judge.llm)):
         if model.address.loads_weights:
             raise ConfigError(
                 f"the {role} {model.spec} would be loaded by each shard; with --ray, start a server of it and give its "

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from reasonrag.core.config import Config, ModelConfig, QuestionsConfig
+from reasonrag.core.config import Config, JudgeConfig, ModelConfig, QuestionsConfig
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import BackendError, ConfigError, check_limits
 from reasonrag.core.models import ModelAddress
@@ -112,12 +112,12 @@ def open_step_scorer(config: Config, format: Format) -> StepScorer | None:
 def _open_judge_model(config: Config, policy: LLM) -> LLM:
     """Open the judge of Eq. 6: `--judge`, or `--judge-model` on the policy's server, or the policy itself."""
     if config.judge.spec is not None:
-        return open_llm(config.judge, "judge", beside=policy)
+        return open_llm(config.judge.llm, "judge", beside=policy)
     backend = config.policy.address.backend
     if config.judge.model in (None, config.policy.model) and (backend is None or backend.judges):
         return policy  # the same object, so that a model in this process is loaded once
-    own = ("model", "temperature", "top_p", "max_tokens", "concurrency")
-    named = {name: getattr(config.judge, name) for name in own}
+    own = ("model", "temperature", "max_tokens", "concurrency")
+    named = {name: getattr(config.judge, name) for name in own} | {"top_p": 1.0}
     return open_llm(config.policy.model_copy(update=named), "judge", beside=policy)
 
 
@@ -228,15 +228,15 @@ def open_engine(
 
 def open_judge(llm: LLM, config: Config) -> ProcessJudge:
     """Create the process judge of Eq. 6 on a given model."""
-    return ProcessJudge(llm, PromptSet.find(config.format.prompts), sampling=sampling(config.judge))
+    return ProcessJudge(llm, PromptSet.find(config.format.prompts), sampling=sampling(config.judge.llm))
 
 
-def judge_service(llm: LLM, judge: ModelConfig, prompts: PromptSet) -> JudgeService:
+def judge_service(llm: LLM, judge: JudgeConfig, prompts: PromptSet) -> JudgeService:
     """Create the service that rewards and metrics ask for verdicts, on a given model."""
     # An engine with slots has its own time limit, which does not count the wait for a slot.
     engine = llm.inner if isinstance(llm, JournaledLLM) else llm
     deadline_s = None if hasattr(engine, "slots") else judge.timeout_s
-    return JudgeService(llm, prompts, sampling=sampling(judge), deadline_s=deadline_s)
+    return JudgeService(llm, prompts, sampling=sampling(judge.llm), deadline_s=deadline_s)
 
 
 def sampling(model: ModelConfig) -> Sampling:

@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 
 from reasonrag.core import event_loop
-from reasonrag.core.config import Config, ModelConfig
+from reasonrag.core.config import Config
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.settings import Tree, carried_settings, merge, validate
@@ -35,7 +35,7 @@ def as_served(config: Config, out: Path | None = None) -> Config:
         ConfigError: a server or a context cannot serve this run; one line says what to do.
         LLMError: a server does not answer, or refuses the key.
     """
-    roles: list[Role] = [role for role in ("policy", "judge") if getattr(config, role).address.is_server]
+    roles: list[Role] = [role for role in ("policy", "judge") if config.model_of(role).address.is_server]
     if not roles:
         return config
     before = RunFolder.begun_with(out) if out else {}
@@ -48,7 +48,7 @@ def as_served(config: Config, out: Path | None = None) -> Config:
 
 async def _asked(config: Config, roles: list[Role]) -> Config:
     for role in roles:
-        model: ModelConfig = getattr(config, role)
+        model = config.model_of(role)
         check_llm(model, role)
         async with aclosing(open_server(model.address, model)) as llm:
             if served := await once_up(llm, config.run.wait_s):
@@ -76,7 +76,7 @@ async def _check_context(llm: ServerLLM, served: ServedModel, config: Config, ro
     """Raise if not even the first prompt leaves room for a step."""
     if served.context is None:
         return
-    written, read = getattr(config, role).max_tokens, 0
+    written, read = config.model_of(role).max_tokens, 0
     if role == "policy":
         read = await llm.prompt_tokens(open_format(config, warn=False).prompt(Question("", "", ()), ()))
     if read + written > served.context:

@@ -8,11 +8,12 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.base import Retriever
 from reasonrag.retrieval.index.folder import IndexFolder
 
+_RERANK_DEPTH = 20  # passages per query that a reranker reads
 
 def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> Retriever:
     """Open the index in the folder `config.index`, checked and ready.
 
-    The `kind` None is the best that the index has; `encoder`, `reranker`, `rerank_depth`, `device` and `gpu` say how it
+    The `kind` None is the best that the index has; `encoder`, `reranker`, `device` and `gpu` say how it
     is searched. None of them is needed for an index that was built on this machine.
 
     Raises:
@@ -27,7 +28,7 @@ def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> R
     from reasonrag.retrieval.rerank import CrossEncoderReranker, RerankedRetriever
 
     reranker = CrossEncoderReranker(config.reranker, device=config.device, trust_remote_code=trust_remote_code)
-    return RerankedRetriever(retriever, reranker, depth=config.rerank_depth)
+    return RerankedRetriever(retriever, reranker, depth=_RERANK_DEPTH)
 
 
 def kinds(index: IndexFolder) -> list[str]:

@@ -207,7 +207,6 @@ def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
     return LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
         target_modules=modules if isinstance(modules, str) else list(modules),
         task_type="CAUSAL_LM",
         revision=revision,

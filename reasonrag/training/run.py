@@ -49,11 +49,12 @@ S = TypeVar("S", bound=TrainSettings)
 TokenRows = list[dict[str, Any]]
 
 _ROWS_SUFFIX = re.compile(r"\.(jsonl|json|parquet)(\.gz|\.zst)?$", re.IGNORECASE)
+_CHECKPOINTS_KEPT = 2
 # TRL arguments that are fixed here, with the reason.
 _FIXED_ARGUMENTS = {
     "output_dir": "--out sets it",
     "max_length": "set max_length outside of trainer; longer examples are left out, never cut",
-    "save_total_limit": "set it outside of trainer",
+    "save_total_limit": f"the newest {_CHECKPOINTS_KEPT} checkpoints are kept",
     "warmup_steps": "set warmup_ratio outside of trainer",
     "warmup_ratio": "set it outside of trainer",
     "use_cpu": "set device to cpu",
@@ -183,7 +184,7 @@ class TrainingRun(ABC, Generic[S]):
             "processing_class": self.chat.tokenizer,
             "peft_config": lora_config(settings.lora, revision=settings.revision) if new_adapter else None,
             "seconds_before": seconds_before,
-            "checkpoints_kept": settings.save_total_limit,
+            "checkpoints_kept": _CHECKPOINTS_KEPT,
             "write_card": self._write_card,
         }
         try:
@@ -233,7 +234,7 @@ class TrainingRun(ABC, Generic[S]):
             self._merge_adapter()
             return _ResumePlan(self.out, "", None, summary)
         checkpoint = last_checkpoint(self.out, self.log)  # before broken ones are removed, so that it names them
-        folders.remove_old(self.out, keep=settings.save_total_limit)
+        folders.remove_old(self.out, keep=_CHECKPOINTS_KEPT)
         if checkpoint is not None:
             self.log(f"resuming from {checkpoint.name}")
         return _ResumePlan(self.out, str(self._write_rows(data)), str(checkpoint) if checkpoint else None, None)
@@ -300,7 +301,7 @@ class TrainingRun(ABC, Generic[S]):
             self.log(
                 f"warning: a step of {batch} examples of up to {longest} tokens takes about {gigabytes(need)} of "
                 f"memory beside the weights, and {gigabytes(free)} are free, so this process may be killed; take a "
-                "smaller --batch-size (with more --accumulation), or --set gradient_checkpointing=true"
+                "smaller --batch-size (with more --accumulation), or --set trainer.gradient_checkpointing=true"
             )
 
     @contextlib.contextmanager
@@ -309,10 +310,10 @@ class TrainingRun(ABC, Generic[S]):
         import torch
 
         before = torch.get_num_threads()
-        threads = choose_threads(model, self.settings.threads)
+        threads = choose_threads(model)
         torch.set_num_threads(threads)
         if self.arguments.use_cpu and not is_small(model):
-            self.log(f"CPU threads: {threads} (the setting threads chooses another number)")
+            self.log(f"CPU threads: {threads} (OMP_NUM_THREADS chooses another number)")
         try:
             yield
         finally:
@@ -415,7 +416,6 @@ def _check_trackers(names: Sequence[str]) -> None:
 
 def _shared_arguments(settings: TrainSettings, out: Path) -> dict[str, Any]:
     gpu = uses_gpu(settings)
-    checkpointing = settings.gradient_checkpointing
     return {
         "output_dir": str(out / CHECKPOINTS),
         # transformers 5 has no warmup_ratio: a number of steps below 1 is the share.
@@ -427,9 +427,10 @@ def _shared_arguments(settings: TrainSettings, out: Path) -> dict[str, Any]:
         "max_length": None,
         "bf16": gpu,
         "use_cpu": not gpu,
-        "gradient_checkpointing": gpu if checkpointing is None else checkpointing,
+        "gradient_checkpointing": gpu,  # recomputes activations to save memory
         "dataloader_pin_memory": gpu,
         "report_to": list(settings.report_to) or "none",
+        "logging_steps": settings.log_every,
         "disable_tqdm": True,
         "log_level_replica": "error",
         "logging_nan_inf_filter": False,  # it would replace a NaN loss by an average

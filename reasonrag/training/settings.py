@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from reasonrag.core.settings import CHAT_TEMPLATE, Section, Tree, execution, setting
+from reasonrag.core.settings import CHAT_TEMPLATE, Section, Tree, constants, execution, setting
 
 
 class LoraSettings(Section):
     """Low-rank adapters (peft); unused with `method: full`."""
 
+    former = constants(dropout=0.0)
+
     r: int = setting(16, "rank of the adapters", "--lora-r", ge=1)
     alpha: int = setting(32, "scale of the adapters: their output is multiplied by alpha / r", "--lora-alpha", ge=1)
-    dropout: float = setting(0.0, "dropout on the inputs of the adapters", ge=0, lt=1)
     target_modules: str | tuple[str, ...] = setting(
         "all-linear", "layers that get adapters: all-linear, or names such as q_proj"
     )
@@ -22,6 +23,10 @@ class LoraSettings(Section):
 
 class TrainSettings(Section):
     """Settings that DPO, SFT and online training share."""
+
+    log_every: ClassVar = 10  # optimizer steps between two lines of metrics
+    former = constants(weight_decay=0.0, max_grad_norm=1.0)
+    former_execution = constants(logging_steps=log_every, save_total_limit=2, gradient_checkpointing=None, threads=None)
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     data: str | None = execution(
@@ -47,22 +52,8 @@ class TrainSettings(Section):
     per_device_train_batch_size: int = setting(
         2, "training examples per forward pass on each device", "--batch-size", ge=1
     )
-    gradient_accumulation_steps: int = setting(8, "forward passes per optimizer step", "--accumulation", ge=1)
-    weight_decay: float = setting(0.0, "weight decay of AdamW", ge=0)
-    max_grad_norm: float = setting(1.0, "gradients are clipped to this norm", gt=0)
-    logging_steps: int = execution(10, "optimizer steps between two lines of metrics", ge=1)
     save_steps: int = execution(200, "optimizer steps between checkpoints", "--save-steps", ge=1)
-    save_total_limit: int = execution(2, "maximum checkpoints to keep", ge=1)
-    gradient_checkpointing: bool | None = execution(
-        None, "recompute activations to save memory (default: on if there is a GPU)"
-    )
     device: Literal["auto", "cpu"] = execution("auto", "device of the training run; auto: the GPUs, if there are any")
-    threads: int | None = execution(
-        None,
-        "CPU threads (default: 1 below 20 million parameters, else OMP_NUM_THREADS, else measured). Another number "
-        "changes the last digits of results",
-        ge=1,
-    )
     report_to: tuple[str, ...] = execution(
         (), "tracker that also gets the metrics: wandb, tensorboard, ...", "--report-to"
     )
@@ -73,6 +64,7 @@ class TrainSettings(Section):
 class PairSettings(TrainSettings):
     """Settings of training runs on recorded steps: DPO and SFT."""
 
+    gradient_accumulation_steps: int = setting(8, "forward passes per optimizer step", "--accumulation", ge=1)
     max_length: int | None = setting(
         None, "maximum tokens of prompt and step; longer examples are dropped, never cut", "--max-length", ge=8
     )
@@ -99,11 +91,12 @@ class PairSettings(TrainSettings):
 class DPOSettings(PairSettings):
     """Direct preference optimisation on steps (arXiv:2505.14069, eq. 3, with the reference model it leaves out)."""
 
+    former = PairSettings.former | {"label_smoothing": 0.0}
+
     beta: float = setting(0.3, "KL weight: how strongly the policy is held to the reference model", "--beta", gt=0)
     loss_type: str = setting(
         "sigmoid", "loss function, by its name in TRL. For example sigmoid, ipo or hinge", "--loss-type"
     )
-    label_smoothing: float = setting(0.0, "assumed share of pairs with swapped labels", ge=0, lt=0.5)
     reference: Literal["auto", "adapter_off", "frozen", "precomputed"] = execution(
         "auto",
         "reference model: the adapter switched off, a frozen copy, or precomputed "

@@ -45,7 +45,7 @@ def test_every_preset_resolves_and_its_dump_reads_back(preset, tmp_path):
             "did you mean 'retrieval.simulator.api_key_env' or 'policy.api_key_env' or 'judge.api_k",
         ),
         ({"nonsense": 1}, "unknown key 'nonsense'; known: seed, questions"),
-        ({"policy.api_key_env": "sk-12"}, "policy.api_key_env: this is the name of no environment variable"),
+        ({"policy.api_key_env": "sk-12"}, "policy.api_key_env: not a valid environment variable name"),
         ({"retrieval.backend.key_env": "a key"}, "retrieval.backend.key_env: this is the name of no"),
         ({"value.alpha": 2}, "value.alpha"),
         ({"search.selection": "best"}, "search.selection"),
@@ -124,6 +124,16 @@ def test_only_what_can_change_a_result_is_identity():
     assert identity(load_config(overrides=changed)) == identity(Config())
     for key, value in {"seed": 1, "search.iterations": 3, "policy.temperature": 0.5, "value.alpha": 1.0}.items():
         assert identity(load_config(overrides={key: value})) != identity(Config())
+
+
+def test_a_setting_of_an_older_version_is_read_while_it_has_the_value_that_is_constant_now(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("policy: {max_retries: 8, temperature: 0.5}\njudge: {top_p: 1.0}\n")
+    config = load_config(file=file)
+    assert config.policy.temperature == 0.5
+    assert identity(config)["judge.top_p"] == 1.0, "identities of older runs stay equal"
+    with pytest.raises(ConfigError, match=r"policy: max_retries was a setting of reasonrag 0\.1 and is always 8 now"):
+        load_config(overrides={"policy.max_retries": 5})
 
 
 def test_assignments_are_yaml():

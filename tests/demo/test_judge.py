@@ -6,7 +6,7 @@ from statistics import correlation
 
 import pytest
 
-from reasonrag.core.config import JudgeConfig, load_config
+from reasonrag.core.config import ModelConfig, load_config
 from reasonrag.core.errors import ConfigError, LLMError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.types import Completion, Message, Prompt, Question, Step, Trajectory
@@ -241,13 +241,13 @@ def test_a_policys_prompt_is_refused():
     [("", "demo-judge:0:0"), ("7", "demo-judge:7:0"), ("0:0.1", "demo-judge:0:0.1"), (":1", "demo-judge:0:1")],
 )
 def test_world_and_error_rate_are_named_in_the_identity(rest, name):
-    assert open_judge(ModelAddress("demo-judge", rest), JudgeConfig()).name == name
+    assert open_judge(ModelAddress("demo-judge", rest), ModelConfig()).name == name
 
 
 @pytest.mark.parametrize("rest", ["x", "0:y", "0:0.1:2", "0.5", "0:-0.1", "0:1.5", "0:nan"])
 def test_a_world_or_an_error_rate_that_is_none_is_refused(rest):
     with pytest.raises(ConfigError, match="demo-judge"):
-        open_judge(ModelAddress("demo-judge", rest), JudgeConfig())
+        open_judge(ModelAddress("demo-judge", rest), ModelConfig())
 
 
 def build(folder, **overrides):

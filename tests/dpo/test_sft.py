@@ -66,7 +66,9 @@ def test_the_first_loss_is_that_of_plain_logits(policy, data, tmp_path):
 
 def test_the_loss_falls_and_the_folder_is_complete(policy, data, tmp_path):
     lines = []
-    summary = train(sft_settings(data, policy, max_steps=12, logging_steps=1), tmp_path / "sft", log=lines.append)
+    summary = train(
+        sft_settings(data, policy, max_steps=12, trainer={"logging_steps": 1}), tmp_path / "sft", log=lines.append
+    )
     losses = [entry["loss"] for entry in summary["history"] if "loss" in entry]
     assert losses[-1] < 0.7 * losses[0]
     assert summary["stage"] == "sft"

@@ -249,7 +249,7 @@ def test_no_secret_is_left_in_a_run_or_said(sea: World, traces: Traces, figure: 
     out = traces.folder
     with LeakyPolicy() as policy, FakeOpenAI(verdict, models=("judge",)) as judge:
         judged = ("--judge", judge.base_url, "--judge-model", "judge")
-        small = ("--max-failed", "0.9", "--set", "policy.max_retries=0", "--set", "judge.max_retries=0")
+        small = ("--max-failed", "0.9", "--set", "policy.timeout_s=2", "--set", "judge.timeout_s=2")
         searched = ("build-tree", *sea.flags, *policy.flags, "--value", "judge", *judged, "--iterations", "4", *small)
         killed(traces, policy, *searched, "--out", out / "run")
         traces.check()

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from reasonrag.core.config import ModelConfig
+from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, Interrupted
 from reasonrag.core.types import Question
 from reasonrag.evaluation.judged import JUDGED, Examiner, Judging, StepCounts, Verdicts
@@ -21,7 +21,7 @@ from tests.rewards.toys import asked, hiprag, judge, knowing, trajectory
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-ARBITER = Judging(ModelConfig(spec=f"{MODULE}:arbiter", temperature=0.0))
+ARBITER = Judging(JudgeConfig(spec=f"{MODULE}:arbiter", temperature=0.0))
 SETTING = "t0_s8_k3"
 REQUESTS = {"lasj": "Prediction", "osr": "Statement 1", "usr": "Reasoning"}
 
@@ -222,7 +222,7 @@ def test_a_prompt_set_without_a_judges_text_is_refused_before_anything_is_paid_f
 
 def test_a_judge_that_cannot_judge_is_refused(questions, tmp_path):
     with pytest.raises(ConfigError, match="extractive cannot judge"):
-        judged(questions, tmp_path / "out", "stepper", judging=Judging(ModelConfig(spec="extractive")))
+        judged(questions, tmp_path / "out", "stepper", judging=Judging(JudgeConfig(spec="extractive")))
     with pytest.raises(ConfigError, match="lasj, osr, usr"):
         Judging(ARBITER.model, ("osr", "em"))
     with pytest.raises(ConfigError, match="lasj, osr, usr"):

@@ -178,7 +178,7 @@ def test_a_working_folder_that_is_gone(tmp_path: Path, figure: Figure) -> None:
 def test_connections_are_not_bounded_by_the_shells_limit_of_files(commands: Commands, figure: Figure) -> None:
     command = commands["build-tree"]
     assert command.server
-    flags = (*map(str, command.arguments(out := command.new())), "--concurrency", "64", "--set", "policy.max_retries=0")
+    flags = (*map(str, command.arguments(out := command.new())), "--concurrency", "64", "--set", "policy.timeout_s=2")
     command.server.forget()
     done = warmed.run(with_few_files, *flags, environment=product.environment())
     figure(f"32 files: exit code {done.returncode}")

@@ -61,9 +61,10 @@ def collector(tell, *, say=answered, questions=QUESTIONS, per_step=4, group=4, d
     process, processes = more.pop("process", 0), more.pop("processes", 1)
     engine = Engine(Words(say), ToyRetriever(), FORMATS["search_r1"](), max_steps=3)
     plan = BatchPlan(questions, group, per_step, 7, process, processes)
-    outage = OutageSettings(wait_s=0, **more.pop("outage", {}))
-    sampling = SamplingSettings(dynamic=dynamic, max_rounds=rounds)
-    return Collector(engine, Says(tell), Chat(), plan, end_id=END, sampling=sampling, outage=outage, **more)
+    outage, sampling = OutageSettings(**more.pop("outage", {})), SamplingSettings(dynamic=dynamic)
+    made = Collector(engine, Says(tell), Chat(), plan, end_id=END, sampling=sampling, outage=outage, **more)
+    made.most_draws = rounds
+    return made
 
 
 def batch(made: Collector, number: int = 0) -> Batch:
@@ -227,10 +228,10 @@ def test_a_judge_that_comes_back_is_asked_again_for_what_is_missing_alone():
 
 
 def test_a_judge_that_stays_away_ends_the_training_and_says_how_to_go_on():
-    away = collector(lambda q, said, call: Score(None, cause="unreachable"), outage={"retries": 2})
-    with pytest.raises(RunError, match=r"16 of 16 rewards of step 4 are missing \(\{'unreachable': 16\}\).*2 retries"):
+    away = collector(lambda q, said, call: Score(None, cause="unreachable"))
+    with pytest.raises(RunError, match=r"16 of 16 rewards of step 4 are missing \(\{'unreachable': 16\}\).*3 retries"):
         batch(away, 3)
-    assert set(away.reward.calls.values()) == {3}
+    assert set(away.reward.calls.values()) == {4}
 
 
 @pytest.mark.fault("24", "rewards that are NaN or infinite, in online RL", "none, and counted")

@@ -46,7 +46,7 @@ def test_tokens_of_others_are_no_steps_in_time_and_rows_of_a_trajectory_follow_e
     own = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [0, 1, 1, 0]]) > 0
     rewards = torch.tensor([[0.0, 9.0, 0.0, 9.0], [9.0, 1.0, 9.0, 9.0], [9.0, 0.0, 1.0, 9.0]])
     values = torch.tensor([[0.5, 7.0, 0.25, 7.0], [7.0, 0.5, 7.0, 7.0], [7.0, 0.5, 0.75, 7.0]])
-    found = token_advantages(rewards, values, own, [3, 5, 3], gamma=1.0, lam=0.5)
+    found = token_advantages(rewards, values, own, [3, 5, 3], lam=0.5)
     # deltas: -0.25, 0.25, 0.25, 0.25; backwards: 0.25, 0.375, 0.4375, -0.03125
     expected = [[-0.03125, 0.0, 0.4375, 0.0], [0.0, 0.5, 0.0, 0.0], [0.0, 0.375, 0.25, 0.0]]
     assert found.tolist() == expected

@@ -22,14 +22,13 @@ QUESTIONS = [Question(str(n), f"What is {n}?", (str(n),), dataset="toy") for n i
 
 
 def guards(**wanted) -> Guards:
-    off = {"window": 2, "format_rate_drop": 0.0, "max_length_growth": 0.0, "min_entropy": 0.0}
-    return Guards(GuardSettings(**(off | wanted)))
+    watching = Guards(GuardSettings(**({"format_rate_drop": 0.0, "max_length_growth": 0.0} | wanted)))
+    watching.window = 2
+    return watching
 
 
 def looks(watcher: Guards, name: str, values: list[float]) -> list[bool]:
-    if name == "entropy":
-        return [bool(watcher.update({}, value)) for value in values]
-    return [bool(watcher.update({f"rollout/{name}": value}, None)) for value in values]
+    return [bool(watcher.update({f"rollout/{name}": value})) for value in values]
 
 
 def test_a_format_that_is_lost_stops_a_training_by_the_mean_of_a_window():
@@ -47,12 +46,8 @@ def test_trajectories_that_grow_stop_a_training():
     assert looks(guards(max_length_growth=2.0), "tokens", [10, 10, 19, 20, 22]) == [False, False, False, False, True]
 
 
-def test_an_entropy_that_falls_stops_a_training():
-    assert looks(guards(min_entropy=0.1), "entropy", [0.5, 0.01, 0.01]) == [False, False, True]
-
-
 def test_guards_that_are_off_stop_nothing():
-    for name, values in (("format_rate", [1, 1, 0, 0]), ("tokens", [1, 1, 99, 99]), ("entropy", [1, 1, 0, 0])):
+    for name, values in (("format_rate", [1, 1, 0, 0]), ("tokens", [1, 1, 99, 99])):
         assert not any(looks(guards(), name, values))
 
 

@@ -30,6 +30,7 @@ from reasonrag.core.types import (
 )
 from reasonrag.formats.base import Reading, Stage
 from reasonrag.llm.base import LLM, Sampling
+from reasonrag.online_rl.collector import Collector
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.train import OnlineRLRun
@@ -43,6 +44,8 @@ from tests.llm.faulty import FaultyLLM
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # of processes of their own
 
+Collector.first_wait_s = 0.0  # for a judge that is away
+
 # A run of seconds: the demo world's policy of one format, four questions with four attempts each.
 QUICK: dict[str, Any] = {
     "max_steps": 2,
@@ -53,7 +56,6 @@ QUICK: dict[str, Any] = {
     "format.max_steps": 3,
     "per_device_train_batch_size": 16,
     "validation.steps": 0,
-    "outage.wait_s": 0.0,
 }
 
 

@@ -210,7 +210,7 @@ def test_a_larger_model_takes_the_threads_of_the_environment_or_those_asked_for(
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # read when torch was loaded
     name_of(folder)
     assert torch.get_num_threads() == 2
-    open_llm(ModelConfig(spec=f"hf:{folder}", device="cpu", threads=1), "policy")
+    open_llm(ModelConfig(spec=f"hf:{folder}", device="cpu"), "policy")
     assert torch.get_num_threads() == 1
 
 

@@ -187,9 +187,9 @@ def test_training_json_names_no_place(tmp_path):
             "model": here,
             "plans": here,
             "retrieval": {"url": [host, "https://Corpus.Example/retrieve"], "cache": "~/.cache/reasonrag"},
-            "judge": {"spec": f"hf:{here}", "tokenizer": here},
+            "judge": {"spec": f"hf:{here}"},
             "format": {"prompts": here},
-            "rollout": {"url": "http://localhost:8001/v1", "served_model": "Org/model"},
+            "rollout": {"url": "http://localhost:8001/v1"},
             "validation": {"data": "/gone/dev.jsonl"},
             "reward": {"when_to_search": {"encoder": here}},
             "trainer": {"logging_dir": here, "model_init_kwargs": {"offload": [here]}, "vllm_server_host": "10.1.2.3"},
@@ -206,7 +206,7 @@ def test_training_json_names_no_place(tmp_path):
     shown = summary["settings"]
     assert (shown["data"], shown["plans"], shown["format"]["prompts"]) == ("mine", "mine", "mine")
     assert (shown["judge"]["spec"], shown["retrieval"]["url"]) == ("hf:mine", ["http://…", "https://…"])
-    assert (shown["validation"]["data"], shown["rollout"]["served_model"]) == ("dev.jsonl", "Org/model")
+    assert shown["validation"]["data"] == "dev.jsonl"
 
 
 def checkpoint(out: Path, step: int) -> Path:
