@@ -128,6 +128,7 @@ def check_settings(out: Path) -> None:
         return part.get(key) if isinstance(part, dict) else None
 
     settings = {name: reduce(setting, name.split("."), tree) for name in described}
+    described = {name: value for name, value in described.items() if settings[name] is not None}  # no former settings
     if changes := differences(settings, described):
         raise RunError(f"{out} holds a training run with other settings than its config.yaml ({changes})")
 

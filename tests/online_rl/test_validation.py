@@ -53,7 +53,7 @@ def test_guards_that_are_off_stop_nothing():
 
 def test_what_is_wrong_is_said_with_its_figures():
     wary = guards(format_rate_drop=0.4)
-    told = [wary.update({"rollout/format_rate": rate}, None) for rate in (0.9, 0.9, 0.1, 0.1)]
+    told = [wary.update({"rollout/format_rate": rate}) for rate in (0.9, 0.9, 0.1, 0.1)]
     assert told[-1] == "well-formed trajectories fell from 0.90 to 0.10"
 
 
