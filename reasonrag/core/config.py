@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from reasonrag.core.models import ModelAddress, choices
 from reasonrag.core.settings import (
@@ -67,10 +67,18 @@ class SimulatorConfig(Section):
         return ModelConfig(**self.model_dump(exclude={"noise", "last_noise", "noise_steps"}))
 
 
+# Of search engines that are plug-ins now.
+_FORMER_BACKEND = (
+    *("backend.collection", "backend.document", "backend.id", "backend.results", "backend.score", "backend.sql"),
+    *("backend.text", "backend.title", "backend.tool", "backend.vector"),
+)
+
+
 class RetrievalConfig(Section):
     """Where to search. The fingerprint of the retriever, reranking included, is part of the identity of a run."""
 
-    former_execution = constants(rerank_depth=20)
+    former = dict.fromkeys(_FORMER_BACKEND) | {"backend.method": "POST", "backend.request": {}}
+    former_execution = constants(rerank_depth=20, compress=None, compress_keep=0.5, compress_model=None)
 
     kind: str | None = execution(
         None,
@@ -104,6 +112,14 @@ class RetrievalConfig(Section):
     max_passage_chars: int = setting(4000, "maximum characters of a passage in a prompt; the rest is cut off", ge=100)
     cache: str = execution("~/.cache/reasonrag", "folder that keeps the indexes of corpora")
     timeout_s: float = execution(60.0, "timeout in seconds of one request to a retrieval server", gt=0)
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _without_defaults(cls, options: Any) -> Any:
+        # reasonrag 0.1 wrote all options of all its backends, most of them without a value.
+        if not isinstance(options, dict):
+            return options
+        return {name: value for name, value in options.items() if value not in (None, [], {}, "POST")}
 
     @model_validator(mode="after")
     def _one_place(self) -> RetrievalConfig:

@@ -10,6 +10,7 @@ from reasonrag.retrieval.index.folder import IndexFolder
 
 _RERANK_DEPTH = 20  # passages per query that a reranker reads
 
+
 def open_index(config: RetrievalConfig, *, trust_remote_code: bool = False) -> Retriever:
     """Open the index in the folder `config.index`, checked and ready.
 
