@@ -10,8 +10,8 @@ from typing import Any
 from papers.comparison import BASE, Paper
 from papers.measures import METRICS, Results, sign, write_values
 from papers.results import Evaluated, tested
-from reasonrag.core.markdown import table_lines
 from reasonrag.core.plots import Bar, BarChart, Line, Panel
+from reasonrag.core.table import Table
 from reasonrag.evaluation.tables import bold_note, interval_text, is_certain
 from reasonrag.storage.files import save_charts, write_json, write_text
 
@@ -171,7 +171,7 @@ def _variants(paper: Paper, found: Results) -> Iterator[str]:
         by_seed = ", ".join("?" if value is None else f"{value:.3f}" for value in variant["by_seed"][main])
         rows.append([f"`{name}`", *_means(variant["all"], paper.metrics), *([by_seed] if several else [])])
     last = [f"{METRICS[main].label} by seed"] if several else []
-    return table_lines(["policy", *_labels(paper.metrics), *last], rows)
+    return Table("", ["policy", *_labels(paper.metrics), *last], rows).markdown(str)
 
 
 def _differences(paper: Paper, found: Results) -> Iterator[str]:
@@ -189,7 +189,7 @@ def _differences(paper: Paper, found: Results) -> Iterator[str]:
         rows.append(cells)
     labels = _labels(paper.metrics)
     headings = ["seeds", *labels, f"{METRICS[main].label} by seed"] if several else labels
-    return table_lines(["difference", *headings], rows)
+    return Table("", ["difference", *headings], rows).markdown(str)
 
 
 def _has_seeds(rows: Iterable[Results]) -> bool:
@@ -218,7 +218,7 @@ def _comparisons(results: Results) -> Iterator[str]:
     headings = ["difference", "metric", "the paper's rows", "paper"]
     for setting in results["settings"]:
         headings += [setting, "sign"]
-    return table_lines(headings, rows)
+    return Table("", headings, rows).markdown(str)
 
 
 def _notes(paper: Paper, results: Results) -> Iterator[str]:
@@ -242,7 +242,7 @@ def _by_kind(paper: Paper, results: Results) -> Iterator[str]:
                     main = metrics[paper.metrics[0]]
                     rows.append([setting, kind, *hops, main["n"] if main else 0, f"`{name}`", *_means(metrics, shown)])
     headings = ["setting", "kind", *(["hops"] if with_hops else []), "n", "policy"]
-    return table_lines([*headings, *_labels(shown)], rows)
+    return Table("", [*headings, *_labels(shown)], rows).markdown(str)
 
 
 def _difference_by_kind(paper: Paper, results: Results, first: str, second: str) -> Iterator[str]:
@@ -253,7 +253,7 @@ def _difference_by_kind(paper: Paper, results: Results, first: str, second: str)
         if difference:
             for kind, metrics in {"all": difference["all"], **difference["by_kind"]}.items():
                 rows.append([setting, kind, *_changes(metrics, shown)])
-    return table_lines(["setting", "kind", *_labels(shown)], rows)
+    return Table("", ["setting", "kind", *_labels(shown)], rows).markdown(str)
 
 
 def _cost(results: Results) -> Iterator[str]:
@@ -261,7 +261,7 @@ def _cost(results: Results) -> Iterator[str]:
         rows = []
         for name, trees in results["trees"].items():
             rows.append([f"`{name}`", *(f"{trees[key]:.0f}" for key in ("policy_calls", "judge_calls", "pairs"))])
-        yield from [*table_lines(["trees", "policy calls", "judge calls", "pairs"], rows), ""]
+        yield from [*Table("", ["trees", "policy calls", "judge calls", "pairs"], rows).markdown(str), ""]
     columns = {"examples": "examples", "steps": "steps", "seconds": "seconds", "best": "best held-out at step, by seed"}
     shown = [key for key in columns if any(key in cost for cost in results["training"].values())]
     rows = []
@@ -269,7 +269,7 @@ def _cost(results: Results) -> Iterator[str]:
         cells = {key: f"{cost[key]:.0f}" for key in shown if key in cost and key != "best"}
         cells["best"] = ", ".join("none" if step is None else str(step) for step in cost.get("best", ()))
         rows.append([f"`{name}`", *(cells.get(key, "") for key in shown)])
-    yield from table_lines(["training", *(columns[key] for key in shown)], rows)
+    yield from Table("", ["training", *(columns[key] for key in shown)], rows).markdown(str)
     yield from ["", "Means over the seeds."]
 
 

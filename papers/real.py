@@ -20,8 +20,8 @@ from typing import Any
 from papers.comparison import BASE, NO_GUARDS, Paper, Scale, Variant
 from papers.plan import Plan, Stage
 from reasonrag.core.errors import DataError
-from reasonrag.core.markdown import inert_markdown, table_lines
 from reasonrag.core.secrets import redact_data
+from reasonrag.core.table import Table, inert_markdown
 from reasonrag.storage.files import read_json, require_json, write_json, write_text, writing
 
 DATA_SETS = ("hotpotqa", "2wikimultihopqa", "musique")
@@ -192,7 +192,7 @@ class RealModel(Paper):
             rows.append(
                 [f"`{cost['stage']}`", f"{cost['cpu_s']:,.0f}", f"{cost['count']:,}", cost["unit"], f"{per:.2f}"]
             )
-        yield from ["", *table_lines(["stage", "CPU s", "count", "unit", "CPU s each"], rows)]
+        yield from ["", *Table("", ["stage", "CPU s", "count", "unit", "CPU s each"], rows).markdown(str)]
 
 
 def prepare(model: Path, data: Path, out: Path) -> None:
@@ -366,7 +366,7 @@ def _data_section(results: Mapping[str, Any]) -> Iterator[str]:
     yield from ["", "## Model, questions and passages", "", f"Model: {shape}."]
     if splits:
         rows = [[f"`{split}`", *(splits[split].get(name, 0) for name in (*DATA_SETS, OURS))] for split in SPLITS]
-        yield from ["", *table_lines(["split", *DATA_SETS, "our own"], rows), ""]
+        yield from ["", *Table("", ["split", *DATA_SETS, "our own"], rows).markdown(str), ""]
         yield f"A hash of its id decides the split of a question. {splits['passages']:,} passages are searched in one"
         yield f"corpus by BM25; the policy reads the first 300 characters of two. {splits['shared']} test questions"
         yield "share a supporting passage with a question that something was trained on. `found`: a passage that was"
@@ -392,7 +392,7 @@ def _pairs_section(pairs: Mapping[str, Any], siblings: Mapping[str, Any]) -> Ite
     kinds = ("query", "evidence", "answer", "malformed")
     by_type = pairs["by_type"]
     rows = [[chosen, *(by_type.get(chosen, {}).get(kind, 0) for kind in kinds)] for chosen in kinds[:-1]]
-    yield from ["", *table_lines(["chosen", *(f"rejected {kind}" for kind in kinds)], rows), ""]
+    yield from ["", *Table("", ["chosen", *(f"rejected {kind}" for kind in kinds)], rows).markdown(str), ""]
     if "by_type_alpha1" in pairs:
         left = pairs["by_type_alpha1"]
         kept = ", ".join(f"{left.get(name, 0)} {name}" for name in ("answer > query", "query > answer"))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.reference.markdown import cell
-from reasonrag.core.markdown import table_lines
+from reasonrag.core.table import Table
 from reasonrag.storage.files import read_json, write_json, write_text
 
 ROOT = Path(__file__).parents[1]
@@ -91,7 +91,9 @@ def peers_page() -> str:
         failed = "**the last run failed**; before: " * ("failed" in result)
         tool = f"{result.get('tool', name)} {result.get('version', '')}"
         rows.append([f"`{name}`", tool, *(cell(text) for text in (result.get("ran", ""), failed + figures))])
-    return "\n".join([_INTRODUCTION, *table_lines(["check", "tool", "what was run", "figures"], rows)]) + "\n"
+    return (
+        "\n".join([_INTRODUCTION, *Table("", ["check", "tool", "what was run", "figures"], rows).markdown(str)]) + "\n"
+    )
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.table import HEAD, Row, took
 from docs.reference.markdown import cell
-from reasonrag.core.markdown import table_lines
+from reasonrag.core.table import Table
 from reasonrag.storage.files import read_json
 
 FIGURES = Path(__file__).parents[1] / "results" / "performance"
@@ -43,7 +43,7 @@ def _section(name: str, result: dict[str, Any]) -> Iterator[str]:
         yield from ["The figures are of the run before.", ""]
     yield from [result["about"], ""]
     rows = [[cell(text) for text in Row(**row).cells] for row in result["rows"]]
-    yield from table_lines(HEAD, rows)
+    yield from Table("", HEAD, rows).markdown(str)
     yield ""
     yield from (f"- {note}" for note in result["notes"])
     command = " ".join(["python -m benchmarks", name, *([result["options"]] if "options" in result else [])])

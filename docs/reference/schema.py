@@ -8,7 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from docs.reference.markdown import NOTE, cell, code
-from reasonrag.core.markdown import table_lines
+from reasonrag.core.table import Table
 from reasonrag.storage import tables
 
 # Title, where it lies, the table.
@@ -133,7 +133,6 @@ METRICS_JSON = {
     "policies.*": "the same of every policy and setting",
     "settings.*": "the settings of every policy",
     "differences": "paired differences from the first policy: interval, `p`, and `p_adjusted` for how many there are",
-    "with_and_without": "shares of the questions that are right with a search, without one, both or neither",
     "incomplete": "settings at which more than `--max-failed` of the questions are missing",
     "unjudged": "settings at which more than `--max-failed` of the verdicts are missing",
     "judge.*": "who judged what; null without a judge",
@@ -177,13 +176,20 @@ def schema_page() -> str:
     lines += ["## JSON files", "", "`*` stands for names that the data gives.", ""]
     for file, (what, keys) in JSON_FILES.items():
         rows = [(code(key.replace("|", "`, `")), meaning) for key, meaning in keys.items()]
-        lines += [f"### {file}", "", f"{what[0].upper()}{what[1:]}.", "", *table_lines(["key", "meaning"], rows), ""]
+        lines += [
+            f"### {file}",
+            "",
+            f"{what[0].upper()}{what[1:]}.",
+            "",
+            *Table("", ["key", "meaning"], rows).markdown(str),
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _columns(table: tables.Described) -> list[str]:
     rows = [(f"`{name}`", arrow(type), cell(meaning)) for name, type, meaning in table.columns]
-    return list(table_lines(["column", "type", "meaning"], rows))
+    return list(Table("", ["column", "type", "meaning"], rows).markdown(str))
 
 
 def arrow(type: pa.DataType) -> str:

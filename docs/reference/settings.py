@@ -14,8 +14,8 @@ from docs.reference.commands import commands
 from docs.reference.markdown import NOTE, cell, code
 from reasonrag.cli import cli
 from reasonrag.core.config import PRESETS, Config
-from reasonrag.core.markdown import table_lines
 from reasonrag.core.settings import EXECUTION
+from reasonrag.core.table import Table
 from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.retrieval.index.settings import IndexConfig
@@ -60,7 +60,7 @@ def settings_page() -> str:
             mark = " *" if EXECUTION in field.metadata else ""
             row = [f"`{name}`{mark}", code(of_commands.get(name, "")), _type(field), _default(field)]
             rows.append([*row, cell(field.description or "")])
-        lines += table_lines(["setting", "flag", "type", "default", "meaning"], rows)
+        lines += Table("", ["setting", "flag", "type", "default", "meaning"], rows).markdown(str)
     return "\n".join(lines) + "\n"
 
 

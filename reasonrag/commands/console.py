@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol, Self
 
 import structlog
@@ -39,14 +39,6 @@ def table_console() -> Console:
     """Return the console of results. A pipe has no width, so tables get enough there and are not squeezed."""
     console = Console()
     return console if console.is_terminal else Console(width=190)
-
-
-def rows_table(rows: Iterable[tuple[str, str]], *, title: str | None = None) -> Table:
-    """Return a table of names and values, for the end of a command."""
-    table = Table(title=title, show_header=False, title_justify="left")
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
 
 
 def log_plainly() -> None:

@@ -51,7 +51,7 @@ def _swept(flag: str, parameter: str, convert: type[float], key: str, example: s
 def _by_name(key: str) -> Callable[[F], F]:
     """Add the option of a setting that may be given to all policies or to one."""
     flag, value = _BY_NAME[key], key.rpartition(".")[2].upper()
-    several = " Several, direct,rag, evaluate each; all: every baseline." if key == "format.name" else ""
+    several = " Several, with commas between them, evaluate each." if key == "format.name" else ""
     text = f"{flag_help('Config', key)}{several} NAME=... sets that of one policy (repeatable)."
     return click.option(flag, key.replace(".", "__"), multiple=True, metavar=f"[NAME=]{value}", help=text)
 
@@ -77,7 +77,7 @@ def _by_name(key: str) -> Callable[[F], F]:
     _by_name("policy.card"),
     click.option("--allow-prompt-mismatch", is_flag=True, help="Compare policies that are prompted differently."),
     settings("Config", "questions.exclude", "questions.world_seed", "retrieval.kind"),
-    settings("Config", "format.prompts", "baselines.labels", "policy.max_tokens"),
+    settings("Config", "format.prompts", "policy.max_tokens"),
     click.option(
         "--judged",
         type=Several(lambda name: name.strip().lower(), "name"),
@@ -176,7 +176,7 @@ def _run(evaluation_of: Callable[..., Evaluation], shard: Shard) -> int:
         results = evaluation.run(lambda work: stop.show(work.progress, work.drain))
     except Interrupted:
         return stop.print_resume_hint()
-    table_console().print(summary_table(results))
+    table_console().print(summary_table(results).terminal())
     print(f"report: {evaluation.out / 'report.md'}")
     for difference in results["asked_differently"]:
         stop.console.print(printable(difference))
@@ -230,9 +230,6 @@ def policy_configs(
         for key, values in named.items():
             if chosen := values.pop(name, common[key]):
                 overrides[key] = chosen
-        if overrides.get("format.name") == "all":
-            del overrides["format.name"]
-            overrides["format.name"] = ",".join(_all_formats(load_config(**{**asked, "overrides": overrides})))
         config = load_config(**{**asked, "overrides": overrides})
         if not is_split_asked:
             overrides |= {"questions.dataset": held_out_sets(config.questions.dataset), "questions.split": None}
@@ -244,23 +241,6 @@ def policy_configs(
                 f"{_BY_NAME[key]} is given for {', '.join(values)}, but the policies are {', '.join(configs)}"
             )
     return configs
-
-
-def _all_formats(config: Config) -> list[str]:
-    """Return the formats of `--format all`: the papers' prompt baselines that can run here, and the policy's own."""
-    from reasonrag.formats import BASELINES, open_format
-
-    kept = []
-    for name in BASELINES:
-        try:
-            open_format(config.model_copy(update={"format": config.format.model_copy(update={"name": name})}))
-            backend = config.policy.address.backend
-            if name == "flare" and not (config.policy.logprobs or (backend and backend.reports_logprobs)):
-                raise ConfigError("it needs log-probabilities, --set policy.logprobs=true for a server that has them")
-            kept.append(name)
-        except ConfigError as error:
-            print(f"--format all leaves out {name}: {error}", file=sys.stderr)
-    return list(dict.fromkeys((*kept, config.format.name)))
 
 
 def _is_split_asked(asked: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from reasonrag.commands.options import (
     together,
 )
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.text import one_line, printable
+from reasonrag.core.text import printable
 from reasonrag.storage.shards import Shard
 
 if TYPE_CHECKING:
@@ -85,10 +85,9 @@ def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
     A folder of texts, cut into passages of 100 words:
       reasonrag index build --corpus texts/ --chunk-words 100 --kind bm25 --out indexes/texts
     """
-    from rich.table import Table
-
     from reasonrag.commands.console import StageLines, error_console, log_plainly, table_console
     from reasonrag.core.settings import gather, validate
+    from reasonrag.core.table import Table
     from reasonrag.retrieval.index.build import build_index
     from reasonrag.retrieval.index.settings import IndexConfig, show_size
 
@@ -96,11 +95,11 @@ def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
     log_plainly()
     with StageLines(error_console()) as progress:
         manifests = build_index(out, config, replace=replace, progress=progress, shard=shard)
-    table = Table("part", "size", "files", "counts")
+    rows = []
     for part, manifest in manifests.items():
         counts = ", ".join(f"{name} {count:,}" for name, count in manifest.counts.items())
-        table.add_row(part, show_size(manifest.size), str(len(manifest.files)), counts)
-    table_console().print(table)
+        rows.append((part, show_size(manifest.size), len(manifest.files), counts))
+    table_console().print(Table("", ("part", "size", "files", "counts"), rows).terminal())
     print(f"index: {printable(str(out))}")
 
 
@@ -241,19 +240,17 @@ def _retrieval(folder: Path, given: Mapping[str, Any]) -> RetrievalConfig:
 
 
 def _print_report(report: Mapping[str, Any], console: Console) -> None:
-    from rich.table import Table
-
-    from reasonrag.commands.console import rows_table
+    from reasonrag.core.table import Table
     from reasonrag.retrieval.index.settings import show_size
 
-    parts = Table("part", "size", "files", "read in", "counts", "settings")
+    rows = []
     for name, part in report["parts"].items():
         counts = ", ".join(f"{key} {value:,}" for key, value in part["counts"].items())
         built_with = ", ".join(f"{key}={value}" for key, value in part["settings"].items())
-        row = (name, show_size(part["bytes"]), str(part["files"]), f"{part['seconds']:.1f} s", counts, built_with)
-        parts.add_row(*(printable(one_line(cell)) for cell in row))
-    console.print(parts)
-    console.print(rows_table(_measured(report, show_size)))
+        rows.append((name, show_size(part["bytes"]), part["files"], f"{part['seconds']:.1f} s", counts, built_with))
+    columns = ("part", "size", "files", "read in", "counts", "settings")
+    console.print(Table("", columns, rows).terminal())
+    console.print(Table("", ("", ""), list(_measured(report, show_size))).terminal())
 
 
 def _measured(report: Mapping[str, Any], show_size: Callable[[float], str]) -> Iterator[tuple[str, str]]:

@@ -134,8 +134,9 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
     A journal beside the file keeps every reply under the content of its request before it is used. So the same command
     resumes after a kill, and other candidates or questions pay only for what is new.
     """
-    from reasonrag.commands.console import Stop, error_console, log_plainly, rows_table, table_console
+    from reasonrag.commands.console import Stop, error_console, log_plainly, table_console
     from reasonrag.core import event_loop
+    from reasonrag.core.table import Table
     from reasonrag.formats import PromptSet
     from reasonrag.llm.journaled import JournaledLLM
     from reasonrag.online_rl.reference_plans import NO_CORRECT, NO_SEARCH, make_plans, save_plans
@@ -189,7 +190,7 @@ def plan(config: Config, out: Path, planning: PlanSettings) -> int:
         except Interrupted:
             return stop.print_resume_hint()
     total = len(parts.questions)
-    table_console().print(rows_table(_summary_rows(made, total, progress), title="rl plan"))
+    table_console().print(Table("rl plan", ("", ""), list(_summary_rows(made, total, progress))).terminal())
     print(f"plans: {out}")
     causes = {cause: count for cause, count in made.without.items() if cause not in (NO_CORRECT, NO_SEARCH)}
     return stop.print_missing(causes, made.untried, most=config.run.max_failed * total)

@@ -280,8 +280,7 @@ class FormatConfig(Section):
     name: str = setting(
         "reasonrag",
         "format of the steps: reasonrag, search_r1, hiprag, search_p1, when_to_search, tool_calls, r1_searcher, react, "
-        "or python:PACKAGE.MODULE:NAME; to evaluate, also a baseline: direct, cot, rag, flare, skr, "
-        "adaptive, iter_retgen, ircot, self_ask, search_o1",
+        "or python:PACKAGE.MODULE:NAME",
         "--format",
     )
     tool_parser: Literal["hermes", "llama3", "gemma", "gemma4"] | None = setting(
@@ -294,20 +293,6 @@ class FormatConfig(Section):
     max_searches: int | None = setting(
         None, "maximum searches of a trajectory; behind the last one it must answer", "--max-searches", ge=0
     )
-
-
-class BaselinesConfig(Section):
-    """What formats that only evaluate need besides a prompt. The labels, not their folder, are part of the identity."""
-
-    labels: str | None = execution(
-        None,
-        "evaluation of training questions in formats direct and rag (adaptive: also ircot), from which formats skr and "
-        "adaptive learn what suits a question",
-        "--labels",
-    )
-    neighbours: int = setting(5, "labelled questions that vote, the most similar ones", ge=1)
-    encoder: str = setting("lexical", "what compares questions: lexical, or a sentence-transformers model")
-    threshold: float = setting(0.2, "probability of a token below which format flare searches", gt=0, lt=1)
 
 
 class SearchConfig(Section):
@@ -433,7 +418,6 @@ class Config(Section):
     policy: ModelConfig = ModelConfig()
     judge: JudgeConfig = JudgeConfig()
     format: FormatConfig = FormatConfig()
-    baselines: BaselinesConfig = BaselinesConfig()
     search: SearchConfig = SearchConfig()
     value: ValueConfig = ValueConfig()
     choice: ChoiceConfig = ChoiceConfig()

@@ -82,13 +82,6 @@ BACKENDS: dict[str, Backend] = {
         "demo-judge[:WORLD_SEED[:ERROR]] (knows the demo world's answers)",
         acts=False,
     ),
-    "demo-reader": Backend(
-        "reasonrag.demo.reader:open_reader",
-        "demo-reader[:WORLD_SEED] (a script for the demo world)",
-        "code of its own",
-        reports_logprobs=True,
-        judges=False,
-    ),
     "extractive": Backend(
         "reasonrag.demo.reader:open_reader",
         "extractive (no neural network)",

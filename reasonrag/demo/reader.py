@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reasonrag.core.config import ModelConfig
-from reasonrag.core.errors import ConfigError, LLMError
+from reasonrag.core.errors import LLMError
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.text import normalize_answer, one_line, quotable
-from reasonrag.core.types import Completion, Prompt, Question
-from reasonrag.demo.lexicon import SPLITS
+from reasonrag.core.text import one_line, quotable
+from reasonrag.core.types import Completion, Prompt
 from reasonrag.demo.wording import (
     Asked,
     Kind,
@@ -39,7 +38,6 @@ from reasonrag.demo.wording import (
     word_set,
     year,
 )
-from reasonrag.demo.world import make_world
 from reasonrag.formats.base import Stage
 from reasonrag.formats.reasonrag import ECHOES, View, read
 from reasonrag.formats.tags import last_tag
@@ -52,27 +50,7 @@ _TEMPLATES = {
     "evidence": "Based on the query, the relevant evidence is <evidence>{}</evidence>",
     "answer": "So the answer is <answer>{}</answer>",
 }
-_SENTENCES = {"evidence": "{}", "answer": "So the answer is: {}."}  # IRCoT, FLARE
-_SEARCH_O1 = {
-    "query": "<|begin_search_query|>{}<|end_search_query|>",
-    "evidence": "**Final Information** {}",
-    "answer": "\\boxed{{{}}}",
-}
-_SELF_ASK = {"query": "Follow up: {}", "evidence": "Intermediate answer: {}", "answer": "So the final answer is: {}."}
-_ASKING = "Are follow up questions needed here: Yes."  # the first line of Self-Ask
-# How each contract is written, by the stop strings of its prompts.
-_DIALECTS = {
-    ("</query>", "</answer>"): _TEMPLATES,
-    ("</evidence>",): _TEMPLATES,
-    ("</answer>",): _TEMPLATES,
-    ("\n",): _SENTENCES,
-    ("<|end_search_query|>",): _SEARCH_O1,
-    ("<|end_search_result|>",): _SEARCH_O1,
-    ("}",): _SEARCH_O1 | {"answer": "{}}}"},
-}
-_LINE = re.compile(r"(Follow up: |[<‹]\|begin_search_query\|>)|(Intermediate answer: |[<‹]\|begin_search_result\|>)")
-_TURN_ENDS = re.compile(r"[<‹]\|end_search_\w+\|>")
-_ANSWERS = re.compile(r"\b(answer is):")  # how a line of IRCoT and FLARE answers
+_STOPS = (("</query>", "</answer>"), ("</evidence>",), ("</answer>",))
 _EARLIEST = word_set("first earlier earliest older oldest before")
 _LATEST = word_set("later latest younger youngest recently recent newer newest last")
 _MOST = word_set("more most larger largest bigger higher highest longer")
@@ -92,7 +70,7 @@ _DEMONYM = re.compile(r"[^\W\d_]+(?:an|ish|ese|nch|tch|ss|eek|eli|aqi|ani)\Z")  
 
 
 class ExtractiveLLM:
-    """Serves prompts of `reasonrag`, and of baselines in its layout. A pure function of the prompt and the sampling.
+    """Serves prompts of the `reasonrag` format. A pure function of the prompt and the sampling.
 
     `temperature`, `seed` (None counts as 0) and `n` are honoured; `top_p` and `max_tokens` have no meaning here, as
     there are no tokens. Token ids and log-probabilities are None; token counts are words.
@@ -107,24 +85,21 @@ class ExtractiveLLM:
             LLMError: the prompt is a judge's or of another format.
         """
         try:
-            if prompt.stop not in _DIALECTS:
+            if prompt.stop not in _STOPS:
                 raise ValueError(f"its stop strings are {prompt.stop!r}")
             view = read(prompt)
         except (ValueError, IndexError) as error:
             raise LLMError(
-                "the extractive policy reads prompts of the reasonrag format and of most baselines, and cannot serve "
-                f"another format or a judge: choose format reasonrag, or a model for this task ({error})",
+                "the extractive policy reads prompts of the reasonrag format and cannot serve another format or a "
+                f"judge: choose format reasonrag, or a model for this task ({error})",
                 cause="refused",
             ) from error
         prompt_words = sum(len(message.content.split()) for message in prompt.messages)
         completions = []
         for number in range(sampling.n):
-            text = self._reader(view, sampling.temperature, (sampling.seed or 0) + number).write()
+            text = _Reader(view, sampling.temperature, (sampling.seed or 0) + number).write()
             completions.append(Completion(text, prompt_tokens=prompt_words, completion_tokens=len(text.split())))
         return tuple(completions)
-
-    def _reader(self, view: View, temperature: float, seed: int) -> _Reader:
-        return _Reader(view, temperature, seed)
 
     async def aclose(self) -> None:
         pass
@@ -140,11 +115,8 @@ class _Reader:
         self._asked = analyse(view.question)
         self._queries: list[str] = []
         self._evidence: list[str] = []
-        self._templates = _DIALECTS[view.stop]
-        if self._templates is _SENTENCES and _ASKING in view.thoughts:
-            self._templates = _SELF_ASK
         for thought in view.thoughts:
-            tag, body = last_tag(thought, tuple(_TEMPLATES)) or _of_line(thought)
+            tag, body = last_tag(thought, tuple(_TEMPLATES)) or ("evidence", thought)
             if tag == "query":
                 self._queries.append(body)
             elif tag == "evidence" and body.lower().rstrip(".") != "none":
@@ -153,29 +125,19 @@ class _Reader:
     def write(self) -> str:
         """Return the next step in the format's words."""
         view, found = self._view, self._extract()
-        if view.stage is Stage.GROUNDING or (view.documents and self._templates is _SELF_ASK):
-            if not found and self._templates is _TEMPLATES:
-                return "<evidence>None</evidence>"
-            return self._say("evidence", found or "None")
-        if self._templates is _SENTENCES:
-            if found and not self._decide(self._readiness()):
-                return self._say("evidence", found)
-        elif not view.final:
+        if view.stage is Stage.GROUNDING:
+            return self._say("evidence", found) if found else "<evidence>None</evidence>"
+        if not view.final:
             queries = self._new_queries()
             if queries and not self._decide(self._readiness()):
                 return self._say("query", self._choose(queries))
         elif found:
             self._evidence.append(found)
-        return self._say("answer", self._choose(self._answers()))
-
-    def _answers(self) -> list[Scored]:
-        return candidates(self._asked, self._evidence, self._queries)
+        return self._say("answer", self._choose(candidates(self._asked, self._evidence, self._queries)))
 
     def _say(self, kind: str, body: str) -> str:
         body = quotable(body) or "unknown"
-        if kind == "evidence" and self._templates is _SENTENCES:  # a sentence of a passage answers nothing by its words
-            body = _ANSWERS.sub(r"\1", body)
-        return self._templates[kind].format(f'"{body}"' if body in ECHOES else body)
+        return _TEMPLATES[kind].format(f'"{body}"' if body in ECHOES else body)
 
     def _choose(self, scored: Sequence[Scored]) -> str:
         return scored[self._index([score for _, score in scored])][0]
@@ -245,74 +207,9 @@ class _Reader:
         return " ".join(text if not title or mentions(text, title) else f"{title}: {text}" for title, text in chosen)
 
 
-class DemoReader(ExtractiveLLM):
-    """Understands the questions of one demo world, and knows its famous facts; every other fact it has to read.
-
-    It asks for the first fact that a question needs and that it neither knows nor sees. It answers once there is none,
-    and says "unknown" if it has to answer earlier. What it guesses has a low log-probability.
-    """
-
-    def __init__(self, world_seed: int = 0) -> None:
-        self.name = f"demo-reader:{world_seed}"
-        world = make_world(world_seed)
-        self._questions = {question.question: question for split in SPLITS for question in world.questions(split)}
-
-    async def complete(self, prompt: Prompt, sampling: Sampling) -> tuple[Completion, ...]:
-        completions = await super().complete(prompt, sampling)
-        return tuple(
-            replace(said, logprobs=(-3.0 if "unknown" in said.text else -0.05,) * len(said.text.split()))
-            for said in completions
-        )
-
-    def _reader(self, view: View, temperature: float, seed: int) -> _Reader:
-        if view.question not in self._questions:
-            raise LLMError(f"{self.name} answers questions of its demo world alone", cause="refused")
-        return _WorldReader(view, temperature, seed, self._questions[view.question])
-
-
 def open_reader(address: ModelAddress, config: ModelConfig) -> ExtractiveLLM:
-    """Open the reader at `extractive` or `demo-reader[:WORLD_SEED]`; raise ConfigError if the seed is not a number."""
-    if address.scheme == "extractive":
-        return ExtractiveLLM()
-    if address.rest and not address.rest.isdecimal():
-        raise ConfigError(f"{address} is not of the form demo-reader:WORLD_SEED, such as demo-reader:0")
-    return DemoReader(int(address.rest or 0))
-
-
-class _WorldReader(_Reader):
-    """A reading by somebody who knows which facts a question needs."""
-
-    def __init__(self, view: View, temperature: float, seed: int, question: Question) -> None:
-        super().__init__(view, temperature, seed)
-        read = normalize_answer("; ".join([*view.thoughts, *(text for _, text in view.documents)]))
-        noted = normalize_answer("; ".join(view.thoughts))
-        path = [] if question.metadata["known"] else question.metadata["path"]
-        self._question = question
-        self._missing = [hop["query"] for hop in path if normalize_answer(hop["evidence"]) not in read]
-        self._new = [hop["evidence"] for hop in path if normalize_answer(hop["evidence"]) not in noted]
-
-    def _extract(self) -> str:
-        shown = normalize_answer("; ".join(text for _, text in self._view.documents))
-        found = next((fact for fact in self._new if normalize_answer(fact) in shown), "")
-        if not found and self._missing and self._templates is _SENTENCES:
-            return f"{self._missing[0]} unknown"  # a guess, which is searched for next
-        return found
-
-    def _readiness(self) -> float:
-        return -50.0 if self._missing else 50.0
-
-    def _new_queries(self) -> list[Scored]:
-        return [(query, 0.0) for query in self._missing[:1]]
-
-    def _answers(self) -> list[Scored]:
-        return [("unknown" if self._missing else self._question.golden_answers[0], 0.0)]
-
-
-def _of_line(thought: str) -> tuple[str, str]:
-    """Return the kind and the content of an earlier line of a baseline; one without a mark is IRCoT's evidence."""
-    if mark := _LINE.search(thought):
-        return "query" if mark[1] else "evidence", _TURN_ENDS.split(thought[mark.end() :])[0]
-    return "" if thought == _ASKING or "boxed{" in thought else "evidence", thought
+    """Open the reader at `extractive`."""
+    return ExtractiveLLM()
 
 
 def _overlap(query: frozenset[str], question: frozenset[str], rows: Sequence[tuple[str, str]]) -> list[float]:

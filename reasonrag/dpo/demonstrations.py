@@ -74,7 +74,7 @@ def read_demonstrations(data: str, settings: SFTSettings) -> Preferences:
         DataError, RunError: there is no such folder, its tables are damaged, or no trajectory is good enough.
     """
     config, fingerprint, questions = _open(named_path(data), data)
-    format = open_format(config, to_train=True)
+    format = open_format(config)
     splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
     chosen: list[_Attempt] = []
     seen, complete, best = 0, 0, 0.0

@@ -6,19 +6,17 @@ Names of kinds and data sets come from outside: they are shown on one line, with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from reasonrag.core.markdown import inert_markdown
 from reasonrag.core.plots import Bar, BarChart, Line, Panel
-from reasonrag.core.text import Rules, one_line, printable
+from reasonrag.core.table import Table, inert_markdown
+from reasonrag.core.text import Rules
 from reasonrag.core.types import Question
 from reasonrag.evaluation.summary import PolicyResult, failures, summarize
-from reasonrag.evaluation.tables import NAMES, SPLIT, Metrics, bold_note, evaluation_tables, methods, results_table
+from reasonrag.evaluation.tables import NAMES, Metrics, bold_note, evaluation_tables, methods, results_table
 from reasonrag.storage.files import save_charts, write_json, write_text
-
-if TYPE_CHECKING:
-    import rich.table
 
 _IN_TERMINAL = ("em", "f1", "acc", "lasj", "osr", "usr", "retrievals", "steps", "format_rate")
 _AXES = {
@@ -62,20 +60,13 @@ def write_report(metrics: Metrics, out: Path) -> list[Path]:
     return [out / "report.md", *plots]
 
 
-def summary_table(metrics: Metrics) -> rich.table.Table:
-    """Return the main metrics of every policy and setting as a table for the terminal."""
-    import rich.table
-    from rich.text import Text
-
+def summary_table(metrics: Metrics) -> Table:
+    """Return the main metrics of every policy and setting, for the terminal."""
     judged = metrics["judge"]["metrics"] if metrics["judge"] else ()
     shown = [metric for metric in _IN_TERMINAL if metric in judged or metric not in ("lasj", "osr", "usr")]
-    results = results_table(metrics, shown)
     datasets = ", ".join(metrics["dataset"]) or "?"
     title = f"{metrics['questions']['total']} questions of {datasets}, 95 % bootstrap intervals"
-    table = rich.table.Table(*results.headings, title=Text(printable(one_line(title))), title_justify="left")
-    for row in results.rows:
-        table.add_row(*(Text(printable(one_line(cell))) for cell in row))
-    return table
+    return replace(results_table(metrics, shown), title=title)
 
 
 def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
@@ -87,17 +78,6 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
     yield "ACC: the prediction contains a golden answer. Searches: RC. Format rate: share of attempts that the format's"
     yield "own checker accepts. A missing answer scores 0; a question that failed because of a backend is not scored."
     yield from ["", *tables["results"].markdown()]
-    if tables["papers"].rows:
-        yield from ["", "## Data sets and methods", ""]
-        yield "The first setting of each method, and below it what the papers print of that method, with other models,"
-        yield "corpora and questions: as published, not measured here."
-        yield from ["", *tables["papers"].markdown()]
-    if tables["split"].rows:
-        correct = NAMES[metrics["with_and_without"][0]["correct"]]
-        yield from ["", "## With and without a search", ""]
-        yield f"Shares of the questions whose answer is right ({correct}) in the formats direct and rag: in both, only"
-        yield "with a search, only without one, or in neither (When-to-search, sec. 4.1 and Fig. 4). They add up to 1."
-        yield from ["", *tables["split"].markdown()]
     if metrics["judge"]:
         judge = metrics["judge"]
         yield from ["", "## Judge", ""]
@@ -109,7 +89,7 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         yield from ["", *tables["judge"].markdown()]
     out_of_form = tables["out_of_form"]
     if out_of_form.rows:
-        yield from ["", "## Out of form", "", f"{out_of_form.caption}.", "", *out_of_form.markdown()]
+        yield from ["", "## Out of form", "", f"{out_of_form.title}.", "", *out_of_form.markdown()]
     if tables["differences"].rows:
         yield from ["", "## Differences", ""]
         yield "Policy minus baseline, paired by question, over questions that both finished."
@@ -122,7 +102,7 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         yield "Hops: searches that a question needs, according to the data set."
         yield from ["", *tables["kinds"].markdown()]
     if tables["searches"].rows:
-        yield from ["", f"## {tables['searches'].caption}", "", *tables["searches"].markdown()]
+        yield from ["", f"## {tables['searches'].title}", "", *tables["searches"].markdown()]
     yield from ["", "## Failures", ""]
     if tables["failures"].rows:
         yield "These questions are not scored; the same command tries them again."
@@ -150,8 +130,6 @@ def _setup(metrics: Metrics) -> Iterator[str]:
 def _plots(metrics: Metrics, folder: Path) -> list[Path]:
     panels = sweep_panels(metrics)
     plots = save_charts(folder / "sweeps", panels) if panels else []
-    if splits := split_charts(metrics):
-        plots += save_charts(folder / "with-and-without", splits)
     judged = metrics["judge"]["metrics"] if metrics["judge"] else ()
     for metric in ("em", *judged):
         bars = tuple(_bars(metrics, metric))
@@ -180,22 +158,6 @@ def sweep_panels(metrics: Metrics) -> list[Panel]:
         if lines:
             panels.append(Panel(f"EM over {name}", name, "EM", tuple(lines)))
     return panels
-
-
-def split_charts(metrics: Metrics) -> list[BarChart]:
-    """Return the shares of questions that are right with and without a search (When-to-search, Fig. 4)."""
-    charts = []
-    for split in metrics.get("with_and_without", ()):
-        bars = []
-        for group, shares in {"all": split, **split.get("by_dataset", {}), **split["by_kind"]}.items():
-            bars += [
-                Bar(part, group, *(shares[part][key] for key in ("mean", "low", "high")))
-                for part in SPLIT
-                if shares[part]
-            ]
-        if bars:
-            charts.append(BarChart(f"Right with and without a search: {split['policy']}", "share", tuple(bars)))
-    return charts
 
 
 def _label(metrics: Metrics, policy: str, format: str) -> str:

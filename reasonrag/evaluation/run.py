@@ -68,7 +68,7 @@ from reasonrag.storage.tables import trajectory_schema
 
 _SHARD_ROWS = 2_000
 _JOURNAL = "journal.sqlite"
-_UNTRAINED = ("extractive", "demo-reader")
+_UNTRAINED = ("extractive",)
 
 Show = Callable[["Evaluation"], AbstractAsyncContextManager[object]]
 

@@ -18,18 +18,16 @@ from reasonrag.core.types import Question
 from reasonrag.evaluation.judged import COUNTED_AS, Verdicts
 from reasonrag.evaluation.metrics import METRICS, Scores, hops, kind
 from reasonrag.evaluation.sweep import Setting
-from reasonrag.evaluation.tables import SPLIT
 from reasonrag.storage.questions import splits_of_names
 from reasonrag.storage.runs import versions
 
 Metrics = dict[str, Any]
 
-# ("mean", "difference" or "split", policy, number of the setting, metric or part)
+# ("mean" or "difference", policy, number of the setting, metric)
 Key = tuple[str, str, int, str]
 Intervals = Mapping[str, Mapping[Key, Metrics | None]]  # by group of questions; "" is all of them
 
 RATES = ("osr", "usr")
-WITHOUT, WITH = "direct", "rag"  # the formats that are compared
 UNNAMED = "other"  # kind of the questions that have none, if others have one
 
 
@@ -84,7 +82,6 @@ def summarize(results: Sequence[PolicyResult], questions: Sequence[Question], *,
         "policies": policies,
         "settings": settings,
         "differences": _differences(results, intervals["by_kind"]),
-        "with_and_without": list(_with_and_without(results, intervals)),
         "incomplete": list(_incomplete(results, len(questions))),
         "unjudged": list(_unjudged(results)),
         "judge": first.judge,
@@ -123,14 +120,6 @@ def _computed(result: PolicyResult) -> tuple[str, ...]:
 
 def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
     """Yield every column that needs an interval, `[n]` over the questions."""
-    for result, point, without in _pairs(results):
-        correct = [_by_question(outcome, _correct(result)) for outcome in (without, result.outcomes[point])]
-        for part, wanted in SPLIT.items():
-            pairs = zip(*correct, strict=True)
-            yield (
-                ("split", result.name, point, part),
-                [None if None in pair else tuple(map(bool, pair)) == wanted for pair in pairs],
-            )
     for result, point, outcome in _points(results):
         for metric in _computed(result):
             column = _column(outcome, metric)
@@ -150,32 +139,6 @@ def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outco
     others = [outcome for outcome in first if replace(outcome.setting, choice=there.setting.choice) == there.setting]
     usual = others[0] if result.outcomes[point] is there else there
     return None if usual is result.outcomes[point] else usual
-
-
-def _pairs(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int, Outcome]]:
-    """Yield every setting of a policy that makes one search, with its outcome without any at the same setting."""
-    for result, point, outcome in _points(results):
-        if outcome.setting.format == WITH:
-            for other in result.outcomes:
-                if other.setting == replace(outcome.setting, format=WITHOUT):
-                    yield result, point, other
-
-
-def _correct(result: PolicyResult) -> str:
-    """Return the metric that says whether an answer is right: a judge's verdict if there is one, as in the paper."""
-    return "lasj" if "lasj" in _computed(result) else "em"
-
-
-def _with_and_without(results: Sequence[PolicyResult], intervals: Mapping[str, Intervals]) -> Iterator[Metrics]:
-    """Yield the shares of `SPLIT`, each with its interval, of all questions and of each group."""
-    for result, point, without in _pairs(results):
-        by: dict[str, dict[str, Metrics]] = {}
-        for name, groups in intervals.items():
-            by[name] = {}
-            for group, of_group in groups.items():
-                by[name][group] = {part: of_group["split", result.name, point, part] for part in SPLIT}
-        settings = {"without": without.setting.name, "with": result.outcomes[point].setting.name}
-        yield {"policy": result.name, **settings, "correct": _correct(result), **by["by_kind"].pop(""), **by}
 
 
 def _column(outcome: Outcome, metric: str) -> Column | Ratio:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from reasonrag.core.bootstrap import FALSE_DISCOVERIES
-from reasonrag.core.markdown import inert_markdown, table_lines
+from reasonrag.core.table import Bold, Table
 
 Metrics = Mapping[str, Any]
 
@@ -28,39 +24,8 @@ NAMES = {
     "osr": "OSR",
     "usr": "USR",
 }
-# Parts of the questions by whether the answer is right without a search and with one (When-to-search, sec. 4.1).
-SPLIT = {"both": (True, True), "only with": (False, True), "only without": (True, False), "neither": (False, False)}
 FEW = 10  # an interval over fewer questions than this says little
 _WHOLE_NUMBERS = ("prompt_tokens", "completion_tokens")
-_IN_PAPERS = ("em", "f1", "acc", "lasj", "retrievals")
-_CELL_CHARS = 200  # of a name or a list of causes from outside
-
-
-class Certain(str):
-    """The cell of a difference that is certain; renderers show it in bold."""
-
-    certain = True
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Cells as plain text: renderers escape them. The first `heads` cells of a row name it."""
-
-    caption: str
-    headings: list[str]
-    rows: list[list[str]]
-    heads: int
-
-    def markdown(self, escape: Callable[[str], str] = inert_markdown) -> Iterator[str]:
-        """Yield the lines of the table in Markdown; `escape` takes the markup out of a cell."""
-        rows = []
-        for row in self.rows:
-            cells = []
-            for cell in row:
-                text = escape(cell[:_CELL_CHARS])
-                cells.append(f"**{text}**" if isinstance(cell, Certain) else text)
-            rows.append(cells)
-        return table_lines([escape(heading) for heading in self.headings], rows)
 
 
 def interval_text(interval: Metrics | None, *, digits: int = 3, scale: float = 1.0, signed: bool = False) -> str:
@@ -140,8 +105,6 @@ def evaluation_tables(metrics: Metrics) -> dict[str, Table]:
     return {
         "results": results_table(metrics, shown),
         "differences": differences_table(metrics, shown),
-        "papers": _papers_table(metrics, [metric for metric in _IN_PAPERS if metric in shown]),
-        "split": _split_table(metrics),
         "kinds": _kinds_table(metrics, shown),
         "searches": _searches_table(metrics),
         "judge": _judge_table(metrics),
@@ -183,52 +146,6 @@ def differences_table(metrics: Metrics, shown: Sequence[str], policies: Collecti
         rows.append([*point, str(by_metric["em"]["n"]), *differences])
     headings = ["policy", "setting", "baseline", "n", *(NAMES[metric] for metric in shown)]
     return Table("Policy minus baseline, paired by question", headings, rows, heads=3)
-
-
-@cache
-def _published() -> tuple[Mapping[str, str], ...]:
-    """Return the lines of `papers.csv`: a metric of a method in a table of a paper, as printed, by data set.
-
-    `format` is ours of that method, with `+` and a compression if the passages are shortened; `scale` is what the paper
-    prints for 1.
-    """
-    with Path(__file__).with_name("papers.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
-
-
-def _papers_table(metrics: Metrics, shown: Sequence[str]) -> Table:
-    """Return data sets times methods, and under each method what the papers print of it; empty for a single cell."""
-    sets, rows = metrics["dataset"], []
-    evaluated = list(methods(metrics))
-    for dataset in sets if len(sets) > 1 or len({format for _, format, _ in evaluated}) > 1 else ():
-        for policy, format, setting in evaluated:
-            at_setting = metrics["policies"][policy][setting]
-            found = at_setting["by_dataset"][dataset] if len(sets) > 1 else at_setting
-            n = str(found["em"]["n"] if found["em"] else 0)
-            rows.append([dataset, format, policy, n, *_means(found, shown)])
-            printed: dict[str, dict[str, str]] = {}
-            for line in _published():
-                if line["format"] == format and line.get(dataset):
-                    source = (
-                        f"{line['paper']}, {line['table']}: {', '.join(filter(None, (line['method'], line['model'])))}"
-                    )
-                    value = float(line[dataset]) / float(line["scale"])
-                    printed.setdefault(source, {})[line["metric"]] = f"{value:.3f}"
-            rows += [[dataset, format, source, "", *(of.get(m, "") for m in shown)] for source, of in printed.items()]
-    headings = ["data set", "method", "policy, or paper", "n", *(NAMES[metric] for metric in shown)]
-    return Table("Data sets and methods, and what the papers print of them", headings, rows, heads=3)
-
-
-def _split_table(metrics: Metrics) -> Table:
-    """Return the shares of the questions that are right with and without a search, of all and of each group."""
-    rows = []
-    for split in metrics.get("with_and_without", ()):
-        groups = {"all": split, **split.get("by_dataset", {}), **split["by_kind"]}
-        for group, of_group in groups.items():
-            n = str(of_group["both"]["n"] if of_group["both"] else 0)
-            rows.append([group, split["policy"], split["with"], n, *_means(of_group, list(SPLIT))])
-    headings = ["questions", "policy", "setting", "n", *SPLIT]
-    return Table("Right with and without a search: shares of the questions", headings, rows, heads=3)
 
 
 def _kinds_table(metrics: Metrics, shown: Sequence[str]) -> Table:
@@ -318,4 +235,4 @@ def _means(intervals: Metrics, shown: Sequence[str]) -> list[str]:
 
 def _difference(metric: str, interval: Metrics | None) -> str:
     text = interval_text(interval, digits=0 if metric in _WHOLE_NUMBERS else 3, signed=True)
-    return Certain(text) if is_certain(interval) else text
+    return Bold(text) if is_certain(interval) else text

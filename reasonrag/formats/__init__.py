@@ -12,14 +12,12 @@ from reasonrag.core.config import Config
 from reasonrag.core.documents import named_path
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.plugins import import_plugin, make_plugin
+from reasonrag.core.plugins import make_plugin
 from reasonrag.core.settings import CHAT_TEMPLATES, WITH_TOOLS, carried_fingerprint
 from reasonrag.core.types import Question
 from reasonrag.formats.base import Block, Format, PromptSet, Reading, Stage
-from reasonrag.formats.baselines import BASELINES, FLAREFormat, SKRFormat
 from reasonrag.formats.dialects import R1SearcherFormat, ReActFormat
 from reasonrag.formats.hiprag import HiPRAGFormat
-from reasonrag.formats.neighbours import Neighbours
 from reasonrag.formats.reasonrag import ReasonRAGFormat
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.search_p1 import SearchP1Format
@@ -32,8 +30,7 @@ from reasonrag.storage.records import read_calls
 
 log = structlog.get_logger()
 
-# Those that policies are trained in. Each is called with a `PromptSet` and how passages are shown: `passage_order`,
-# `max_passage_chars`; so is each of `BASELINES`.
+# Each is called with a `PromptSet` and how passages are shown: `passage_order`, `max_passage_chars`.
 FORMATS: dict[str, Callable[..., Format]] = {
     format.name: format
     for format in (
@@ -43,38 +40,28 @@ FORMATS: dict[str, Callable[..., Format]] = {
 }
 
 
-def open_format(config: Config, *, warn: bool = True, to_train: bool = False) -> Format:
+def open_format(config: Config, *, warn: bool = True) -> Format:
     """Create the format `format.name`, with its prompt texts; `warn` if the policy was trained with others.
 
     Raises:
-        ConfigError: there is no such format or prompt set, or the format is a baseline and is `to_train` a policy.
+        ConfigError: there is no such format or prompt set.
     """
     name = config.format.name
-    known = FORMATS | BASELINES
-    if name not in known and not name.startswith("python:"):
-        raise ConfigError(f"format {name!r} is unknown; known: {', '.join(known)}, python:PACKAGE.MODULE:NAME")
-    if to_train and name in BASELINES:
-        raise ConfigError(
-            f"format {name} is a baseline of the papers, made to be compared with (eval --format {name}); policies "
-            f"are trained in one of {', '.join(FORMATS)}"
-        )
-    make = known[name] if name in known else import_plugin(name)
-    options: dict[str, Any] = {}
-    if make is ToolCallsFormat:
-        options["parser"] = _tool_parser(config)
-    elif make is FLAREFormat:
-        options["threshold"] = config.baselines.threshold
-    elif isinstance(make, type) and issubclass(make, SKRFormat):
-        options["neighbours"] = _neighbours(config, make)
-    if name not in known:
+    make: Callable[..., Format]
+    if name.startswith("python:"):
         make = partial(make_plugin, name, ("fingerprint", "prompt", "parse"))
+    elif name in FORMATS:
+        make = FORMATS[name]
+    else:
+        raise ConfigError(f"format {name!r} is unknown; known: {', '.join(FORMATS)}, python:PACKAGE.MODULE:NAME")
+    options: dict[str, Any] = {"parser": _tool_parser(config)} if name == ToolCallsFormat.name else {}
     format: Format = make(
         PromptSet.find(config.format.prompts),
         passage_order=config.retrieval.passage_order,
         max_passage_chars=config.retrieval.max_passage_chars,
         **options,
     )
-    if warn and name not in BASELINES:  # nobody was trained for these
+    if warn:
         check_prompts(config.policy.carrier, format)
     return format
 
@@ -97,16 +84,6 @@ def open_recorded(config: Config, questions: Sequence[Question]) -> RecordedForm
         passage_order=config.retrieval.passage_order,
         max_passage_chars=config.retrieval.max_passage_chars,
     )
-
-
-def _neighbours(config: Config, format: type[SKRFormat]) -> Neighbours:
-    settings, ways = config.baselines, [way.name for way in format.ways]
-    if settings.labels is None:
-        raise ConfigError(
-            f"format {format.name} chooses among {', '.join(ways)} by what suited similar questions; run eval on "
-            f"training questions with --format {','.join(ways)}, and give its --out as --labels"
-        )
-    return Neighbours.read(settings.labels, ways, k=settings.neighbours, encoder=settings.encoder)
 
 
 def _tool_parser(config: Config) -> str:
@@ -149,7 +126,6 @@ def check_prompts(policy: ModelAddress, format: Format) -> None:
 
 
 __all__ = [
-    "BASELINES",
     "FORMATS",
     "Block",
     "Format",

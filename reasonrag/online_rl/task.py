@@ -91,7 +91,7 @@ def open_task(settings: RLSettings) -> Task:
     config = settings.as_config()
     if settings.data is None:
         raise ConfigError("no questions: add --dataset with a name (hotpotqa, ..., demo) or a file of questions")
-    format = open_format(config, to_train=True)
+    format = open_format(config)
     if settings.credit == "step" and format.append_only:
         raise ConfigError(
             f"credit step values each step, but in format {format.name!r} a trajectory is one training row with one "

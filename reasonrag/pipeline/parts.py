@@ -79,7 +79,7 @@ def open_parts(
         format = recorded = open_recorded(config, questions)
         questions = recorded.questions
     retriever = retriever or open_retriever(config, questions)
-    format = format or open_format(config, to_train=True)
+    format = format or open_format(config)
     policy = policy or open_llm(config.policy, "policy")
     content = {
         "questions": questions_fingerprint(questions),

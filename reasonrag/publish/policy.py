@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from reasonrag.core.documents import named_path, parse_json
 from reasonrag.core.errors import ConfigError, DataError, RunError
-from reasonrag.core.markdown import inert_markdown
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.settings import POLICY_CARD, read_yaml
+from reasonrag.core.table import inert_markdown
 from reasonrag.core.text import one_line, printable, quoted
 from reasonrag.dpo.preferences import HUB_NAME
 from reasonrag.evaluation.tables import NAMES, differences_table, results_table

@@ -11,9 +11,9 @@ from typing import Any
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.text import normalize_answer
-from reasonrag.evaluation.report import split_charts, sweep_panels
+from reasonrag.evaluation.report import sweep_panels
 from reasonrag.evaluation.tables import bold_note, evaluation_tables, points
-from reasonrag.report.charts import Chart, bar_chart, chart, interval_chart
+from reasonrag.report.charts import Chart, chart, interval_chart
 from reasonrag.report.site import ListRow, Page, TextPool, number, open_site, reading
 from reasonrag.storage.files import require_json
 from reasonrag.storage.parquet import Row, read_shards
@@ -128,7 +128,7 @@ def _pages(attempts: Sequence[Attempts]) -> Iterator[Page]:
 def _charts(metrics: Mapping[str, Any]) -> Iterator[Chart]:
     """Yield a chart of all policies and settings for each metric in [0, 1] that says how good a policy is.
 
-    Curves of what was swept follow, and the shares of questions that are right with and without a search.
+    Curves of what was swept follow.
     """
     for metric, title in _CHARTS.items():
         intervals = []
@@ -141,8 +141,6 @@ def _charts(metrics: Mapping[str, Any]) -> Iterator[Chart]:
             yield interval_chart(title, f"interval-{metric}", intervals)
     for index, panel in enumerate(sweep_panels(metrics), 1):
         yield chart(panel, f"sweep-{index}")
-    for index, bars in enumerate(split_charts(metrics), 1):
-        yield bar_chart(bars, f"split-{index}")
 
 
 def _configuration(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -86,7 +86,6 @@ ADDED = {
     "reasonrag build-tree --preset demo --limit 1 --seed 5": "--limit 1 --iterations 8",  # the very tree of the page
     "reasonrag build-tree --preset official": "--policy demo --limit 3 --iterations 24",  # or there is no pair
     "reasonrag eval": "--limit 2",
-    "reasonrag eval --dataset demo:train": "--limit 12",  # of two questions, none may have a label
     "reasonrag eval --dataset hotpotqa,popqa": "--max-unreadable 1",  # the demo's policy learned other prompts
     "reasonrag eval --dataset demo": "--allow-prompt-mismatch",  # the server of the tests has no folder
     "reasonrag dpo train": "--model demo --set max_steps=1 --set dtype=float32",

@@ -130,7 +130,7 @@ def test_searches_are_counted_by_whether_the_attempt_was_right(compared, out):
     }
     table = evaluation_tables(compared)["searches"]
     assert table.rows[0] == ["toy", "direct", "t1_s8_k1", "right", "6", "0.00", "100.0%", "0.0%", "0.0%", "0.0%"]
-    assert f"## {table.caption}" in (out / "report.md").read_text()
+    assert f"## {table.title}" in (out / "report.md").read_text()
 
 
 def test_a_policy_with_a_top_k_of_its_own_is_compared_at_its_own(tmp_path):
@@ -154,7 +154,7 @@ def test_an_evaluation_without_a_single_score_still_reports(tmp_path):
 
 def test_the_table_for_a_terminal_is_plain_text(compared):
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(summary_table(compared))
+    console.print(summary_table(compared).terminal())
     shown = console.export_text()
     assert len(re.findall(r"(direct|searcher) +│ t1_s[28]_k[13]", shown)) == 8
     assert "12 questions of toy" in shown

@@ -24,7 +24,7 @@ from reasonrag.core.types import (
     Step,
     Trajectory,
 )
-from reasonrag.formats import BASELINES, FORMATS
+from reasonrag.formats import FORMATS
 from reasonrag.formats.base import Reading
 from reasonrag.formats.tags import SEALED
 
@@ -105,7 +105,7 @@ def check(form: Any, text: str, steps: tuple[Step, ...], *, final: bool, again: 
 
 def fuzz(seed: int, count: int) -> dict[str, Any]:
     """Parse `count` texts in every format; return the texts of failures, and CPU seconds and characters by format."""
-    forms = {name: make() for name, make in (FORMATS | BASELINES).items()}
+    forms = {name: make() for name, make in FORMATS.items()}
     asked = {name: states(form) for name, form in forms.items()}
     failed: list[tuple[str, str, str]] = []
     seconds = dict.fromkeys(forms, 0.0)

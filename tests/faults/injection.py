@@ -33,7 +33,7 @@ from reasonrag.core.types import (
     Trajectory,
 )
 from reasonrag.demo.reader import ExtractiveLLM
-from reasonrag.formats import BASELINES, FORMATS, PromptSet
+from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import ChatTemplate
@@ -221,17 +221,14 @@ def places() -> Iterator[tuple[str, Callable[[str], Course]]]:
         "reranked": lambda text: RerankedRetriever(Finds([Passage("p", text), Passage("p2", BENIGN)]), LAST_FIRST),
         "result of an MCP tool": lambda text: Finds(_result(text)),
     }
-    for name in FORMATS | BASELINES:
+    for name in FORMATS:
         for place, finds in found.items():
             yield f"{name}: {place}", lambda text, name=name, finds=finds: course(name, text, finds(text))
         yield f"{name}: question", lambda text, name=name: course(name, text, question=text)
         yield f"{name}: env serve", lambda text, name=name: asyncio.run(_served(name, text, _words(name)))
-    for name in ("reasonrag", "cot", "rag", "iter_retgen", "ircot", "self_ask", "search_o1"):
-        yield f"{name}: extractive reader", lambda text, name=name: asyncio.run(_extracted(name, text))
+    yield "reasonrag: extractive reader", lambda text: asyncio.run(_extracted("reasonrag", text))
     searched = Step(Prompt(()), Completion("<query>q</query>"), Search("q"), (Passage("p", "T\nt"),))
-    for name in ("reasonrag", "ircot", "flare", "self_ask", "search_o1"):
-        yield f"{name}: evidence", lambda text, name=name: _after(name, searched, _step(text, Note(text)))
-    yield "self_ask: query", lambda text: _after("self_ask", replace(searched, action=Search(text)))
+    yield "reasonrag: evidence", lambda text: _after("reasonrag", searched, _step(text, Note(text)))
     yield "tool_calls: query", lambda text: _after("tool_calls", _step(_CALL, Search(text)))
     yield "judge", lambda text: _judged({"Question": text, "Trajectory": [text, "b"], "Conclusion": text})
     yield "simulator", _simulated
@@ -314,7 +311,7 @@ def _prompts(steps: Sequence[Step]) -> list[Prompt]:
 @cache
 def form_of(name: str) -> Any:
     """Return a format or a baseline."""
-    return (FORMATS | BASELINES)[name]()
+    return FORMATS[name]()
 
 
 def special_ids(chat: ChatTemplate, prompt: Prompt) -> Counter[str]:

@@ -191,7 +191,7 @@ def faults_page() -> str:
 
 def _table(lines: Iterable[Line], first: dict[str, Line], head: list[str]) -> Iterable[str]:
     from docs.reference.markdown import cell  # which imports every page
-    from reasonrag.core.markdown import table_lines
+    from reasonrag.core.table import Table
 
     rows = []
     for line in lines:
@@ -201,7 +201,7 @@ def _table(lines: Iterable[Line], first: dict[str, Line], head: list[str]) -> It
         seen = figures if shown is line else f"see {shown.row}, {shown.fault}"
         seen = ("" if line.passed else f"**{_verdict(line)}** ") + seen
         rows.append([cell(text) for text in (line.row, line.fault, line.expected, *before, seen)])
-    return table_lines(head, rows)
+    return Table("", head, rows).markdown(str)
 
 
 def _verdict(line: Line) -> str:

@@ -13,12 +13,12 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from reasonrag.core.markdown import inert_markdown
+from reasonrag.core.table import inert_markdown
 from reasonrag.core.text import inert, quotable
 from reasonrag.core.types import Message, Passage, Prompt, Span
 from reasonrag.dpo.preferences import StepSides, StepText
 from reasonrag.dpo.token_rows import encode
-from reasonrag.formats import BASELINES, FORMATS
+from reasonrag.formats import FORMATS
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.publish.card import fenced
 from reasonrag.report import write_report
@@ -132,7 +132,7 @@ def test_no_payload_changes_what_is_decided(rounds: Rounds, figure: Figure) -> N
             tried += 1
             if entered(payload).decided != expected:
                 changed.append((place, payload))
-    figure(f"{len(changed)} of {tried} went otherwise ({len(known)} places, {len(FORMATS | BASELINES)} formats)")
+    figure(f"{len(changed)} of {tried} went otherwise ({len(known)} places, {len(FORMATS)} formats)")
     assert not changed
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from reasonrag.core.errors import InputError
 from reasonrag.core.text import cover_match, exact_match, normalize_answer, token_f1
-from reasonrag.formats import BASELINES, FORMATS
+from reasonrag.formats import FORMATS
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.formats.tool_calls import PARSERS, ToolCallsFormat
 from reasonrag.pipeline.simulated import written_passages
@@ -35,7 +35,7 @@ from tests.formats.test_recorded import conversation
 from tests.growth import LIMIT, TIMES, Growth, growth
 from tests.toys import QUESTION
 
-ALL = tuple(FORMATS | BASELINES)
+ALL = tuple(FORMATS)
 
 
 @pytest.mark.fault(

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
 
-from reasonrag.core.types import Completion, Passage, Prompt, Question, Search, Trajectory
-from reasonrag.formats import BASELINES, FORMATS, Block, Format, StreamFormat
-from reasonrag.formats.neighbours import Neighbours
+from reasonrag.core.types import Passage, Prompt, Question, Search, Trajectory
+from reasonrag.formats import FORMATS, Block, Format, StreamFormat
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.rollout import Engine
 
@@ -202,55 +200,6 @@ patterns: subclass `StreamFormat` and name them ([Extending](extend.md)).
 _BEHIND = {"tool_calls": _TOOL_CALLS, "react": _DIALECTS}
 
 
-_BASELINES = """\
-
-## Baselines
-
-The papers compare with methods that need no training. They are formats too, which `eval` runs on the same engine,
-retriever and metrics; commands that train refuse them with one line. Some of their searches no policy asks for: the
-format takes such a step itself (`Format.own_step`), and text of a passage never decides it.
-
-```bash
-reasonrag eval --dataset demo:train --limit 200 --policy demo-reader --format direct,rag,ircot --out reports/known
-reasonrag eval --dataset demo --limit 300 --policy demo-reader --format all --labels reports/known --out reports/rivals
-```
-
-| format | paper | searches | what it needs |
-|---|---|---|---|
-| `direct` | Naive Generation, Direct Inference, Zero-shot | 0 | |
-| `cot` | zero-shot chain of thought, arXiv:2205.11916 | 0 | |
-| `rag` | Standard RAG, Naive, arXiv:2005.11401 | 1, for the question | |
-| `flare` | FLARE, arXiv:2305.06983 | one for each sentence with an unlikely token | log-probabilities |
-| `skr` | SKR, arXiv:2310.05002 | 0 or 1 | `--labels`: `direct` and `rag` on training questions |
-| `adaptive` | Adaptive-RAG, arXiv:2403.14403 | 0, 1 or as `ircot` | `--labels`: also `ircot` |
-| `iter_retgen` | Iter-RetGen, arXiv:2305.15294 | 3, for the question and the last answer | |
-| `ircot` | IRCoT, arXiv:2212.10509 | one for the question, one for each sentence; at most `max_steps` | |
-| `self_ask` | Self-Ask, arXiv:2210.03350 | one for each follow-up question | |
-| `search_o1` | Search-o1, arXiv:2501.05366 | one for each query that the reasoning asks | |
-
-The output contracts are the papers': `<answer>` in the first three, SKR and Iter-RetGen, "So the answer is:" in IRCoT
-and FLARE, "Follow up:", "Intermediate answer:" and "So the final answer is:" in Self-Ask, the tags and the box of
-Search-o1. The sentences are ours, and where a paper leaves something open, FlashRAG's reproduction counts, with which
-ReasonRAG's Table 2 was measured (App. E.2). What differs:
-
-- **SKR** and **Adaptive-RAG** ask the k nearest labelled questions (`baselines.neighbours`, 5), each labelled with the
-  simplest of the formats that answered it exactly (EM). SKR takes the label that is more frequent among them than
-  among all. Adaptive-RAG does so with three labels here; its paper trains a T5 classifier. Questions are compared by
-  their words, rare ones counting most, or by a sentence-transformers model (`--set baselines.encoder=MODEL`).
-- **FLARE** searches if a token of a sentence has a probability below `baselines.threshold`, 0.2 as in FlashRAG, and
-  the query is the sentence as it stands (the paper's beta = 0): which words the unlikely tokens spell, a format does
-  not know. A server has to report log-probabilities: `--set policy.logprobs=true`.
-- **IRCoT** keeps at most 15 passages, each with its best score, best first. The limit counts what the policy writes.
-- **IRCoT**, **FLARE** and **Self-Ask** ask for one line at a time and stop at its end; a model that thinks in several
-  lines first needs its thinking switched off.
-
-The tiny policies of the demo world were trained in their own formats. `direct` is ReasonRAG's forced answer, so `demo`
-can give it (6 of 60 questions, all 4 about famous facts among them); shown documents it writes `<evidence>`, and `rag`
-reads no answer in that. `demo-reader` is a script that follows all of these prompts: it knows the famous facts, and
-reads every other one in its prompt. `extractive` follows them on any questions, all but `flare`.
-"""
-
-
 def load(name: str) -> dict[str, Any]:
     """The golden trajectory of a format: what goes in, and what is `expected`."""
     golden: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
@@ -272,19 +221,10 @@ class _Passages:
         pass
 
 
-def _with_logprobs(text: str, p: list[float]) -> Completion:
-    """A completion of as many tokens as there are probabilities."""
-    return Completion(text, token_ids=tuple(range(len(p))), logprobs=tuple(math.log(each) for each in p))
-
-
-def play(golden: dict[str, Any]) -> tuple[Format, Trajectory]:
+def play(golden: dict[str, Any], format: Format | None = None) -> tuple[Format, Trajectory]:
     """The golden trajectory, run by the engine."""
-    labels = golden.get("labels")
-    format = (FORMATS | BASELINES)[golden["format"]](
-        **({"neighbours": Neighbours(labels, tuple(labels.values()))} if labels else {})
-    )
-    said = [text if isinstance(text, str) else _with_logprobs(**text) for text in golden["completions"]]
-    llm = ScriptedLLM(said)
+    format = format or FORMATS[golden["format"]]()
+    llm = ScriptedLLM(golden["completions"])
     engine = Engine(llm, _Passages(golden["passages"]), format, max_steps=golden["max_steps"])  # type: ignore[arg-type]
     question = Question("1", golden["question"], tuple(golden["golden_answers"]))
     (trajectory,) = asyncio.run(engine.run([Trajectory(question)], seeds=[0]))
@@ -309,13 +249,7 @@ def _shown(prompt: Prompt) -> str:
 
 def page() -> str:
     """The whole page."""
-    return (
-        _INTRODUCTION
-        + _table()
-        + _RULES
-        + "".join(_section(name) + _BEHIND.get(name, "") for name in FORMATS)
-        + _BASELINES
-    )
+    return _INTRODUCTION + _table() + _RULES + "".join(_section(name) + _BEHIND.get(name, "") for name in FORMATS)
 
 
 def _table() -> str:

@@ -4,11 +4,11 @@ from dataclasses import asdict
 
 import pytest
 
-from reasonrag.formats import BASELINES, FORMATS
+from reasonrag.formats import FORMATS
 from tests.formats import page
 
 
-@pytest.mark.parametrize("name", [*FORMATS, *BASELINES])
+@pytest.mark.parametrize("name", FORMATS)
 def test_the_golden_trajectory_is_played_and_read_as_written_down(name):
     golden = page.load(name)
     format, trajectory = page.play(golden)

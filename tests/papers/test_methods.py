@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from papers.baselines import RAG, Direct
+from papers.methods import SPLIT, methods_table, split_table
+from papers.neighbours import Neighbours
 from reasonrag.core.errors import ConfigError
-from reasonrag.evaluation.tables import SPLIT, evaluation_tables
-from reasonrag.formats.neighbours import Neighbours
 from tests.evaluation.test_report import KINDS
 from tests.evaluation.test_run import digests, rows, toys
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 from tools.recompute import of_evaluation
 
+DIRECT, STANDARD = "python:papers.baselines:Direct", "python:papers.baselines:RAG"
+FORMATS = f"{DIRECT},{STANDARD}"
+DIRECT_SETTING, RAG_SETTING = (f"{name.replace(':', '.')}_t1_s8_k3" for name in (DIRECT, STANDARD))
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
 
 
@@ -33,81 +37,78 @@ def questions(out):
 @pytest.fixture(scope="module")
 def compared(out, questions):
     RECORD.clear()
-    return evaluate(toys(questions, "knower", format__name="direct,rag"), out)
+    return evaluate(toys(questions, "knower", format__name=FORMATS), out)
 
 
 def test_formats_are_settings_of_one_folder_and_the_first_is_the_baseline(compared, out):
-    assert list(compared["policies"]["knower"]) == ["direct_t1_s8_k3", "rag_t1_s8_k3"]
-    assert [row["retrievals"] for row in rows(out, "knower", "rag_t1_s8_k3")] == [1] * 24
-    assert [row["retrievals"] for row in rows(out, "knower", "direct_t1_s8_k3")] == [0] * 24
+    assert list(compared["policies"]["knower"]) == [DIRECT_SETTING, RAG_SETTING]
+    assert [row["retrievals"] for row in rows(out, "knower", RAG_SETTING)] == [1] * 24
+    assert [row["retrievals"] for row in rows(out, "knower", DIRECT_SETTING)] == [0] * 24
     (em,) = (row for row in compared["differences"] if row["metric"] == "em")
-    assert (em["setting"], em["baseline_setting"]) == ("rag_t1_s8_k3", "direct_t1_s8_k3")
+    assert (em["setting"], em["baseline_setting"]) == (RAG_SETTING, DIRECT_SETTING)
     assert em["mean"] == pytest.approx(8 / 12 - 6 / 12)
-    assert compared["content"]["policies"]["knower"]["format"] == "direct, rag"
+    assert compared["content"]["policies"]["knower"]["format"] == f"{DIRECT}, {STANDARD}"
 
 
 def test_a_format_that_is_added_is_all_that_is_paid_for(tmp_path):
     questions = write_questions(tmp_path / "toy.jsonl")
-    evaluate(toys(questions, "knower", format__name="rag"), tmp_path / "out")
+    evaluate(toys(questions, "knower", format__name=STANDARD), tmp_path / "out")
     RECORD.clear()
-    figures = evaluate(toys(questions, "knower", format__name="direct,rag"), tmp_path / "out")
+    figures = evaluate(toys(questions, "knower", format__name=FORMATS), tmp_path / "out")
     assert RECORD.calls == {"knower": 12}
-    assert figures["setting"] == "direct_t1_s8_k3"
+    assert figures["setting"] == DIRECT_SETTING
     before = digests(tmp_path / "out")
-    evaluate(toys(questions, "knower", format__name="direct,rag"), tmp_path / "out")
+    evaluate(toys(questions, "knower", format__name=FORMATS), tmp_path / "out")
     assert RECORD.calls == {"knower": 12} and digests(tmp_path / "out") == before
     with pytest.raises(ConfigError, match="format 'rug' is unknown"):
-        evaluate(toys(questions, "knower", format__name="direct,rug"), tmp_path / "out")
+        evaluate(toys(questions, "knower", format__name=f"{DIRECT},rug"), tmp_path / "out")
 
 
 def test_a_policy_in_one_format_is_compared_with_the_baselines_first(tmp_path):
     questions = write_questions(tmp_path / "toy.jsonl")
-    configs = toys(questions, "knower", format__name="rag,direct") | toys(questions, "searcher")
+    configs = toys(questions, "knower", format__name=f"{STANDARD},{DIRECT}") | toys(questions, "searcher")
     figures = evaluate(configs, tmp_path / "out", top_ks=[1, 3])
     told = {(row["policy"], row["setting"]): row["baseline_setting"] for row in figures["differences"]}
     assert told == {
-        ("knower", "direct_t1_s8_k1"): "rag_t1_s8_k1",
-        ("knower", "direct_t1_s8_k3"): "rag_t1_s8_k3",
-        ("searcher", "t1_s8_k1"): "rag_t1_s8_k1",
-        ("searcher", "t1_s8_k3"): "rag_t1_s8_k3",
+        ("knower", DIRECT_SETTING.replace("k3", "k1")): RAG_SETTING.replace("k3", "k1"),
+        ("knower", DIRECT_SETTING): RAG_SETTING,
+        ("searcher", "t1_s8_k1"): RAG_SETTING.replace("k3", "k1"),
+        ("searcher", "t1_s8_k3"): RAG_SETTING,
     }
 
 
 def test_the_papers_table_has_a_row_per_set_and_method_with_the_papers_rows_below(compared, out):
-    table = evaluation_tables(compared)["papers"]
+    table = methods_table(compared)
     ours = [row for row in table.rows if row[3]]
     assert [row[:4] for row in ours] == [
         [dataset, format, "knower", "12"] for dataset in ("hotpotqa", "toy") for format in ("direct", "rag")
     ]
-    assert table.headings[4:] == ["EM", "F1", "ACC", "searches"]
+    assert table.columns[4:] == ["EM", "F1", "ACC", "searches"]
     assert re.fullmatch(r"0\.667 \[0\.\d+, 0\.\d+\]", ours[1][4]) and ours[1][7] == "1.000 [1.000, 1.000]"
     below = [row for row in table.rows if not row[3]]
     assert {row[0] for row in below} == {"hotpotqa"}
     source = "ReasonRAG, Table 2: Standard RAG, Qwen2.5-7B-Instruct"
     assert ["hotpotqa", "rag", source, "", "0.293", "0.399", "", ""] in below
     assert ["hotpotqa", "rag", "When to search, Table 3: Standard RAG", "", "", "0.150", "0.400", "1.000"] in below
-    assert "## Data sets and methods" in (out / "report.md").read_text()
 
 
 def test_questions_fall_into_four_parts_by_what_a_search_changes(compared, out):
-    (split,) = compared["with_and_without"]
-    assert (split["without"], split["with"], split["correct"]) == ("direct_t1_s8_k3", "rag_t1_s8_k3", "em")
     by_hand = dict.fromkeys(SPLIT, 0)
     for n in range(12):
         place = (n % 2 == 0, n % 3 != 0)
         by_hand[next(part for part, wanted in SPLIT.items() if wanted == place)] += 1
     assert by_hand == {"both": 4, "only with": 4, "only without": 2, "neither": 2}
-    groups = [split, *split["by_kind"].values(), *split["by_dataset"].values()]
-    assert len(groups) == 1 + len(KINDS) + 2
-    for group in groups:
-        assert sum(group[part]["mean"] for part in SPLIT) == pytest.approx(1, abs=1e-9)
-    assert {part: split[part]["mean"] for part in SPLIT} == pytest.approx({p: n / 12 for p, n in by_hand.items()})
-    assert (out / "plots/with-and-without.svg").is_file()
-    assert "| both | only with | only without | neither |" in (out / "report.md").read_text()
+    table = split_table(out, compared)
+    assert [row[0] for row in table.rows] == ["all", *KINDS]
+    for row in table.rows:
+        shares = [float(cell.split()[0]) for cell in row[2:]]
+        assert sum(shares) == pytest.approx(1, abs=2e-3)
+        if row[0] == "all":
+            assert shares == pytest.approx([by_hand[part] / 12 for part in SPLIT], abs=1e-3)
 
 
 def test_formats_of_one_policy_label_questions_for_skr(compared, out):
-    labels = Neighbours.read(str(out), ("direct", "rag"), k=1, encoder="lexical").labels
+    labels = Neighbours.read(str(out), (Direct, RAG)).labels
     by_hand = {n: "direct" if n % 2 == 0 else "rag" for n in range(12) if n % 2 == 0 or n % 3 != 0}
     assert labels == {f"Who directed film {n}?": way for n, way in by_hand.items()}
 
@@ -135,15 +136,13 @@ def test_a_curve_over_retrievals_pays_for_forced_answers_alone(tmp_path):
 @pytest.mark.data
 @pytest.mark.skipif(not PAPERS.exists(), reason="the papers' texts are not here")
 def test_what_the_papers_print_is_what_their_texts_say():
-    import reasonrag.evaluation.tables as tables
-
     names = {"ReasonRAG": "reasonrag", "HiPRAG": "hiprag", "Search-P1": "search-p1", "When to search": "when-to-search"}
     texts = {}
     for paper, name in names.items():
         lines = (PAPERS / f"{name}.txt").read_text(encoding="utf-8").splitlines()
         texts[paper] = [re.sub(r"</?[a-z]+>|[*$\\]", "", line).split() for line in lines]
     checked = 0
-    with Path(tables.__file__).with_name("papers.csv").open(encoding="utf-8") as file:
+    with (Path(__file__).parents[2] / "papers" / "methods.csv").open(encoding="utf-8") as file:
         for line in csv.DictReader(file):
             figures = [line[name] for name in list(line)[7:] if line[name]]
             method = line["method"].split()

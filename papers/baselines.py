@@ -1,17 +1,21 @@
 """The papers' rivals that need no training: a prompt or a few, and searches that no policy asked for.
 
-Each names its own paper. Where that leaves something open, FlashRAG's reproduction counts (arXiv:2405.13576), with
-which ReasonRAG measured its Table 2 (App. E.2). Prompts have the layout of `reasonrag`, which `reasonrag.read` reads.
+Each is a format that a configuration names: `--format python:papers.baselines:RAG`. Each names its own paper. Where
+that leaves something open, FlashRAG's reproduction counts (arXiv:2405.13576), with which ReasonRAG measured its Table 2
+(App. E.2). Prompts have the layout of `reasonrag`, which `reasonrag.formats.reasonrag.read` reads.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
-from reasonrag.core.errors import RunError
+from papers.neighbours import Neighbours
+from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.text import one_line, quotable
 from reasonrag.core.types import (
     Action,
@@ -27,20 +31,31 @@ from reasonrag.core.types import (
     Step,
 )
 from reasonrag.formats.base import Block, PromptSet, Reading, Stage, fingerprint
-from reasonrag.formats.neighbours import Neighbours
 from reasonrag.formats.reasonrag import ECHOES, ReasonRAGFormat, thought
 from reasonrag.formats.tags import last_tag
 
 _LINE = ("\n",)
+_PROMPTS = Path(__file__).parent / "prompts"
 _MOST_PASSAGES = 15  # that IRCoT keeps (arXiv:2212.10509)
 _ANSWER = re.compile(r"\banswer is: *(\S.*)")  # of IRCoT, FLARE and Self-Ask; the others have a tag
 
 
-class DirectFormat(ReasonRAGFormat):
+class Baseline(ReasonRAGFormat):
+    """A format with prompts of its own beside this module, unless the prompt set has a folder `baselines`."""
+
+    room = "baselines"
+
+    def __init__(self, prompts: PromptSet | None = None, **shown: Any) -> None:
+        prompts = prompts or PromptSet.find()
+        if not (prompts.folder / self.room).is_dir():
+            prompts = PromptSet(_PROMPTS / ("brief" if prompts.folder.name == "brief" else "default"))
+        super().__init__(prompts, **shown)
+
+
+class Direct(Baseline):
     """The answer at once, from what the policy knows: Naive Generation, Direct Inference, Zero-shot. No search."""
 
     name = "direct"
-    room = "baselines"
     instructions: ClassVar[tuple[str, ...]] = ("direct",)
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
@@ -58,14 +73,14 @@ class DirectFormat(ReasonRAGFormat):
         return _reading(_answer(text))
 
 
-class CoTFormat(DirectFormat):
+class CoT(Direct):
     """Reasoning, then the answer, without a search (zero-shot chain of thought, arXiv:2205.11916)."""
 
     name = "cot"
     instructions = ("cot",)
 
 
-class RAGFormat(DirectFormat):
+class RAG(Direct):
     """One search for the question itself, then the answer: Standard RAG, Naive (arXiv:2005.11401). RC is 1."""
 
     name = "rag"
@@ -75,7 +90,7 @@ class RAGFormat(DirectFormat):
         return None if steps else Search(one_line(question.question))
 
 
-class IterRetGenFormat(RAGFormat):
+class IterRetGen(RAG):
     """Iter-RetGen: three times RAG; the next query is the question and the last answer (arXiv:2305.15294). RC is 3."""
 
     name = "iter_retgen"
@@ -93,7 +108,7 @@ class IterRetGenFormat(RAGFormat):
         return super().parse(completion, steps, final=final)
 
 
-class IRCoTFormat(RAGFormat):
+class IRCoT(RAG):
     """IRCoT: each sentence of a chain of thought is the next query, and passages pile up (arXiv:2212.10509).
 
     The first search is for the question. The pile holds each passage once, best score first, as FlashRAG orders it.
@@ -125,7 +140,7 @@ class IRCoTFormat(RAGFormat):
         return Note(sentence) if sentence else Malformed("no_sentence", ends=True)
 
 
-class FLAREFormat(IRCoTFormat):
+class FLARE(IRCoT):
     """FLARE: a sentence is written again with passages if one of its tokens was unlikely (arXiv:2305.06983, sec. 3.2).
 
     The query is the whole sentence (beta = 0): which words the unlikely tokens spell, no format knows.
@@ -133,11 +148,7 @@ class FLAREFormat(IRCoTFormat):
 
     name = "flare"
     instructions = ("flare", "rag", "direct")
-
-    def __init__(self, *args: Any, threshold: float = 0.2, **shown: Any) -> None:
-        """Read the instructions; a token with a probability below `threshold` (theta) makes it search."""
-        super().__init__(*args, **shown)
-        self.threshold = threshold
+    threshold: ClassVar[float] = 0.2  # theta: a token that is less likely makes it search
 
     def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
         """Return a search for a sentence that is unsure, the answer that a sure one gives, or None.
@@ -182,12 +193,11 @@ class FLAREFormat(IRCoTFormat):
         return min(step.completion.logprobs, default=0.0) < math.log(self.threshold)
 
 
-class SelfAskFormat(ReasonRAGFormat):
+class SelfAsk(Baseline):
     """Self-Ask with a search engine: follow-up questions and intermediate answers, a line each (arXiv:2210.03350)."""
 
     name = "self_ask"
     asks = "Follow up:"
-    room = "baselines"
     instructions = ("self_ask", "rag")
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
@@ -214,10 +224,10 @@ class SelfAskFormat(ReasonRAGFormat):
         answer = _answer(line)
         return Answer(answer, forced=final) if answer else Malformed("no_answer" if final else "no_follow_up")
 
-    read_text = DirectFormat.read_text
+    read_text = Direct.read_text
 
 
-class SearchO1Format(ReasonRAGFormat):
+class SearchO1(Baseline):
     """Search-o1: one growing turn of reasoning that searches, and a chat beside it that sums up what was found.
 
     arXiv:2501.05366, sec. 3.3 and 3.4 and App. A: the tags, Reason-in-Documents, the answer in a box.
@@ -225,7 +235,6 @@ class SearchO1Format(ReasonRAGFormat):
 
     name = "search_o1"
     asks = "<|begin_search_query|>"
-    room = "baselines"
     instructions = ("search_o1", "search_o1_documents")
 
     def prompt(self, question: Question, steps: tuple[Step, ...], *, final: bool = False) -> Prompt:
@@ -268,30 +277,38 @@ class SearchO1Format(ReasonRAGFormat):
         return _reading(action.answer if isinstance(action, Answer) else "")
 
 
-class SKRFormat(DirectFormat):
+class SKR(Direct):
     """SKR: searches once or not at all, as the questions most like this one were answered best (arXiv:2310.05002).
 
-    The first step notes the way that was chosen; the rest is what the format of that name does.
+    The first step notes the way that was chosen; the rest is what the format of that name does. The environment
+    variable `PAPERS_LABELS` names an evaluation of training questions in all formats of `ways`.
     """
 
     name = "skr"
     instructions = ()
-    ways: ClassVar[tuple[type[DirectFormat], ...]] = (DirectFormat, RAGFormat)
+    ways: ClassVar[tuple[type[Direct], ...]] = (Direct, RAG)
 
     def __init__(self, prompts: PromptSet | None = None, *, neighbours: Neighbours | None = None, **shown: Any) -> None:
         super().__init__(prompts, **shown)
-        self.neighbours = neighbours
         self._ways = {way.name: way(prompts, **shown) for way in self.ways}
+        if neighbours is None:
+            if "PAPERS_LABELS" not in os.environ:
+                paths = ",".join(f"python:{way.__module__}:{way.__name__}" for way in self.ways)
+                raise ConfigError(
+                    f"format {self.name} chooses by what suited similar questions; run eval on training questions with "
+                    f"--format {paths}, and set PAPERS_LABELS to its --out"
+                )
+            neighbours = Neighbours.read(os.environ["PAPERS_LABELS"], self.ways)
+        self.neighbours = neighbours
 
     @property
     def fingerprint(self) -> str:
-        known = self.neighbours.fingerprint if self.neighbours else ""
-        return fingerprint(known, *(way.fingerprint for way in self._ways.values()))
+        return fingerprint(self.neighbours.fingerprint, *(way.fingerprint for way in self._ways.values()))
 
     def own_step(self, question: Question, steps: Sequence[Step]) -> Action | None:
         if steps:
             return self._way(steps).own_step(question, steps[1:])
-        return Note(self.neighbours.label(question.question) if self.neighbours else self.ways[0].name)
+        return Note(self.neighbours.label(question.question))
 
     def must_answer(self, steps: Sequence[Step], max_steps: int) -> bool:
         return self._way(steps).must_answer(steps[1:], max_steps)
@@ -302,16 +319,16 @@ class SKRFormat(DirectFormat):
     def parse(self, completion: str, steps: tuple[Step, ...], *, final: bool = False) -> Action:
         return self._way(steps).parse(completion, steps[1:], final=final)
 
-    def _way(self, steps: Sequence[Step]) -> DirectFormat:
+    def _way(self, steps: Sequence[Step]) -> Direct:
         chosen = steps[0].action if steps else None
         return self._ways[chosen.evidence if isinstance(chosen, Note) else self.ways[0].name]
 
 
-class AdaptiveFormat(SKRFormat):
+class Adaptive(SKR):
     """Adaptive-RAG: no search, one, or IRCoT, as SKR chooses; the paper asks a trained T5 (arXiv:2403.14403)."""
 
     name = "adaptive"
-    ways = (DirectFormat, RAGFormat, IRCoTFormat)
+    ways = (Direct, RAG, IRCoT)
 
 
 _QUERY_END, _RESULT_END = "<|end_search_query|>", "<|end_search_result|>"
@@ -355,18 +372,6 @@ def _answer(text: str) -> str:
 
 
 # In the order of ReasonRAG's Table 2, by what they do.
-BASELINES: dict[str, type[ReasonRAGFormat]] = {
-    format.name: format
-    for format in (
-        DirectFormat,
-        CoTFormat,
-        RAGFormat,
-        FLAREFormat,
-        SKRFormat,
-        AdaptiveFormat,
-        IterRetGenFormat,
-        IRCoTFormat,
-        SelfAskFormat,
-        SearchO1Format,
-    )
+BASELINES: dict[str, type[Baseline]] = {
+    format.name: format for format in (Direct, CoT, RAG, FLARE, SKR, Adaptive, IterRetGen, IRCoT, SelfAsk, SearchO1)
 }

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from papers.baselines import BASELINES, FLARE
+from papers.neighbours import Neighbours
+from papers.reader import DemoReader
 from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.types import Answer, Completion, Note, Passage, Search, StopReason, Trajectory
-from reasonrag.demo.reader import DemoReader
 from reasonrag.demo.world import demo_corpus, demo_questions
 from reasonrag.evaluation.metrics import scores
 from reasonrag.evaluation.run import Evaluation
-from reasonrag.formats import BASELINES, open_format
-from reasonrag.formats.neighbours import Neighbours
+from reasonrag.formats import open_format
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.retrieval.bm25 import BM25Retriever
 from reasonrag.rollout import Engine
+from tests.formats import page
 from tests.toys import QUESTION
 
 # What a policy could have written, in every contract, and no policy did.
@@ -129,7 +134,7 @@ def test_flare_searches_for_a_sentence_with_a_token_below_the_threshold(p, searc
     says += [sentence("Jaws is by Spielberg.", 0.01)] if searches else []  # written again with passages: it stands
     says += [sentence("So the answer is: Spielberg.", 0.5, 0.5)]
     finds = Finds(always=(Passage("p", "Jaws\nby Spielberg"),))
-    ended, prompts = run(BASELINES["flare"](threshold=0.2), says, finds)
+    ended, prompts = run(FLARE(), says, finds)
     assert finds.queries == ["Jaws is by Lucas."] * searches
     assert ended.answer == "Spielberg" and ended.stop_reason is StopReason.ANSWERED
     kept = "Jaws is by Spielberg." if searches else "Jaws is by Lucas."
@@ -207,38 +212,62 @@ def test_no_passage_decides_what_comes_next(name):
     assert all("So the answer is: Vexholm" not in line[:20] for line in shown.split("\n"))
 
 
-def test_an_evaluation_of_training_questions_labels_them(tmp_path):
+def path(name):
+    return f"python:papers.baselines:{BASELINES[name].__name__}"
+
+
+def test_an_evaluation_of_training_questions_labels_them(tmp_path, monkeypatch):
     """The label is the first way that answers exactly; a question that none answers has no label."""
     known = tmp_path / "known"
+    demo = {"questions.limit": 12, "policy.spec": "python:papers.reader:DemoReader", "retrieval.top_k": 3}
 
-    def config(format, split, **more):
-        overrides = {"questions.limit": 12, "questions.split": split, "policy.spec": "demo-reader", **more}
-        return load_config(preset="demo", overrides={"format.name": format, "retrieval.top_k": 3, **overrides})
+    def config(formats, split):
+        names = ",".join(map(path, formats))
+        return load_config(preset="demo", overrides={**demo, "format.name": names, "questions.split": split})
 
-    Evaluation({"p": config("direct,rag", "train")}, known, temperatures=[0]).run_policies()
+    Evaluation({"p": config(["direct", "rag"], "train")}, known, temperatures=[0]).run_policies()
     right = {}
     for name in ("direct", "rag"):
-        (file,) = (known / "p" / "trajectories").glob(f"{name}_*.parquet")
+        (file,) = (known / "p" / "trajectories").glob(f"{path(name).replace(':', '.')}_*.parquet")
         right[name] = {row["question"] for row in pq.read_table(file).to_pylist() if row["em"] == 1}
-    skr = config("skr", "test", **{"baselines.labels": str(known)})
+    with pytest.raises(ConfigError, match="set PAPERS_LABELS to its --out"):
+        open_format(config(["skr"], "test"))
+    monkeypatch.setenv("PAPERS_LABELS", str(known))
+    skr = config(["skr"], "test")
     labels = open_format(skr).neighbours.labels
     assert labels == dict.fromkeys(right["rag"], "rag") | dict.fromkeys(right["direct"], "direct")
     assert labels
     (result,) = Evaluation({"skr": skr}, tmp_path / "skr", temperatures=[0]).run_policies()
     assert {row["retrievals"] for row in result.outcomes[0].scores} <= {0, 1}
-    with pytest.raises(ConfigError, match="nothing was evaluated there in format ircot"):
-        open_format(config("adaptive", "test", **{"baselines.labels": str(known)}))
+    with pytest.raises(ConfigError, match=r"nothing was evaluated there in format python:papers.baselines:IRCoT"):
+        open_format(config(["adaptive"], "test"))
 
 
-def test_a_baseline_trains_no_policy_and_skr_asks_for_its_labels():
-    with pytest.raises(ConfigError, match="format rag is a baseline of the papers"):
-        open_format(load_config(overrides={"format.name": "rag"}), to_train=True)
-    with pytest.raises(ConfigError, match="give its --out as --labels"):
-        open_format(load_config(overrides={"format.name": "skr"}))
+GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "papers" / "baselines").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.stem)
+def test_the_golden_trajectory_is_played_and_read_as_written_down(file):
+    golden = json.loads(file.read_text(encoding="utf-8"))
+    labels = golden.get("labels")
+    options = {"neighbours": Neighbours(labels, tuple(labels.values()))} if labels else {}
+    completions = []
+    for text in golden["completions"]:
+        if isinstance(text, dict):
+            text = Completion(
+                text["text"], token_ids=tuple(range(len(text["p"]))), logprobs=tuple(math.log(p) for p in text["p"])
+            )
+        completions.append(text)
+    format, trajectory = page.play({**golden, "completions": completions}, BASELINES[golden["format"]](**options))
+    reading = format.read(trajectory)
+    assert page.turn(format, trajectory) == golden["expected"].pop("turn")
+    assert {**asdict(reading), "blocks": [asdict(block) for block in reading.blocks]} | {
+        "stop_reason": trajectory.stop_reason
+    } == golden["expected"]
 
 
 def test_what_stands_in_a_text_is_read_in_each_contract():
-    read = {name: make().read_text for name, make in BASELINES.items()}
+    read = {name: BASELINES[name]().read_text for name in ("rag", "ircot", "self_ask", "search_o1", "direct")}
     assert read["rag"]("So the answer is <answer>Dr. No</answer>").answer == "Dr. No"
     assert read["ircot"]("A film. So the answer is: U.S. Navy").answer == "U.S. Navy"
     assert read["self_ask"]("So the final answer is: Dr. No.").answer == "Dr. No"
