@@ -35,19 +35,23 @@ COMMANDS = {
     "rl": ("rl.rl", "Train a policy online on rollouts (GRPO, with TRL)."),
     "eval": ("evaluate.evaluate", "Evaluate policies on held-out questions, with 95 % intervals."),
     "report": ("inspect.report", "Write HTML pages about a run, a training run or an evaluation."),
-    "show": ("inspect.show", "Print the tree of one question."),
-    "stats": ("inspect.stats", "Print the numbers of a run: nodes, pairs, calls, cost, failures."),
-    "graph": ("inspect.graph", "Write trees as GraphML or node-link JSON."),
-    "verify": ("inspect.verify", "Check a run, tables, an index, a model: checksums, trees, pairs, numbers."),
+    "show": ("inspect.show", "Print the numbers of a run, or the tree of one question."),
+    "verify": ("inspect.verify", "Check a run, tables, an index, a model; or what works on this machine."),
     "export": ("inspect.export", "Write the data of a run in the format of another tool."),
     "import": ("inspect.import_", "Import preference pairs from another tool."),
     "publish": ("publish.publish", "Publish a data set or a policy on the Hugging Face Hub."),
     "index": ("index.index", "Build, serve and check search indexes."),
     "env": ("agents.env", "Serve the rollout engine as an environment that other trainers train on."),
     "record": ("agents.record", "Record the model calls of an agent, through a proxy."),
-    "parse": ("parse.parse", "Parse trajectories from any source with one of the formats."),
-    "demo": ("demo.demo", "Write the questions and the corpus of the demo world."),
-    "doctor": ("doctor.doctor", "Print what is installed and which backends work on this machine."),
+}
+# What replaces a command of reasonrag 0.1.
+FORMER_COMMANDS = {
+    "stats": "reasonrag show RUN",
+    "graph": "reasonrag export RUN --to graphml, or --to node-link",
+    "doctor": "reasonrag verify",
+    "demo": "reasonrag export demo --to flashrag",
+    "parse": 'FORMATS["NAME"]().read_text(text) in Python, see docs/formats.md',
+    "reproduce": "python -m papers, in a checkout",
 }
 # Errors that the user can fix: a full disk, a read-only folder, a wrong path, too many open files, a disk that is gone.
 _FIXABLE = (
@@ -66,6 +70,8 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in FORMER_COMMANDS:
+            raise click.UsageError(f"{cmd_name} was a command of reasonrag 0.1; use {FORMER_COMMANDS[cmd_name]}")
         if cmd_name not in COMMANDS:
             return None
         module, function = COMMANDS[cmd_name][0].split(".")

@@ -160,7 +160,7 @@ def schema_page() -> str:
         "",
         NOTE,
         "```bash",
-        "reasonrag stats runs/demo/trees",
+        "reasonrag show runs/demo/trees",
         "```",
         "",
         "Schemas are written down, never inferred, so every shard has the same columns whatever its rows hold. Pages",

@@ -1,4 +1,4 @@
-"""`doctor`: what is installed, which backends work on this machine, and what the others need."""
+"""What is installed, which models work on this machine, and what the others need: `verify` without a path."""
 
 from __future__ import annotations
 
@@ -19,23 +19,15 @@ _PACKAGES = {
     "serve": ("uvicorn", "prometheus-client"),
     "gpu": ("faiss-gpu",),
     "vllm": ("vllm",),
-    "ray": ("ray",),
 }
 
 
-@click.command()
-def doctor() -> None:
-    """Print what is installed, which backends work on this machine, and what the others need.
-
-    \b
-      reasonrag doctor
-    """
-    click.echo(
-        f"reasonrag {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n"
-    )
+def print_installation() -> None:
+    """Print versions and backends."""
+    system = f"{platform.system()} {platform.machine()}"
+    click.echo(f"reasonrag {__version__}, Python {platform.python_version()}, {system}\n")
     for extra, packages in _PACKAGES.items():
-        versions = ", ".join(f"{name} {_version(name)}" for name in packages)
-        click.echo(f"{extra:<6} {versions}")
+        click.echo(f"{extra:<6} {', '.join(f'{name} {_version(name)}' for name in packages)}")
     click.echo("\nbackends")
     for name, verdict in _backends():
         click.echo(f"  {name:<12} {verdict}")
@@ -44,24 +36,18 @@ def doctor() -> None:
 def _backends() -> Iterator[tuple[str, str]]:
     """Yield the name of each backend with "works" or what it needs."""
     # find_spec imports nothing, so the answer comes at once even if torch is installed.
-    local = "works" if find_spec("torch") and find_spec("transformers") else "needs pip install 'reasonrag[train]'"
+    has_torch = find_spec("torch") and find_spec("transformers")
+    local = "works" if has_torch else "needs pip install 'reasonrag[train]'"
     yield "extractive", "works: no neural network, for trying a corpus and questions"
     yield "demo", local
     yield "demo-judge", "works: --judge for the demo world, which it knows"
-    yield "hf:", local if local != "works" or _gpu() else "works, but on the CPU: use it for small models only"
-    yield "vllm:", _vllm()
-    key = (
-        "OPENAI_API_KEY is set"
-        if os.environ.get("OPENAI_API_KEY")
-        else "OPENAI_API_KEY is not set: fine for your own server"
-    )
-    yield "http(s)://", f"works with any OpenAI-compatible server ({key})"
-
-
-def _vllm() -> str:
-    if not find_spec("vllm"):
-        return "needs pip install 'reasonrag[vllm]'"
-    return "works" if _gpu() else "is installed, but there is no GPU"
+    yield "hf:", local if not has_torch or _gpu() else "works, but on the CPU: use it for small models only"
+    if find_spec("vllm"):
+        yield "vllm:", "works" if _gpu() else "is installed, but there is no GPU"
+    else:
+        yield "vllm:", "needs pip install 'reasonrag[vllm]'"
+    key = "is set" if os.environ.get("OPENAI_API_KEY") else "is not set: fine for your own server"
+    yield "http(s)://", f"works with any OpenAI-compatible server (OPENAI_API_KEY {key})"
 
 
 def _gpu() -> bool:

@@ -1,4 +1,4 @@
-"""`report`, `show`, `stats`, `graph`, `verify`, `export`, `import`: look at a finished folder, exchange its data."""
+"""`report`, `show`, `verify`, `export`, `import`: look at a finished folder, exchange its data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -16,7 +16,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import one_line, printable
 
 RUN = click.argument("run", type=PATH)
-_FORMS = ("trl", "llamafactory", "prm", "verl", "search-r1", "jsonl")
+_FORMS = ("trl", "llamafactory", "prm", "verl", "search-r1", "jsonl", "graphml", "node-link", "flashrag")
 
 
 @command()
@@ -55,18 +55,44 @@ def report(folder: Path, other: Path | None, out: Path | None, questions: tuple[
 
 @command()
 @RUN
-@click.option("--question", default="", help="Id of a question. Without one, some are named.")
+@click.argument("question", required=False)
 @click.option("--in-dataset", help="Data set of the question, if two data sets have a question with this id.")
 @click.option("--depth", type=click.IntRange(min=1), help="Steps from the question that are shown (default: all).")
 @click.option("--best", is_flag=True, help="Show the best path and its siblings only.")
-@out("An SVG picture; nothing is printed then.", required=False)
-def show(run: Path, question: str, in_dataset: str | None, depth: int | None, best: bool, out: Path | None) -> None:
-    """Print the tree of one question: visits, values, SPRE, the best path, and which step is preferred to which.
+@out("An SVG picture of the tree; nothing is printed then.", required=False)
+@JSON
+def show(run: Path, question: str | None, out: Path | None, as_json: bool, **given: Any) -> None:
+    """Print the numbers of a run, or the tree of the question with the id QUESTION.
+
+    Numbers: nodes, pairs by type and depth, contradictions, margins, lengths, calls, cost. Tree: visits, values, SPRE,
+    the best path, and which step is preferred to which.
 
     \b
-      reasonrag show runs/hotpot --question 5a8b57f25542995d1e6f1371 --best
-      reasonrag show runs/hotpot --question 5a8b57f25542995d1e6f1371 --best --out tree.svg
+      reasonrag show runs/hotpot
+      reasonrag show runs/hotpot 5a8b57f25542995d1e6f1371 --best
+      reasonrag show runs/hotpot 5a8b57f25542995d1e6f1371 --best --out tree.svg
     """
+    if question is not None:
+        _show_tree(run, question, out, **given)
+    elif out or any(given.values()):
+        raise ConfigError("--out, --in-dataset, --depth and --best are about a tree; name a question after the run")
+    else:
+        _show_numbers(run, as_json)
+
+
+def _show_numbers(run: Path, as_json: bool) -> None:
+    from reasonrag.commands.console import table_console
+    from reasonrag.report import terminal
+    from reasonrag.report.stats import stats
+
+    numbers = stats(run)
+    if as_json:
+        print(json.dumps(numbers, indent=2, allow_nan=False))
+    else:
+        table_console().print(terminal.tables(numbers))
+
+
+def _show_tree(run: Path, question: str, out: Path | None, *, in_dataset: str | None, **shown: Any) -> None:
     from reasonrag.commands.console import table_console
     from reasonrag.report.terminal import drawing, picture
     from reasonrag.report.trees import tree_of
@@ -74,51 +100,9 @@ def show(run: Path, question: str, in_dataset: str | None, depth: int | None, be
 
     tree = tree_of(run, question, in_dataset)
     if out is None:
-        table_console().print(drawing(tree, depth=depth, best=best))
+        table_console().print(drawing(tree, **shown))
     else:
-        write_text(out, picture(tree, depth=depth, best=best) + "\n")
-
-
-@command()
-@RUN
-@JSON
-def stats(run: Path, as_json: bool) -> None:
-    """Print the numbers of a run: nodes, pairs by type and depth, contradictions, margins, lengths, calls, cost.
-
-    \b
-      reasonrag stats runs/hotpot
-    """
-    from reasonrag.commands.console import table_console
-    from reasonrag.report import terminal
-    from reasonrag.report.stats import stats as run_stats
-
-    numbers = run_stats(run)
-    if as_json:
-        print(json.dumps(numbers, indent=2, allow_nan=False))
-    else:
-        table_console().print(terminal.tables(numbers))
-
-
-@command()
-@RUN
-@out("A folder for graphml, a file for node-link.")
-@click.option(
-    "--form", type=click.Choice(["graphml", "node-link"]), default="graphml", show_default=True, help="File format."
-)
-@click.option("--question", "questions", multiple=True, help="Id of a question (repeatable; default: all).")
-def graph(run: Path, out: Path, form: Literal["graphml", "node-link"], questions: tuple[str, ...]) -> None:
-    """Write trees as graphs for other tools. Each is checked to be a tree.
-
-    \b
-    For Gephi, yEd, Cytoscape, networkx.read_graphml:
-      reasonrag graph runs/hotpot --out graphs
-    For networkx.node_link_graph, one line per question:
-      reasonrag graph runs/hotpot --form node-link --out trees.jsonl
-    """
-    from reasonrag.report.graph import write_graphml, write_node_link
-
-    write = write_graphml if form == "graphml" else write_node_link
-    print(f"graphs: {write(run, out, questions)} in {out}")
+        write_text(out, picture(tree, **shown) + "\n")
 
 
 @command()
@@ -140,10 +124,35 @@ def export(run: Path, form: str, out: Path, **given: str | None) -> None:
       reasonrag export runs/hotpot --to llamafactory --out data
     Questions for RL, in Search-R1's format:
       reasonrag export runs/hotpot --to verl --out data
+    Trees as graphs, for Gephi, yEd, Cytoscape and networkx.read_graphml, or for networkx.node_link_graph:
+      reasonrag export runs/hotpot --to graphml --out graphs
+      reasonrag export runs/hotpot --to node-link --out graphs
+    The demo world's questions and corpus as FlashRAG's files:
+      reasonrag export demo --to flashrag --out world
     """
+    _exchange(_exporter(form), f"--to {form}", run, out, given)
+
+
+def _exporter(form: str) -> Callable[..., Mapping[str, int]]:
+    if form == "graphml":
+        from reasonrag.report.graph import write_graphml
+
+        return lambda run, out: {"graphs": write_graphml(run, out)}
+    if form == "node-link":
+        from reasonrag.report.graph import write_node_link
+
+        def write_lines(run: Path, out: Path) -> dict[str, int]:
+            out.mkdir(parents=True, exist_ok=True)
+            return {"graphs": write_node_link(run, out / "trees.jsonl")}
+
+        return write_lines
+    if form == "flashrag":
+        from reasonrag.demo.world import write_world
+
+        return write_world
     from reasonrag.publish.exporters import EXPORTERS
 
-    _exchange(EXPORTERS[form], f"--to {form}", run, out, given)
+    return EXPORTERS[form]
 
 
 @command("import")
@@ -166,19 +175,25 @@ def import_(source: Path, out: Path, **given: Path | None) -> None:
 
 
 @command()
-@click.argument("paths", type=PATH, nargs=-1, required=True)
+@click.argument("paths", type=PATH, nargs=-1)
 @JSON
 def verify(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Check what is on disk: checksums, tables, trees, pairs, splits, numbers, weights.
+    """Check what is on disk: checksums, tables, trees, pairs, splits, numbers, weights. Without PATHS, this machine.
 
     A run, Parquet files or a folder of them, an index, a model or a training run. Prints a line for each kind of thing
     that was checked, or one for each problem. Exits with 1 if there is any problem, and with 2 if a path holds nothing
-    that can be checked.
+    that can be checked. Without PATHS it prints what is installed and which models work on this machine.
 
     \b
       reasonrag verify runs/hotpot policies/dpo indexes/mine
       reasonrag verify pairs.parquet --json
+      reasonrag verify
     """
+    if not paths:
+        from reasonrag.commands.doctor import print_installation
+
+        print_installation()
+        return
     from reasonrag.publish.verify import verify as verify_path
 
     checks = {}

@@ -8,12 +8,15 @@ its own; an answer, though, may be a famous entity that another split asks about
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.types import Passage, Question
 from reasonrag.demo.lexicon import KINDS, RELATIONS, SPLITS, Kind, Relation, Split, famous_names, names, relations_of
 
@@ -255,3 +258,25 @@ def _question(kind: str, text: str, answer: str, hops: list[Hop], *, known: bool
 
 def _values(relation: Relation, chosen: dict[Kind, list[str]]) -> list[str]:
     return list(relation.target) if isinstance(relation.target, tuple) else chosen[relation.target]
+
+
+def write_world(source: Path, out: Path) -> dict[str, int]:
+    """Write questions and corpus of the world as FlashRAG's files into a folder; return the rows of each.
+
+    A third of the questions of `train-famous` need no search.
+    """
+    from reasonrag.storage.files import write_text
+    from reasonrag.storage.folder import Folder
+
+    if str(source) != "demo":
+        raise ConfigError(f"only the demo world is written as FlashRAG's files, not {source}: name it demo")
+    Folder(out, "demo world", "corpus.jsonl").claim()
+    files: dict[str, list[dict[str, Any]]] = {
+        "corpus": [{"id": passage.id, "contents": passage.contents} for passage in demo_corpus()]
+    }
+    for split in DEMO_SPLITS:
+        columns = ("id", "question", "golden_answers", "metadata")
+        files[split] = [{name: getattr(question, name) for name in columns} for question in demo_questions(split)]
+    for name, rows in files.items():
+        write_text(out / f"{name}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return {name: len(rows) for name, rows in files.items()}

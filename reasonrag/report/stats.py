@@ -1,4 +1,4 @@
-"""Metrics of a run, counted once for `reasonrag stats` and for its pages: Table 1 and Figure 3 of arXiv:2505.14069."""
+"""Metrics of a run, counted once for `reasonrag show` and for its pages: Table 1 and Figure 3 of arXiv:2505.14069."""
 
 from __future__ import annotations
 

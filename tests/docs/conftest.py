@@ -67,8 +67,6 @@ def _write_files(home: Path) -> None:
     save_base_model(home / "base", context=4096)
     pair = {"prompt": "Who made Jaws?", "chosen": "<answer>Spielberg</answer>", "rejected": "<answer>Lucas</answer>"}
     write_jsonl(home / "preferences.jsonl", [pair])
-    attempt = "<think>I know.</think>\n<answer>Steven Spielberg</answer>"
-    write_jsonl(home / "trajectories.jsonl", [{"text": attempt, "golden_answers": ["Steven Spielberg"]}])
     (home / "RAG_ProGuide.json").write_text(json.dumps([proguide_row()]), encoding="utf-8")
 
 

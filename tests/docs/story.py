@@ -43,6 +43,7 @@ NOT_RUN = {
     "pip install": "what CI begins with",
     "ray start": "Ray's own; tests/faults/test_cluster.py starts one",
     "vf-eval": "verifiers' own; tests/peers/check_verifiers.py runs it",
+    "python contrib/inspect_log.py": "needs its log; tests of contrib have one",
     "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
     "python -m verl.trainer.main_ppo": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
     "python -m papers real": "eleven commands; tests/papers/test_run_real.py runs it",

@@ -16,7 +16,7 @@ def test_the_picture_and_the_preferences_are_those_that_the_commands_make(tmp_pa
         reasonrag(tmp_path, *command.ours)
     drawn = (tmp_path / "tree.svg").read_text(encoding="utf-8")
     assert drawn == (ROOT / "docs" / "images" / "case-study.svg").read_text(encoding="utf-8")
-    shown = reasonrag(tmp_path, "show", "runs/case", "--question", "demo-train-000261")
+    shown = reasonrag(tmp_path, "show", "runs/case", "demo-train-000261")
     preferred = re.findall(r"node (\d+) over node (\d+), 0(\.\d+) over 0(\.\d+)", shown)
     told = re.findall(r"^\| node (\d+),.*?\| node (\d+),.*\| (\.\d+) over (\.\d+) \|", TEXT, re.MULTILINE)
     assert sorted(told) == sorted(preferred) and len(told) == 4

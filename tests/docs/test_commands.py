@@ -24,7 +24,7 @@ GIVEN = {
     "docs/corpus.md": ("questions.jsonl", "dev.jsonl", "corpus.jsonl.gz", "texts"),
     "docs/evaluation.md": ("policies/dpo", "policies/hiprag"),
     "docs/exchange.md": ("runs/hotpotqa", "RAG_ProGuide.json", "preferences.jsonl"),
-    "docs/formats.md": ("trajectories.jsonl", "base"),
+    "docs/formats.md": ("base",),
     "docs/look.md": ("runs/demo/trees", "runs/hotpotqa", "policies/dpo", "reports/hotpotqa"),
     "docs/online.md": ("policies/dpo",),
     "docs/publish.md": ("runs/demo/trees", "policies/dpo", "reports/hotpotqa"),

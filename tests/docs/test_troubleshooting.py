@@ -27,7 +27,7 @@ PROVOKED = (
     (
         "... holds other files and no ...; choose a new folder for --out",
         (
-            "demo world --out world",
+            "export demo --to flashrag --out world",
             "build-tree --preset demo --limit 1 --policy extractive --out world",
         ),
     ),

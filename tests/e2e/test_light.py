@@ -17,9 +17,9 @@ HEAVY = (
 # What the settings models and the display of a run need: not even the help of a command that has them imports these.
 MODELS = ("pydantic", "yaml", "rich", "structlog", "aiohttp", "numpy", "asyncio")
 COMMANDS = (
-    *("build-tree", "pairs", "demo", "demo world", "doctor"),
+    *("build-tree", "pairs"),
     *("index", "index build", "index serve", "index doctor", "index recall"),
-    *("report", "show", "stats", "graph", "export", "import", "publish", "parse", "eval"),
+    *("report", "show", "verify", "export", "import", "publish", "eval"),
     *(
         "dpo",
         "dpo train",

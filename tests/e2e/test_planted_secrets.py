@@ -339,7 +339,7 @@ def preferences(folder: Path) -> dict[str, Path]:
     guide = {"instruction": said, "input": said, "prompt": f"System: {said}\nUser: {said}", "layer": 1}
     guide |= {"chosen": pair["chosen"], "rejected": pair["rejected"]}
     guide |= {"chosen_action_type": "Answer Generation", "rejected_action_type": "Answer Generation"}
-    written = {"trl": [pair, {"prompt": said}], "proguide": [guide, {"layer": said}], "parse": [{"text": said}]}
+    written = {"trl": [pair, {"prompt": said}], "proguide": [guide, {"layer": said}]}
     texts = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
     written["pairs"] = [
         {side: [{"role": role, "content": f"{side} {n} {CANARIES['HF_TOKEN']}"}] for side, role in texts.items()}
@@ -374,14 +374,13 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
     planned = ("--policy", "extractive", "--judge", asked.base_url, "--judge-model", "planner")
     commands: list[tuple[str | Path, ...]] = [
         ("build-tree", *sea.flags, "--policy", "extractive", "--iterations", "4", "--out", run),
-        ("graph", run, "--form", "node-link", "--out", out / "trees.jsonl"),
+        ("export", run, "--to", "node-link", "--out", out / "graphs-json"),
         ("import", given["trl"], "--out", out / "trl"),
         ("export", run, "--to", "search-r1", "--out", out / "search-r1"),
         ("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path", "--out", out / "hub"),
-        ("parse", "--format", "search_r1", given["parse"]),
         ("import", given["proguide"], "--out", out / "proguide"),
         ("pairs", run, "--min-margin", "0.05", "--out", out / "pairs"),
-        ("graph", run, "--out", out / "graphs"),
+        ("export", run, "--to", "graphml", "--out", out / "graphs"),
         ("report", run, "--out", out / "page"),
         ("export", run, "--to", "trl", "--tokenizer", model, "--out", out / "to-trl"),
         ("export", run, "--to", "prm", "--tokenizer", model, "--out", out / "prm"),
@@ -390,8 +389,8 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
         ("dpo", "train", "--data", given["pairs"], *tiny, "--out", out / "dpo"),
         ("sft", "train", "--data", given["pairs"], *tiny, "--out", out / "sft"),
         ("report", out / "dpo"),
-        ("show", run, "--question", "q0"),
-        ("stats", run),
+        ("show", run, "q0"),
+        ("show", run),
         ("verify", run),
         ("eval", *sea.flags, "--policy", "extractive", "--out", out / "eval"),
         (
@@ -412,8 +411,8 @@ def test_no_command_writes_a_secret(sea: World, traces: Traces, tmp_path: Path, 
         ("index", "build", "--corpus", sea.corpus, "--kind", "bm25", "--out", index),
         ("index", "doctor", index),
         ("index", "recall", index, "--dataset", sea.questions),
-        ("demo", "world", "--out", out / "world"),
-        ("doctor",),
+        ("export", "demo", "--to", "flashrag", "--out", out / "world"),
+        ("verify",),
         *(("papers", paper, *SMALL, "--only", only, "--out", out / paper) for paper, only in PAPERS.items()),
         ("papers", "real", *TINY, "--only", "sft", "--data", given["real"], "--model", demo, "--out", out / "real"),
         ("index", "serve", index, "--port", "0"),

@@ -309,10 +309,9 @@ def test_a_json_file_that_fits_into_no_memory(
     file.touch()
     os.truncate(file, gb * 10**9)
     commands = [
-        ("parse", "--format", "search_r1", file),
         ("build-tree", "--policy", "demo", "--dataset", file, "--corpus", tmp_path / "no.jsonl", "--dry-run"),
         ("index", "build", "--kind", "bm25", "--corpus", file, "--out", tmp_path / "index"),
-    ][: rounds(1, 3)]
+    ][: rounds(1, 2)]
     for command in commands:
         arguments = ("RLIMIT_AS", room, *map(str, command))
         done = warmed.run(within_limits, *arguments, environment=product.environment())
@@ -419,7 +418,8 @@ def test_nothing_is_written_outside(world: World, tmp_path: Path, rounds: Rounds
     watched = set(_listing(tmp_path))
     run = cage / "run"
     product.build(*world.flags, "--dataset", asked, "--policy", "extractive", "--iterations", "2", "--out", run)
-    commands: list[tuple[str | Path, ...]] = [("graph", run, "--out", cage / "graphs"), ("report", run)]
+    commands: list[tuple[str | Path, ...]] = [("report", run)]
+    commands += [("export", run, "--to", "graphml", "--out", cage / "graphs")]
     commands += [("export", run, "--to", "llamafactory", "--out", cage / "factory")]
     commands += [("publish", run, "--repo-id", "me/x", "--dry-run", "--allow", "path", "--out", cage / "hub")]
     for args in commands[: rounds(1, len(commands))]:

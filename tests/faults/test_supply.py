@@ -237,9 +237,8 @@ def _shell(command: str, *args: str | Path, **env: str) -> subprocess.CompletedP
     before="traceback, code 120",
 )
 def test_streams_that_nobody_reads(finished_run: Path, tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
-    commands: list[tuple[str | Path, ...]] = [("--help",), ("stats", finished_run), ("stats", finished_run, "--json")]
-    written = tmp_path / "world", tmp_path / "graphs"
-    commands += [("doctor",), ("demo", "world", "--out", written[0]), ("graph", finished_run, "--out", written[1])]
+    commands: list[tuple[str | Path, ...]] = [("--help",), ("show", finished_run), ("show", finished_run, "--json")]
+    commands += [("verify",), ("export", "demo", "--to", "flashrag", "--out", tmp_path / "world")]
     seen = {}
     for args in commands[: rounds(1, len(commands))]:
         for name, command in _STREAMS.items():
@@ -262,7 +261,7 @@ def test_streams_that_nobody_reads(finished_run: Path, tmp_path: Path, rounds: R
 def test_a_terminal_of_ascii(finished_run: Path, figure: Figure) -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "NO_COLOR": "1", "TERM": "dumb"}
     question = next(iter(product.tree_rows(finished_run)))["question_id"]
-    args = ("show", finished_run, "--question", question)
+    args = ("show", finished_run, question)
     done = _shell("", *args, **ascii_only)
     escapes = len(re.findall(r"\\u[0-9a-f]{4}", done.stdout))
     figure(f"{len(done.stdout):,} characters of output, equal but for {escapes} that are escaped")

@@ -79,13 +79,21 @@ _INTRODUCTION = """\
 <!-- Written by `python -m tests.formats.page` from tests/golden/formats/trajectories; do not edit by hand. -->
 
 ```bash
-reasonrag parse --format search_r1 trajectories.jsonl
+reasonrag eval --dataset demo --limit 5 --policy demo:hiprag --out reports/formats
 ```
 
 This page is for reading and writing trajectories: which tags each paper has, what counts as well-formed, and one worked
-example of each, as the engine runs it. `parse` reads trajectories from any source: rows of JSON with a `text` each. To
-prompt a policy in a format, give `--format NAME`, or `--set format.name=NAME` if the command lacks that flag; a trained
-policy's folder names its format.
+example of each, as the engine runs it. To prompt a policy in a format, give `--format NAME`, or
+`--set format.name=NAME` if the command lacks that flag; a trained policy's folder names its format. Trajectories from
+any source are read in Python:
+
+```python
+import reasonrag
+
+form = reasonrag.FORMATS["search_r1"]()
+reading = form.read_text("<think>I know.</think>\\n<answer>Steven Spielberg</answer>")
+print(reading.well_formed, reading.reason, reading.answer)
+```
 
 ReasonRAG starts a new chat for every step; six others write one growing turn, so that a trajectory is one training row
 and the sampled token ids are never encoded again. With the `default` prompts, ReasonRAG's chats share one system
@@ -110,8 +118,7 @@ In those that are one growing turn:
 - At the end of the budget the engine opens the answer's tag for the policy (*inserted at the end*). The answer counts
   like any other, and the trajectory is well-formed if the rest is. See the Search-P1 example.
 - Only white space may be outside the tags, and the policy must not write an observation itself.
-- If several things are wrong, the gravest is the reason. `reasonrag parse --format NAME FILE` prints and counts the
-  reasons for trajectories from any source:
+- If several things are wrong, the gravest is the reason. `read_text` returns it:
 
 | reason | what is wrong |
 |---|---|

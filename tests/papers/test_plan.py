@@ -15,7 +15,7 @@ from reasonrag.core.errors import RunError
 
 def world(out: Path) -> Stage:
     """A command that needs a second."""
-    return Stage(("demo", "world", "--out", str(out)), out)
+    return Stage(("export", "demo", "--to", "flashrag", "--out", str(out)), out)
 
 
 def test_a_stage_is_said_run_and_not_done_twice(tmp_path):
@@ -25,8 +25,8 @@ def test_a_stage_is_said_run_and_not_done_twice(tmp_path):
     assert (tmp_path / "w" / "corpus.jsonl").exists()
     assert Plan(tmp_path / "out", stages).run(said.append) == 0
     assert said == [
-        f"[1/1] $ reasonrag demo world --out {tmp_path / 'w'}",
-        f"[1/1] done before: reasonrag demo world --out {tmp_path / 'w'}",
+        f"[1/1] $ reasonrag export demo --to flashrag --out {tmp_path / 'w'}",
+        f"[1/1] done before: reasonrag export demo --to flashrag --out {tmp_path / 'w'}",
     ]
 
 

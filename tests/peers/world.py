@@ -37,7 +37,7 @@ def run(policy: str, *, limit: int = 100, iterations: int = 6) -> Path:
     out, files = FOLDER / policy.replace(":", "-"), FOLDER / "files"
     if not (out / "run.json").exists():
         if not files.exists():
-            reasonrag("demo", "world", "--out", files)
+            reasonrag("export", "demo", "--to", "flashrag", "--out", files)
             rows = (files / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
             for name, part in (("hotpotqa", rows[:100]), ("mine", rows[100:200])):
                 (files / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")

@@ -113,7 +113,7 @@ def strange(tmp_path_factory):
 
 
 def test_a_tree_on_a_terminal_shows_attacks_as_text(hostile):
-    code, text, styled = on_a_terminal("show", hostile, "--question", "q")
+    code, text, styled = on_a_terminal("show", hostile, "q")
     assert (code, acting(text)) == (0, set())
     assert styled > 0  # it was a terminal to rich
     assert text.count("─ ") >= 14
@@ -123,18 +123,18 @@ def test_a_tree_on_a_terminal_shows_attacks_as_text(hostile):
 
 def test_ids_that_were_asked_for_and_are_there_are_named_inert(tmp_path):
     run = write_run(tmp_path / "run", [rows(1, question_id=HOSTILE)])
-    code, text, _ = on_a_terminal("show", run, "--question", HOSTILE.replace("\x00", ""))
+    code, text, _ = on_a_terminal("show", run, HOSTILE.replace("\x00", ""))
     assert (code, acting(text), text.count("\n")) == (2, set(), 1), text
     assert "the nearest ids are" in text
 
 
 def test_a_tree_of_a_stranger_does_not_act_on_the_terminal(strange):
-    code, text, _ = on_a_terminal("show", strange, "--question", "q")
+    code, text, _ = on_a_terminal("show", strange, "q")
     assert (code, acting(text)) == (0, set())
 
 
 def test_figures_of_a_stranger_do_not_act_on_the_terminal(strange):
-    code, text, _ = on_a_terminal("stats", strange)
+    code, text, _ = on_a_terminal("show", strange)
     assert (code, acting(text)) == (0, set()), text
     for name in ("failed", "stage", "action", "chosen"):
         assert f"{name}: {LEGIBLE[0]}" in text

@@ -79,9 +79,9 @@ def test_nothing_is_spread_over_nothing():
 
 
 def test_the_command_prints_tables_or_the_figures_as_json(run, figures, capsys):
-    inspect.stats.callback(run, as_json=True)
+    inspect.show.callback(run, None, None, True)
     assert json.loads(capsys.readouterr().out) == figures
-    inspect.stats.callback(run, as_json=False)
+    inspect.show.callback(run, None, None, False)
     shown = capsys.readouterr().out
     assert "chosen \\ rejected" in shown and "steps to an answer" in shown
     assert str(figures["nodes"]["total"]) in shown

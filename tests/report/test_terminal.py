@@ -67,16 +67,15 @@ def test_a_tree_is_cut_below_a_depth_and_beside_the_best_path_with_the_number_of
 
 
 def test_show_prints_the_tree_of_one_question_or_says_what_is_there(run, capsys):
-    inspect.show.callback(run, "q3", None, None, False, None)
+    inspect.show.callback(run, "q3", None, False, in_dataset=None, depth=None, best=False)
     assert tree_of(run, "q3").root["question"] in capsys.readouterr().out
     with pytest.raises(DataError, match="the nearest ids"):
-        inspect.show.callback(run, "q33", None, None, False, None)
+        inspect.show.callback(run, "q33", None, False, in_dataset=None, depth=None, best=False)
 
 
 def test_graphs_are_written_in_either_form(run, tmp_path, capsys):
-    inspect.graph.callback(run, tmp_path / "graphs", "graphml", ["q3"])
-    inspect.graph.callback(run, tmp_path / "trees.jsonl", "node-link", ())
+    for form in ("graphml", "node-link"):
+        inspect.export.callback(run, form, tmp_path / form)
     assert capsys.readouterr().out.splitlines() == [
-        f"graphs: 1 in {tmp_path / 'graphs'}",
-        f"graphs: 16 in {tmp_path / 'trees.jsonl'}",
+        line for form in ("graphml", "node-link") for line in ("rows: graphs 16", f"data: {tmp_path / form}")
     ]
