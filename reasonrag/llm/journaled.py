@@ -98,7 +98,6 @@ class JournaledLLM:
         if cached_tokens is not None:
             self.cached_tokens += cached_tokens
             self.cached_of += prompt_tokens or 0
-            self.journal.count_cached(self.kind, cached_tokens, prompt_tokens or 0)
         await self.journal.put_call(
             key,
             self.kind,
@@ -106,6 +105,7 @@ class JournaledLLM:
             question=question,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
+            cached_tokens=cached_tokens,
         )
         return completions
 

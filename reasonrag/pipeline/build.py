@@ -381,13 +381,12 @@ def count_calls(journal: Journal, config: Config) -> dict[str, Any]:
     for kind, used in journal.usage().items():
         calls[kind] = {"calls": used.calls}
         if kind in prices:  # a search has no tokens
-            cached, of = journal.cached_tokens.get(kind, (None, None))
             calls[kind] |= {
                 "prompt_tokens": used.prompt_tokens,
                 "completion_tokens": used.completion_tokens,
                 "calls_without_token_counts": used.unknown_tokens,
-                "cached_tokens": cached,
-                "cached_of": of,
+                "cached_tokens": used.cached_tokens,
+                "cached_of": used.cached_of,
                 "cost": prices[kind].cost(used.prompt_tokens, used.completion_tokens),
             }
     return calls

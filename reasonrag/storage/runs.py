@@ -13,6 +13,8 @@ RUN/
 from __future__ import annotations
 
 import contextlib
+import json
+import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +29,7 @@ from reasonrag.storage.journal import Journal
 from reasonrag.storage.shards import WHOLE, Shard
 
 _JOURNAL = "journal.sqlite"
+_LEAST_BYTES = 512  # of a SQLite file; it reads a shorter one as an empty one
 _VERSIONS = ("reasonrag", "bm25s", "datasets", "pyarrow", "torch", "transformers", "trl", "vllm")
 
 
@@ -91,7 +94,7 @@ class RunFolder(Folder):
         with folder.locked(waiting=waiting):
             folder.check_same(folder.identity, Config())
             has_begun, file = "identity" in folder.facts(), folder.path / _JOURNAL
-            if has_begun and not (file.exists() and file.stat().st_size):
+            if has_begun and not (file.exists() and file.stat().st_size >= _LEAST_BYTES):
                 raise RunError(
                     f"{file} is missing or empty, but {folder.path} holds a run; bring the journal back from a copy, "
                     "or choose a new folder for --out"
@@ -119,7 +122,7 @@ class RunFolder(Folder):
         """Return the record, as `Folder.facts`; of a run of version 0.1.0, what its journal holds."""
         if facts := super().facts():
             return facts
-        facts = Journal.old_facts(self.path / _JOURNAL)
+        facts = _facts_in_journal(self.path / _JOURNAL)
         if not facts.pop("bound", False):
             facts.pop("identity", None)
         return facts
@@ -169,6 +172,21 @@ class RunFolder(Folder):
     def add_seconds(self, seconds: float) -> None:
         """Add the seconds of a process to those that the run has taken."""
         self.note(seconds=self.facts().get("seconds", 0.0) + seconds)
+
+
+def _facts_in_journal(journal: Path) -> dict[str, Any]:
+    """Return what a journal of version 0.1.0 holds about its run; empty if it cannot be read.
+
+    Nothing is written and no commit waited for, as another process may be at work on the file.
+    """
+    address = f"{journal.absolute().as_uri()}?mode=rw"
+    with (
+        contextlib.suppress(sqlite3.Error, ValueError),
+        contextlib.closing(sqlite3.connect(address, uri=True)) as connection,
+    ):
+        rows = connection.execute("SELECT key, value FROM meta WHERE key != 'checksum'")
+        return {key: json.loads(value) for key, value in rows}
+    return {}
 
 
 def read_run(path: Path, overrides: Mapping[str, Any] | None = None) -> tuple[Config, dict[str, Any]]:

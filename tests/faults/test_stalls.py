@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import contextlib
 import multiprocessing
 import re
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from reasonrag.core import watch
-from reasonrag.core.errors import EX_TEMPFAIL, RunError
+from reasonrag.core.errors import EX_TEMPFAIL
 from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.local import TransformersLLM
 from reasonrag.llm.scripted import ScriptedLLM
-from reasonrag.storage.journal import Journal
 from tests import warmed
 from tests.e2e import product
 from tests.faults.matrix import ROOT, Figure, Rounds
@@ -159,37 +155,6 @@ def _named(kind: str, code: int, said: str) -> bool:
     return code == expected and itself and re.search(line, said) is not None and "  thread watch: " in said
 
 
-@pytest.mark.fault(
-    "A2",
-    "the journal's file is locked for ever, so that its thread does not come back from a commit",
-    "who waits for it gets an error that names the thread and its place",
-    before="hung: 2 of 2 runs, as the thread had died",
-)
-def test_a_journal_that_never_commits_fails_its_callers(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
-    tries, named = rounds(1, 25), 0
-    for number in range(tries):
-        path = tmp_path / f"{number}.sqlite"
-        journal = Journal(path)
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN EXCLUSIVE")
-
-        async def put() -> list[Any]:
-            calls = (journal.put_call(f"{call:032x}", "policy", "x", question="a/b") for call in range(3))  # noqa: B023
-            return await asyncio.gather(*calls, return_exceptions=True)
-
-        with watch.limit(1.0):
-            failures = asyncio.run(put())
-            for wait in (lambda: journal.put_meta("bound", True), journal.close):  # noqa: B023
-                with pytest.raises(RunError, match="stands still"):
-                    wait()
-        other.close()
-        named += [type(failure) for failure in failures] == [RunError] * 3 and all(
-            re.search(r"the journal stands still: .* at journal\.py:\d+ _\w+", str(failure)) for failure in failures
-        )
-    figure(f"in {named} of {tries} the error named the thread and its place; 0 hangs")
-    assert named == tries
-
-
 # Calls without a limit of their own, with what ends each.
 ENDED_BY = {
     "agents/environment.py: self._replies.get()": "the episode: its searches and rewards have limits; --idle-timeout",
@@ -209,7 +174,6 @@ ENDED_BY = {
     "rollout.py: thread.submit(...).result()": "limits of what it calls",
     "storage/files.py: fcntl.flock(handle, fcntl.LOCK_EX)": "the kernel, when the other process ends",
     "storage/journal.py: self._queue.get()": "a daemon thread without work",
-    "storage/journal.py: self._watch.add(...).result()": "the watch",
 }
 _WAITS = {"wait", "join", "result", "get", "acquire", "recv", "accept", "communicate"}
 _WAITS_FOR = {"os.waitpid", "fcntl.flock", "ray.get", "ray.wait", "asyncio.wait", "wait"}

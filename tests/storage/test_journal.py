@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import resource
 import sqlite3
 from dataclasses import fields, replace
@@ -144,17 +145,62 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
         Journal(path)
 
 
-def test_without_room_for_the_calls_in_flight_none_is_made_and_later_it_goes_on(journal):
+def test_a_full_disk_is_named_nothing_more_is_paid_for_and_later_it_goes_on(tmp_path):
+    path = tmp_path / "journal.sqlite"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))  # EFBIG, as where another one's disk is full
-    try:
-        for store in (lambda: journal.put_meta("bound", True), lambda: ask(journal, ScriptedLLM(["a"]), seed=1)):
-            with pytest.raises(RunError, match=r"journal.sqlite cannot be used \(File too large; .* needs 4,096\)"):
-                store()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert ask(journal, ScriptedLLM(["b"]), seed=1) == ask(journal, ScriptedLLM([]), seed=1)
-    assert journal.meta("bound") is None and journal.usage()["policy"].calls == 1
+    with contextlib.closing(Journal(path)) as journal:
+        ask(journal, ScriptedLLM(["a"]), seed=1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # EFBIG, as if the disk were full
+        try:
+            with pytest.raises(RunError, match=r"journal.sqlite cannot be used \(.*kB are free on its disk\)"):
+                ask(journal, ScriptedLLM(["b" * (1 << 17)]), seed=2)
+            with pytest.raises(RunError, match="cannot be used"):
+                ask(journal, ScriptedLLM([]), seed=3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with contextlib.closing(Journal(path)) as journal:
+        assert ask(journal, ScriptedLLM([]), seed=1)[0].text == "a"
+        assert ask(journal, ScriptedLLM(["b"]), seed=2)[0].text == "b" and journal.usage()["policy"].calls == 2
+
+
+OF_0_1_0 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE calls (
+    key BLOB PRIMARY KEY NOT NULL, kind TEXT NOT NULL, reply TEXT NOT NULL, checksum BLOB NOT NULL,
+    prompt_tokens INTEGER, completion_tokens INTEGER
+);
+CREATE TABLE trees (
+    dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, checksum BLOB NOT NULL,
+    PRIMARY KEY (dataset, question_id)
+);
+CREATE TABLE failures (
+    dataset TEXT NOT NULL, question_id TEXT NOT NULL, cause TEXT NOT NULL, message TEXT NOT NULL,
+    PRIMARY KEY (dataset, question_id)
+) WITHOUT ROWID;
+CREATE TABLE usage (
+    kind TEXT PRIMARY KEY, calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL,
+    unknown_tokens INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO meta VALUES ('identity', '{"seed": 0}'), ('bound', 'true'), ('seconds', '2.5'), ('checksum', '1e');
+PRAGMA user_version = 5
+"""
+
+
+def test_a_journal_of_version_0_1_0_goes_on(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        old.executescript(OF_0_1_0)
+        checksum = hashlib.blake2b(b'k\0"a"\0', digest_size=8).digest()
+        old.execute("INSERT INTO calls VALUES ('k', 'policy', '\"a\"', ?, 5, NULL)", (checksum,))
+        old.commit()
+    for number in range(2):
+        with contextlib.closing(Journal(path)) as journal:
+            assert journal.call("k") == "a"
+            asyncio.run(journal.put_call(f"k{number}", "policy", "b", prompt_tokens=3, cached_tokens=2))
+            calls = number + 2
+            assert journal.usage() == {
+                "policy": Usage(calls, 2 + 3 * calls, 0, calls, cached_tokens=2 * calls - 2, cached_of=3 * calls - 3)
+            }
 
 
 def test_requests_differ_by_model_kind_prompt_and_sampling():
@@ -219,7 +265,7 @@ def test_a_journal_of_another_version_is_refused_and_stays_as_it_is(tmp_path):
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 4")
     before = path.read_bytes()
-    with pytest.raises(RunError, match="of layout 4, and this version of reasonrag has 5; go on with the version that"):
+    with pytest.raises(RunError, match="of layout 4, and this version of reasonrag has 6; go on with the version that"):
         Journal(path)
     assert path.read_bytes() == before
 
@@ -250,7 +296,7 @@ def test_damaged_calls_are_noticed_before_one_is_paid_for_and_finished_trees_nee
     at = raw.index(b"x" * 200) // 4096 * 4096  # a page of replies, not the last one, which tells their number
     path.write_bytes(raw[:at] + bytes(4096) + raw[at + 4096 :])
     with contextlib.closing(Journal(path)) as journal:
-        assert journal.finished() == {("d", "1")} and journal.usage()["policy"].calls == 200
+        assert journal.finished() == {("d", "1")}
         with pytest.raises(RunError, match="damaged"):
             ask(journal, ScriptedLLM([]), seed=1)
 
