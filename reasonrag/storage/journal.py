@@ -31,7 +31,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,12 @@ _QUESTIONS_KNOWN = 2_048  # questions whose keys are in memory, 20 kB each
 _VERSION = 6  # PRAGMA user_version: of the layout, and of the keys (`llm.journaled.request_key`)
 _VERSION_OF_0_1_0 = 5
 
-# The reply stands last: adding up the counts then reads none of the pages that only replies fill.
+# The reply stands last: adding up the counts then reads none of the pages that only replies fill. `checksum` is over
+# key and reply; `counts_sum` shows a flipped bit in a count.
 _LAYOUT = """
 CREATE TABLE calls (
     key BLOB PRIMARY KEY NOT NULL, kind TEXT NOT NULL, prompt_tokens INTEGER, completion_tokens INTEGER,
-    cached_tokens INTEGER, checksum BLOB NOT NULL, reply TEXT NOT NULL
+    cached_tokens INTEGER, counts_sum INTEGER, checksum BLOB NOT NULL, reply TEXT NOT NULL
 );
 CREATE TABLE trees (
     dataset TEXT NOT NULL, question_id TEXT NOT NULL, rows BLOB NOT NULL, checksum BLOB NOT NULL,
@@ -64,18 +65,18 @@ CREATE TABLE failures (
     PRIMARY KEY (dataset, question_id)
 ) WITHOUT ROWID
 """
-_CALL = "key, kind, prompt_tokens, completion_tokens, cached_tokens, checksum, reply"
+_CALL = "key, kind, prompt_tokens, completion_tokens, cached_tokens, counts_sum, checksum, reply"
+_SUM = "COALESCE({}, -1) + 3 * COALESCE({}, -1) + 5 * COALESCE({}, -1)"
 # A key that exists already was damaged, or two tasks asked at the same time.
 _PUT_CALL = f"""
-INSERT INTO calls ({_CALL}) VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (key) DO UPDATE SET reply = excluded.reply, checksum = excluded.checksum, kind = excluded.kind,
-    prompt_tokens = excluded.prompt_tokens, completion_tokens = excluded.completion_tokens,
-    cached_tokens = excluded.cached_tokens
+INSERT INTO calls ({_CALL}) VALUES (?1, ?2, ?3, ?4, ?5, {_SUM.format("?3", "?4", "?5")}, ?6, ?7)
+ON CONFLICT (key) DO UPDATE SET reply = excluded.reply, checksum = excluded.checksum
 """
-_TOTALS = """
+_TOTALS = f"""
 SELECT kind, COUNT(*), COALESCE(SUM(prompt_tokens), 0), COALESCE(SUM(completion_tokens), 0),
     SUM(completion_tokens IS NULL), SUM(cached_tokens), SUM(CASE WHEN cached_tokens IS NOT NULL THEN prompt_tokens END)
-FROM calls WHERE intact(checksum, kind, prompt_tokens, completion_tokens, cached_tokens) GROUP BY kind
+FROM calls WHERE counts_sum IS NULL OR counts_sum = {_SUM.format("prompt_tokens", "completion_tokens", "cached_tokens")}
+GROUP BY kind
 """
 
 # A commit takes as much CPU time as 40 calls, so there are at most 200 a second, while several calls end during each.
@@ -111,15 +112,12 @@ _Statement = tuple[str, tuple[Any, ...]]
 @dataclass(slots=True)
 class _Write:
     statements: tuple[_Statement, ...]
+    done: asyncio.Future[None]
     error: Exception | None = None
 
 
-@dataclass(slots=True)
-class _Batch:
-    """The writes of one turn of an event loop: waking the thread and the loop costs more than most writes."""
-
-    done: asyncio.Future[None]  # when each write is stored, or has its error
-    writes: list[_Write] = field(default_factory=list)
+_Batch = list[_Write]
+"""The writes of one turn of an event loop: waking the thread and the loop costs more than most writes."""
 
 
 class Journal:
@@ -162,7 +160,8 @@ class Journal:
                 for statement in _LAYOUT.split(";"):
                     reader.execute(statement)
             elif version == _VERSION_OF_0_1_0:
-                reader.execute("ALTER TABLE calls ADD COLUMN cached_tokens INTEGER")
+                for column in ("cached_tokens", "counts_sum"):
+                    reader.execute(f"ALTER TABLE calls ADD COLUMN {column} INTEGER")
             elif version != _VERSION:
                 raise RunError(
                     f"{self.path} is a journal of layout {version}, and this version of reasonrag has {_VERSION}; "
@@ -218,12 +217,12 @@ class Journal:
             began = time.monotonic()
             batches += [self._queue.get() for _ in range(self._queue.qsize())]
             work = [batch for batch in batches if batch is not None]
-            writes = [write for batch in work for write in batch.writes]
+            writes = [write for batch in work for write in batch]
             busy = len(writes) > 1
             self._store(writes)
             for batch in work:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: stopped by a second Ctrl-C
-                    batch.done.get_loop().call_soon_threadsafe(self._resolve, batch)
+                    batch[0].done.get_loop().call_soon_threadsafe(self._resolve, batch)
         if self._writer is not None:
             self._writer.close()
 
@@ -253,13 +252,11 @@ class Journal:
         """Commit statements, even if the task is cancelled; return when they are on disk."""
         loop = asyncio.get_running_loop()
         if self._batch is None:
-            self._batch = _Batch(loop.create_future())
+            self._batch = []
             loop.call_soon(self._hand_over)  # once a turn
-        batch, write = self._batch, _Write(statements)
-        batch.writes.append(write)
-        await asyncio.shield(batch.done)
-        if write.error is not None:
-            raise write.error
+        write = _Write(statements, loop.create_future())
+        self._batch.append(write)
+        await write.done
 
     def _hand_over(self) -> None:
         if self._batch is not None:
@@ -268,10 +265,16 @@ class Journal:
 
     def _resolve(self, batch: _Batch) -> None:
         """Let the callers of a batch go on, on their loop. Nothing more is paid for that could not be stored."""
-        for write in batch.writes:
+        for write in batch:
             if isinstance(write.error, RunError):
                 self.drain(write.error)
-        batch.done.set_result(None)
+        for write in batch:
+            if write.done.done():  # its task was cancelled
+                continue
+            if write.error is None:
+                write.done.set_result(None)
+            else:
+                write.done.set_exception(write.error)
 
     def close(self) -> None:
         """Commit the queued writes and close. A second call does nothing; RunError: the disk does not answer."""
@@ -315,7 +318,7 @@ class Journal:
         row = self._row("SELECT checksum, reply FROM calls WHERE key = ?", (stored_key,))
         if row is None:
             return None
-        if row[0][:8] != _checksum(stored_key, row[1]):
+        if row[0] != _checksum(stored_key, row[1]):
             log.warning("a reply in the journal is damaged; its call is made again", journal=self.path.name, key=key)
             if known is not None:
                 known.discard(stored_key)
@@ -406,16 +409,11 @@ class Journal:
 
     def usage(self) -> dict[str, Usage]:
         """Return the totals by kind of call. Calls with damaged counts are left out, and a warning says so."""
-        self._reader.create_function("intact", 5, _counts_are_intact)
-        return {kind: Usage(*totals) for kind, *totals in self._rows(_TOTALS)}
-
-
-def _counts_are_intact(checksum: bytes, *counted: Any) -> bool:
-    # Version 0.1.0 had a checksum of the reply alone.
-    intact = not checksum[8:] or checksum[8:] == _checksum(checksum[:8], *counted)
-    if not intact:
-        log.warning("the token counts of a call in the journal are damaged; it is left out", kind=counted[0])
-    return intact
+        totals = {kind: Usage(*values) for kind, *values in self._rows(_TOTALS)}
+        (calls,) = self._row("SELECT COUNT(*) FROM calls") or (0,)
+        if damaged := calls - sum(total.calls for total in totals.values()):
+            log.warning("token counts in the journal are damaged; their calls are left out", calls=damaged)
+        return totals
 
 
 def _commit(connection: sqlite3.Connection, statements: Sequence[_Statement]) -> None:
@@ -431,14 +429,12 @@ def _commit(connection: sqlite3.Connection, statements: Sequence[_Statement]) ->
 
 def _put_call(key: str | bytes, kind: str, reply: Any, counts: Sequence[int | None] = (None,) * 3) -> _Statement:
     text = _json.encode(reply)
-    of_reply = _checksum(key, text)
-    return _PUT_CALL, (key, kind, *counts, of_reply + _checksum(of_reply, kind, *counts), text)
+    return _PUT_CALL, (key, kind, *counts, _checksum(key, text), text)
 
 
-def _checksum(*parts: str | bytes | int | None) -> bytes:
-    """Return 8 bytes of a hash over parts of a record; a part's length need not be fixed."""
+def _checksum(*parts: str | bytes) -> bytes:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogateescape"))
+        digest.update(part if isinstance(part, bytes) else part.encode("utf-8", "surrogateescape"))
         digest.update(b"\0")
     return digest.digest()

@@ -52,7 +52,9 @@ def assert_one_line(done: subprocess.CompletedProcess[str], out: Path) -> None:
 
 
 @pytest.mark.fault(
-    "6", "the disk gets full at another moment each time", "one line, exit code 2; then resumed: only calls in flight are repeated"
+    "6",
+    "the disk gets full at another moment each time",
+    "one line, exit code 2; then resumed: only calls in flight are repeated",
 )
 @pytest.mark.fault(
     "A4",
