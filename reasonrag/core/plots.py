@@ -1,4 +1,4 @@
-"""Curves and bars as SVG and PNG files, and as SVG elements for pages. Equal numbers give equal bytes.
+"""Curves and bars as SVG and PNG images. Equal numbers give equal bytes.
 
 Matplotlib's `Figure` is used without `pyplot`, so no display is needed, nothing global is touched and no user style
 applies. Labels are text, never mathematics: a `$` in a name stays a `$`.
@@ -9,18 +9,15 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 from reasonrag.core.text import one_line, printable
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # The palette of Okabe and Ito, which colour-blind readers can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -39,10 +36,8 @@ _STYLE = {
     "axes.grid": True,
     "grid.alpha": 0.3,
     "legend.frameon": False,
+    "text.parse_math": False,
 }
-# A page has its own colours, for light and dark: the custom properties --c0, --c1, ... and the colour of its text.
-_PAGE_COLOURS = {colour.lower(): f"var(--c{number})" for number, colour in enumerate(_COLOURS)}
-_PAGE_COLOURS |= {"#000000": "currentColor", _INK: "currentColor"}
 _NOT_XML = re.compile("[\ufffe\uffff]")
 
 
@@ -55,12 +50,6 @@ class Line:
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.low is None) != (self.high is None):
-            raise ValueError(f"line {self.label!r} has one bound of a band; give low and high, or neither")
-        if any(len(values) != len(self.x) for values in (self.y, self.low, self.high) if values is not None):
-            raise ValueError(f"line {self.label!r} has columns of different lengths")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,57 +82,37 @@ class BarChart:
     bars: tuple[Bar, ...]
 
 
-def images(charts: Sequence[Panel | BarChart]) -> dict[str, bytes]:
-    """Return an image of charts side by side, as "svg" and as "png"; `storage.files.save_charts` writes both.
+def images(charts: Sequence[Panel | BarChart], kinds: Collection[str] = ("svg", "png")) -> dict[str, bytes]:
+    """Return an image of charts side by side in each format; `storage.files.save_charts` writes both.
+
+    They are drawn under our style alone, whatever a user's matplotlibrc says.
 
     Raises:
         ValueError: there is no chart, or a chart without bars.
     """
-    with _figure(charts) as figure:
-        return {kind: _image(figure, kind) for kind in ("svg", "png")}
-
-
-def chart_svg(chart: Panel | BarChart, *, name: str, description: str) -> str:
-    """Draw a chart as an `<svg>` element for a page.
-
-    The element has no style attributes and no script, so it obeys any Content-Security-Policy. The page's style sheet
-    colours it: its lines and bars are `var(--c0)`, `var(--c1)`, ..., its text is `currentColor`.
-
-    Args:
-        chart: what to draw.
-        name: prefix of all ids in the element, unique within the page.
-        description: what a screen reader says after the title.
-
-    Raises:
-        ValueError: the chart has no bars.
-    """
-    title = f"{chart.title} by {chart.x_label}" if isinstance(chart, Panel) else chart.title
-    with _figure([chart]) as figure:
-        return _element(figure, name, title, description)
-
-
-@contextmanager
-def _figure(charts: Sequence[Panel | BarChart]) -> Iterator[Figure]:
-    """Yield a figure of all charts, drawn under our style alone, whatever a user's matplotlibrc says."""
     import matplotlib.style
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     if not charts:
         raise ValueError("no panel to draw")
     columns = {1: 1, 2: 2, 4: 2}.get(len(charts), 3)
     rows = -(-len(charts) // columns)
+    drawn = {}
     with matplotlib.style.context(["default", _STYLE]):
-        figure = Figure(dpi=150)
+        figure = Figure(dpi=150, layout="constrained")
         for number, chart in enumerate(charts, 1):
             axes = figure.add_subplot(rows, columns, number)
             width, height = _draw_panel(axes, chart) if isinstance(chart, Panel) else _draw_bars(axes, chart.bars)
-            axes.set_title(_text(chart.title), parse_math=False)
-            axes.set_xlabel(_text(chart.x_label), parse_math=False)
+            axes.set_title(_text(chart.title))
+            axes.set_xlabel(_text(chart.x_label))
         figure.set_size_inches(width * columns, height * rows)
-        # Axes and labels are arranged once. A figure with a layout engine would do it again for every format.
-        ConstrainedLayoutEngine().execute(figure)
-        yield figure
+        for kind in kinds:
+            # Without dates and versions: the same numbers have to give the same bytes.
+            metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+            image = io.BytesIO()
+            figure.savefig(image, format=kind, metadata=metadata)
+            drawn[kind] = image.getvalue()
+    return drawn
 
 
 def _draw_bars(axes: Axes, bars: Sequence[Bar]) -> tuple[float, float]:
@@ -161,7 +130,7 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar]) -> tuple[float, float]:
         axes.barh(y, bar.mean, height=0.9 * height, color=_COLOURS[position % len(_COLOURS)])
         if bar.low is not None and bar.high is not None:
             axes.plot([bar.low, bar.high], [y, y], color=_INK, linewidth=1.2)
-    axes.set_yticks(range(len(groups)), [_text(group) for group in groups], parse_math=False)
+    axes.set_yticks(range(len(groups)), [_text(group) for group in groups])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     if len(labels) > 1:
@@ -186,7 +155,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> tuple[float, float]:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if not any(len(line.x) for line in panel.lines):
         axes.text(0.5, 0.5, "no data", ha="center", va="center", transform=axes.transAxes)
-    axes.set_ylabel(_text(panel.y_label), parse_math=False)
+    axes.set_ylabel(_text(panel.y_label))
     if len(panel.lines) > 1:
         _draw_legend(axes, handles, [line.label for line in panel.lines])
     return 4.2, 3.2
@@ -196,64 +165,10 @@ def _draw_legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], *
     # Matplotlib leaves out labels that start with "_", so the texts are set afterwards.
     legend = axes.legend(handles, [f"line {i}" for i in range(len(labels))], fontsize="small", **options)
     for text, label in zip(legend.get_texts(), labels, strict=True):
-        text.set_parse_math(False)
         text.set_text(_text(label))
-
-
-def _image(figure: Figure, kind: str, **options: Any) -> bytes:
-    # Without dates and versions: the same numbers have to give the same bytes.
-    metadata: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
-    image = io.BytesIO()
-    figure.savefig(image, format=kind, metadata=metadata, **options)
-    return image.getvalue()
-
-
-def _element(figure: Figure, name: str, title: str, description: str) -> str:
-    """Turn a figure into an `<svg>` element without styles, whose ids start with `name`."""
-    root = ElementTree.fromstring(_image(figure, "svg", transparent=True))
-    metadata, style_sheet = root[:2]  # the style sheet only sets `stroke-linejoin`, which the root gets below
-    root.remove(metadata)
-    root.remove(style_sheet)
-    for element in root.iter():
-        _make_attributes_only(element, name)
-    root.attrib = {
-        "viewBox": root.attrib["viewBox"],
-        "class": "plot",
-        "role": "img",
-        "aria-labelledby": f"{name}-title",
-        "aria-describedby": f"{name}-description",
-        "stroke-linejoin": "round",
-    }
-    for position, (tag, text) in enumerate((("title", title), ("desc", description))):
-        words = ElementTree.Element(tag, id=f"{name}-{'description' if position else tag}")
-        words.text = _printable(text)
-        root.insert(position, words)
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _make_attributes_only(element: ElementTree.Element, name: str) -> None:
-    """Replace an element's style by attributes, its colours by the page's, and prefix its ids with `name`."""
-    element.tag = element.tag.rpartition("}")[2]  # HTML needs no namespaces
-    attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-    for declaration in attributes.pop("style", "").split(";"):
-        key, _, value = declaration.partition(":")
-        if value:
-            attributes[key.strip()] = _PAGE_COLOURS.get(value.strip().lower(), value.strip())
-    if element.tag == "g":
-        attributes.pop("id", None)  # matplotlib counts groups anew in every figure
-    for key, value in attributes.items():
-        if key == "id":
-            attributes[key] = f"{name}-{value}"
-        elif key in ("href", "clip-path"):
-            attributes[key] = value.replace("#", f"#{name}-")
-    element.attrib = attributes
 
 
 def _text(text: str) -> str:
     """Return a label on one line, without hidden characters and not too long."""
-    line = _printable(one_line(text))
+    line = _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(one_line(text)))
     return line if len(line) <= _LONGEST_LABEL else f"{line[: _LONGEST_LABEL - 1]}…"
-
-
-def _printable(text: str) -> str:
-    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(text))

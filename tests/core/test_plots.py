@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from reasonrag.core.plots import Bar, BarChart, Line, Panel, chart_svg
+from reasonrag.core.plots import Bar, BarChart, Line, Panel
 from reasonrag.storage.files import save_charts
 
 RISING = Line("policy", (1, 2, 3), (0.1, 0.2, 0.3), (0.0, 0.1, 0.2), (0.2, 0.3, 0.4))
@@ -53,48 +52,17 @@ def test_the_style_of_the_user_changes_nothing(tmp_path):
     assert once[1].read_bytes() == again[1].read_bytes()
 
 
-@pytest.mark.parametrize("label", ["_hidden", "cost $1$ $\\frac", "<b>&amp;", "line\nbreak \x1b[31m\u202e", "x" * 200])
+@pytest.mark.parametrize(
+    "label", ["_hidden", "cost $1$ $\\frac", "<b>&amp;", "\ufffe", "line\nbreak \x1b[31m\u202e", "x" * 200]
+)
 def test_any_label_can_be_drawn_and_stays_text(label, tmp_path):
     lines = (Line(label, (1, 2), (1, 2)), Line("other", (1, 2), (2, 1)))
     svg, _ = save_charts(tmp_path / "a", [panel(*lines, title=label)])
-    shown = label.replace("\n", " ").replace("\x1b", "\ufffd").replace("\u202e", "\ufffd")
+    shown = label.replace("\n", " ").replace("\x1b", "\ufffd").replace("\u202e", "\ufffd").replace("\ufffe", "\ufffd")
     shown = shown if len(shown) <= 48 else f"{shown[:47]}…"
     assert words(svg).count(shown) == 2  # title and legend
     svg, _ = save_charts(tmp_path / "b", [BarChart(label, label, (Bar(label, label, 1.0), Bar("o", label, 0.5)))])
     assert words(svg).count(shown) == 4
-
-
-def elements(name, label="policy"):
-    lines = (Line(label, (1, 2, 3), (0.1, 0.2, 0.3), (0.0, 0.1, 0.2), (0.2, 0.3, 0.4)), Line("other", (1, 2), (2, 1)))
-    described = {"name": name, "description": f"{label} rises"}
-    yield chart_svg(panel(*lines, title=label), **described)
-    bars = (Bar(label, label, 1.0, 0.9, 1.1), Bar("o", label, 0.5))
-    yield chart_svg(BarChart(label, "EM", bars), **described)
-
-
-def test_an_element_for_a_page_has_no_style_and_ids_of_its_own():
-    for first, second in zip(elements("one"), elements("two"), strict=True):
-        assert first == second.replace("two-", "one-") != second
-        root = ElementTree.fromstring(first)
-        assert not list(root.iter("style")) and not list(root.iter("script"))
-        ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
-        assert len(set(ids)) == len(ids) and all(id.startswith("one-") for id in ids)
-        assert {root.attrib["aria-labelledby"], root.attrib["aria-describedby"]} <= set(ids)
-        references = [value for element in root.iter() for value in element.attrib.values() if "#one-" in value]
-        assert references and all(re.search("#([^)]+)", value)[1] in ids for value in references)
-        for element in root.iter():
-            assert "style" not in element.attrib
-            colours = {element.attrib.get("fill"), element.attrib.get("stroke")}
-            assert colours <= {None, "none", "#b0b0b0", "currentColor", "var(--c0)", "var(--c1)"}
-
-
-@pytest.mark.parametrize("label", ["<script>alert(1)</script>", "a\x1b[31m\u202e", "\ufffe\uffff", "'\"&lt;"])
-def test_a_label_in_an_element_for_a_page_is_text(label):
-    for element in elements("a", label):
-        root = ElementTree.fromstring(element)
-        shown = re.sub("[\x1b\u202e\ufffe\uffff]", "\ufffd", label)
-        assert shown in [text.text for text in root.iter("text")]
-        assert root.find("desc").text == f"{shown} rises"
 
 
 def test_every_panel_and_line_is_named(tmp_path):
@@ -122,10 +90,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
         save_charts(tmp_path / "a", [])
     with pytest.raises(ValueError, match="no bar"):
         save_charts(tmp_path / "a", [BarChart("", "", ())])
-    with pytest.raises(ValueError, match="different lengths"):
-        Line("x", (1, 2), (1,))
-    with pytest.raises(ValueError, match="one bound"):
-        Line("x", (1,), (1,), low=(0,))
 
 
 def test_importing_plots_imports_no_matplotlib():
