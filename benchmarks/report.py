@@ -25,7 +25,7 @@ from statistics import median
 from benchmarks.process import apart, memory_bytes
 from benchmarks.table import Table, options
 from reasonrag.report import write_report
-from reasonrag.report.trees import trees
+from reasonrag.report.trees import read_trees
 from tests.browser import Browser, chromium
 from tests.report.hostile import Row, rows, write_run
 
@@ -217,7 +217,7 @@ def measure(table: Table, questions: int, nodes: int, rounds: int, trees: Sequen
 def screenshots(run: Path, folder: Path) -> None:
     """What the first page says of a run, and its largest tree with a search on the best path."""
     report = write_report(run).parent
-    sizes = {place: len(tree.nodes) for place, tree in enumerate(trees(run)) if len(tree.best_path) > 3}
+    sizes = {place: len(tree.nodes) for place, tree in enumerate(read_trees(run)) if len(tree.best_path) > 3}
     folder.mkdir(parents=True, exist_ok=True)
     with chromium(width=1400) as browser:
         browser.open(report / "index.html")

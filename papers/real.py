@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,8 +173,8 @@ class RealModel(Paper):
         from reasonrag.report.trees import read_trees
 
         trees = plan.out / "seed-0" / "trees"
-        if (summary := read_json(trees / "run.json")) is not None:
-            ours = [tree for tree in read_trees(trees, summary) if tree.root["dataset"] == OURS]
+        if (trees / "run.json").is_file():
+            ours = [tree for tree in read_trees(trees) if tree.root["dataset"] == OURS]
             if ours:
                 write_text(folder / _PICTURE, picture(max(ours, key=lambda tree: len(tree.pairs))) + "\n")
 
@@ -332,16 +332,19 @@ def _pair_facts(trees: Path) -> dict[str, Any]:
 
 def _sibling_facts(trees: Path) -> dict[str, Any]:
     """Return how much the children of a node differ, in what they say and in their rewards."""
-    from reasonrag.report.trees import trees as question_trees
+    from reasonrag.report.trees import read_trees
     from reasonrag.spre import decisions_of
     from reasonrag.storage.parquet import read_shards
     from reasonrag.storage.tables import tree_schema
 
     groups: Counter[str] = Counter()
     entropies: list[float] = []
-    for tree in question_trees(trees):
+    for tree in read_trees(trees):
         decided = decisions_of(tree.nodes, alpha=0.9)
-        for below in tree.children:
+        children: defaultdict[int, list[int]] = defaultdict(list)
+        for row in tree.nodes[1:]:
+            children[row["parent_id"]].append(row["node_id"])
+        for below in children.values():
             decisions = [found for child in below if (found := decided[child]) is not None]
             if len(decisions) < 2:
                 continue

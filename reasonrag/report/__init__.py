@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from reasonrag.core.errors import RunError
-from reasonrag.report.evaluation_pages import write_evaluation_pages
+from reasonrag.report.attempt_pages import write_evaluation_pages, write_training_pages
 from reasonrag.report.run_pages import write_run_pages
-from reasonrag.report.training_pages import write_training_pages
 
 # By the file that each kind of folder has once it is finished.
 _WRITERS: dict[str, Callable[..., Path]] = {

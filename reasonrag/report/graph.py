@@ -8,10 +8,10 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reasonrag.core.errors import DataError
-from reasonrag.report.trees import QuestionTree, tree_of, trees
+from reasonrag.report.trees import QuestionTree, read_trees, tree_of
 from reasonrag.storage.files import write_text, writing
 from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row
@@ -57,13 +57,19 @@ def graphml(graph: nx.DiGraph) -> str:
     """
     import networkx as nx
 
-    plain = nx.DiGraph(**_plain(graph.graph))
-    plain.add_nodes_from((node, _plain(attributes)) for node, attributes in graph.nodes.items())
-    plain.add_edges_from((*edge, _plain(attributes)) for edge, attributes in graph.edges.items())
+    for attributes in (graph.graph, *graph.nodes.values()):
+        for name, value in list(attributes.items()):
+            if value is None:
+                del attributes[name]
+                continue
+            text = _LIST_SEPARATOR.join(map(str, value)) if isinstance(value, list) else value
+            if isinstance(text, str):
+                text = text.replace("\r\n", "\n").replace("\r", "\n")
+                attributes[name] = _NO_XML_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text)
     written = io.BytesIO()
     # Not `write_graphml`, which writes other bytes where lxml is installed, nor `generate_graphml`, which breaks lines
     # at U+2028.
-    nx.write_graphml_xml(plain, written)
+    nx.write_graphml_xml(graph, written)
     return written.getvalue().decode("utf-8")
 
 
@@ -126,21 +132,9 @@ def _chosen(run: Path, question_ids: Iterable[str]) -> Iterator[QuestionTree]:
     """Yield the trees of these questions, of every data set that has such an id; all trees if no id is given."""
     chosen_ids = set(question_ids)
     missing = set(chosen_ids)
-    for tree in trees(run):
+    for tree in read_trees(run):
         if not chosen_ids or tree.root["question_id"] in chosen_ids:
             missing.discard(tree.root["question_id"])
             yield tree
     if missing:
         tree_of(run, min(missing))  # raises, with the nearest ids
-
-
-def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: _value(value) for name, value in attributes.items() if value is not None}
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, list):
-        value = _LIST_SEPARATOR.join(map(str, value))
-    if not isinstance(value, str):
-        return value
-    return _NO_XML_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", value.replace("\r\n", "\n").replace("\r", "\n"))

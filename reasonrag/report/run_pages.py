@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from reasonrag.core.bootstrap import Difference, intervals
 from reasonrag.core.config import Config
 from reasonrag.core.settings import dump, identity
-from reasonrag.report.site import DataFiles, ListRow, Page, Site, TextPool, list_row, number, open_site, shortened
-from reasonrag.report.stats import RunCounts, margin_histogram, whole_number_histogram
+from reasonrag.report.site import DataFiles, ListRow, Page, Site, TextPool, list_row, open_site, shortened
+from reasonrag.report.stats import RunCounts, histogram
 from reasonrag.report.trees import QuestionTree, read_trees, tree_of
 from reasonrag.spre.decisions import content_of
 from reasonrag.storage.runs import read_run
@@ -21,9 +21,8 @@ _MOST_PAGES = 500  # of a run of more questions, pages are written of a sample
 _MOST_PAIRS = 100_000  # in the list of pairs, all of which a browser holds; beyond, it is of a sample of the questions
 _PAIRS_PER_FILE = 10_000
 _TEXTS_PER_FILE = 20  # questions; pairs.js knows it, too
-_PAIR_TEXT_COLUMNS = 120
+_PAIR_TEXT_CHARS = 120
 _STEP_TYPES = ("query", "evidence", "answer", "malformed")  # a malformed step is never chosen
-_SCRIPTS = ("tree.js", "pairs.js", "d3-hierarchy.min.js", "d3-hierarchy.LICENSE")
 _FACTS = (
     *("node_id", "parent_id", "depth", "origin", "stage", "action", "content", "text", "prefix", "stop_reason"),
     *("finish_reason", "visits", "valued", "value", "spre", "f1", "em", "prompt_tokens", "completion_tokens"),
@@ -32,19 +31,15 @@ _PAIR_FACTS = (
     *("chosen_node_id", "rejected_node_id", "depth", "margin", "chosen_reward", "rejected_reward"),
     *("chosen_rollouts", "rejected_rollouts", "confidence", "split"),
 )
-# What two runs are compared by: the name, and where `RunCounts.metrics` has it.
+# The metrics by which two runs are compared: the name, and its path in `RunCounts.metrics`.
 _COMPARED = {
     "questions finished": ("questions", "finished"),
     "nodes": ("nodes", "total"),
     "complete trajectories": ("answers", "total"),
     "mean F1 of their answers": ("answers", "mean_f1"),
-    "mean exact match": ("answers", "mean_em"),
-    "iterations of a question, mean": ("iterations", "mean"),
     "preference pairs": ("pairs", "total"),
     "margin, median": ("pairs", "margin", "median"),
-    "pairs that contradict each other": ("pairs", "contradictory", "same_content"),
     "policy calls": ("calls", "policy", "calls"),
-    "prompt tokens": ("calls", "policy", "prompt_tokens"),
     "completion tokens": ("calls", "policy", "completion_tokens"),
     "cost": ("calls", "policy", "cost"),
     "seconds": ("seconds",),
@@ -52,7 +47,7 @@ _COMPARED = {
 
 
 def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = (), other: Path | None = None) -> Path:
-    """Write the pages of a finished run into `out`, next to the figures of an `other` one, see `write_report`."""
+    """Write the pages of a finished run into `out`, next to the metrics of an `other` one, see `write_report`."""
     config, summary = read_run(run)
     counts = RunCounts(run)
     for question_id in questions:
@@ -60,12 +55,12 @@ def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = (), ot
     compared = Compared(other) if other else None
     step = math.ceil(((summary.get("questions") or {}).get("finished") or 1) / _MOST_PAGES)
     pair_step = math.ceil(((summary.get("pairs") or {}).get("total") or 1) / _MOST_PAIRS)
-    with open_site(out, folder="questions", scripts=_SCRIPTS) as site:
+    with open_site(out) as site:
         pairs = PairList(out)
 
         def pages() -> Iterator[Page]:
             written = 0
-            for place, tree in enumerate(read_trees(run, summary)):
+            for place, tree in enumerate(read_trees(run)):
                 counts.add(tree)
                 has_page = place % step == 0 or tree.root["question_id"] in questions
                 if place % pair_step == 0:
@@ -75,26 +70,26 @@ def write_run_pages(run: Path, out: Path, *, questions: Collection[str] = (), ot
                     written += 1
                     yield _page(tree, there, marks)
 
-        site.write_pages("question.html.j2", pages())
+        site.write_pages("tree.html.j2", pages())
+        pairs.write(site, counts.contradictions.pairs, pair_step)
         metrics = counts.metrics(summary)
         by_type = metrics["pairs"]["by_type"]
-        pairs.write(site, counts.contradictions.pairs, by_type, pair_step)
         return site.write(
             "index.html",
-            "index.html.j2",
+            "run.html.j2",
             scripts=site.rows.close(),
             config=config,
             settings=dump(config),
             step=step,
             summary=summary,
             metrics=metrics,
-            compared=compared and compared.figures(config, metrics),
+            compared=compared and compared.table(config, metrics),
             types=_STEP_TYPES,
             pairs_by_chosen={kind: sum(by_type.get(kind, {}).values()) for kind in _STEP_TYPES[:-1]},
             histograms={
-                "rounds": whole_number_histogram(counts.values["rounds"]),
-                "tokens": whole_number_histogram(counts.values["chosen_tokens"]),
-                "margins": margin_histogram(counts.values["margin"]),
+                "rounds": histogram(counts.values["rounds"]),
+                "tokens": histogram(counts.values["chosen_tokens"]),
+                "margins": histogram(counts.values["margin"]),
             },
         )
 
@@ -108,7 +103,7 @@ class Compared:
         self.config, summary = read_run(run)
         counts = RunCounts(run)
         self.f1: dict[tuple[str, str], float | None] = {}
-        for tree in read_trees(run, summary):
+        for tree in read_trees(run):
             counts.add(tree)
             self.f1[tree.question] = mean_f1(tree)
         self.metrics = counts.metrics(summary)
@@ -122,24 +117,21 @@ class Compared:
         self.both.append((here, there))
         return [there, here - there], ["higher"] * (here > there) + ["lower"] * (here < there)
 
-    def figures(self, config: Config, metrics: Any) -> dict[str, Any]:
-        """Return both runs' figures and the settings in which they differ, for the first page."""
-        rows = [(name, _at(metrics, path), _at(self.metrics, path)) for name, path in _COMPARED.items()]
+    def table(self, config: Config, metrics: Any) -> dict[str, Any]:
+        """Return both runs' metrics and the settings in which they differ, for the first page."""
+        rows = []
+        for name, path in _COMPARED.items():
+            values = []
+            for value in (metrics, self.metrics):
+                for key in path:
+                    value = (value or {}).get(key)
+                values.append(value)
+            rows.append((name, *values))
         here, there = identity(config), identity(self.config)
         names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-        sides = list(zip(*self.both, strict=True)) or [(), ()]
-        return {
-            "name": self.name,
-            "rows": rows,
-            "settings": [(name, str(here.get(name)), str(there.get(name))) for name in names],
-            "f1": intervals({"f1": Difference(*sides)}, seed=0)["f1"] if self.both else None,
-        }
-
-
-def _at(metrics: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        metrics = (metrics or {}).get(name)
-    return metrics
+        f1 = intervals({"f1": Difference(*zip(*self.both, strict=True))}, seed=0)["f1"] if self.both else None
+        settings = [(name, str(here.get(name)), str(there.get(name))) for name in names]
+        return {"name": self.name, "rows": rows, "settings": settings, "f1": f1}
 
 
 class PairList:
@@ -149,6 +141,7 @@ class PairList:
         self._rows = DataFiles(out, "pairs", per_file=_PAIRS_PER_FILE)
         self._texts = DataFiles(out, "texts", per_file=_TEXTS_PER_FILE, function="registerTexts")
         self._numbers: dict[str, int] = {}  # of rows, by the pair's id
+        self._kinds: dict[str, None] = {}
 
     def add(self, tree: QuestionTree, page: str) -> None:
         """Add the pairs of a question; `page` is "" if it has none."""
@@ -158,32 +151,29 @@ class PairList:
             for node in {node for path in sides for node in path[1:]}:
                 row = tree.nodes[node]
                 texts[node] = [row["parent_id"], row["action"], row["content"], row["text"]]
-            said = [shortened(tree.nodes[path[-1]]["content"], _PAIR_TEXT_COLUMNS) for path in sides]
+            contents = [shortened(tree.nodes[path[-1]]["content"], _PAIR_TEXT_CHARS) for path in sides]
             kind = f"{pair['chosen_type']} > {pair['rejected_type']}" if "chosen_type" in pair else "trajectory"
-            numbers = [pair[name] for name in ("depth", "chosen_reward", "rejected_reward", "margin")]
-            cells = [root["question"], f"{root['dataset']} {root['question_id']}", kind, *said, *numbers]
+            self._kinds[kind] = None
+            cells = [root["question"], f"{root['dataset']} {root['question_id']}", kind, *contents]
+            cells += [pair[name] for name in ("depth", "chosen_reward", "rejected_reward", "margin")]
             few = pair.get("chosen_rollouts") == 1 or pair.get("rejected_rollouts") == 1
-            marks = [kind, pair["split"], *(["few"] if few else [])]
             self._numbers[pair["pair_id"]] = self._rows.total
-            listed = ListRow([*cells, pair.get("confidence")], marks, f"#pair-{place}" if page else "")
+            anchor = f"#pair-{place}" if page else ""
+            row_of_list = ListRow([*cells, pair.get("confidence")], [kind, pair["split"], *["few"] * few], anchor)
             opened = [self._texts.total, *(path[-1] for path in sides), pair["depth"]]
-            self._rows.add([*list_row(self._rows.total, listed, page), opened])
+            self._rows.add([*list_row(self._rows.total, row_of_list, page), opened])
         if texts:
             self._texts.add(texts)
 
-    def write(
-        self, site: Site, contradictory: Collection[str], by_type: Mapping[str, Mapping[str, int]], step: int
-    ) -> None:
+    def write(self, site: Site, contradictory: Collection[str], step: int) -> None:
         """Write the page, whose filters name the types of pairs and the pairs that contradict another one."""
-        kinds = [f"{chosen} > {rejected}" for chosen, found in by_type.items() for rejected in found]
         self._texts.close()
         site.write(
             "pairs.html",
             "pairs.html.j2",
             scripts=self._rows.close(),
-            total=self._rows.total,
             step=step,
-            kinds=kinds,
+            kinds=sorted(self._kinds.keys() - {"trajectory"}),
             contradictory=sorted(self._numbers[pair] for pair in contradictory if pair in self._numbers),
         )
 
@@ -215,7 +205,7 @@ def _details(tree: QuestionTree) -> dict[str, Any]:
     nodes = []
     for row, drawn in zip(tree.nodes, merged(tree), strict=True):
         node = {name: row[name] for name in _FACTS} | {"drawn": drawn, "prompt": messages.messages(row["prompt"])}
-        node["passages"] = [[passages.passage(passage), number(passage["score"])] for passage in row["passages"]]
+        node["passages"] = passages.passages(row["passages"])
         nodes.append(node)
     pairs = [{name: pair.get(name) for name in _PAIR_FACTS} for pair in tree.pairs]
     whole = any("chosen_type" not in pair for pair in tree.pairs)

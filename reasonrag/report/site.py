@@ -1,9 +1,9 @@
-"""The parts that all reports share: files of a site, inert rendering, lists in parts, texts stored once per page.
+"""The parts that all reports share: files of a site, inert rendering, charts, lists in parts, texts stored once a page.
 
 OUT/
-├── index.html              settings, metrics, the list of pages
+├── index.html              settings, metrics, the list of questions or of trajectories
 ├── pairs.html              of a run: the list of its pairs
-├── questions/00000.html    one question, in the folder's order; `groups/` for a training run
+├── questions/00000.html    one question, in the folder's order
 ├── data/rows-000.js        rows of the list: a page opened from disk may not fetch JSON, but may load a script
 └── report.css, *.js
 
@@ -13,15 +13,17 @@ report's own files and nothing else.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reasonrag.core.errors import RunError
+from reasonrag.core.plots import BarChart, Panel, images
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.text import one_line, printable
 from reasonrag.storage.files import write_text
@@ -31,12 +33,11 @@ from reasonrag.storage.parquet import Row
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_TITLE_COLUMNS = 80  # of a question in a page's title
+_TEMPLATES = Path(__file__).parent / "templates"
+_ASSETS = ("*.css", "*.js", "*.LICENSE")
+_TITLE_CHARS = 80  # of a question in a page's title
+_CELL_CHARS = 300
 _ROWS_PER_FILE = 500
-_CELL_COLUMNS = 300
-_MARKERS = ("report.css", "list.js")  # both mark a folder as a report; a site by hand may have one of them
-_ASSETS = (*_MARKERS, "page.js")
-_FOLDERS = ("questions", "groups")
 
 
 class ListRow(NamedTuple):
@@ -86,6 +87,7 @@ class DataFiles:
         """Write the items that are left; return the names of all files."""
         if self._items:
             self.names.append(f"data/{self._name}-{len(self.names):03d}.js")
+            # `<` could end the script where a page holds it; JSON may escape any character.
             values = json.dumps(visible(self._items), ensure_ascii=False).replace("<", "\\u003c")
             (self._out / self.names[-1]).write_text(f"{self._function}({values});\n", encoding="utf-8")
             self._items = []
@@ -99,22 +101,12 @@ class Site:
         rows: of the list on the first page.
     """
 
-    def __init__(self, out: Path, folder: str, assets: Sequence[str]) -> None:
+    def __init__(self, out: Path) -> None:
         self.out = out
-        self.folder = folder
         self.rows = DataFiles(out, "rows", per_file=_ROWS_PER_FILE)
-        for name in ("index.html", "pairs.html"):
-            (out / name).unlink(missing_ok=True)
-        for name in assets:
-            (out / name).write_bytes((Path(__file__).parent / "templates" / name).read_bytes())
-        old_pages = [page for name in _FOLDERS for page in (out / name).glob("[0-9]*.html")]
-        for old in [*old_pages, *out.glob("data/*.js")]:
-            old.unlink()
-        for name in (folder, "data"):
-            (out / name).mkdir(exist_ok=True)
 
     def write_pages(self, template: str, pages: Iterable[Page]) -> None:
-        """Write the pages of the folder, with links to their neighbours, and their rows of the list.
+        """Write the pages of the questions, with links to their neighbours, and their rows of the list.
 
         Pages are named by their numbers: ids come from outside and never become file names.
         """
@@ -122,14 +114,14 @@ class Site:
         page, number = next(remaining, None), 0
         while page is not None:
             following = next(remaining, None)
-            name = f"{self.folder}/{number:05d}.html"
+            name = f"questions/{number:05d}.html"
             text = render(
                 template,
                 root="../",
                 previous=f"{number - 1:05d}.html" if number else None,
                 next=f"{number + 1:05d}.html" if following else None,
                 question=page.question,
-                short_title=shortened(page.question["question"], _TITLE_COLUMNS),
+                short_title=shortened(page.question["question"], _TITLE_CHARS),
                 **page.values,
             )
             (self.out / name).write_text(text, encoding="utf-8")
@@ -138,28 +130,31 @@ class Site:
             page, number = following, number + 1
 
     def write(self, name: str, template: str, **values: Any) -> Path:
-        """Write a page beside the folder of the others; return its path."""
+        """Write a page that has a name; return its path."""
         write_text(self.out / name, render(template, root="", **values))
         return self.out / name
 
 
 @contextlib.contextmanager
-def open_site(out: Path, *, folder: str, scripts: Sequence[str]) -> Iterator[Site]:
+def open_site(out: Path) -> Iterator[Site]:
     """Lock a report's folder and empty it for new pages.
 
     `index.html` is deleted first and written last, so a report that has it is complete.
 
-    Args:
-        out: the report's folder.
-        folder: of the pages beside the first, one of `_FOLDERS`.
-        scripts: files of `templates/` that these pages load beside those of all reports.
-
     Raises:
         RunError: `out` holds other files, or another process writes there.
     """
-    assets = (*_ASSETS, *scripts)
-    with Folder(out, "report", *_MARKERS, ignore=assets).locked():
-        yield Site(out, folder, assets)
+    assets = [path for pattern in _ASSETS for path in _TEMPLATES.glob(pattern)]
+    # Two markers, as a site by hand may have one of them.
+    with Folder(out, "report", "report.css", "list.js", ignore=[path.name for path in assets]).locked():
+        for pattern in ("index.html", "pairs.html", "questions/[0-9]*.html", "data/*.js"):
+            for old in out.glob(pattern):
+                old.unlink()
+        for path in assets:
+            (out / path.name).write_bytes(path.read_bytes())
+        for name in ("questions", "data"):
+            (out / name).mkdir(exist_ok=True)
+        yield Site(out)
 
 
 def list_row(number: int, row: ListRow, page: str) -> list[Any]:
@@ -169,7 +164,7 @@ def list_row(number: int, row: ListRow, page: str) -> list[Any]:
 
 def _shortened_cell(value: Any) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= _CELL_COLUMNS else shortened(value, _CELL_COLUMNS)
+        return value if len(value) <= _CELL_CHARS else shortened(value, _CELL_CHARS)
     return [_shortened_cell(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -196,9 +191,36 @@ class TextPool:
         """Return the indices of a prompt's messages."""
         return [self.index({"role": message["role"], "content": message["content"]}) for message in prompt]
 
-    def passage(self, passage: Row) -> int:
-        """Return the index of a passage, whatever its score."""
-        return self.index({"id": passage["id"], "contents": passage["contents"]})
+    def passages(self, passages: Iterable[Row]) -> list[list[Any]]:
+        """Return the index and the score of each passage."""
+        indexed: list[list[Any]] = []
+        for passage in passages:
+            item = {"id": passage["id"], "contents": passage["contents"]}
+            indexed.append([self.index(item), number(passage["score"])])
+        return indexed
+
+
+class Chart(NamedTuple):
+    """A picture and its numbers in words."""
+
+    source: str  # a `data:` URL
+    description: str
+
+
+def chart(drawn: Panel | BarChart) -> Chart:
+    """Draw a panel or bars with matplotlib, as an SVG image within the page."""
+    courses = []
+    if isinstance(drawn, BarChart):
+        courses = [f"{bar.group}, {bar.label}: {bar.mean:.3f} [{bar.low:.3f}, {bar.high:.3f}]" for bar in drawn.bars]
+    for line in drawn.lines if isinstance(drawn, Panel) else ():
+        points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)]
+        if points:
+            values = [y for _, y in points]
+            (start, first), (end, last) = points[0], points[-1]
+            course = f"{first:.4g} at {start:g}, {last:.4g} at {end:g}"
+            courses.append(f"{line.label}: {course}, lowest {min(values):.4g}, highest {max(values):.4g}")
+    svg = base64.b64encode(images([drawn], ["svg"])["svg"]).decode()
+    return Chart(f"data:image/svg+xml;base64,{svg}", f"{drawn.title}. {'; '.join(courses) or 'no data'}.")
 
 
 @contextlib.contextmanager
@@ -237,7 +259,7 @@ def _environment() -> Environment:
 
 
 def _printed(value: Any) -> Any:
-    """What a template prints for a value: a dash if it is missing, text made visible."""
+    """Return what a template prints for a value: a dash if it is missing, text made visible."""
     from jinja2 import Undefined
     from markupsafe import Markup
 
@@ -272,22 +294,13 @@ def visible(value: Any) -> Any:
     return value
 
 
-def shortened(text: str, columns: int) -> str:
-    """Cut a text to one line of at most `columns` columns; a wide character fills two.
+def shortened(text: str, length: int) -> str:
+    """Cut a text to one line of at most `length` characters.
 
     >>> shortened("Who was\\nthe captain?", 12)
     'Who was the…'
-    >>> shortened("東京都庁", 6)
-    '東京…'
     """
-    line = one_line(visible(text[: 4 * columns]))  # more than `columns`, because runs of blanks shrink to one
-    if len(text) <= 4 * columns and _width(line) <= columns:
+    line = one_line(visible(text[: 4 * length]))  # more than `length`, because runs of blanks shrink to one
+    if len(text) <= 4 * length and len(line) <= length:
         return line
-    line = line[:columns]
-    while _width(line) > columns - 1:
-        line = line[:-1]
-    return line.rstrip() + "…"
-
-
-def _width(line: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line)
+    return line[: length - 1].rstrip() + "…"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from reasonrag.dpo.pairs import repeated_questions
 from reasonrag.dpo.preferences import Contradictions
 from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.spre import decisions_of, full_prompt
+from reasonrag.spre.decisions import Decision
 from reasonrag.storage.parquet import Row, shard_paths
 from reasonrag.storage.runs import read_run
 
 _QUANTILES = {"min": 0.0, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
-_TOKENS = ("prompt_tokens", "completion_tokens")
 
 
 def stats(run: Path) -> dict[str, Any]:
@@ -38,110 +37,106 @@ def stats(run: Path) -> dict[str, Any]:
     """
     _, summary = read_run(run)
     counts = RunCounts(run)
-    for tree in read_trees(run, summary):
+    for tree in read_trees(run):
         counts.add(tree)
     return counts.metrics(summary)
 
 
 class RunCounts:
-    """Counts over the trees of a run and their pairs, one tree at a time."""
+    """Counts over the trees of a run and their pairs, one tree at a time.
+
+    Attributes:
+        values: numbers of each question, answer, node or pair, by name.
+        contradictions: pairs that contradict each other.
+    """
 
     def __init__(self, run: Path) -> None:
-        self.nodes = 0
-        self.trees_by_dataset: Counter[str] = Counter()
-        self.nodes_by: dict[str, Counter[str]] = {"origin": Counter(), "stage": Counter(), "action": Counter()}
-        self.questions_with_pairs: Counter[str] = Counter()  # by data set
-        self.pair_types: dict[str, Counter[str]] = {}  # chosen, then rejected; pairs of trajectories have no types
-        self.pair_depths: Counter[int] = Counter()
+        self.values: defaultdict[str, list[float]] = defaultdict(list)
         self.contradictions = Contradictions(repeated_questions(shard_paths(run / "trees", "nodes")))
-        self.pairs_on_one_trajectory = self.pairs_by_length = 0
-        of_trees = ("iterations", "steps", "rounds", "f1", "em", *_TOKENS)
-        of_pairs = ("tokens_in_pairs", "chosen_tokens", "margin", "confidence")
-        self.values = {name: array("d") for name in (*of_trees, *of_pairs)}
+        self._counters: defaultdict[str, Counter[Any]] = defaultdict(Counter)
+        self._types: defaultdict[str, Counter[str]] = defaultdict(Counter)  # chosen, then rejected
 
     def add(self, tree: QuestionTree) -> None:
         """Count one more tree, its nodes and its pairs."""
-        self.trees_by_dataset[tree.root["dataset"]] += 1
+        dataset = tree.root["dataset"]
+        self._counters["dataset"][dataset] += 1
+        self._counters["questions with pairs"][dataset] += bool(tree.pairs)
         self.values["iterations"].append(tree.root["visits"])
         for row, searches in zip(tree.nodes, tree.searches(), strict=True):
-            self._add_node(row)
+            for column in ("origin", "stage", "action"):
+                self._counters[column][row[column]] += 1
+            self._add_known("prompt_tokens", row["prompt_tokens"])
+            self._add_known("completion_tokens", row["completion_tokens"])
+            self._add_known("em", row["em"])
             if row["f1"] is not None:
+                self.values["f1"].append(row["f1"])
                 self.values["steps"].append(row["depth"])
                 self.values["rounds"].append(searches + 1)
-        if tree.pairs:
-            self.questions_with_pairs[tree.root["dataset"]] += 1
         self.contradictions.begin(*tree.question)
         by_f1 = decisions_of(tree.nodes, alpha=1.0) if tree.pairs else []
         for pair in tree.pairs:
-            self._add_pair(pair, tree)
-            if "chosen_type" in pair:
-                sides = [by_f1[pair[f"{side}_node_id"]] for side in ("chosen", "rejected")]
-                f1 = [side.reward for side in sides if side is not None and side.reward is not None]
-                self.pairs_by_length += len(f1) == 2 and f1[0] < f1[1] + 1e-9
+            self._add_pair(pair, tree, by_f1)
 
-    def _add_node(self, row: Row) -> None:
-        self.nodes += 1
-        for column, counts in self.nodes_by.items():
-            if row[column]:  # the root has no action
-                counts[row[column]] += 1
-        for column in ("f1", "em", *_TOKENS):
-            if row[column] is not None:
-                self.values[column].append(row[column])
+    def _add_known(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self.values[name].append(value)
 
-    def _add_pair(self, pair: Row, tree: QuestionTree) -> None:
-        nodes = tree.nodes
-        if "chosen_type" in pair:
-            self.pair_types.setdefault(pair["chosen_type"], Counter())[pair["rejected_type"]] += 1
-        self.pair_depths[pair["depth"]] += 1
+    def _add_pair(self, pair: Row, tree: QuestionTree, by_f1: Sequence[Decision | None]) -> None:
+        sides = [tree.path(pair[f"{side}_node_id"]) for side in ("chosen", "rejected")]
+        self._counters["depth"][pair["depth"]] += 1
         self.values["margin"].append(pair["margin"])
-        if pair.get("confidence") is not None:  # pairs of older runs, of a judge and of trajectories have none
-            self.values["confidence"].append(pair["confidence"])
-        self.pairs_on_one_trajectory += any(
-            pair.get(f"{side}_rollouts") == 1 and pair[f"{side}_type"] != "answer" for side in ("chosen", "rejected")
-        )
-        chosen, rejected = (
-            [nodes[node] for node in tree.path(pair[f"{side}_node_id"])[pair["depth"] + 1 :]]
-            for side in ("chosen", "rejected")
-        )
-        said = ([(step["action"], step["text"]) for step in side] for side in (chosen, rejected))
-        self.contradictions.add(pair["pair_id"], full_prompt(chosen[0]), *said)
-        chosen_tokens = nodes[pair["chosen_node_id"]]["completion_tokens"]
-        rejected_tokens = nodes[pair["rejected_node_id"]]["completion_tokens"]
-        if chosen_tokens is not None:
-            self.values["chosen_tokens"].append(chosen_tokens)
-        self.values["tokens_in_pairs"].extend(count for count in (chosen_tokens, rejected_tokens) if count is not None)
+        self._add_known("confidence", pair.get("confidence"))  # pairs of older runs, of a judge, of trajectories: none
+        if "chosen_type" in pair:  # pairs of trajectories have no types
+            self._types[pair["chosen_type"]][pair["rejected_type"]] += 1
+            decisions = [by_f1[path[-1]] for path in sides]
+            f1 = [decision.reward for decision in decisions if decision is not None and decision.reward is not None]
+            self._counters["pairs"]["by length alone"] += len(f1) == 2 and f1[0] < f1[1] + 1e-9
+        # An answer's own reward is known; a step's on one trajectory may be luck.
+        lone = [side for side in ("chosen", "rejected") if pair.get(f"{side}_rollouts") == 1]
+        self._counters["pairs"]["on one trajectory"] += any(pair[f"{side}_type"] != "answer" for side in lone)
+        steps = [[tree.nodes[node] for node in path[pair["depth"] + 1 :]] for path in sides]
+        texts = [[(step["action"], step["text"]) for step in side] for side in steps]
+        self.contradictions.add(pair["pair_id"], full_prompt(steps[0][0]), *texts)
+        for side, name in zip(steps, ("chosen_tokens", "rejected_tokens"), strict=True):
+            self._add_known(name, side[-1]["completion_tokens"])
 
     def metrics(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return what `stats` returns; `summary` is the content of `run.json`, of any version."""
-        spread = {name: distribution(values) for name, values in self.values.items()}
-        f1, em = spread["f1"], spread["em"]
+        values, counters = self.values, self._counters
+        f1, em = distribution(values["f1"]), distribution(values["em"])
+        actions = {name: count for name, count in counters["action"].items() if name}  # the root has none
         return {
-            "questions": {**summary.get("questions", {}), "by_dataset": _sorted(self.trees_by_dataset)},
-            "nodes": {"total": self.nodes} | {f"by_{name}": _sorted(counts) for name, counts in self.nodes_by.items()},
+            "questions": {**summary.get("questions", {}), "by_dataset": _sorted(counters["dataset"])},
+            "nodes": {
+                "total": counters["origin"].total(),
+                "by_origin": _sorted(counters["origin"]),
+                "by_stage": _sorted(counters["stage"]),
+                "by_action": _sorted(actions),
+            },
             "answers": {
-                "total": len(self.values["f1"]),
+                "total": len(values["f1"]),
                 "mean_f1": f1 and f1["mean"],
                 "mean_em": em and em["mean"],
-                "steps": spread["steps"],
+                "steps": distribution(values["steps"]),
                 # Searches and the answer (Algorithm 1). The paper does not define its iterations; they start at 1, too.
-                "rounds": spread["rounds"],
+                "rounds": distribution(values["rounds"]),
             },
             "tokens": {
-                "prompt": spread["prompt_tokens"],
-                "completion": spread["completion_tokens"],
-                "in_pairs": spread["tokens_in_pairs"],
-                "chosen": spread["chosen_tokens"],
+                "prompt": distribution(values["prompt_tokens"]),
+                "completion": distribution(values["completion_tokens"]),
+                "in_pairs": distribution(values["chosen_tokens"] + values["rejected_tokens"]),
+                "chosen": distribution(values["chosen_tokens"]),
             },
-            "iterations": spread["iterations"],
+            "iterations": distribution(values["iterations"]),
             "pairs": {
-                "total": len(self.values["margin"]),
-                "questions": _sorted(self.questions_with_pairs),
-                "by_type": {chosen: _sorted(rejected) for chosen, rejected in sorted(self.pair_types.items())},
-                "by_depth": {str(depth): count for depth, count in sorted(self.pair_depths.items())},
-                "margin": spread["margin"],
-                "confidence": spread["confidence"],
-                "on_one_trajectory": self.pairs_on_one_trajectory,
-                "by_length_alone": self.pairs_by_length,
+                "total": len(values["margin"]),
+                "questions": _sorted({name: n for name, n in counters["questions with pairs"].items() if n}),
+                "by_type": {chosen: _sorted(rejected) for chosen, rejected in sorted(self._types.items())},
+                "by_depth": {str(depth): count for depth, count in sorted(counters["depth"].items())},
+                "margin": distribution(values["margin"]),
+                "confidence": distribution(values["confidence"]),
+                "on_one_trajectory": counters["pairs"]["on one trajectory"],
+                "by_length_alone": counters["pairs"]["by length alone"],
                 "contradictory": self.contradictions.summary(),
             },
             "calls": summary.get("calls", {}),
@@ -149,8 +144,8 @@ class RunCounts:
         }
 
 
-def _sorted(counter: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counter.items()))
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
 
 
 def distribution(values: Sequence[float]) -> dict[str, float] | None:
@@ -163,40 +158,30 @@ def distribution(values: Sequence[float]) -> dict[str, float] | None:
 
     if not values:
         return None
-    quantiles = np.quantile(np.asarray(values, dtype=np.float64), list(_QUANTILES.values()))
-    return {
-        "count": len(values),
-        "mean": float(np.mean(values)),
-        **dict(zip(_QUANTILES, map(float, quantiles), strict=True)),
-    }
+    quantiles = map(float, np.quantile(values, list(_QUANTILES.values())))
+    return {"count": len(values), "mean": float(np.mean(values)), **dict(zip(_QUANTILES, quantiles, strict=True))}
 
 
-def margin_histogram(margins: Sequence[float], *, bins: int = 20) -> dict[str, int]:
-    """Count differences of rewards, in [0, 1], in equal bins `[low, high)`; the last bin includes 1.
+def histogram(values: Sequence[float], *, bins: int = 20) -> dict[str, int]:
+    """Count values in equal bins: whole numbers from the least to the largest, other numbers (margins) in [0, 1].
 
-    >>> margin_histogram([0.2, 0.6, 1.0], bins=2)
-    {'0.00 to 0.50': 1, '0.50 to 1.00': 2}
-    """
-    if not margins:
-        return {}
-    # 1e-9: 0.15 is the third edge of twentieths, and 0.15 / 0.05 falls short of 3 by rounding.
-    counts = Counter(min(int(margin * bins + 1e-9), bins - 1) for margin in margins)
-    return {f"{i / bins:.2f} to {(i + 1) / bins:.2f}": counts[i] for i in range(bins)}
-
-
-def whole_number_histogram(values: Sequence[float], *, bins: int = 20) -> dict[str, int]:
-    """Count whole numbers: a bin for each, or for several in a row if there would be more than `bins`.
-
-    >>> whole_number_histogram([3, 5, 5])
+    >>> histogram([3, 5, 5])
     {'3': 1, '4': 0, '5': 2}
+    >>> histogram([0.2, 0.6, 1.0], bins=2)
+    {'0 to 0.5': 1, '0.5 to 1': 2}
     """
+    import numpy as np
+
     if not values:
         return {}
-    low, high = int(min(values)), int(max(values))
-    width = math.ceil((high - low + 1) / bins)
-    counts = Counter((int(value) - low) // width for value in values)
-    histogram = {}
-    for i in range((high - low) // width + 1):
-        start, end = low + i * width, low + (i + 1) * width - 1
-        histogram[str(start) if width == 1 else f"{start} to {end}"] = counts[i]
-    return histogram
+    low, high = min(values), max(values)
+    if all(float(value).is_integer() for value in values):
+        width = math.ceil((high - low + 1) / bins)
+        edges = np.arange(low, high + width + 1, width)
+        names = [f"{start:g}" if width == 1 else f"{start:g} to {start + width - 1:g}" for start in edges[:-1]]
+    else:
+        # 1e-9: 0.15 is the third edge of twentieths, and falls short of it by rounding.
+        edges = np.linspace(0.0, 1.0, bins + 1) - 1e-9
+        edges[-1] = 1.0
+        names = [f"{number / bins:g} to {(number + 1) / bins:g}" for number in range(bins)]
+    return dict(zip(names, np.histogram(values, edges)[0].tolist(), strict=True))

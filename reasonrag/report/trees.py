@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reasonrag.core.errors import DataError
 from reasonrag.spre.tree_rules import check_tree
@@ -30,22 +29,17 @@ class QuestionTree:
     Attributes:
         nodes: `[N]` rows of `tables.tree_schema`, by id; the root is the first. Token ids and log-probabilities are
             left out by `read_trees`.
-        children: `[N]` ids of each node's children, oldest first.
         pairs: rows of a pair table without their texts, each with its `split`; empty unless read by `read_trees`.
     """
 
     nodes: tuple[Row, ...]
-    children: tuple[tuple[int, ...], ...]
     pairs: tuple[Row, ...] = ()
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, pairs: Sequence[Row] = (), where: str = "the rows") -> QuestionTree:
         """Build the tree from one question's rows; raises what `check_tree` raises."""
         check_tree(rows, where=where)
-        children: list[list[int]] = [[] for _ in rows]
-        for row in rows[1:]:
-            children[row["parent_id"]].append(row["node_id"])
-        return cls(tuple(rows), tuple(map(tuple, children)), tuple(pairs))
+        return cls(tuple(rows), tuple(pairs))
 
     @property
     def root(self) -> Row:
@@ -55,7 +49,7 @@ class QuestionTree:
     @property
     def question(self) -> tuple[str, str]:
         """Data set and id."""
-        return _question_of(self.root)
+        return self.root["dataset"], self.root["question_id"]
 
     def searches(self) -> list[int]:
         """Return `[N]` the searches on the path to each node, its own step included."""
@@ -80,38 +74,22 @@ class QuestionTree:
         return tuple(reversed(path))
 
 
-def trees(run: Path) -> Iterator[QuestionTree]:
-    """Yield the trees of a finished run in the order of its questions, one at a time.
+def read_trees(run: Path) -> Iterator[QuestionTree]:
+    """Yield the trees of a finished run in the order of its questions, one at a time, with their pairs.
 
     Raises:
         RunError: tables are missing.
-        DataError: tables are damaged, or hold rows that are not a tree.
+        DataError: tables are damaged, hold rows that are not a tree, or the pairs name nodes that the trees lack.
     """
-    for _, rows in by_question(read_shards(run / "trees", "nodes", tree_schema())):
-        yield QuestionTree.of(rows, where=str(run))
-
-
-def read_trees(run: Path, summary: Mapping[str, Any]) -> Iterator[QuestionTree]:
-    """Yield the trees of a run in their order, with their pairs.
-
-    Args:
-        run: folder of a finished run.
-        summary: the content of its `run.json`.
-
-    Raises:
-        RunError: tables are missing.
-        DataError: tables are damaged, or the pairs name nodes that the trees lack.
-    """
-    level = (summary.get("pairs") or {}).get("level")
     # Pairs stand in the order of the trees, and those of a question in one split.
-    splits = [by_question(_pairs(run, level, split)) for split in ("train", "test")]
+    splits = [by_question(_pairs(run, split)) for split in ("train", "test")]
     following = [next(split, None) for split in splits]
     columns = [name for name in tree_schema().names if name not in _UNSEEN]
     for question, rows in by_question(read_shards(run / "trees", "nodes", tree_schema(), columns=columns)):
         pairs: list[Row] = []
         for number, split in enumerate(splits):
-            if (found := following[number]) and found[0] == question:
-                pairs += found[1]
+            if (group := following[number]) and group[0] == question:
+                pairs += group[1]
                 following[number] = next(split, None)
         if any(max(pair["chosen_node_id"], pair["rejected_node_id"]) >= len(rows) for pair in pairs):
             raise _of_other_trees(question[1])
@@ -134,45 +112,33 @@ def tree_of(run: Path, question_id: str, dataset: str | None = None) -> Question
     """
     import pyarrow.compute as pc
 
-    matches: dict[str, list[Row]] = {}  # by data set
+    matches: dict[str, list[Row]] = {}
     known_ids: dict[str, None] = {}
     for path in shard_paths(run / "trees", "nodes"):
-        ids = [
-            row["question_id"]
-            for batch in read_batches(path, tree_schema(), columns=("dataset", "question_id"))
-            for row in batch.to_pylist()
-            if dataset in (None, row["dataset"])
-        ]
-        known_ids |= dict.fromkeys(ids)
-        if question_id not in ids:
-            continue
         for batch in read_batches(path, tree_schema()):
-            for row in batch.filter(pc.equal(batch.column("question_id"), question_id)).to_pylist():
+            ids = batch.column("question_id")
+            known_ids |= dict.fromkeys(ids.unique().to_pylist())
+            for row in batch.filter(pc.equal(ids, question_id)).to_pylist():
                 if dataset in (None, row["dataset"]):
                     matches.setdefault(row["dataset"], []).append(row)
     if not matches:
         in_dataset = "" if dataset is None else f" of data set {dataset!r}"
         nearest = ", ".join(map(repr, difflib.get_close_matches(question_id, known_ids, n=3, cutoff=0.0)))
-        raise DataError(
-            f"{run} has no tree of question {question_id!r}{in_dataset}; "
-            + (f"the nearest ids are {nearest} (--question)" if nearest else "it has no trees at all")
-        )
+        advice = f"the nearest ids are {nearest} (--question)" if nearest else "it has no trees at all"
+        raise DataError(f"{run} has no tree of question {question_id!r}{in_dataset}; {advice}")
     if len(matches) > 1:
         names = ", ".join(map(repr, matches))
         raise DataError(f"{run} has a question {question_id!r} in several data sets ({names}); name one of them")
-    (rows,) = matches.values()
-    level = ((read_json(run / "run.json") or {}).get("pairs") or {}).get("level")
-    of_run = (pair for split in ("train", "test") for pair in _pairs(run, level, split))
-    pairs = [pair for pair in of_run if _question_of(pair) == _question_of(rows[0])]
+    ((name, rows),) = matches.items()
+    pairs = []
+    for split in ("train", "test"):
+        pairs += [pair for pair in _pairs(run, split) if (pair["dataset"], pair["question_id"]) == (name, question_id)]
     return QuestionTree.of(rows, pairs=pairs, where=str(run))
 
 
-def _question_of(row: Row) -> tuple[str, str]:
-    return row["dataset"], row["question_id"]
-
-
-def _pairs(run: Path, level: str | None, split: str) -> Iterator[Row]:
-    """Yield the pairs of `level` ("step" or "trajectory") with their `split`; pairs of trajectories have no types."""
+def _pairs(run: Path, split: str) -> Iterator[Row]:
+    """Yield the pairs of a split, with its name; pairs of whole trajectories have no types."""
+    level = ((read_json(run / "run.json") or {}).get("pairs") or {}).get("level")
     schema = trajectory_pair_schema() if level == "trajectory" else pair_schema()
     columns = [name for name in _PAIR_COLUMNS if name in schema.names]
     if any((run / "pairs").glob(f"{split}-*.parquet")):  # a split without questions has no file

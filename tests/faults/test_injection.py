@@ -23,7 +23,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.publish.card import fenced
 from reasonrag.report import write_report
 from reasonrag.report.terminal import drawing
-from reasonrag.report.trees import trees
+from reasonrag.report.trees import read_trees
 from tests.faults.injection import (
     BENIGN,
     FAMILIES,
@@ -158,7 +158,7 @@ def test_no_payload_acts_where_it_is_shown(tmp_path: Path, rounds: Rounds, figur
         shown = [[(tag, *attributes) for tag, attributes in Page(file).elements] for file in (expected, page)]
         different += shown[0] != shown[1]
     controls, markup = 0, 0
-    for tree in trees(found["hostile"]):
+    for tree in read_trees(found["hostile"]):
         console = Console(file=io.StringIO(), width=400, color_system=None)
         console.print(drawing(tree))
         assert isinstance(console.file, io.StringIO)

@@ -8,7 +8,7 @@ import pytest
 
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.report.graph import file_name, graphml, to_networkx, write_graphml, write_node_link
-from reasonrag.report.trees import QuestionTree, trees
+from reasonrag.report.trees import QuestionTree, read_trees
 from tests.report.toys import answer, rows_of, write_run
 
 FORBIDDEN = "a\x00b\x1b[31mc\x08\ufffe\uffff"
@@ -41,14 +41,14 @@ def read_lines(file):
 
 def test_every_tree_of_a_run_comes_back_from_graphml(run, tmp_path):
     assert write_graphml(run, tmp_path) == len(list(tmp_path.glob("*.graphml"))) == 16
-    for tree in trees(run):
+    for tree in read_trees(run):
         found = nx.read_graphml(tmp_path / file_name(tree.root), node_type=int)
         assert same(found, in_graphml(to_networkx(tree)))
 
 
 def test_every_tree_of_a_run_comes_back_from_node_link_json(run, tmp_path):
     assert write_node_link(run, tmp_path / "trees.jsonl") == 16
-    for found, tree in zip(read_lines(tmp_path / "trees.jsonl"), trees(run), strict=True):
+    for found, tree in zip(read_lines(tmp_path / "trees.jsonl"), read_trees(run), strict=True):
         assert same(found, to_networkx(tree))
 
 

@@ -12,7 +12,6 @@ from reasonrag.dpo.pairs import derive_pairs
 from reasonrag.report import write_report
 from reasonrag.report.run_pages import merged
 from reasonrag.report.trees import QuestionTree
-from reasonrag.storage.files import lock
 from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import pair_schema
 from tests.e2e import product
@@ -78,15 +77,6 @@ def test_a_large_run_has_pages_of_a_sample_and_of_the_questions_that_are_named(t
     assert "One question in 3" in page.text and f"nodes: {summary['trees']['nodes']:,}" in page.text
     with pytest.raises(DataError, match="nearest ids"):
         write_report(tmp_path, questions=["q1001"])
-
-
-def test_the_first_page_counts_what_the_run_counts(real):
-    run, report = real
-    page, summary = Page(report / "index.html"), product.summary(run)
-    counts = f"nodes: {len(product.tree_rows(run)):,} · preference pairs: {summary['pairs']['total']:,}"
-    assert counts in page.text
-    assert f"{summary['calls']['policy']['calls']:,}" in page.text
-    assert sum(row[6] for row in listed(report)) == summary["pairs"]["total"]
 
 
 def test_a_node_shows_what_was_asked_found_and_written(real):
@@ -160,7 +150,7 @@ def test_two_runs_are_compared_by_their_figures_settings_and_questions(tmp_path)
 
 def test_foreign_text_opens_no_element_and_runs_nothing(hostile):
     for page in pages(hostile):
-        assert not page.all("img")
+        assert all(image["src"].startswith("data:image/svg+xml;base64,") for image in page.all("img"))
         assert all("src" in script or script.get("type") == "application/json" for script in page.all("script"))
         assert not any(name.startswith("on") or name == "style" for _, found in page.elements for name in found)
         assert "{{ 7*7 }}" in page.source or "{{ 7*7 }}" in page.data or page.path.name == "pairs.html"
@@ -187,7 +177,7 @@ def test_pages_reach_for_nothing_but_their_own_files(hostile):
         for _, attributes in page.elements:
             for name in LINKING:
                 target = attributes.get(name)
-                if target and not target.startswith(("#", "data:,")):
+                if target and not target.startswith(("#", "data:")):
                     assert (page.path.parent / target.partition("#")[0]).is_file(), target
         (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
         assert "default-src 'none'" in policy["content"]
@@ -211,8 +201,7 @@ def test_tables_and_pictures_have_names_and_ids_occur_once(hostile):
         assert page.all("table") == [] or len(page.all("caption")) == len(page.all("table"))
         named = {found.get("aria-labelledby") for _, found in page.elements} - {None}
         assert named <= set(ids)
-        for svg in (found for name, found in page.elements if name == "svg" and "role" in found):
-            assert "aria-labelledby" in svg
+        assert all(image["alt"] for image in page.all("img"))
 
 
 def test_a_new_report_replaces_the_old_one_with_the_same_bytes(tmp_path):
@@ -225,13 +214,6 @@ def test_a_new_report_replaces_the_old_one_with_the_same_bytes(tmp_path):
     assert {path.relative_to(report): path.read_bytes() for path in report.rglob("*.*")} == once
 
 
-def test_long_texts_are_shortened_in_the_list_and_whole_on_their_page(tmp_path):
-    long = "word " * 2_000
-    report = write_report(write_run(tmp_path / "run", [rows(3, text=long)])).parent
-    assert len(listed(report)[0][1]) <= 300
-    assert long.strip() in Page(report / "questions" / "00000.html").text
-
-
 def test_a_folder_of_other_files_is_left_alone(tmp_path):
     run = write_run(tmp_path / "run", [rows(3)])
     (tmp_path / "site").mkdir()
@@ -242,21 +224,6 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path):
     with pytest.raises(RunError, match="holds other files and no report"):
         write_report(run, tmp_path / "site")
     assert (tmp_path / "site" / "index.html").read_text() == "mine"
-
-
-def test_a_report_that_is_being_written_is_left_to_who_writes_it(tmp_path):
-    run = write_run(tmp_path / "run", [rows(3)])
-    write_report(run)
-    with lock(run / "report" / ".lock"), pytest.raises(RunError, match="report is in use by another process"):
-        write_report(run)
-    assert (run / "report" / "index.html").is_file()
-
-
-def test_a_report_that_was_cut_short_is_begun_anew(tmp_path):
-    run = write_run(tmp_path / "run", [rows(3)])
-    (run / "report").mkdir()
-    (run / "report" / "report.css").write_text("")
-    assert write_report(run).is_file()
 
 
 def test_a_folder_of_nothing_that_has_finished_is_named_with_what_it_lacks(tmp_path):

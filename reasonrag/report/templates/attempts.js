@@ -1,4 +1,4 @@
-// A question's attempts side by side, step by step. Loaded after page.js.
+// All attempts at a question: their scores, and two of them side by side, step by step. Loaded after page.js.
 "use strict";
 
 const { attempts, facts, messages, passages } = JSON.parse(document.getElementById("details").textContent);
@@ -48,13 +48,14 @@ function summary(chosen, fork, length) {
   return fork === length ? `Both take the same ${length} steps.` : `They first differ in step ${fork + 1} of ${length}.`;
 }
 
+// The attempts that are compared are marked, and so are the rows in which they differ.
 function scores(chosen) {
   const table = document.getElementById("scores");
   table.deleteTHead();
   const head = table.createTHead().insertRow();
   head.append(element("td"));
-  for (const attempt of chosen) {
-    const heading = element("th");
+  for (const attempt of attempts) {
+    const heading = element("th", "", chosen.includes(attempt) ? "chosen" : "");
     heading.scope = "col";
     heading.append(element("bdi", attempt.label));
     head.append(heading);
@@ -63,9 +64,8 @@ function scores(chosen) {
     const line = element("tr");
     const heading = element("th", name);
     heading.scope = "row";
-    const values = chosen.map((attempt) => word(attempt, index));
-    line.append(heading, ...values.map(cell));
-    if (new Set(values).size > 1) line.className = "differs";
+    line.append(heading, ...attempts.map((attempt) => cell(word(attempt, index))));
+    if (new Set(chosen.map((attempt) => word(attempt, index))).size > 1) line.className = "differs";
     return line;
   });
   table.tBodies[0].replaceChildren(...rows);
@@ -101,7 +101,7 @@ function side(attempt, index) {
   const made = element("article");
   const name = element("h4");
   const step = attempt.steps[index];
-  name.append(element("bdi", attempt.label), step ? `: ${step.action}` : "");
+  name.append(element("bdi", attempt.label), step?.action ? `: ${step.action}` : "");
   made.append(name);
   if (!step) {
     made.append(element("p", index ? "has ended" : "no attempt", "note"));
@@ -109,9 +109,9 @@ function side(attempt, index) {
   }
   made.append(element("pre", step.text));
   if (step.action === "malformed") made.append(element("p", `could not be read: ${step.content}`, "aside"));
-  made.append(...step.passages.map(([at, score]) => folded(`passage ${passages[at].id}${score === null ? "" : `, score ${score}`}`, passages[at].contents)));
-  if (step.finish !== "stop") made.append(element("p", `ended by: ${step.finish}`, "note"));
-  made.append(asked(step));
+  made.append(...step.passages.map(([at, score]) => folded(`${passages[at].id ? `passage ${passages[at].id}` : "passages"}${score === null ? "" : `, score ${score}`}`, passages[at].contents)));
+  if (step.finish_reason !== "stop") made.append(element("p", `ended by: ${step.finish_reason}`, "note"));
+  if (step.prompt.length) made.append(asked(step));
   return made;
 }
 

@@ -1,0 +1,346 @@
+"""Write the pages of an evaluation and of a training run: metrics, and for each question all attempts at it.
+
+Attempts at one question, by policies of an evaluation or by the rollouts of one training step, are shown by the same
+page: their scores, and two of them step by step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from reasonrag.core.errors import DataError, RunError
+from reasonrag.core.plots import Bar, BarChart, Panel
+from reasonrag.core.text import normalize_answer
+from reasonrag.evaluation.report import sweep_panels
+from reasonrag.evaluation.tables import bold_note, evaluation_tables, points
+from reasonrag.formats import FORMATS
+from reasonrag.report.site import ListRow, Page, TextPool, chart, number, open_site, reading
+from reasonrag.storage.files import require_json
+from reasonrag.storage.parquet import Row, read_parquet, read_shards
+from reasonrag.storage.tables import rollout_schema, trajectory_schema
+from reasonrag.training.folder import SUMMARY
+from reasonrag.training.outcome import panels
+
+Question = tuple[str, str]  # data set, id
+Result = Row | str  # a row of `tables.trajectory_schema`, or the cause why there is none
+
+_METRICS = "metrics.json"
+_CHARTS = {"em": "Exact match", "f1": "Token F1", "lasj": "Answers right in meaning (LasJ)"}
+# Columns of `tables.trajectory_schema` on the page of a question, with their labels.
+_FACTS = {
+    "answer": "answer",
+    "stop_reason": "stop reason",
+    "em": "EM",
+    "f1": "F1",
+    "acc": "ACC",
+    "retrievals": "searches",
+    "steps": "steps",
+    "well_formed": "well-formed",
+    "reason": "format error",
+    "prompt_tokens": "prompt tokens",
+    "completion_tokens": "completion tokens",
+    "lasj": "right in meaning (LasJ)",
+    "steps_over": "needless searches",
+    "searches_known": "searches with a verdict",
+    "steps_under": "wrong steps without a search",
+    "own_steps_known": "such steps with a verdict",
+}
+_MOST_LINES = 6  # a panel with more lines becomes one chart per line, because their scales differ
+_MOST_TRAJECTORIES = 20_000  # in a report; a longer training run shows evenly chosen steps
+_ROLLOUT_FILE = re.compile(r"step-(\d+)(?:-(\d+))?\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """All attempts of one policy at one setting.
+
+    Attributes:
+        label: short name of the policy at this setting.
+        setting: name of the setting.
+        folder: of the policy, in the evaluation's folder.
+        failures: causes of the attempts that were set aside.
+    """
+
+    label: str
+    setting: str
+    folder: Path
+    failures: Mapping[Question, str]
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row]:
+        """Yield rows of `tables.trajectory_schema`, in the order of the questions."""
+        return read_shards(self.folder / "trajectories", self.setting, trajectory_schema(), columns=columns)
+
+
+def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
+    """Write the pages of a finished evaluation into `out`, see `write_report`."""
+    file = evaluation / _METRICS
+    metrics = require_json(file)
+    if "policies" not in metrics:
+        raise RunError(
+            f"{file} is of one policy of an evaluation; give the evaluation's folder, which holds all of its policies"
+        )
+    with reading(file):
+        charts: list[Panel | BarChart] = []
+        for metric, title in _CHARTS.items():
+            bars = []
+            for policy, setting, at_setting in points(metrics):
+                if interval := at_setting.get(metric):
+                    label = _label(metrics, policy, setting)
+                    bars.append(Bar("mean", label, interval["mean"], interval["low"], interval["high"]))
+            if bars:
+                charts.append(BarChart(title, "mean and 95 % interval", tuple(bars)))
+        overview = {
+            "metrics": metrics,
+            "tables": [table for table in evaluation_tables(metrics).values() if table.rows],
+            "charts": [chart(drawn) for drawn in (*charts, *sweep_panels(metrics))],
+            "bold_note": bold_note(metrics["differences"]),
+            "judge": (metrics["judge"] or {}).get("model"),
+            "content": list(metrics["content"].items())[:2],
+        }
+    attempts = _attempts_of(evaluation, metrics)
+    with open_site(out) as site:
+        site.write_pages("attempts.html.j2", _evaluation_pages(attempts))
+        labels = [attempt.label for attempt in attempts]
+        return site.write("index.html", "evaluation.html.j2", scripts=site.rows.close(), labels=labels, **overview)
+
+
+def _attempts_of(folder: Path, metrics: Mapping[str, Any]) -> list[Attempts]:
+    """Return the policies and settings of an evaluation, in its order; `metrics` is the content of `metrics.json`."""
+    attempts = []
+    for policy, settings in metrics["policies"].items():
+        file = folder / policy / _METRICS
+        policy_metrics = require_json(file)
+        with reading(file):
+            if Path(policy).name != policy:
+                raise ValueError(f"policy {policy!r} is not the name of a folder")
+            failures: dict[str, dict[Question, str]] = {setting: {} for setting in settings}
+            for failure in policy_metrics["failures"]:
+                question = failure["dataset"], failure["question_id"]
+                failures.setdefault(failure["setting"], {})[question] = failure["cause"]
+        labels = {setting: _label(metrics, policy, setting) for setting in settings}
+        attempts += [Attempts(labels[setting], setting, folder / policy, failures[setting]) for setting in settings]
+    return attempts
+
+
+def _label(metrics: Mapping[str, Any], policy: str, setting: str) -> str:
+    """Return the short name of a policy at a setting: without the setting if it is the only one."""
+    return policy if len(metrics["policies"][policy]) == 1 else f"{policy} {setting}"
+
+
+def questions(attempts: Sequence[Attempts]) -> Iterator[tuple[Row, list[Result]]]:
+    """Yield every question that at least one policy finished, in the order of the evaluation, with all results.
+
+    Raises:
+        RunError, DataError: a table is missing or damaged, or the tables have different orders.
+    """
+    remaining = [set(map(_question, attempt.rows(("dataset", "question_id")))) for attempt in attempts]
+    tables = [attempt.rows() for attempt in attempts]
+    heads = [next(table, None) for table in tables]
+    while any(head is not None for head in heads):
+        for head in heads:
+            # The next question of the evaluation is one that every other table has reached, or lacks.
+            question = _question(head) if head else None
+            reached = [place for place, row in enumerate(heads) if row and _question(row) == question]
+            if question and all(place in reached or question not in left for place, left in enumerate(remaining)):
+                break
+        else:
+            raise DataError(
+                "the policies' trajectories list the same questions in different orders; run the evaluation again in "
+                "a new folder"
+            )
+        results: list[Result] = [attempt.failures.get(question, "not tried") for attempt in attempts]
+        for place in reached:
+            results[place] = heads[place] or {}
+            remaining[place].discard(question)
+            heads[place] = next(tables[place], None)
+        # The columns that describe the question are the same in all rows.
+        yield next(row for row in results if isinstance(row, dict)), results
+
+
+def _question(row: Row) -> Question:
+    return row["dataset"], row["question_id"]
+
+
+def _evaluation_pages(attempts: Sequence[Attempts]) -> Iterator[Page]:
+    for question, results in questions(attempts):
+        messages, passages = TextPool(), TextPool()
+        cells: list[Any] = []  # answer, EM, F1, and a number that equal answers share; or the cause
+        shown: list[Row] = []
+        answers: dict[str | None, int] = {}
+        for attempt, result in zip(attempts, results, strict=True):
+            if isinstance(result, str):
+                cells.append(result)
+                shown.append({"label": attempt.label, "cause": result, "facts": [], "steps": []})
+                continue
+            answer = result["answer"]
+            normalized = None if answer is None else normalize_answer(answer)
+            cells.append([answer, result["em"], result["f1"], answers.setdefault(normalized, len(answers))])
+            facts = [_fact(result[name]) for name in _FACTS]
+            steps = _steps(result, messages, passages)
+            shown.append({"label": attempt.label, "cause": "", "facts": facts, "steps": steps})
+        columns = [question[name] for name in ("question_id", "kind", "question", "golden_answers")]
+        yield _page(question, shown, list(_FACTS.values()), messages, passages, [ListRow([*columns, cells])])
+
+
+def _page(
+    question: Row, shown: list[Row], facts: list[str], messages: TextPool, passages: TextPool, rows: Sequence[ListRow]
+) -> Page:
+    details = {"attempts": shown, "facts": facts, "messages": messages.items, "passages": passages.items}
+    return Page(question, {"details": details}, rows)
+
+
+def _fact(value: Any) -> Any:
+    """Format a value for JSON: verdicts as words, numbers as text, because NaN would break it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value)
+
+
+def _steps(row: Row, messages: TextPool, passages: TextPool) -> list[Row]:
+    """Return a trajectory's steps. If a turn continues, only the text inserted since is kept, because turns grow."""
+    steps: list[Row] = []
+    written = ""
+    for step in row["trajectory"] or []:
+        continues = bool(steps) and step["prefix"].startswith(written)
+        kept = {name: step[name] for name in ("action", "content", "text", "finish_reason")}
+        kept |= {"prompt": messages.messages(step["prompt"]), "passages": passages.passages(step["passages"])}
+        kept |= {"continues": continues, "prefix": step["prefix"][len(written) :] if continues else step["prefix"]}
+        steps.append(kept)
+        written = step["prefix"] + step["text"]
+    return steps
+
+
+# -- training runs ----------------------------------------------------------------------------------------------------
+
+
+def write_training_pages(training: Path, out: Path) -> Path:
+    """Write the pages of a finished training run into `out`, see `write_report`. None of them names the machine."""
+    summary = require_json(training / SUMMARY)
+    with reading(training / SUMMARY):
+        data = dict(summary["data"])
+        tokens = (data.pop("lengths", None) or {}).get("tokens") or {}
+        drawn, split = [], {}
+        for panel in panels(summary["history"]):
+            if len(panel.lines) <= _MOST_LINES:
+                drawn.append(chart(panel))
+                continue
+            parts = [Panel(line.label, panel.x_label, panel.y_label, (line,)) for line in panel.lines]
+            split[panel.title] = [chart(part) for part in parts]
+        results = {name: summary.get(name) or {} for name in ("steps", "epochs", "best", "unscored")}
+        overview = {
+            "charts": drawn,
+            "more_charts": split,
+            "data": list(flat(data)),
+            "tokens": {name: dict(quantiles) for name, quantiles in tokens.items()},
+            "results": list(flat(results)),
+            "final": list(flat(summary["final"])),
+            "settings": [(name, None if value is None else str(value)) for name, value in flat(summary["identity"])],
+        }
+        settings = summary["settings"]
+        format_class = FORMATS.get((settings.get("format") or {}).get("name", ""))
+        mask_truncated = bool(settings.get("mask_truncated"))
+    files, shown, total = rollout_files(training / "rollouts")
+    with open_site(out) as site:
+        pages = _training_pages(files, format_class, mask_truncated=mask_truncated)
+        site.write_pages("attempts.html.j2", pages)
+        values = overview | {"summary": summary, "scripts": site.rows.close(), "shown": shown, "total": total}
+        return site.write("index.html", "training.html.j2", **values)
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of nested mappings, lists as text.
+
+    >>> list(flat({"train": {"pairs": 44}, "report_to": ["wandb"], "limit": None}))
+    [('train pairs', 44), ('report to', 'wandb'), ('limit', None)]
+    """
+    for name, value in tree.items():
+        words = f"{prefix}{name}".replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{words} ")
+        else:
+            yield words, ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def rollout_files(folder: Path, *, most: int = _MOST_TRAJECTORIES) -> tuple[list[Path], int, int]:
+    """Return the files of all steps, or of evenly spaced ones with about `most` trajectories, first and last included.
+
+    Returns:
+        The files, the number of steps that they hold, and the number of all steps.
+    """
+    by_step: dict[int, list[tuple[int, Path]]] = {}
+    for path in folder.glob("step-*.parquet"):
+        if name := _ROLLOUT_FILE.fullmatch(path.name):
+            by_step.setdefault(int(name[1]), []).append((int(name[2] or 0), path))
+    steps = [sorted(by_step[step]) for step in sorted(by_step)]
+    if not steps:
+        return [], 0, 0
+    rows = sum(len(read_parquet(path, rollout_schema())) for _, path in steps[0])  # all steps have as many
+    count = min(len(steps), max(2, most // max(1, rows)))
+    chosen = sorted({round(n * (len(steps) - 1) / max(1, count - 1)) for n in range(count)})
+    return [path for index in chosen for _, path in steps[index]], len(chosen), len(steps)
+
+
+def _training_pages(files: Sequence[Path], format_class: Any, *, mask_truncated: bool) -> Iterator[Page]:
+    """Yield a page per group of attempts at a question in a step, with a row of the list per attempt."""
+    for path in files:  # one in memory at a time
+        rows = read_parquet(path, rollout_schema())
+        for _, group in groupby(rows, key=lambda row: (row["step"], _question(row))):
+            yield _group_page(list(group), format_class, mask_truncated)
+
+
+def _group_page(group: Sequence[Row], format_class: Any, mask_truncated: bool) -> Page:
+    parts = [dict(row["parts"]) for row in group]
+    components = sorted({name for part in parts for name in part})
+    names = ["reward", "advantage", *components, "final answer", "stop reason", "format check", "tokens of the turn"]
+    names += ["policy tokens", "policy tokens in the loss"]
+    passages = TextPool()
+    shown: list[Row] = []
+    listed: list[ListRow] = []
+    for row, part in zip(group, parts, strict=True):
+        ending = (row["stop_reason"] or "not finished").replace("_", " ") + ", cut off" * bool(row["truncated"])
+        aside = "" if row["reward"] is not None else row["cause"] or "no reward"
+        reward = f"set aside: {aside}" if aside else row["reward"]
+        form = "well-formed" if row["well_formed"] else row["reason"]
+        in_loss = 0 if aside or (row["truncated"] and mask_truncated) else row["policy_tokens"]
+        facts = [reward, row["advantage"], *(part.get(name) for name in components), row["answer"], ending, form]
+        facts += [row["tokens"], row["policy_tokens"], in_loss]
+        label = f"attempt {row['sample'] + 1}"
+        steps = turn_steps(row["turn"], format_class, passages)
+        shown.append({"label": label, "cause": "", "facts": list(map(_fact, facts)), "steps": steps})
+        em = part.get("em")
+        marks = {
+            "right": em == 1,
+            "wrong": em is not None and em < 1,
+            "unscored": bool(aside),
+            "out of form": row["well_formed"] is False,
+            "cut off": row["truncated"],
+        }
+        cells = [row["step"], row["question_id"], row["question"], row["sample"] + 1, row["answer"]]
+        cells += [row["golden_answers"], row["reward"], row["advantage"], em, part.get("rc"), row["policy_tokens"]]
+        place = len(listed)
+        anchor = f"#{place},{0 if place else min(1, len(group) - 1)}"
+        listed.append(ListRow([*cells, ending, aside], [mark for mark, applies in marks.items() if applies], anchor))
+    return _page(group[0], shown, names, TextPool(), passages, listed)
+
+
+def turn_steps(turn: str, format_class: Any, passages: TextPool) -> list[Row]:
+    """Split a turn into the policy's texts, each with the passages of the search that follows it.
+
+    Passages are in the format's tag directly after a search.
+    """
+    search_tag, passages_tag = getattr(format_class, "search", None), getattr(format_class, "found", None)
+    parts = [turn]
+    if search_tag and passages_tag:
+        parts = re.split(rf"(?s)(?<=</{search_tag}>)\s*<{passages_tag}>(.*?)(?:</{passages_tag}>|\Z)", turn)
+    steps = []
+    for place in range(0, len(parts), 2):  # passages stand at odd places
+        inserted = [{"id": "", "contents": text, "score": None} for text in parts[place + 1 : place + 2]]
+        text = parts[place].strip()
+        texts = {"action": "", "content": text, "text": text, "finish_reason": "stop", "prefix": ""}
+        steps.append(texts | {"prompt": [], "continues": False, "passages": passages.passages(inserted)})
+    return [step for step in steps if step["text"] or step["passages"]]
