@@ -23,9 +23,8 @@ from reasonrag.core.config import load_config
 from reasonrag.core.models import demo_folder
 from reasonrag.core.types import Action, Answer, Completion, Note, Prompt, Question, Search, Step, Trajectory
 from reasonrag.dpo.demonstrations import FORCED, read_demonstrations
-from reasonrag.dpo.examples import Examples, open_examples
-from reasonrag.dpo.preferences import Preferences
-from reasonrag.dpo.train import pair_rows, step_rows
+from reasonrag.dpo.preferences import Preferences, read_preferences
+from reasonrag.dpo.train import TokenPairs, pair_rows, step_rows, tokenise
 from reasonrag.formats import PromptSet, ReasonRAGFormat
 from reasonrag.formats.base import Format, Stage
 from reasonrag.formats.search_r1 import SearchR1Format
@@ -38,7 +37,7 @@ from reasonrag.pipeline.pair_tables import export_pairs
 from reasonrag.pipeline.parts import Parts
 from reasonrag.rollout import Engine
 from reasonrag.storage.runs import RunFolder
-from reasonrag.training.settings import DPOSettings, SFTSettings
+from reasonrag.training.settings import DPOSettings, PairSettings, SFTSettings
 from tests.llm.tiny import save_random_model
 from tests.toys import ToyRetriever
 
@@ -99,7 +98,7 @@ class Found:
 
     sampled: Scored
     scored: dict[str, Scored]
-    examples: Examples
+    examples: TokenPairs
 
     def exact(self, trainer: str) -> float:
         """Return the share of a trainer's steps whose ids, and those read before, are those of the policy."""
@@ -123,8 +122,8 @@ def score(policy: Recorded, format: Format, run: Path, *, questions: int, sampli
     engine = Engine(policy, ToyRetriever(), format, max_steps=steps, top_k=1, sampling=sampling)
     begun = [Trajectory(question) for question in asked for _ in range(_GROUP)]
     attempts = asyncio.run(engine.run(begun, seeds=list(range(len(begun)))))
-    of_steps, of_trajectories = (_examples(folder, policy) for folder in (run, run / "whole"))
-    demonstrations = open_examples(SFTSettings(data=str(run)), policy.chat, context=None, read=_demonstrations)
+    of_steps, of_trajectories = (_pairs(folder, policy) for folder in (run, run / "whole"))
+    demonstrations = _tokenised(_demonstrations(str(run)), SFTSettings(data=str(run)), policy)
     rows = [row for attempt in attempts for row in transcripts(attempt, policy.chat)]
     return Found(
         policy.seen,
@@ -141,8 +140,12 @@ def score(policy: Recorded, format: Format, run: Path, *, questions: int, sampli
     )
 
 
-def _examples(data: Path, policy: Recorded) -> Examples:
-    return open_examples(DPOSettings(data=str(data)), policy.chat, context=None)
+def _pairs(data: Path, policy: Recorded) -> TokenPairs:
+    return _tokenised(read_preferences(str(data)), DPOSettings(data=str(data)), policy)
+
+
+def _tokenised(preferences: Preferences, settings: PairSettings, policy: Recorded) -> TokenPairs:
+    return tokenise(preferences, settings, policy.chat, context=None, log=lambda line: None)
 
 
 def _demonstrations(data: str) -> Preferences:
@@ -152,7 +155,7 @@ def _demonstrations(data: str) -> Preferences:
     return replace(found, train=[row for row in found.train if row.types[0] not in ("answer", FORCED)])
 
 
-def _scored_in_pairs(examples: Examples) -> Iterator[tuple[Ids, Ids]]:
+def _scored_in_pairs(examples: TokenPairs) -> Iterator[tuple[Ids, Ids]]:
     from reasonrag.dpo.trainer import StepCollator
 
     for row in pair_rows(examples, DPOSettings())["train"]:
@@ -163,7 +166,7 @@ def _scored_in_pairs(examples: Examples) -> Iterator[tuple[Ids, Ids]]:
             yield tuple(ids[(real > 0) & (scored == 0)].tolist()), tuple(ids[scored > 0].tolist())
 
 
-def _scored_by_label(examples: Examples) -> Iterator[tuple[Ids, Ids]]:
+def _scored_by_label(examples: TokenPairs) -> Iterator[tuple[Ids, Ids]]:
     for row in step_rows(examples)["train"]:
         border = row["labels"].count(-100)
         yield tuple(row["input_ids"][:border]), tuple(row["labels"][border:])

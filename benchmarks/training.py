@@ -191,7 +191,7 @@ def large(
     from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
     from reasonrag.dpo.trainer import StepDPOTrainer, StepSFTTrainer
-    from reasonrag.training.callbacks import GuardedTrainer
+    from reasonrag.training.trainer import GuardedTrainer
 
     path = model or str(Path(bench.folder, "large"))
     if model is None:

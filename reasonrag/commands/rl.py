@@ -64,9 +64,9 @@ def rl_train(out: Path | None, **given: Any) -> None:
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
     config = online_settings(given)
-    from reasonrag.online_rl.train import OnlineRLRun
+    from reasonrag.online_rl.train import train_online
 
-    run_training(OnlineRLRun(config, out, log=print_line))
+    run_training(train_online, config, out)
 
 
 def online_settings(given: dict[str, Any]) -> RLSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def dpo_train(out: Path | None, **given: Any) -> None:
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
-    _train("DPO", "reasonrag.dpo.train:DPORun", out, given)
+    _train("DPO", "reasonrag.dpo.train:train_dpo", out, given)
 
 
 @click.group(cls=Group)
@@ -89,7 +90,7 @@ def sft_train(out: Path | None, **given: Any) -> None:
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
-    _train("SFT", "reasonrag.dpo.train:SFTRun", out, given)
+    _train("SFT", "reasonrag.dpo.train:train_sft", out, given)
 
 
 @click.group(cls=Group)
@@ -115,11 +116,11 @@ def prm_train(out: Path | None, **given: Any) -> None:
     training.json says how good it is on held-out questions. If the training run is killed or stopped, the same command
     resumes it from the last checkpoint.
     """
-    _train("PRM", "reasonrag.prm.train:PRMRun", out, given)
+    _train("PRM", "reasonrag.prm.train:train_prm", out, given)
 
 
-def _train(kind: str, run: str, out: Path | None, given: dict[str, Any]) -> None:
-    """Train on recorded steps: `kind` is what the settings and their presets are called by, `run` the training run."""
+def _train(kind: str, function: str, out: Path | None, given: dict[str, Any]) -> None:
+    """Train on recorded steps: `kind` names the settings and their presets, `function` trains."""
     from reasonrag.core.plugins import import_plugin
     from reasonrag.core.settings import gather, validate
     from reasonrag.training import settings as models
@@ -129,7 +130,7 @@ def _train(kind: str, run: str, out: Path | None, given: dict[str, Any]) -> None
     from reasonrag.commands.defaults import with_pairs_and_model
 
     config = with_pairs_and_model(config, print_line)
-    run_training(import_plugin(run)(config, out, log=print_line))
+    run_training(import_plugin(function), config, out)
 
 
 def print_line(line: str) -> None:
@@ -138,15 +139,15 @@ def print_line(line: str) -> None:
         click.echo(printable(line), err=True)
 
 
-def run_training(training_run: TrainingRun[Any]) -> None:
+def run_training(train: Callable[..., TrainingRun[Any]], config: Any, out: Path | None) -> None:
     """Train, print where the policy is, and exit."""
     from reasonrag.commands.console import error_console, log_plainly, this_command
 
     log_plainly()
     try:
-        summary = training_run.run()
+        run = train(config, out, log=print_line)
     except Interrupted as stopped:
         error_console().print(f"{stopped}. Resume with:\n  {this_command()}")
         sys.exit(128 + (stopped.number or signal.SIGINT))
-    if summary:  # only the first process of a launch has one
-        print(f"{'model' if training_run.stage == 'prm' else 'policy'}: {training_run.out}")
+    if run.summary:  # only the first process of a launch has one
+        print(f"{'model' if run.stage == 'prm' else 'policy'}: {run.out}")

@@ -1,15 +1,19 @@
 """Preferences to token ids: exactly the ids that the policy sampled are scored, after exactly those that it read.
 
-Text is encoded only where no ids are known, because encoding the text of sampled ids often returns others: a policy
+Text is encoded only if its ids are unknown, because encoding the text of sampled ids often returns others: a policy
 writes `.` and `</` as two tokens, its tokenizer `.</` as one. A policy never wrote more than its step: a stop string
 ended most of them, and no end token was sampled there. Trainers that render the whole turn with the chat template score
 one all the same, in both completions of a pair.
+
+Nothing is ever cut, as a cut step is a different step: pairs that are too long are left out, and reported.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -19,11 +23,12 @@ from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Prompt
 from reasonrag.dpo.preferences import ChatSides, CheckedRow, Ids, Messages, StepSides, StepText, Target, TextSides
 from reasonrag.llm.chat_template import ChatTemplate
+from reasonrag.training.settings import PairSettings
 
 TurnEnd = Literal["as_sampled", "always"]
-_Spelled = dict[tuple[str, Ids | None], Ids]
 
 _BATCH = 1000
+_QUANTILES = {"min": 0.0, "50 %": 0.5, "90 %": 0.9, "99 %": 0.99, "max": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +46,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A preference. Step pairs have one segment a side, trajectory pairs one a step.
-
-    `margin` is the difference of the rewards, None if the data has none. `depth` counts the steps before the decision.
-    `group` is data set and question; rows without a question id are grouped by their prompt.
-    """
+    """A preference. Step pairs have one segment a side, trajectory pairs one a step; further fields: `CheckedRow`."""
 
     chosen: tuple[Segment, ...]
     rejected: tuple[Segment, ...]
@@ -54,18 +55,23 @@ class Pair:
     group: tuple[str, str]
     target: Target | None = None
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the longest sequence in the pair."""
+        return max(segment.tokens for segment in (*self.chosen, *self.rejected))
+
 
 @dataclass(slots=True)
 class Encoded:
-    """What was encoded, as counts. A step that stands in several pairs counts in each.
+    """Counts of what was encoded. A step of several pairs counts in each.
 
     Attributes:
         steps: with a known end, as the policy wrote them.
-        without_ids: of these, steps of which no ids are known, so their text was encoded.
-        of_another_tokenizer: of these, steps whose ids do not spell their text in this tokenizer, so it was encoded.
-        differing: of these, steps with sampled ids whose text would have been encoded to others.
+        without_ids: of these, steps without known ids, so their text was encoded.
+        of_another_tokenizer: of these, steps with ids that do not spell their text here, so it was encoded.
+        differing: of these, steps with sampled ids, and a text that would have been encoded to others.
         shifted: rows of plain text in which the tokens of the prompt are not a prefix of those of prompt and
-            completion, so that TRL's rule moves the end of the prompt into what is scored.
+            completion, so that TRL's rule moves the end of the prompt into the scored tokens.
     """
 
     steps: int = 0
@@ -85,13 +91,13 @@ class Encoded:
         }
 
     def __str__(self) -> str:
-        """Say how many steps are scored with other ids than were sampled, as far as known; "" if there is none."""
+        """Return how many steps are scored with other ids than were sampled, as far as known; "" if none are."""
         problems = {
             "have no sampled token ids": self.without_ids,
             "were sampled with another tokenizer": self.of_another_tokenizer,
         }
-        found = [f"{count} of {self.steps} steps {problem}" for problem, count in problems.items() if count]
-        return f"{', '.join(found)}: their text is encoded" if found else ""
+        parts = [f"{count} of {self.steps} steps {problem}" for problem, count in problems.items() if count]
+        return f"{', '.join(parts)}: their text is encoded" if parts else ""
 
 
 def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd) -> tuple[list[Pair], Encoded]:
@@ -99,48 +105,47 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
 
     A step is the ids that were sampled, and its prompt those that the policy read (`ChatTemplate.token_ids`). Ids that
     do not spell the step's text are another tokenizer's: then, and without ids, its text is encoded by itself, and one
-    end-of-turn token follows if the policy wrote one (`as_sampled`), or always. Rows whose ends are unknown are
-    tokenised as TRL 1.16's DPOTrainer does: the whole turn with the template's own end, or the text and the EOS token.
+    end-of-turn token follows if the policy wrote one (`as_sampled`), or always. Rows with unknown ends are tokenised
+    as TRL 1.16's DPOTrainer does: the whole turn with the template's own end, or the text and the EOS token.
 
     Raises:
-        DataError: the chat template refuses a row, or nothing of a completion is left to score.
+        DataError: the chat template refuses a row, or a completion has nothing left to score.
         ConfigError: an end-of-turn token is needed and the tokenizer has none.
     """
+    # One object per id: a tokenizer makes a new one for every token, which takes four times the memory.
     shared: dict[int, int] = {}
     tokenise = partial(_tokenise, chat.tokenizer, shared)
-    sides = [row.sides for row in rows]
     places: dict[Prompt, str] = {}
     steps: list[StepText] = []
-    for row in rows:
+    chat_texts: list[str] = []
+    plain_texts: list[str] = []
+    whole_texts: dict[int, list[str]] = {}  # by row: the prompt, and the prompt with either completion
+    for number, row in enumerate(rows):
         if isinstance(row.sides, StepSides):
             for step in (*row.sides.chosen, *row.sides.rejected):
                 places.setdefault(step.prompt, row.place)
                 steps.append(step)
+        else:
+            whole_texts[number] = _whole_texts(chat, row.place, row.sides)
+            (chat_texts if isinstance(row.sides, ChatSides) else plain_texts).extend(whole_texts[number])
     spans = [(span.text, span.token_ids) for prompt in places for span in prompt.turn]
     spelled = _spelled(chat.tokenizer, [*((step.text, step.token_ids) for step in steps), *spans], shared)
-
     pieces = {prompt: _pieces(chat, place, prompt, spelled) for prompt, place in places.items()}
-    whole_texts = {
-        number: _whole_texts(chat, row.place, row.sides)
-        for number, row in enumerate(rows)
-        if not isinstance(row.sides, StepSides)
-    }
 
     # Three ways to call the tokenizer. A template writes its special tokens into the text, and nothing else may: a step
     # was decoded without special tokens, so one that is spelled out in it was written in ordinary tokens.
-    rendered = [piece for of_prompt in pieces.values() for piece in of_prompt if isinstance(piece, str)]
-    chats = [text for number, texts in whole_texts.items() if isinstance(sides[number], ChatSides) for text in texts]
-    rendered_ids = tokenise([*rendered, *chats], add_special_tokens=False)
-    written_ids = tokenise(
-        [valid_unicode(step.text) for step in steps], add_special_tokens=False, split_special_tokens=True
-    )
-    text_ids = tokenise(
-        [text for number, texts in whole_texts.items() if isinstance(sides[number], TextSides) for text in texts]
-    )
-    prompt_ids = {
-        prompt: tuple(id for piece in of_prompt for id in (rendered_ids[piece] if isinstance(piece, str) else piece))
-        for prompt, of_prompt in pieces.items()
-    }
+    rendered = [piece for parts in pieces.values() for piece in parts if isinstance(piece, str)]
+    rendered_ids = tokenise([*rendered, *chat_texts], add_special_tokens=False)
+    step_texts = [valid_unicode(step.text) for step in steps]
+    written_ids = tokenise(step_texts, add_special_tokens=False, split_special_tokens=True)
+    plain_ids = tokenise(plain_texts)
+
+    prompt_ids: dict[Prompt, Ids] = {}
+    for prompt, parts in pieces.items():
+        ids: list[int] = []
+        for piece in parts:
+            ids += rendered_ids[piece] if isinstance(piece, str) else piece
+        prompt_ids[prompt] = tuple(ids)
     counts = Encoded()
     special = {id for id, token in chat.tokenizer.added_tokens_decoder.items() if token.special}
 
@@ -149,41 +154,42 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
         sampled = spelled.get((step.text, step.token_ids))
         if turn_end == "always" or step.end == "turn":
             by_text = (*by_text, chat.end_of_turn)
-        ids = sampled or by_text
+        scored = sampled or by_text
         if turn_end == "always" and sampled and sampled[-1] not in special:
-            ids = (*sampled, chat.end_of_turn)
+            scored = (*sampled, chat.end_of_turn)
         counts.steps += 1
         counts.without_ids += step.token_ids is None
         counts.of_another_tokenizer += sampled is None and step.token_ids is not None
-        counts.differing += sampled is not None and ids != by_text
-        return Segment(prompt_ids[step.prompt], ids)
+        counts.differing += sampled is not None and scored != by_text
+        return Segment(prompt_ids[step.prompt], scored)
 
     pairs = []
     for number, row in enumerate(rows):
         if isinstance(row.sides, StepSides):
             chosen, rejected = tuple(map(segment, row.sides.chosen)), tuple(map(segment, row.sides.rejected))
         else:
-            ids = text_ids if isinstance(row.sides, TextSides) else rendered_ids
-            prompt, with_chosen, with_rejected = (ids[text] for text in whole_texts[number])
-            border = 0  # TRL's rule: what is scored begins where the prompt and either sequence part
-            for in_prompt, in_chosen, in_rejected in zip(prompt, with_chosen, with_rejected, strict=False):
+            ids_by_text = plain_ids if isinstance(row.sides, TextSides) else rendered_ids
+            read, with_chosen, with_rejected = (ids_by_text[text] for text in whole_texts[number])
+            border = 0  # TRL's rule: scoring begins at the first token in which the prompt and either sequence differ
+            for in_prompt, in_chosen, in_rejected in zip(read, with_chosen, with_rejected, strict=False):
                 if not in_prompt == in_chosen == in_rejected:
                     break
                 border += 1
-            counts.shifted += border < len(prompt)
-            chosen = (Segment(prompt[:border], with_chosen[border:]),)
-            rejected = (Segment(prompt[:border], with_rejected[border:]),)
-        pair = Pair(chosen, rejected, row.margin, row.depth, row.group, row.target)
-        _check_scored(row, pair)
-        pairs.append(pair)
+            counts.shifted += border < len(read)
+            chosen = (Segment(read[:border], with_chosen[border:]),)
+            rejected = (Segment(read[:border], with_rejected[border:]),)
+        for side, segments in (("chosen", chosen), ("rejected", rejected)):
+            if not all(segment.prompt_ids and segment.completion_ids for segment in segments):
+                raise DataError(
+                    f"{row.place}: no token of its {side} side can be scored (prompt or completion is empty for this "
+                    "model's tokenizer); remove the row"
+                )
+        pairs.append(Pair(chosen, rejected, row.margin, row.depth, row.group, row.target))
     return pairs, counts
 
 
 def _tokenise(tokenizer: Any, shared: dict[int, int], texts: Sequence[str], **options: bool) -> dict[str, Ids]:
-    """Return the ids of each distinct text, tokenised once, in batches.
-
-    `shared` keeps one object per id: a tokenizer makes a new one for every token, which takes four times the memory.
-    """
+    """Return the ids of each distinct text, tokenised once, in batches."""
     distinct = list(dict.fromkeys(texts))
     ids_by_text: dict[str, Ids] = {}
     for start in range(0, len(distinct), _BATCH):
@@ -195,12 +201,14 @@ def _tokenise(tokenizer: Any, shared: dict[int, int], texts: Sequence[str], **op
     return ids_by_text
 
 
-def _spelled(tokenizer: Any, written: Iterable[tuple[str, Ids | None]], shared: dict[int, int]) -> _Spelled:
+def _spelled(
+    tokenizer: Any, written: Iterable[tuple[str, Ids | None]], shared: dict[int, int]
+) -> dict[tuple[str, Ids | None], Ids]:
     """Return the sampled ids that spell their text in this tokenizer, by text and ids.
 
     The last token may hold more than the text, which ends at a stop string; and some decoders drop a leading blank.
     """
-    spelled: _Spelled = {}
+    spelled: dict[tuple[str, Ids | None], Ids] = {}
     vocabulary = len(tokenizer)
     for text, ids in dict.fromkeys(written):
         if ids is None or max(ids, default=0) >= vocabulary:
@@ -212,7 +220,9 @@ def _spelled(tokenizer: Any, written: Iterable[tuple[str, Ids | None]], shared: 
     return spelled
 
 
-def _pieces(chat: ChatTemplate, place: str, prompt: Prompt, spelled: _Spelled) -> list[str | Ids]:
+def _pieces(
+    chat: ChatTemplate, place: str, prompt: Prompt, spelled: Mapping[tuple[str, Ids | None], Ids]
+) -> list[str | Ids]:
     """Return the texts of a prompt that are encoded, each by itself, and the sampled ids between them."""
     sampled = [spelled.get((span.text, span.token_ids)) for span in prompt.turn]
     if not any(sampled):
@@ -223,7 +233,7 @@ def _pieces(chat: ChatTemplate, place: str, prompt: Prompt, spelled: _Spelled) -
 
 
 def _whole_texts(chat: ChatTemplate, place: str, sides: ChatSides | TextSides) -> list[str]:
-    """Return the text of the prompt, and those of the prompt with either completion."""
+    """Return the text of the prompt, and of the prompt with either completion."""
     tokenizer = chat.tokenizer
     if isinstance(sides, TextSides):
         eos = tokenizer.eos_token
@@ -231,15 +241,16 @@ def _whole_texts(chat: ChatTemplate, place: str, sides: ChatSides | TextSides) -
             raise ConfigError("the model's tokenizer has no EOS token to end a text with; give lists of messages")
         completions = [side if side.endswith(eos) else side + eos for side in (sides.chosen, sides.rejected)]
         return [valid_unicode(sides.prompt + completion) for completion in ("", *completions)]
+
+    def render(messages: Messages, **options: bool) -> str:
+        template = partial(tokenizer.apply_chat_template, messages, tokenize=False, **options, **sides.template)
+        return _rendered(place, template)
+
     return [
-        _template_text(tokenizer, sides.prompt, sides.template, place, add_generation_prompt=True),
-        _template_text(tokenizer, sides.prompt + sides.chosen, sides.template, place),
-        _template_text(tokenizer, sides.prompt + sides.rejected, sides.template, place),
+        render(sides.prompt, add_generation_prompt=True),
+        render(sides.prompt + sides.chosen),
+        render(sides.prompt + sides.rejected),
     ]
-
-
-def _template_text(tokenizer: Any, messages: Messages, template: Mapping[str, Any], place: str, **options: bool) -> str:
-    return _rendered(place, partial(tokenizer.apply_chat_template, messages, tokenize=False, **options, **template))
 
 
 def _rendered(place: str, render: Callable[[], Any]) -> str:
@@ -253,10 +264,130 @@ def _rendered(place: str, render: Callable[[], Any]) -> str:
         ) from error
 
 
-def _check_scored(row: CheckedRow, pair: Pair) -> None:
-    for side, segments in (("chosen", pair.chosen), ("rejected", pair.rejected)):
-        if not all(segment.prompt_ids and segment.completion_ids for segment in segments):
-            raise DataError(
-                f"{row.place}: no token of its {side} side can be scored (prompt or completion is empty for this "
-                "model's tokenizer); remove the row"
+@dataclass(frozen=True, slots=True)
+class LengthReport:
+    """Lengths of all pairs, measured before any is left out.
+
+    `quantiles` are tokens by what is counted, then by quantile (a length that occurs: nearest rank). `prompt` is the
+    longest prompt of a pair, `chosen` and `rejected` are the tokens that are scored, `total` is the longest sequence of
+    prompt and step in the pair, which is what `max_length` bounds.
+    """
+
+    quantiles: Mapping[str, Mapping[str, int]]
+    pairs: Mapping[str, int]  # by split
+    left_out: Mapping[str, Mapping[int, int]]  # number of pairs that are too long, by split and depth
+    max_length: int  # the limit that was applied, in tokens
+    limited_by: str  # setting (`max_length`), context (the model's), or data (the longest pair)
+    shifted: int = 0  # plain rows in which the end of the prompt is scored too: its tokens merge with the completion's
+    shared_prompts: int = 0  # prompts that are in both splits, but for case and white space
+    noun: str = "pairs"  # what is counted
+
+    def share(self, split: str) -> float:
+        """Return the share of a split's pairs that are left out, in [0, 1]."""
+        return sum(self.left_out[split].values()) / max(self.pairs[split], 1)
+
+    def lines(self) -> list[str]:
+        """Return a table of lengths, the limit, what is left out, and anything odd, as lines for people."""
+        lines = [f"{'tokens':<10}" + "".join(f"{name:>8}" for name in _QUANTILES)]
+        for name, values in self.quantiles.items():
+            lines.append(f"{name:<10}" + "".join(f"{value:>8}" for value in values.values()))
+        longest = f"the longest of the {self.noun}"
+        why = {"setting": "as set", "context": "the model's context", "data": longest}[self.limited_by]
+        lines.append(f"max_length {self.max_length} ({why}); nothing is cut")
+        for split, by_depth in self.left_out.items():
+            line = f"{sum(by_depth.values())} of {self.pairs[split]} {split} {self.noun} left out as too long"
+            if by_depth:
+                depths = ", ".join(f"{count} at depth {depth}" for depth, count in by_depth.items())
+                line += f" ({self.share(split):.1%}: {depths})"
+            lines.append(line)
+        if self.shifted:
+            lines.append(
+                f"{self.shifted} pairs: the tokens of the prompt merge with those of the completion, so the end of the "
+                "prompt is scored too (TRL's rule); end prompts at the border of a token"
             )
+        if self.shared_prompts:
+            lines.append(
+                f"{self.shared_prompts} prompts are in both splits: held-out metrics are not of unseen prompts"
+            )
+        return lines
+
+    def summary(self) -> dict[str, Any]:
+        values = asdict(self)
+        del values["noun"]
+        left_out = {}
+        for split, by_depth in self.left_out.items():
+            left_out[split] = {str(depth): count for depth, count in by_depth.items()}
+        shares = {split: self.share(split) for split in self.pairs}
+        return {"tokens": values.pop("quantiles"), **values, "left_out": left_out, "share_left_out": shares}
+
+
+def fit(
+    splits: Mapping[str, Sequence[Pair]],
+    settings: PairSettings,
+    *,
+    context: int | None,
+    log: Callable[[str], object] = lambda line: None,
+    **reported: Any,
+) -> tuple[dict[str, list[Pair]], LengthReport]:
+    """Return the pairs that fit, whole, by split; and the lengths of all.
+
+    The limit is `settings.max_length`, else the longest pair, but never above the model's `context`. `train` must not
+    be empty. `reported` goes into the report, which `log` receives before a refusal.
+
+    Raises:
+        DataError: more than `max_dropped` of a split is too long, or no pair is left to train on.
+    """
+    pairs = [pair for members in splits.values() for pair in members]
+    limit, limited_by = settings.max_length, "setting"
+    if limit is None:
+        limit, limited_by = max((pair.tokens for pair in pairs), default=0), "data"
+    if context is not None and context < limit:
+        limit, limited_by = context, "context"
+    kept, left_out = {}, {}
+    for split, members in splits.items():
+        kept[split] = [pair for pair in members if pair.tokens <= limit]
+        left_out[split] = dict(sorted(Counter(pair.depth for pair in members if pair.tokens > limit).items()))
+    counts = {split: len(members) for split, members in splits.items()}
+    report = LengthReport(_quantiles(pairs), counts, left_out, limit, limited_by, **reported)
+    for line in report.lines():
+        log(line)
+    for split, members in splits.items():
+        nothing_left = split == "train" and not kept[split]
+        if report.share(split) <= settings.max_dropped and not nothing_left:
+            continue
+        longest = max(pair.tokens for pair in members)
+        if context is not None and limit >= context:
+            why = f"{context} is the model's context, and no --max-length goes above it"
+            advice = "train a model with a longer context"
+        else:
+            why = "nothing is ever cut"
+            advice = f"raise --max-length up to {longest if context is None else min(longest, context)}"
+        problem = (
+            f"{settings.data}: {len(members) - len(kept[split])} of {len(members)} {split} {report.noun} "
+            f"({report.share(split):.1%}) are longer than {limit} tokens, the longest has {longest}"
+        )
+        if nothing_left:
+            raise DataError(f"{problem}; {why}, so nothing is left to train on; {advice}")
+        share = math.ceil(report.share(split) * 1000) / 1000  # rounded up, so that the advised share is enough
+        raise DataError(
+            f"{problem}, and {settings.max_dropped:.1%} may be left out; {why}; {advice}, or allow it with "
+            f"--max-dropped {share:g}"
+        )
+    return kept, report
+
+
+def _quantiles(pairs: Sequence[Pair]) -> dict[str, dict[str, int]]:
+    lengths: dict[str, list[int]] = {"prompt": [], "chosen": [], "rejected": [], "total": []}
+    for pair in pairs:
+        lengths["prompt"].append(max(len(segment.prompt_ids) for segment in (*pair.chosen, *pair.rejected)))
+        lengths["chosen"].append(sum(len(segment.completion_ids) for segment in pair.chosen))
+        if pair.rejected:
+            lengths["rejected"].append(sum(len(segment.completion_ids) for segment in pair.rejected))
+        lengths["total"].append(pair.tokens)
+    quantiles: dict[str, dict[str, int]] = {}
+    for name, counts in lengths.items():
+        if counts:  # single steps have no rejected side
+            counts.sort()
+            ranks = {label: max(math.ceil(share * len(counts)) - 1, 0) for label, share in _QUANTILES.items()}
+            quantiles[name] = {label: counts[rank] for label, rank in ranks.items()}
+    return quantiles

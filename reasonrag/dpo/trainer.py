@@ -17,7 +17,7 @@ from torch.nn.functional import logsigmoid
 from trl import DPOTrainer, SFTTrainer
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.training.callbacks import GuardedTrainer
+from reasonrag.training.trainer import GuardedTrainer
 
 STEP_COLUMNS = ("prompt_ids", "chosen_ids", "rejected_ids")
 SEGMENT_COLUMNS = ("chosen_prompts", "chosen_completions", "rejected_prompts", "rejected_completions")

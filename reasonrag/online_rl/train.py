@@ -44,10 +44,8 @@ _IMPORTANCE_MAX = 2.0  # threshold of the importance ratio
 class OnlineRLRun(TrainingRun[RLSettings]):
     """GRPO on the engine's rollouts. The last policy is in `out`, the best one by validation in `out/best`."""
 
-    stage = "rl"
-
     def __init__(self, settings: RLSettings, out: Path | None, *, log: Callable[[str], None] = print) -> None:
-        super().__init__(settings, out, log=log)
+        super().__init__("rl", settings, out, log=log)
         self.task = open_task(settings)
         self.runner: asyncio.Runner | BackgroundRunner = event_loop.runner()
         self.closing: list[Any] = []
@@ -55,8 +53,17 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         self.watch: Watch | None = None
 
     def run(self) -> dict[str, Any]:
+        """Train, or resume; return the content of `training.json`."""
+        self.prepare_trl()
         try:
-            return super().run()
+            with self:
+                rows = self.open(self.open_data)
+                if rows is not None:
+                    trainer = self.make_trainer(*rows)
+                    self.train(trainer, check=lambda: self.check_trained(trainer))
+                    self.evaluate(trainer)
+                    self.save(trainer, **self.extra_summary(trainer))
+            return self.summary
         finally:
             self.close()
 
@@ -64,7 +71,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         self.log(self.task.describe())
         return TrainingData(self.task.content, self.task.card, self.task.facts(), self.task.rows)
 
-    def trl_config(self) -> tuple[Any, dict[str, Any]]:
+    def prepare_trl(self) -> None:
         from trl import GRPOConfig
 
         settings, rollout = self.settings, self.settings.rollout
@@ -72,7 +79,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             accumulation = settings.accumulation(int(os.environ.get("WORLD_SIZE", "1")))
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return GRPOConfig, {
+        own = {
             "gradient_accumulation_steps": accumulation,
             "steps_per_generation": accumulation * rollout.minibatches,
             # TRL takes no group of one; its own figures are then about the batch, and its advantages are not used.
@@ -90,6 +97,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             # The reference of the KL penalty, which TRL loads itself.
             **({"model_init_kwargs": {"revision": settings.revision}} if settings.revision else {}),
         }
+        self.prepare(GRPOConfig, **own)
 
     @property
     def _importance(self) -> str | None:
@@ -99,7 +107,7 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             return "token_truncate" if self.settings.rollout.url else None
         return None if chosen == "off" else chosen
 
-    def build_trainer(self, **common: Any) -> Any:
+    def make_trainer(self, train: Any, test: Any) -> Any:
         from reasonrag.online_rl.trainer import AgenticGRPOTrainer, BackgroundRunner, Rollouts, WatchCallback
 
         settings = self.settings
@@ -147,7 +155,10 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             outage=settings.outage,
             max_tokens=rollout.max_trajectory_tokens,
         )
-        trainer = AgenticGRPOTrainer(
+        trainer = self.build_trainer(
+            AgenticGRPOTrainer,
+            train,
+            test,
             rollouts=Rollouts(
                 collector,
                 local,
@@ -162,7 +173,6 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             ),
             watch=self.watch,
             importance=self._importance is not None,
-            **common,
         )
         if settings.algorithm == "ppo":
             trainer.critic = self._critic(trainer)
@@ -304,6 +314,13 @@ class OnlineRLRun(TrainingRun[RLSettings]):
         with contextlib.suppress(RuntimeError):
             self.runner.run(close_parts(self.closing, self.task))
         self.runner.close()
+
+
+def train_online(settings: RLSettings, out: Path | None, *, log: Callable[[str], None] = print) -> OnlineRLRun:
+    """Train a policy online, or resume in `out`."""
+    run = OnlineRLRun(settings, out, log=log)
+    run.run()
+    return run
 
 
 def _reject_sharded_weights(arguments: Any, reason: str) -> None:

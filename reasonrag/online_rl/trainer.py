@@ -44,8 +44,7 @@ from reasonrag.online_rl.rollout_log import batch_metrics, write_rollouts
 from reasonrag.online_rl.rows import REWARD, Credit, Row, columns, training_rows
 from reasonrag.online_rl.settings import PPOSettings
 from reasonrag.online_rl.validation import Watch, mean_metrics
-from reasonrag.training.callbacks import GuardedTrainer
-from reasonrag.training.throughput import ENOUGH_TOKENS
+from reasonrag.training.trainer import ENOUGH_TOKENS, GuardedTrainer
 
 # TRL would print a whole trajectory for each missing reward; the collector counts them.
 logging.getLogger("trl.trainer.grpo_trainer").setLevel(logging.ERROR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,78 +11,72 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import TrainingArguments
 
-from reasonrag.dpo.examples import Examples
-from reasonrag.dpo.preferences import Preferences
-from reasonrag.dpo.train import PairRun
+from reasonrag.dpo.train import TokenPairs, data_of, tokenise
 from reasonrag.prm.labels import read_labels
 from reasonrag.prm.measures import measures
 from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds, padded
-from reasonrag.storage.files import write_json
-from reasonrag.training.callbacks import GuardedTrainer
-from reasonrag.training.folder import MERGED
-from reasonrag.training.run import TokenRows
+from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
 from reasonrag.training.settings import PRMSettings
+from reasonrag.training.trainer import GuardedTrainer
+
+_PRINTED = ("auc", "sibling_auc", "brier", "ece")
 
 
-class PRMRun(PairRun[PRMSettings]):
-    """Trains a causal language model to say what each step of some trees is worth.
+def train_prm(settings: PRMSettings, out: Path | None, *, log: Log = print) -> TrainingRun[PRMSettings]:
+    """Train a causal language model to predict the SPRE of each step of some trees.
 
     `training.json` has under `measures` how good it is on the held-out questions.
     """
+    run = TrainingRun("prm", settings, out, log=log)
+    run.prepare(TrainingArguments, remove_unused_columns=False)
+    token_ids = answer_ids(run.chat, settings.tokens)
+    run.model_files[PRM_FILE] = {"tokens": settings.tokens, "token_ids": token_ids, "at": "last token of a step"}
 
-    stage = "prm"
-    _odds: Any = None  # `[n]` log-odds of the held-out steps
+    def read() -> TrainingData:
+        labels = read_labels(data_of(settings), settings)
+        steps = tokenise(labels, settings, run.chat, context=run.source.context(), log=run.log)
+        return TrainingData(steps.checksum, steps.card, steps.facts, partial(label_rows, steps))
 
-    def read(self, data: str) -> Preferences:
-        return read_labels(data, self.settings)
-
-    def trl_config(self) -> tuple[Any, dict[str, Any]]:
-        return TrainingArguments, {"remove_unused_columns": False}
-
-    def token_rows(self, examples: Examples) -> dict[str, TokenRows]:
-        mean = sum(pair.target.weight for pair in examples.train if pair.target) / len(examples.train)
-        numbers: dict[tuple[str, str], int] = {}
-        splits: dict[str, TokenRows] = {"train": [], "test": []}
-        for split, pairs in (("train", examples.train), ("test", examples.test)):
-            for pair in pairs:
-                (segment,), target = pair.chosen, pair.target
-                assert target is not None
-                row = {"input_ids": [*segment.prompt_ids, *segment.completion_ids], "length": segment.tokens}
-                row |= {"labels": target.value, "weights": target.weight / mean, "state": target.state}
-                splits[split].append(row | {"question": numbers.setdefault(pair.group, len(numbers))})
-        return splits
-
-    def build_trainer(self, **common: Any) -> Any:
-        return PRMTrainer(token_ids=answer_ids(self.chat, self.settings.tokens), **common)
-
-    def extra_summary(self, trainer: Any) -> dict[str, Any]:
-        if self._odds is None:
-            return {"measures": None}
-        rows, labels = trainer.eval_dataset, trainer.train_dataset["labels"]
-        predicted = torch.sigmoid(torch.tensor(self._odds)).tolist()
-        question, state, spre = (list(rows[name]) for name in ("question", "state", "labels"))
-        found = measures(question, state, predicted, spre, usual=sum(labels) / len(labels))
-        known = {name: found[name] or {"mean": float("nan")} for name in ("auc", "sibling_auc", "brier", "ece")}
-        said = "held-out steps: AUC {auc[mean]:.3f}, among siblings {sibling_auc[mean]:.3f}, Brier {brier[mean]:.4f}"
-        self.log((said + ", ECE {ece[mean]:.3f}").format(**known))
-        return {"measures": found}
-
-    def _final_evaluation(self, trainer: Any) -> None:
+    with run:
+        rows = run.open(read)
+        if rows is None:
+            return run
+        trainer = run.build_trainer(PRMTrainer, *rows, token_ids=token_ids)
+        run.train(trainer)
+        held_out_measures = None
         if trainer.eval_dataset is not None:
-            found = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")  # each process computes a part
-            trainer.log(found.metrics)
-            self._odds = found.predictions
+            predicted = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")  # each process computes a part
+            trainer.log(predicted.metrics)
+            held_out_measures = _measure(trainer, predicted.predictions)
+            known = {name: held_out_measures[name] or {"mean": float("nan")} for name in _PRINTED}
+            run.log(
+                "held-out steps: AUC {auc[mean]:.3f}, among siblings {sibling_auc[mean]:.3f}, Brier {brier[mean]:.4f}, "
+                "ECE {ece[mean]:.3f}".format(**known)
+            )
+        run.save(trainer, measures=held_out_measures)
+    return run
 
-    def _write_card(self, folder: Path) -> None:
-        super()._write_card(folder)
-        tokens = self.settings.tokens
-        described = {"tokens": tokens, "token_ids": answer_ids(self.chat, tokens), "at": "last token of a step"}
-        write_json(folder / PRM_FILE, described)
 
-    def _merge_adapter(self) -> None:
-        super()._merge_adapter()
-        if (self.out / MERGED).is_dir():
-            self._write_card(self.out / MERGED)
+def label_rows(steps: TokenPairs) -> dict[str, TokenRows]:
+    """Return `input_ids`, `labels` (SPRE), `weights` with mean 1, `state` and `question` by split."""
+    mean = sum(step.target.weight for step in steps.train if step.target) / len(steps.train)
+    numbers: dict[tuple[str, str], int] = {}
+    rows_by_split: dict[str, TokenRows] = {"train": [], "test": []}
+    for split, members in (("train", steps.train), ("test", steps.test)):
+        for step in members:
+            (segment,), target = step.chosen, step.target
+            assert target is not None
+            row = {"input_ids": [*segment.prompt_ids, *segment.completion_ids], "length": segment.tokens}
+            row |= {"labels": target.value, "weights": target.weight / mean, "state": target.state}
+            rows_by_split[split].append(row | {"question": numbers.setdefault(step.group, len(numbers))})
+    return rows_by_split
+
+
+def _measure(trainer: Any, log_odds: Any) -> dict[str, Any]:
+    rows, labels = trainer.eval_dataset, trainer.train_dataset["labels"]
+    predicted = torch.sigmoid(torch.tensor(log_odds)).tolist()
+    question, state, spre = (list(rows[name]) for name in ("question", "state", "labels"))
+    return measures(question, state, predicted, spre, usual=sum(labels) / len(labels))
 
 
 class PRMTrainer(GuardedTrainer):

@@ -29,6 +29,7 @@ from reasonrag.llm.model_folder import adapter_base, model_identity
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
 MODEL_INIT = "model_init_kwargs"  # of settings.trainer: more arguments of `from_pretrained`
+LENGTH = "length"  # column of a data set: the tokens of a row alone in its batch
 _HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 _DTYPES = ("float32", "bfloat16", "float16")
 

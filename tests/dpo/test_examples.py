@@ -10,7 +10,7 @@ from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import dump
-from reasonrag.dpo.examples import open_examples, sft_segments
+from reasonrag.dpo.train import step_rows
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.pipeline.pair_tables import export_pairs
 from reasonrag.storage.files import write_json
@@ -18,6 +18,7 @@ from reasonrag.storage.parquet import ShardWriter, write_parquet
 from reasonrag.storage.runs import RunFolder
 from reasonrag.storage.tables import pair_schema, trajectory_pair_schema, tree_schema
 from reasonrag.training.settings import PairSettings
+from tests.training.toys import token_pairs
 
 DEMO = Path(__file__).parents[2] / "reasonrag/demo/policy"
 QUESTIONS = 40
@@ -70,7 +71,7 @@ def tree(number, rewards):
 
 
 def opened(data, chat, *, context=None, **settings):
-    return open_examples(PairSettings(data=None if data is None else str(data), **settings), chat, context=context)
+    return token_pairs(PairSettings(data=None if data is None else str(data), **settings), chat, context=context)
 
 
 def says(text):
@@ -265,8 +266,9 @@ def test_sft_learns_every_chosen_step_once_in_order(tmp_path, chat):
     other = step(1, prompt=[{"role": "user", "content": "Who is Kelda?"}])
     rows = [step(0), step(0, rejected=says("None")), other, step(0, chosen=says("Port"), rejected=says("x"))]
     pairs = opened(jsonl(tmp_path / "a.jsonl", *rows), chat).train
-    segments = sft_segments(pairs)
-    assert segments == [pairs[0].chosen[0], pairs[2].chosen[0], pairs[3].chosen[0]]
+    rows = step_rows(token_pairs(PairSettings(data=str(tmp_path / "a.jsonl")), chat))["train"]
+    expected = [pairs[number].chosen[0] for number in (0, 2, 3)]
+    assert [row["input_ids"] for row in rows] == [[*step.prompt_ids, *step.completion_ids] for step in expected]
 
 
 def test_the_end_of_the_turn_is_a_setting(tmp_path, chat):
@@ -387,9 +389,9 @@ def test_pairs_that_do_not_say_how_steps_ended_are_refused_where_they_are_ours(t
 def test_pairs_that_contradict_each_other_are_named_and_trained_on(tmp_path, chat):
     rows = [plain(), plain() | {"chosen": plain()["rejected"], "rejected": plain()["chosen"]}, plain(1)]
     settings, said = PairSettings(data=str(jsonl(tmp_path / "a.jsonl", *rows))), []
-    found = open_examples(settings, chat, context=None, log=said.append)
+    found = token_pairs(settings, chat, log=said.append)
     assert len(found.train) == 3
-    assert found.facts()["contradictory"]["named"] == [["a.jsonl row 1", "a.jsonl row 2"]]
+    assert found.facts["contradictory"]["named"] == [["a.jsonl row 1", "a.jsonl row 2"]]
     assert said[1].startswith("warning: 2 of 3 pairs contradict each other") and said[1].endswith("all are trained on")
 
 

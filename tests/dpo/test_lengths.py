@@ -5,8 +5,7 @@ import json
 import pytest
 
 from reasonrag.core.errors import DataError
-from reasonrag.dpo.examples import fit, longest
-from reasonrag.dpo.token_rows import Pair, Segment
+from reasonrag.dpo.token_rows import Pair, Segment, fit
 from reasonrag.training.settings import PairSettings
 
 
@@ -25,7 +24,7 @@ def fitted(train, test=(), *, max_length=None, context=None, max_dropped=0.0, **
 
 def test_the_longest_sequence_of_a_pair_is_what_counts():
     trajectory = Pair((segment(5, 1), segment(9, 2)), (segment(5, 5),), None, 0, ("toy", "q"))
-    assert (longest(trajectory), longest(pair(3, 1, 4))) == (11, 7)
+    assert (trajectory.tokens, pair(3, 1, 4).tokens) == (11, 7)
 
 
 def test_without_a_setting_the_longest_pair_is_the_limit():

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.dpo.examples import open_examples
 from reasonrag.dpo.train import step_rows
 from reasonrag.llm.chat_template import ChatTemplate
 from tests.llm.tiny import save_tiny_model
-from tests.training.toys import dpo_settings, pair_row, sft_settings, train, write_pairs
+from tests.training.toys import dpo_settings, pair_row, sft_settings, token_pairs, train, write_pairs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -36,7 +35,7 @@ def test_exactly_the_chosen_step_is_scored_and_each_once(policy, tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
     chat = ChatTemplate.load(str(policy))
     settings = sft_settings(tmp_path / "pairs.parquet", policy)
-    made = step_rows(open_examples(settings, chat, context=None))
+    made = step_rows(token_pairs(settings, chat))
     assert [len(made["train"]), len(made["test"])] == [2, 0]
     for row, source in zip(made["train"], (pair_row(0), pair_row(1)), strict=True):
         scored = [token for token in row["labels"] if token != -100]
@@ -52,7 +51,7 @@ def test_the_first_loss_is_that_of_plain_logits(policy, data, tmp_path):
 
     settings = sft_settings(data, policy, max_steps=1, per_device_train_batch_size=48)
     summary = quietly(settings, tmp_path / "sft")
-    rows = step_rows(open_examples(settings, ChatTemplate.load(str(policy)), context=None))["train"]
+    rows = step_rows(token_pairs(settings, ChatTemplate.load(str(policy))))["train"]
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     total, tokens = 0.0, 0
     for row in rows:

@@ -60,11 +60,11 @@ def same(one, other, tolerance):
 CHILD = """
 import json, sys
 from pathlib import Path
-from reasonrag.dpo.train import DPORun
+from reasonrag.dpo.train import train_dpo
 from reasonrag.training.settings import DPOSettings
 
 tree, out = json.loads(sys.argv[1]), Path(sys.argv[2])
-DPORun(DPOSettings.model_validate(tree), out, log=lambda line: print(line, flush=True)).run()
+train_dpo(DPOSettings.model_validate(tree), out, log=lambda line: print(line, flush=True))
 """
 
 
@@ -301,14 +301,13 @@ def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, t
 
 def test_a_step_is_scored_in_the_prompt_that_inference_shows(policy, data, tmp_path):
     """The row that reaches TRL ends where the step ended: no end of turn after a stop string."""
-    from reasonrag.dpo.examples import open_examples
     from reasonrag.dpo.train import pair_rows
     from reasonrag.llm.chat_template import ChatTemplate
-    from tests.training.toys import pair_row
+    from tests.training.toys import pair_row, token_pairs
 
     chat = ChatTemplate.load(str(policy))
     settings = dpo_settings(data, policy)
-    row = pair_rows(open_examples(settings, chat, context=None), settings)["train"][1]
+    row = pair_rows(token_pairs(settings, chat), settings)["train"][1]
     end = chat.tokenizer.eos_token_id
     assert chat.decode(row["chosen_ids"]) == pair_row(1)["chosen"][0]["content"]
     assert (row["chosen_ids"][-1] == end, row["rejected_ids"][-1] == end) == (False, True)

@@ -7,9 +7,8 @@ import copy
 import pytest
 
 from reasonrag.core.errors import ConfigError, DataError
-from reasonrag.dpo.examples import Examples
 from reasonrag.dpo.token_rows import Encoded
-from reasonrag.dpo.train import LOSS_TYPES, pair_rows
+from reasonrag.dpo.train import LOSS_TYPES, TokenPairs, pair_rows
 from reasonrag.dpo.trainer import StepCollator, StepDPOTrainer
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import DPOSettings, LoraSettings
@@ -39,7 +38,7 @@ def one_thread():
 
 
 def examples(pairs, test=()):
-    return Examples(list(pairs), list(test), "c", None, "toy", None, {}, {}, None, Encoded())
+    return TokenPairs(list(pairs), list(test), "toy", "c", None, None, Encoded(), {})
 
 
 def rows_of(pairs, **settings):

@@ -15,8 +15,8 @@ from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.advantages import advantage_scale, group_advantages
 from reasonrag.online_rl.rows import REWARD
 from reasonrag.online_rl.trainer import AgenticGRPOTrainer, BackgroundRunner, Rollouts
-from reasonrag.training.callbacks import GuardedTrainer
 from reasonrag.training.model import model_path
+from reasonrag.training.trainer import GuardedTrainer
 from tests.online_rl.toys import farthest, logged, made, settings
 
 HOLES = "tests.online_rl.toys:HolesReward"

@@ -81,7 +81,7 @@ def made(wanted: RLSettings, out: Path) -> Iterator[Any]:
     from datasets import Dataset
 
     run = OnlineRLRun(wanted, out, log=lambda line: None)
-    run.prepare()
+    run.prepare_trl()
     out.mkdir(parents=True, exist_ok=True)
     trainer = run.make_trainer(Dataset.from_list(run.task.rows()["train"]), None)
     trainer.current_gradient_accumulation_steps = run.arguments.gradient_accumulation_steps

@@ -14,7 +14,7 @@ from reasonrag.core.types import Completion, FinishReason
 from reasonrag.pipeline.build import build_trees
 from reasonrag.prm.labels import read_labels
 from reasonrag.prm.scorer import open_scorer
-from reasonrag.prm.train import PRMRun
+from reasonrag.prm.train import train_prm
 from reasonrag.training.settings import PRM_PRESETS, PRMSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]
@@ -35,7 +35,7 @@ def settings(trees, **more):
 @pytest.fixture(scope="module")
 def trained(trees, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "prm"
-    return out, PRMRun(settings(trees), out, log=lambda line: None).run()
+    return out, train_prm(settings(trees), out, log=lambda line: None).summary
 
 
 def held_out(trees):
@@ -83,18 +83,18 @@ def test_the_folder_is_a_language_model_that_others_load_as_such(trained, trees)
 def test_it_resumes_and_refuses_another_run(trained, trees, tmp_path):
     out, summary = trained
     lines = []
-    assert PRMRun(settings(trees), out, log=lines.append).run() == summary and "already finished" in lines[-1]
+    assert train_prm(settings(trees), out, log=lines.append).summary == summary and "already finished" in lines[-1]
     with pytest.raises(RunError, match="alpha"):
-        PRMRun(settings(trees, alpha=1.0), out, log=lines.append).run()
+        train_prm(settings(trees, alpha=1.0), out, log=lines.append)
     (out / "training.json").rename(tmp_path / "training.json")  # as if it had been killed at the end
-    again = PRMRun(settings(trees), out, log=lines.append).run()
+    again = train_prm(settings(trees), out, log=lines.append).summary
     assert any("resuming from checkpoint-6" in line for line in lines)
     assert again["measures"] == summary["measures"]
 
 
 def test_adapters_are_trained_and_merged(trees, tmp_path):
     out = tmp_path / "lora"
-    PRMRun(settings(trees, method="lora", merge=True, max_steps=2), out, log=lambda line: None).run()
+    train_prm(settings(trees, method="lora", merge=True, max_steps=2), out, log=lambda line: None)
     steps = held_out(trees)[:4]
     assert values(out, steps) == pytest.approx(values(out / "merged", steps), abs=1e-4)
 
@@ -116,4 +116,4 @@ def test_a_model_that_says_nan_is_an_error_and_never_a_score(trained, trees, tmp
 
 def test_tokens_that_the_vocabulary_lacks_are_refused(trees, tmp_path):
     with pytest.raises(ConfigError, match="two tokens"):
-        PRMRun(settings(trees, tokens=["+", "-"]), tmp_path / "prm", log=lambda line: None).run()
+        train_prm(settings(trees, tokens=["+", "-"]), tmp_path / "prm", log=lambda line: None)

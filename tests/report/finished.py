@@ -25,7 +25,7 @@ from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import ShardWriter
 from reasonrag.storage.tables import trajectory_schema
 from reasonrag.training.model import ModelSource
-from reasonrag.training.outcome import summarise
+from reasonrag.training.run import summarise
 from tests.report.hostile import HOSTILE
 
 SETTING = Setting(0.0, 8, 3)

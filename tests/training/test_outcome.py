@@ -21,7 +21,7 @@ from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.folder import explain_full_disk, identity_of, last_checkpoint, mark_complete, remove_old
 from reasonrag.training.model import ModelSource, merge_adapter
-from reasonrag.training.outcome import panels, summarise
+from reasonrag.training.run import panels, summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
 
 pytestmark = pytest.mark.usefixtures("undrawn")

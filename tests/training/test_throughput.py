@@ -75,7 +75,7 @@ def scores(model: Any, scored: slice, *, shared: int = 0, unlike: int = 0) -> tu
 def test_outputs_and_gradients_are_those_of_all_positions(case, shared):
     import torch
 
-    from reasonrag.training.throughput import score_labels_only
+    from reasonrag.training.trainer import score_labels_only
 
     # In double precision no rounding hides a wrong term; a mixture's experts do not compute in it.
     precision = torch.float32 if case["name"] == "mixture" else torch.float64
@@ -96,7 +96,7 @@ def test_outputs_and_gradients_are_those_of_all_positions(case, shared):
 def test_only_what_scored_positions_depend_on_costs_anything(adapter):
     from torch.utils.flop_counter import FlopCounterMode
 
-    from reasonrag.training.throughput import score_labels_only
+    from reasonrag.training.trainer import score_labels_only
 
     model = toy("untied", adapter=adapter)
     score_labels_only(model)

@@ -9,8 +9,9 @@ from typing import Any
 
 from reasonrag.core.settings import gather, validate
 from reasonrag.core.types import Message, Prompt
+from reasonrag.dpo.preferences import read_preferences
 from reasonrag.dpo.token_rows import Pair, Segment
-from reasonrag.dpo.train import DPORun, SFTRun
+from reasonrag.dpo.train import TokenPairs, data_of, tokenise, train_dpo, train_sft
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import DPOSettings, SFTSettings
 from tests.llm.tiny import save_tiny_model
@@ -89,11 +90,16 @@ def sft_settings(data: Path, model: Path | str, **overrides: Any) -> SFTSettings
     return validate(SFTSettings, gather({}, overrides=_quick(data, model) | overrides))
 
 
+def token_pairs(settings: Any, chat: ChatTemplate, *, context: int | None = None, log: Any = print) -> TokenPairs:
+    """Return the pairs of `settings.data` as `dpo train` reads and tokenises them."""
+    return tokenise(read_preferences(data_of(settings)), settings, chat, context=context, log=log)
+
+
 def train(settings: DPOSettings | SFTSettings, out: Path, *, log: Callable[[str], None] = print) -> dict[str, Any]:
     """Run the kind of training that the settings are of."""
     if isinstance(settings, SFTSettings):
-        return SFTRun(settings, out, log=log).run()
-    return DPORun(settings, out, log=log).run()
+        return train_sft(settings, out, log=log).summary
+    return train_dpo(settings, out, log=log).summary
 
 
 def _quick(data: Path, model: Path | str) -> dict[str, Any]:
