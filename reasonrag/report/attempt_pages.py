@@ -24,7 +24,7 @@ from reasonrag.storage.files import require_json
 from reasonrag.storage.parquet import Row, read_parquet, read_shards
 from reasonrag.storage.tables import rollout_schema, trajectory_schema
 from reasonrag.training.folder import SUMMARY
-from reasonrag.training.outcome import panels
+from reasonrag.training.run import panels
 
 Question = tuple[str, str]  # data set, id
 Result = Row | str  # a row of `tables.trajectory_schema`, or the cause why there is none
