@@ -1,4 +1,4 @@
-"""Convert a log of inspect_ai to a recording, as `reasonrag record` writes it.
+"""Convert a log of inspect_ai to a recording, as `contrib.record` writes it.
 
     inspect log dump logs/agent.eval > agent.json
     python -m contrib.inspect_log agent.json recordings/inspect

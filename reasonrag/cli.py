@@ -42,7 +42,6 @@ COMMANDS = {
     "publish": ("publish.publish", "Publish a data set or a policy on the Hugging Face Hub."),
     "index": ("index.index", "Build, serve and check search indexes."),
     "env": ("agents.env", "Serve the rollout engine as an environment that other trainers train on."),
-    "record": ("agents.record", "Record the model calls of an agent, through a proxy."),
 }
 # What replaces a command of reasonrag 0.1.
 FORMER_COMMANDS = {
@@ -52,6 +51,7 @@ FORMER_COMMANDS = {
     "demo": "reasonrag export demo --to flashrag",
     "parse": 'FORMATS["NAME"]().read_text(text) in Python, see docs/formats.md',
     "reproduce": "python -m papers, in a checkout",
+    "record": "python -m contrib.record, in a checkout",
 }
 # Errors that the user can fix: a full disk, a read-only folder, a wrong path, too many open files, a disk that is gone.
 _FIXABLE = (

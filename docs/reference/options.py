@@ -11,7 +11,6 @@ from pydantic.fields import FieldInfo
 
 from docs.reference.settings import SETTINGS, fields
 from reasonrag.agents.environment import EnvironmentSettings
-from reasonrag.agents.recorder import RecordSettings
 from reasonrag.core.settings import Flag
 from reasonrag.retrieval.server.service import ServeSettings
 
@@ -21,7 +20,7 @@ _TYPES = {str: "text", int: "integer", float: "number", bool: "boolean"}
 def options_json() -> str:
     """Return the file: flags and presets by model."""
     flags = {model.__name__: _flags(model) for _, model, _ in SETTINGS}
-    flags |= {model.__name__: _flags(model) for model in (ServeSettings, EnvironmentSettings, RecordSettings)}
+    flags |= {model.__name__: _flags(model) for model in (ServeSettings, EnvironmentSettings)}
     presets = {model.__name__: sorted(presets) for _, model, presets in SETTINGS if presets}
     return json.dumps({"flags": flags, "presets": presets}, indent=1, ensure_ascii=False) + "\n"
 

@@ -1,19 +1,16 @@
-"""`env`, `record`: other people's trainers and agents."""
+"""`env`: the rollout engine for other trainers."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from reasonrag.commands.options import (
     Group,
-    command,
     configuration,
     given_settings,
-    out,
     rare,
     settings,
     sources,
@@ -67,52 +64,3 @@ def serve(**given: Any) -> None:
     log_plainly()
     listening = validate(EnvironmentSettings, given_settings({name: given.pop(name) for name in _LISTENING}))
     sys.exit(serve_environment(load_rl_settings(RL_PRESETS, **sources(given)), listening))
-
-
-@env.command()
-@_TASK
-@rare(settings("RLSettings", "rollout.group_size"))
-@configuration("RLSettings")
-@out("A folder.")
-def export(out: Path, **given: Any) -> None:
-    """Write questions, reward, rollouts and search for verl. It trains the policy.
-
-    What is written is what `rl train` with the same options trains on.
-
-    \b
-    Search-R1's reward on your own questions:
-      reasonrag env export --preset search-r1 --dataset questions.jsonl --corpus corpus.jsonl --out data/verl
-      python -m verl.trainer.main_ppo $(cat data/verl/overrides.txt) trainer.total_training_steps=1005
-    In the demo world:
-      reasonrag env export --preset demo-outcome --out data/verl
-    """
-    from reasonrag.agents.verl import export_task
-    from reasonrag.online_rl.presets import RL_PRESETS
-    from reasonrag.online_rl.settings import load_rl_settings
-
-    counts = export_task(load_rl_settings(RL_PRESETS, **sources(given)), out)
-    print(f"rows: {', '.join(f'{name} {count:,}' for name, count in counts.items())}")
-    print(f"task: {out}, whose overrides.txt is for verl's command line")
-
-
-@command()
-@click.option("--upstream", required=True, metavar="URL", help="Base URL of the model's server, with the version.")
-@out("A folder; the same command adds to it.")
-@settings("RecordSettings", "port", show_keys=False)
-def record(upstream: str, out: Path, port: int | None) -> None:
-    """Record the model calls of an agent: a proxy on this machine, to any server with OpenAI's chat completions.
-
-    \b
-      reasonrag record --upstream https://api.openai.com/v1 --out recordings/agent --port 8020
-    Then give the agent http://127.0.0.1:8020/v1 as its base URL, or http://127.0.0.1:8020/c/NAME/v1 to name the
-    conversation. Its key is passed on and not kept. Secrets in messages are kept as ***.
-
-    SIGTERM and Ctrl-C end the proxy once all replies were passed on.
-    """
-    from reasonrag.agents.recorder import RecordSettings
-    from reasonrag.agents.recorder import record as record_calls
-    from reasonrag.commands.console import log_plainly
-    from reasonrag.core.settings import validate
-
-    log_plainly()
-    sys.exit(record_calls(upstream, out, validate(RecordSettings, given_settings({"port": port}))))

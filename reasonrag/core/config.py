@@ -300,8 +300,8 @@ class SearchConfig(Section):
 
     recording: str | None = execution(
         None,
-        "folder of `reasonrag record`: branch each step of an agent's conversations on these questions, with its own "
-        "messages and functions (needs format.name=tool_calls)",
+        "folder that contrib.record wrote: branch each step of an agent's conversations on these questions, with its "
+        "own messages and functions (needs format.name=tool_calls)",
         "--recording",
     )
     iterations: int = setting(64, "MCTS iterations per tree", "--iterations", ge=1)

@@ -1,6 +1,6 @@
 """Somebody else's agent, asked as its recording shows: its own messages and functions, with searches of ours.
 
-A conversation of `reasonrag record` is a trajectory of this format, so `build-tree` branches each of its steps.
+A conversation that `contrib.record` kept is a trajectory of this format, so `build-tree` branches each of its steps.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def read_calls(folder: Path) -> Iterator[dict[str, Any]]:
     try:
         lines = file.read_bytes().split(b"\n")
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); name a folder of `reasonrag record`") from error
+        raise DataError(f"{file} cannot be read ({error.strerror}); name a folder that contrib.record wrote") from error
     for number, line in enumerate(lines[:-1], 1):
         try:
             row = parse_json(line)

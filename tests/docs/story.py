@@ -55,8 +55,9 @@ READ_ONLY = {
     "srun": "needs Slurm",
     "reasonrag build-tree --ray": "needs a Ray cluster; tests/faults/test_cluster.py has one",
     "reasonrag index serve": "does not end; the fixture `places` serves an index to all pages",
+    "python -m contrib.record": "does not end; tests/contrib/test_record.py records",
+    "python -m contrib.verl": "hotpotqa is not here; tests/contrib/test_verl.py exports the demo",
     "reasonrag env serve": "does not end; tests/agents/test_environment.py serves one",
-    "reasonrag record": "does not end; tests/agents/test_recorder.py records",
     "reasonrag build-tree --recording": "needs a recorded agent; tests/formats/test_recorded.py has one",
     "reasonrag index build --corpus wiki18": "21 million passages from the Hub; retrieval.md runs it on a small corpus",
 }
@@ -95,7 +96,6 @@ ADDED = {
     "reasonrag eval --dataset dev.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
     "reasonrag eval --dataset questions.jsonl --corpus corpus.jsonl.gz --policy base=hf:base": "--max-tokens 8",
     "reasonrag prm train": "--model demo --set max_steps=1 --set dtype=float32",
-    "reasonrag env export": "--limit 4 --set validation.limit=2",
     "reasonrag rl plan": "--limit 2 --policy demo:search_p1",  # the server speaks another format
     "reasonrag rl train": (
         "--max-steps 1 --questions-per-step 2 --group-size 2 --batch-size 4 --save-steps 1 --set rollout.minibatches=1 "
@@ -204,7 +204,7 @@ def read(words: tuple[str, ...]) -> None:
     file, preset = given.get("file"), given.get("preset")
     if file or preset:
         path = ROOT / file if file else None
-        if words[:2] in (("rl", "train"), ("env", "serve"), ("env", "export")):
+        if words[:2] in (("rl", "train"), ("env", "serve")):
             load_rl_settings(RL_PRESETS, preset=preset, file=path)
         elif words[:2] == ("dpo", "train"):
             validate(DPOSettings, gather(DPO_PRESETS, preset=preset, file=path))

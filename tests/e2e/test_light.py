@@ -27,7 +27,6 @@ COMMANDS = (
         "sft train",
         "rl",
         "rl train",
-        "env export",
         "rl plan",
     ),
 )

@@ -293,11 +293,6 @@ class Commands:
         return self._command(lambda out: ("env", "serve", "--preset", "demo-outcome", "--port", "0"), digests)
 
     @cached_property
-    def record(self) -> Command:
-        flags = ("--upstream", self._server().base_url, "--port", "0")
-        return self._command(lambda out: ("record", *flags, "--out", out), digests)
-
-    @cached_property
     def papers(self) -> Command:
         scale = ("--seeds", "1", "--limit", "8", "--iterations", "4", "--test-limit", "2", "--max-steps", "1")
         flags = ("papers", "reasonrag", *scale, "--only", "dpo-rollout")

@@ -1,9 +1,7 @@
-"""Our three servers and a model's, for the rows that attack them, and requests as bytes."""
+"""Our servers, for the rows that attack them, and requests as bytes."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
 import socket
 from contextlib import suppress
@@ -11,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.agents.environment import CurrentPolicy, EnvironmentApp, EnvironmentSettings
-from reasonrag.agents.recorder import Recorder, RecordSettings, record
-from reasonrag.core.serving import App, ListenSettings, Receive, Response, Scope, run_app
+from reasonrag.core.serving import App, run_app
 from reasonrag.retrieval.server.app import RetrievalApp, serve
 from reasonrag.retrieval.server.service import RetrievalService, ServeSettings
 from tests.agents.test_environment import QUESTIONS, make
@@ -20,7 +17,7 @@ from tests.retrieval.serving import sea_index
 from tests.serving import ForkedServer
 from tests.toys import ToyRetriever
 
-SERVERS = ("index serve", "env serve", "record")
+SERVERS = ("index serve", "env serve")
 HOST = b"Host: 127.0.0.1\r\n"
 SOCKET = (
     b"GET /ws HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -28,50 +25,21 @@ SOCKET = (
 )
 
 
-class Model(App):
-    """What `record` passes calls on to. It answers with `reply`, whose second piece waits until it is not `held`."""
-
-    def __init__(self) -> None:
-        super().__init__(ListenSettings(), token=None)
-        self.asked = 0
-        message = {"role": "assistant", "content": "Steven Spielberg"}
-        self.reply = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
-        self.held = False
-
-    def route(self, scope: Scope) -> Any:
-        return self.answers
-
-    async def answers(self, scope: Scope, receive: Receive) -> Response:
-        await self.body(scope, receive)
-        self.asked += 1
-        return Response(self.pieces())
-
-    async def pieces(self) -> Any:
-        yield self.reply[:10]
-        while self.held:  # noqa: ASYNC110 (another thread lets it go)
-            await asyncio.sleep(0.01)
-        yield self.reply[10:]
-
-
-def app(name: str, folder: Path, upstream: str = "http://127.0.0.1:9", **settings: Any) -> App:
-    """One of the three servers."""
+def app(name: str, **settings: Any) -> App:
+    """One of the servers."""
     if name == "index serve":
         limits = ServeSettings(port=0, **settings)
         return RetrievalApp(RetrievalService(ToyRetriever(), limits), limits)
-    if name == "env serve":
-        return EnvironmentApp(*make("search_r1", CurrentPolicy()), QUESTIONS, EnvironmentSettings(port=0, **settings))
-    return Recorder(upstream, folder, RecordSettings(port=0, **settings))
+    return EnvironmentApp(*make("search_r1", CurrentPolicy()), QUESTIONS, EnvironmentSettings(port=0, **settings))
 
 
-def forked(name: str, folder: Path, upstream: str = "", **settings: Any) -> ForkedServer:
+def forked(name: str, folder: Path, **settings: Any) -> ForkedServer:
     """The same in a process; `index serve` has the small world of ships."""
 
     def run() -> int:
         if name == "index serve":
             return serve(sea_index(folder), ServeSettings(port=0, **settings))
-        if name == "record":
-            return record(upstream, folder / "calls", RecordSettings(port=0, **settings))
-        return run_app(app(name, folder, **settings))
+        return run_app(app(name, **settings))
 
     return ForkedServer(folder, run)
 

@@ -6,24 +6,17 @@ size (`tests/faults/disks.py`) the command fails, and with room again the same c
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
-import signal
 import subprocess
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from reasonrag.storage.records import read_calls
-from tests import warmed
 from tests.e2e import product
-from tests.faults import disks, servers
+from tests.faults import disks
 from tests.faults.commands import IN_FLIGHT, Commands, digests
 from tests.faults.matrix import Figure, Rounds
-from tests.llm.fake_openai import FakeOpenAI
 
 pytestmark = pytest.mark.slow
 
@@ -130,50 +123,3 @@ def test_a_full_disk_takes_no_data_set_away_and_a_full_log_stops_nothing(
         f"pairs: {tries} of {tries} disks got full, on which it needs {needed - held:,} kB; all old data sets intact"
     )
     assert same
-
-
-@pytest.mark.fault(
-    "6",
-    "the disk of `record` gets full while agents ask",
-    "calls are refused with 507 before they are paid for, and taken again once there is room; no paid call is lost",
-    before="calls that were paid for could not be written, and were lost",
-)
-def test_a_full_disk_under_a_recording(rounds: Rounds, figure: Figure, tmp_path: Path) -> None:
-    tries, prompts = rounds(1, 8), [f"Question {number}? {'word ' * 8_000}" for number in range(32)]
-    asked = [{"model": "fake", "messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
-
-    def record(out: Path, kb: int, numbers: Sequence[int] = range(32)) -> list[int]:
-        """Ask these questions, several at a time, while the disk is of this size; return those that are refused."""
-
-        def is_refused(number: int) -> bool:
-            path = f"/c/{number}/v1/chat/completions".encode()
-            status, reply = servers.ask(port, servers.post(path, json.dumps(asked[number]).encode()))
-            assert status == 200 or (status == 507 and b"No space left" in reply), reply
-            return status == 507
-
-        child = disks.start(out, kb, "record", "--upstream", model.base_url, "--port", "0", "--out", out)
-        product.wait_until(lambda: "listening" in child.printed() or child.poll() is not None)
-        port = int(child.printed().partition("http://127.0.0.1:")[2].split()[0])
-        with ThreadPoolExecutor(IN_FLIGHT) as agents:
-            refused = [number for number, no in zip(numbers, agents.map(is_refused, numbers), strict=True) if no]
-        child.send_signal(signal.SIGTERM)
-        done = warmed.ended(child, 60)
-        assert done.returncode == 128 + signal.SIGTERM and "Traceback" not in done.stderr, done.stderr
-        assert ("No space left" in done.stderr) == bool(refused)
-        return refused
-
-    disks.run(tmp_path / "any", 64, "--version")  # skips this test where nobody may mount a disk
-    whole = {str(number): prompt[:12] for number, prompt in enumerate(prompts)}
-    refusals = kept = paid = 0
-    with FakeOpenAI(lambda request: request["messages"][0]["content"][:12]) as model:
-        for turn in range(tries):
-            model.requests.clear()
-            out = tmp_path / f"calls-{turn}"
-            refused = record(out, 1200 + 1000 * turn // tries)
-            refusals, paid = refusals + len(refused), paid + len(model.requests)
-            kept += len(list(read_calls(out)))
-            assert refused and not record(out, disks.AMPLE_KB, refused)
-            assert {call["conversation"]: call["message"]["content"] for call in read_calls(out)} == whole
-            assert len(model.requests) == len(whole)
-    figure(f"record: {tries} of {tries} disks got full; {kept} of {paid} paid calls kept, {refusals} refused")
-    assert kept == paid

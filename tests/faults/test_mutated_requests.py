@@ -14,9 +14,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from reasonrag.storage.records import CALLS, read_calls
 from tests.faults.matrix import Figure, Rounds
-from tests.faults.servers import HOST, SERVERS, SOCKET, Model, app, ask, mutated, post, read_response
+from tests.faults.servers import HOST, SERVERS, SOCKET, app, ask, mutated, post, read_response
 from tests.serving import serving
 
 RETRIEVE = [
@@ -53,7 +52,7 @@ CHAT = json.dumps(
 @pytest.mark.fault("fuzz", "mutated bodies of /retrieve", "200, 413 or 422 each; never a 500, never a hang")
 def test_mutated_bodies_of_retrieve(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
     rng, statuses = random.Random(38), Counter[int]()
-    with serving(app("index serve", tmp_path)) as port, socket.create_connection(("127.0.0.1", port), 60) as connection:
+    with serving(app("index serve")) as port, socket.create_connection(("127.0.0.1", port), 60) as connection:
         for _ in range(rounds(1000, 30_000)):
             connection.sendall(post(b"/retrieve", mutated(rng, rng.choice(RETRIEVE))))
             statuses[read_response(connection)[0]] += 1
@@ -64,7 +63,7 @@ def test_mutated_bodies_of_retrieve(tmp_path: Path, rounds: Rounds, figure: Figu
 @pytest.mark.fault("fuzz", "mutated messages to sessions of env serve", "an answer to each; never an internal error")
 def test_mutated_messages_of_sessions(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
     rng, kinds = random.Random(38), Counter[str]()
-    with serving(app("env serve", tmp_path)) as port, ExitStack() as stack:
+    with serving(app("env serve")) as port, ExitStack() as stack:
         url = f"ws://127.0.0.1:{port}/ws"
         client = stack.enter_context(connect(url))
         for _ in range(rounds(600, 20_000)):
@@ -84,33 +83,6 @@ def test_mutated_messages_of_sessions(tmp_path: Path, rounds: Rounds, figure: Fi
 
 
 @pytest.mark.fault(
-    "fuzz", "mutated calls and mutated replies through record", "passed on as they are; the file stays readable"
-)
-def test_mutated_calls_through_the_recorder(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
-    rng, statuses, model = random.Random(38), Counter[int](), Model()
-    good = model.reply
-    chunk = {
-        "choices": [{"index": 0, "delta": {"content": "a", "tool_calls": [{"index": 0, "function": {"name": "s"}}]}}]
-    }
-    streamed = b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
-    with serving(model) as upstream, serving(app("record", tmp_path, f"http://127.0.0.1:{upstream}/v1")) as port:
-        for _ in range(rounds(300, 4000)):
-            model.reply = rng.choice([good, mutated(rng, good), mutated(rng, streamed)])
-            call = rng.choice([CHAT, mutated(rng, CHAT)])
-            with socket.create_connection(("127.0.0.1", port), 60) as connection:
-                connection.sendall(post(b"/v1/chat/completions", call, b"Connection: close"))
-                received = b""
-                while piece := connection.recv(65536):
-                    received += piece
-            statuses[int(received.split()[1])] += 1
-            assert received.endswith(b"0\r\n\r\n") and model.reply[10:] in received
-    kept = len(list(read_calls(tmp_path))) if (tmp_path / CALLS).exists() else 0
-    app("record", tmp_path)  # begins with what is there
-    figure(f"{statuses.total():,} calls through record, answered with {shown(statuses)}; {kept:,} kept, all readable")
-    assert set(statuses) == {200} and kept
-
-
-@pytest.mark.fault(
     "fuzz", "mutated requests, headers and frames, to each server", "an answer or an end; no 500, no hang, no traceback"
 )
 @pytest.mark.parametrize("name", SERVERS)
@@ -125,7 +97,7 @@ def test_mutated_requests(
         + HOST
         + b"\r\n2\r\n{}\r\n0\r\n\r\n"
     )
-    with serving(Model()) as upstream, serving(app(name, tmp_path, f"http://127.0.0.1:{upstream}/v1")) as port:
+    with serving(app(name)) as port:
         for _ in range(rounds(150, 5000)):
             with socket.create_connection(("127.0.0.1", port), 60) as connection:
                 connection.sendall(mutated(rng, rng.choice(requests)))

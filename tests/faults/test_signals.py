@@ -36,7 +36,7 @@ LONG: dict[str, tuple[tuple[signal.Signals, ...], ...]] = {
 # Of these, the suite has others like them: one harness trains, `tests/online_rl/test_train.py` stops it in a rollout,
 # and `tests/papers/test_plan.py` a plan.
 FULL = ("sft train", "prm train", "rl train", "papers")
-SERVERS = ("index serve", "env serve", "record")
+SERVERS = ("index serve", "env serve")
 
 
 @pytest.mark.fault("3", "SIGTERM to a server", "it exits with 143, without a traceback, while it starts and afterwards")

@@ -20,10 +20,8 @@ from reasonrag.storage.questions import load_questions
 from reasonrag.storage.records import CALLS, read_calls
 from tests.e2e import product
 from tests.faults.matrix import Figure
-from tests.faults.servers import Model, app, ask, post
 from tests.growth import LIMIT, TIMES, growth
 from tests.llm.fake_openai import FakeOpenAI
-from tests.serving import serving
 
 STRINGS = (
     *(
@@ -102,26 +100,6 @@ def test_odd_characters_go_through_a_run(tmp_path: Path, figure: Figure) -> None
     figure(f"{len(odd) - len(wrong)} of {len(odd)} texts went through; {len(rows)} rows")
     assert not wrong
     assert rows == product.tree_rows(tmp_path / "whole")
-
-
-@pytest.mark.fault(
-    "26",
-    "the same texts in replies that stream through record",
-    "every call is kept",
-    before="those with U+2028 or U+0085 were lost",
-)
-def test_odd_characters_in_a_stream_are_recorded(tmp_path: Path, figure: Figure) -> None:
-    model, said = Model(), [valid_unicode(text) for text in STRINGS]
-    with serving(model) as upstream, serving(app("record", tmp_path, f"http://127.0.0.1:{upstream}/v1")) as port:
-        for text in said:
-            deltas = [{"choices": [{"delta": {"content": piece}}]} for piece in (text, ".")]
-            lines = [f"data: {json.dumps(delta, ensure_ascii=False)}" for delta in deltas]
-            model.reply = "\r\n\r\n".join([*lines, "data: [DONE]", ""]).encode()
-            body = json.dumps({"messages": [{"role": "user", "content": text}]}, ensure_ascii=False).encode()
-            assert ask(port, post(b"/v1/chat/completions", body))[0] == 200
-    kept = [call["message"]["content"] for call in read_calls(tmp_path)]
-    figure(f"{len(kept)} of {len(said)} calls kept")
-    assert kept == [f"{text}." for text in said]
 
 
 @pytest.mark.fault(

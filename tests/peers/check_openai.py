@@ -1,4 +1,4 @@
-"""An agent written with OpenAI's SDK, through `record`; `build-tree --recording` branches its steps.
+"""An agent written with OpenAI's SDK, through `contrib.record`; `build-tree --recording` branches its steps.
 
 The agent knows nothing of reasonrag: its own prompt, its own function `search_encyclopedia(q)`, its own way to show
 results. The model is a stand-in that searches once, and then answers rightly or wrongly by the seed.
@@ -6,11 +6,14 @@ results. The model is a stand-in that searches once, and then answers rightly or
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,9 @@ from reasonrag.storage.parquet import read_shards
 from reasonrag.storage.records import read_calls
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.llm.fake_openai import FakeOpenAI
-from tests.peers.world import serving
+from tests.ports import keep_port, refuses
 
+ROOT = Path(__file__).parents[2]
 QUESTIONS = demo_questions("dev")[:10]
 KEY = "sk-proj-Kd83hdksl29fhdJSk3ldkf93hdksl2ka"
 TOOL = {
@@ -35,6 +39,18 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]},
     },
 }
+
+
+@contextlib.contextmanager
+def recording(upstream: str, out: Path) -> Iterator[str]:
+    """Yield the address of a recording proxy."""
+    port = keep_port().getsockname()[1]
+    flags = ["--upstream", upstream, "--out", str(out), "--port", str(port)]
+    with subprocess.Popen([sys.executable, "-m", "contrib.record", *flags], cwd=ROOT) as proxy:
+        while refuses(port):
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+        proxy.terminate()
 
 
 def model(request: dict[str, Any]) -> str:
@@ -79,7 +95,7 @@ def agent(client: openai.OpenAI, question: str, retriever: BM25Retriever) -> str
 def main() -> None:
     retriever = BM25Retriever.open(demo_corpus(0), cache=Path("cache"))
     with FakeOpenAI(model, edit=as_tools) as server:
-        with serving("record", "--upstream", server.base_url, "--out", "agent", "--port", "0") as proxy:
+        with recording(server.base_url, Path("agent").resolve()) as proxy:
             client = openai.OpenAI(base_url=f"{proxy}/v1", api_key=KEY)
             answers = [agent(client, question.question, retriever) for question in QUESTIONS]
         calls = list(read_calls(Path("agent")))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,7 +18,7 @@ MODEL = str(world.ROOT / "reasonrag" / "demo" / "stream_policy")
 TASKS = {
     "demo-outcome": ["--set", "reward.outcome.preset=search-r1-v0.3"],
     "demo-hiprag": ["--set", "reward.hiprag.over_search=false"],
-    "demo-search-p1": ["--limit", "40"],
+    "demo-search-p1": ["--set", "limit=40"],
     "demo-when-to-search": ["--set", "reward.when_to_search.unified=true"],
 }
 SIZE = ["--max-steps", "1", "--questions-per-step", "16", "--set", "validation.steps=0"]
@@ -33,6 +35,11 @@ def main() -> dict[str, object]:
     counts += own_loop(Path("demo-outcome-verl"), tokenizer)
     counts += search_tool()
     return {"of them scored otherwise than recorded": 0, **counts}
+
+
+def export(*flags: object) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(world.ROOT)}
+    subprocess.run([sys.executable, "-m", "contrib.verl", *map(str, flags)], check=True, env=environment)
 
 
 def questions_of_trees(tokenizer) -> Counter[str]:
@@ -80,8 +87,8 @@ def whole_task(preset: str, options: list[str], tokenizer) -> Counter[str]:
 
     trained, exported = Path.cwd() / preset, Path.cwd() / f"{preset}-verl"
     world.reasonrag("rl", "train", "--preset", preset, *options, *SIZE, "--out", trained)
-    plans = ["--plans", trained / "plans.parquet"] if preset == "demo-search-p1" else []
-    world.reasonrag("env", "export", "--preset", preset, *options, *plans, "--out", exported)
+    plans = ["--set", f"plans={trained / 'plans.parquet'}"] if preset == "demo-search-p1" else []
+    export("--preset", preset, *options, *plans, "--out", exported)
     rows = dataset(tokenizer, exported / "train.parquet")
     row_of = {row["extra_info"]["question_id"]: row for row in (rows[n] for n in range(len(rows)))}
     counts = Counter({"questions of whole tasks": len(rows)})
@@ -174,8 +181,8 @@ def search_tool() -> Counter[str]:
     from reasonrag.online_rl.settings import load_rl_settings
     from reasonrag.online_rl.task import open_task
 
-    options = ["--preset", "demo-outcome", "--format", "tool_calls", "--limit", "20"]
-    world.reasonrag("env", "export", *options, "--out", Path.cwd() / "tools")
+    options = ["--preset", "demo-outcome", "--set", "format.name=tool_calls", "--set", "limit=20"]
+    export(*options, "--out", Path.cwd() / "tools")
     overrides = config(*Path("tools/overrides.txt").read_text().splitlines())
     (tool,) = load_all_tools(None, overrides.actor_rollout_ref.rollout.multi_turn.function_tool_path)
     task = open_task(load_rl_settings({}, file=Path("tools/task.yaml")))

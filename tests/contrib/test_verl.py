@@ -8,7 +8,7 @@ import runpy
 
 import pytest
 
-from reasonrag.agents.verl import TextFormat, export_task, question_of, trajectory_of
+from contrib.verl import TextFormat, export_task, question_of, trajectory_of
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.settings import validate
 from reasonrag.core.types import Search, Trajectory

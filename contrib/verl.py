@@ -1,12 +1,16 @@
-"""A whole online task for verl: questions, our reward of its texts, our rollouts or our search (`env export`).
+"""A whole online task for verl: questions, our reward of its texts, and our rollouts or our search.
+
+    python -m contrib.verl --preset search-r1 --set data=questions.jsonl --set retrieval.corpus=corpus.jsonl --out OUT
+    python -m verl.trainer.main_ppo $(cat OUT/overrides.txt) trainer.total_training_steps=1005
 
 verl scores a response by its text alone. So the text is taken apart into the steps that our engine would have made of
-it, and the reward reads these. A format of one growing turn is rolled out by our engine on verl's own servers
-(`agent_loop`); for `tool_calls`, verl's own loop calls our retriever (`search_tool`).
+it, and the reward reads these. Our engine rolls out a format of one growing turn on verl's own servers (`agent_loop`);
+for `tool_calls`, verl's own loop calls our retriever (`search_tool`). verl has to run where `contrib` can be imported.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -39,6 +43,7 @@ from reasonrag.formats.tool_calls import ToolCallsFormat
 from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.row_sampling import sampled_completion
+from reasonrag.online_rl.presets import RL_PRESETS
 from reasonrag.online_rl.reference_plans import load_plans
 from reasonrag.online_rl.settings import RLSettings, load_rl_settings
 from reasonrag.online_rl.task import Task, batched_retrievers, needs_of, open_task
@@ -56,25 +61,21 @@ from reasonrag.storage.parquet import write_parquet
 Textual = StreamFormat | ToolCallsFormat
 
 _LOADER = """\
-\"\"\"Written by `reasonrag env export`; the settings are in task.yaml beside it.\"\"\"
+\"\"\"Written by `python -m contrib.verl`; the settings are in task.yaml in this folder.\"\"\"
 
 from pathlib import Path
 
-from reasonrag.agents import verl
+from contrib import verl
 
 {name} = verl.{maker}(Path(__file__).parent)
 """
 
 
 def export_task(settings: RLSettings, out: Path) -> dict[str, int]:
-    """Write what `rl train` would train on, for verl; return the questions by split, `test` being those of validation.
-
-    Raises:
-        ConfigError, DataError: see `open_task` and `check`; nothing is written then.
-    """
+    """Write what `rl train` would train on, for verl; return the number of questions of `train` and of validation."""
     task = open_task(settings)
     check(settings, task.format)
-    rollout, place, numbers = "actor_rollout_ref.rollout", out.resolve(), count()
+    rollout, folder, numbers = "actor_rollout_ref.rollout", out.resolve(), count()
     named: dict[str, object] = {"data.return_raw_chat": "true", f"{rollout}.n": settings.rollout.group_size}
     with output(out, "verl-task.json", "*.parquet", "*.py", "task.yaml", "agent.yaml", "overrides.txt") as counts:
         for split, key, questions in (("train", "train", task.questions), ("test", "val", task.held_out)):
@@ -85,20 +86,20 @@ def export_task(settings: RLSettings, out: Path) -> dict[str, int]:
             if rows:
                 counts[split] = len(rows)
                 write_parquet(out / f"{split}.parquet", rows, verl_schema())
-                named[f"data.{key}_files"] = place / f"{split}.parquet"
+                named[f"data.{key}_files"] = folder / f"{split}.parquet"
         write_text(out / "task.yaml", dump(settings))
         write_text(out / "reward.py", _LOADER.format(name="compute_score", maker="reward_function"))
-        named["reward.custom_reward_function.path"] = place / "reward.py"
+        named["reward.custom_reward_function.path"] = folder / "reward.py"
         if isinstance(task.format, StreamFormat):
-            loop = {"name": "reasonrag", "_target_": f"{__name__}.agent_loop", "folder": str(place)}
+            loop = {"name": "reasonrag", "_target_": "contrib.verl.agent_loop", "folder": str(folder)}
             write_text(out / "agent.yaml", json.dumps([loop], indent=2) + "\n")
             named[f"{rollout}.agent.default_agent_loop"] = "reasonrag"
-            named[f"{rollout}.agent.agent_loop_config_path"] = place / "agent.yaml"
+            named[f"{rollout}.agent.agent_loop_config_path"] = folder / "agent.yaml"
         else:
             write_text(out / "tools.py", _LOADER.format(name="search", maker="search_tool"))
             named[f"{rollout}.agent.default_agent_loop"] = "tool_agent"
             named[f"{rollout}.multi_turn.enable"] = "true"
-            named[f"{rollout}.multi_turn.function_tool_path"] = place / "tools.py"
+            named[f"{rollout}.multi_turn.function_tool_path"] = folder / "tools.py"
             # verl cuts what a tool returns at 256 characters otherwise.
             shown = settings.retrieval.top_k * (settings.retrieval.max_passage_chars + 1000)
             named[f"{rollout}.multi_turn.max_tool_response_length"] = shown
@@ -107,11 +108,7 @@ def export_task(settings: RLSettings, out: Path) -> dict[str, int]:
 
 
 def check(settings: RLSettings, form: Format) -> frozenset[str]:
-    """Return what the reward needs.
-
-    Raises:
-        ConfigError: the reward needs more than a text shows: other prompts, steps, the policy, log-probabilities.
-    """
+    """Return what the reward needs; raise ConfigError if that is more than a text shows."""
     if not isinstance(form, Textual):
         raise ConfigError(f"format {form.name!r} writes several prompts, and verl scores one text; choose another")
     name, when = settings.reward.name, settings.reward.when_to_search
@@ -119,7 +116,7 @@ def check(settings: RLSettings, form: Format) -> frozenset[str]:
         raise ConfigError(f"reward {name} is of single steps, which verl's texts do not show; choose another")
     if name == "when-to-search" and not (when.no_stage_one or when.no_stage_two or when.unified):
         raise ConfigError(
-            "verl tells a reward no training step, so the stage has to be fixed: export twice, with "
+            "verl gives a reward no training step, so the stage has to be fixed: export twice, with "
             "reward.when_to_search.no_stage_two and then with no_stage_one"
         )
     needs = needs_of(settings)
@@ -136,13 +133,13 @@ def check(settings: RLSettings, form: Format) -> frozenset[str]:
 def trajectory_of(form: Textual, question: Question, response: str) -> Trajectory:
     """Return the steps that the engine would have made of a response: a search for each observation, and the last one.
 
-    `response` begins where the policy does: behind the words with which the format opens its turn.
+    `response` begins with the policy's first token, after the words that open the format's turn.
     """
     text = getattr(form, "opening", "") + response
     steps: list[Step] = []
-    for written, found in form.observed(text):
+    for written, passages in form.observed(text):
         action = form.parse(written.rstrip(), tuple(steps))
-        steps.append(Step(Prompt(()), Completion(written), action, (Passage("", found),) if found else ()))
+        steps.append(Step(Prompt(()), Completion(written), action, (Passage("", passages),) if passages else ()))
     last = steps.pop()
     if isinstance(last.action, Search):  # nothing was found, so nothing was searched: an answer had been asked for
         last = replace(last, action=Malformed("unexpected_search", ends=True))
@@ -224,7 +221,7 @@ def search_tool(folder: Path) -> Callable[..., Any]:
     return search
 
 
-class agent_loop:  # noqa: N801 - verl makes one for each rollout, by this name
+class agent_loop:  # noqa: N801 -- the name of our loop in verl's configuration
     """Our engine as one of verl's agent loops: a trajectory on verl's server, as the tokens that were sampled."""
 
     def __init__(self, folder: str, *, server_manager: Any, tokenizer: Any, trainer_config: Any, **_: Any) -> None:
@@ -240,12 +237,12 @@ class agent_loop:  # noqa: N801 - verl makes one for each rollout, by this name
         CurrentPolicy.current.set(self)
         engine = open_engine(self._task.config, CurrentPolicy(), self._retriever, self._task.format)
         (trajectory,) = await engine.run([Trajectory(question_of(row))], seeds=[0])
-        (made,) = transcripts(trajectory, self._chat)
+        (row_tokens,) = transcripts(trajectory, self._chat)
         return AgentLoopOutput(
-            prompt_ids=list(made.prompt_ids),
-            response_ids=list(made.completion_ids[: self._most]),
-            response_mask=list(made.mask[: self._most]),
-            response_logprobs=None if made.logprobs is None else list(made.logprobs[: self._most]),
+            prompt_ids=list(row_tokens.prompt_ids),
+            response_ids=list(row_tokens.completion_ids[: self._most]),
+            response_mask=list(row_tokens.mask[: self._most]),
+            response_logprobs=None if row_tokens.logprobs is None else list(row_tokens.logprobs[: self._most]),
             num_turns=2 * len(trajectory.steps),
             metrics=AgentLoopMetrics(),
         )
@@ -254,6 +251,24 @@ class agent_loop:  # noqa: N801 - verl makes one for each rollout, by this name
         """Return what the policy on verl's server writes, up to a stop string or the token limit."""
         ids = self._chat.token_ids(prompt)
         params = {**self._params, "stop": list(prompt.stop), "max_tokens": sampling.max_tokens}
-        made = await self._server.generate(request_id=uuid4().hex, prompt_ids=list(ids), sampling_params=params)
-        reason = FinishReason.LENGTH if len(made.token_ids) >= sampling.max_tokens else FinishReason.STOP
-        return (sampled_completion(self._chat, ids, made.token_ids, made.log_probs, reason, prompt.stop),)
+        sampled = await self._server.generate(request_id=uuid4().hex, prompt_ids=list(ids), sampling_params=params)
+        reason = FinishReason.LENGTH if len(sampled.token_ids) >= sampling.max_tokens else FinishReason.STOP
+        return (sampled_completion(self._chat, ids, sampled.token_ids, sampled.log_probs, reason, prompt.stop),)
+
+
+def main() -> None:
+    """Export with the settings of `rl train`: a preset, a file, and KEY=VALUE pairs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--preset", choices=sorted(RL_PRESETS))
+    parser.add_argument("--config", type=Path, help="YAML file of settings")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, as in rl train")
+    parser.add_argument("--out", required=True, type=Path)
+    given = parser.parse_args()
+    overrides = dict(setting.split("=", 1) for setting in given.set)
+    settings = load_rl_settings(RL_PRESETS, preset=given.preset, file=given.config, overrides=overrides)
+    for split, questions in export_task(settings, given.out).items():
+        print(f"{split}: {questions} questions")
+
+
+if __name__ == "__main__":
+    main()
