@@ -1,4 +1,4 @@
-"""Metrics that need a judge: whether an answer is right in meaning (LasJ), needless and missing searches (OSR, USR).
+"""Verdicts of a judge on attempts: whether an answer is right in meaning, needless and missing searches.
 
 LasJ follows When-to-search, sec. 4.1; OSR and USR follow HiPRAG, eq. 2 (arXiv:2510.07794).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from reasonrag.core.config import JudgeConfig
 from reasonrag.core.errors import ConfigError, InputError, Interrupted
@@ -19,7 +19,6 @@ from reasonrag.rewards.base import cause_of
 from reasonrag.rewards.hiprag import StepFlag, detect
 from reasonrag.rewards.judge import JudgeService
 from reasonrag.rewards.verdicts import answer_matches
-from reasonrag.storage.parquet import Row
 
 JUDGED = ("lasj", "osr", "usr")
 
@@ -50,8 +49,7 @@ class Judging:
                 prompts.text(name)
 
 
-@dataclass(frozen=True, slots=True)
-class StepCounts:
+class StepCounts(NamedTuple):
     """Steps of one kind in one attempt: wrong ones among the known, all known ones, and those without a verdict."""
 
     suboptimal: int
@@ -71,27 +69,11 @@ class StepCounts:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """A judge's verdicts on one attempt; None if it was not asked.
-
-    `lasj` is also None if the judge gave no verdict. `searches` counts the steps with a search, of which the needless
-    ones are suboptimal; `own_steps` the steps without a search, of which the false ones are.
-    """
+    """A judge's verdicts on one attempt; None if it was not asked, and for `lasj` also if it gave no verdict."""
 
     lasj: bool | None = None
-    searches: StepCounts | None = None
-    own_steps: StepCounts | None = None
-
-    def steps(self, metric: str) -> StepCounts | None:
-        return self.searches if metric == "osr" else self.own_steps
-
-    def row(self) -> Row:
-        return {
-            "lasj": self.lasj,
-            "steps_over": self.searches and self.searches.suboptimal,
-            "searches_known": self.searches and self.searches.known,
-            "steps_under": self.own_steps and self.own_steps.suboptimal,
-            "own_steps_known": self.own_steps and self.own_steps.known,
-        }
+    searches: StepCounts | None = None  # steps with a search; needless ones are suboptimal
+    own_steps: StepCounts | None = None  # steps without a search; false ones are suboptimal
 
 
 NOT_JUDGED = Verdicts()
@@ -115,23 +97,14 @@ class Examiner:
         If the judge or the policy fails, a verdict is unknown; the attempt's other scores do not change. `counts` are
         incremented by name: `answer.asked`, `answer.unknown`, `answer.CAUSE`; `over.*` and `under.*` as
         `rewards.hiprag.detect` counts them; `regenerated`.
-
-        Raises:
-            Interrupted: the run is draining.
-            InputError: the journal's disk is full, or a prompt text is missing.
         """
-        lasj = await self._lasj(trajectory, counts)
+        lasj = await self._lasj(trajectory, counts) if "lasj" in self.metrics else None
         flags = await self._flags(reading, counts)
-        return Verdicts(
-            lasj,
-            StepCounts.of(flags, "search") if "osr" in self.metrics else None,
-            StepCounts.of(flags, "own") if "usr" in self.metrics else None,
-        )
+        searches = StepCounts.of(flags, "search") if "osr" in self.metrics else None
+        return Verdicts(lasj, searches, StepCounts.of(flags, "own") if "usr" in self.metrics else None)
 
     async def _lasj(self, trajectory: Trajectory, counts: Counter[str]) -> bool | None:
         """Return whether the answer means the same as a golden one; a missing answer does not, and costs no call."""
-        if "lasj" not in self.metrics:
-            return None
         if trajectory.answer is None:
             return False
         counts["answer.asked"] += 1
@@ -158,7 +131,7 @@ class Examiner:
         except Exception as error:  # some policies answer no prompts but those of their format
             cause = cause_of(error)
             flags = [StepFlag("search" if block.is_search else "own", None) for block in reading.blocks]
-            for asked, detector, kind in ((over, "over", "search"), (under, "under", "own")):
-                unknown = asked * sum(flag.kind == kind for flag in flags)
+            for is_asked, detector, kind in ((over, "over", "search"), (under, "under", "own")):
+                unknown = is_asked * sum(flag.kind == kind for flag in flags)
                 counts.update({f"{detector}.unknown": unknown, f"{detector}.{cause}": unknown})
         return flags

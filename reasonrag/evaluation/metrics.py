@@ -1,75 +1,206 @@
-"""Scores of a trajectory, and the kind of its question (arXiv:2505.14069, App. D); all reports use them."""
+"""The metrics of an evaluation: one registry, from which results, tables, charts, pages and cards follow."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from reasonrag.core.text import Rules, cover_match, exact_match, one_line, token_f1
 from reasonrag.core.types import Malformed, Question, Search, Step, StopReason, Trajectory
-from reasonrag.evaluation.judged import NOT_JUDGED, Verdicts
+from reasonrag.evaluation.judged import NOT_JUDGED, StepCounts, Verdicts
 from reasonrag.formats.base import Reading
 from reasonrag.pipeline.build import label
 from reasonrag.storage.parquet import Row
+from reasonrag.storage.tables import trajectory_schema
 
-METRICS = ("em", "f1", "acc", "retrievals", "steps", "forced", "format_rate", "prompt_tokens", "completion_tokens")
-
-Scores = dict[str, float | int | None]
+Value = float | int | bool | None
+Place = Literal["terminal", "chart", "page", "card"]  # report.md and metrics.json have all metrics
 
 _MUSIQUE = re.compile(r"([2-4])hop\d?(?:__|$)")  # "3hop1__9285_5188_23307" as an id, "3hop1" as a type
 _LONGEST_KIND = 60
 
 
-def answer_scores(prediction: str | None, golden_answers: Sequence[str], *, rules: Rules = "house") -> dict[str, float]:
-    """Return `em`, `f1` and `acc` (the prediction contains a golden answer) in [0, 1]; a missing answer scores 0.
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A finished attempt at a question, as its format reads it; metrics are computed from it."""
 
-    >>> answer_scores("in New York", ["New York"])
-    {'em': 0.0, 'f1': 0.8, 'acc': 1.0}
+    trajectory: Trajectory
+    reading: Reading | None = None
+    verdicts: Verdicts = NOT_JUDGED
+    rules: Rules = "house"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: the mean of a value over questions, or a rate: the sum of `value` over the sum of `whole`.
+
+    The values of attempts stand in the Parquet column of the same name if the schema has one.
+
+    Attributes:
+        label: heading of its column in tables.
+        help: what it says, for the report.
+        value: of one attempt; None if it is unknown.
+        whole: the denominator of a rate, of one attempt.
+        shown_in: places beside the report's tables that show it.
+        title: of its chart.
+        columns: Parquet columns of `value` and `whole` if they have other names.
+        judged: whether a judge has to be asked.
+        digits: after the decimal point.
     """
-    return {
-        "em": exact_match(prediction, golden_answers, rules=rules),
-        "f1": token_f1(prediction, golden_answers, rules=rules),
-        "acc": cover_match(prediction, golden_answers, rules=rules),
-    }
+
+    name: str
+    label: str
+    help: str
+    value: Callable[[Attempt], Value]
+    whole: Callable[[Attempt], Value] | None = None
+    shown_in: frozenset[Place] = frozenset()
+    title: str = ""
+    columns: tuple[str, ...] = ()
+    judged: bool = False
+    digits: int = 3
+
+    @property
+    def parts(self) -> dict[str, Callable[[Attempt], Value]]:
+        """What is computed of an attempt, by column."""
+        functions = (self.value,) if self.whole is None else (self.value, self.whole)
+        return dict(zip(self.columns or (self.name,), functions, strict=True))
 
 
-def scores(trajectory: Trajectory, *, reading: Reading | None = None, rules: Rules = "house") -> Scores:
-    """Return the metrics of `METRICS` for a finished trajectory.
+def _answer_metric(metric: Callable[..., float]) -> Callable[[Attempt], Value]:
+    return lambda attempt: metric(
+        attempt.trajectory.answer, attempt.trajectory.question.golden_answers, rules=attempt.rules
+    )
 
-    `reading` is what the checker of its format says. Without it, an attempt is in form if every step could be parsed
-    and the last one answers, as in the format `reasonrag`.
 
-    Returns:
-        `em`, `f1`, `acc` in [0, 1]; `retrievals`: searches; `steps`: decisions of the policy; `forced`: 1 if the
-        answer was forced at the step limit; `format_rate`: 1.0 if the attempt is well-formed; tokens summed over the
-        steps, None unless the backend counted all of them.
+def _is_well_formed(attempt: Attempt) -> float:
+    """Return what the format's checker says; without one, an attempt needs an answer and readable steps."""
+    if attempt.reading is not None:
+        return float(attempt.reading.well_formed)
+    is_readable = not any(isinstance(step.action, Malformed) for step in attempt.trajectory.steps)
+    return float(is_readable and attempt.trajectory.answer is not None)
 
-    Raises:
-        ValueError: the trajectory has not ended, so its scores are unknown, not 0.
-    """
-    if trajectory.stop_reason is None:
+
+def _tokens(kind: str) -> Callable[[Attempt], int | None]:
+    """Return the sum over the steps; None if a step's count is unknown, as a sum over the others is too small."""
+
+    def total(attempt: Attempt) -> int | None:
+        counts = [getattr(step.completion, kind) for step in attempt.trajectory.steps]
+        return None if None in counts else sum(counts)
+
+    return total
+
+
+def _steps_of(kind: Literal["searches", "own_steps"], count: str) -> Callable[[Attempt], int | None]:
+    def value(attempt: Attempt) -> int | None:
+        counts: StepCounts | None = getattr(attempt.verdicts, kind)
+        return None if counts is None else getattr(counts, count)
+
+    return value
+
+
+_MAIN: frozenset[Place] = frozenset(("terminal", "card"))
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "em",
+            "EM",
+            "the answer equals a golden answer",
+            _answer_metric(exact_match),
+            shown_in=_MAIN | {"chart", "page"},
+            title="Exact match",
+        ),
+        Metric(
+            "f1",
+            "F1",
+            "overlap of words with the golden answer",
+            _answer_metric(token_f1),
+            shown_in=_MAIN | {"page"},
+            title="Token F1",
+        ),
+        Metric("acc", "ACC", "the prediction contains a golden answer", _answer_metric(cover_match), shown_in=_MAIN),
+        Metric(
+            "retrievals",
+            "searches",
+            "searches (RC)",
+            lambda attempt: sum(isinstance(step.action, Search) for step in attempt.trajectory.steps),
+            shown_in=_MAIN,
+        ),
+        Metric(
+            "steps",
+            "steps",
+            "decisions of the policy",
+            lambda attempt: sum(step.asked for step in attempt.trajectory.steps),
+            shown_in=_MAIN,
+        ),
+        Metric(
+            "forced",
+            "forced answers",
+            "share of answers forced at the step limit",
+            lambda attempt: int(attempt.trajectory.stop_reason is StopReason.FORCED_ANSWER),
+        ),
+        Metric(
+            "format_rate",
+            "format rate",
+            "share of attempts that the format's own checker accepts",
+            _is_well_formed,
+            shown_in=_MAIN,
+        ),
+        Metric("prompt_tokens", "prompt tokens", "tokens read", _tokens("prompt_tokens"), digits=0),
+        Metric("completion_tokens", "written tokens", "tokens written", _tokens("completion_tokens"), digits=0),
+        Metric(
+            "lasj",
+            "LasJ",
+            "the answer means the same as a golden answer; a missing answer does not",
+            lambda attempt: attempt.verdicts.lasj,
+            shown_in=_MAIN | {"chart", "page"},
+            title="Answers right in meaning",
+            judged=True,
+        ),
+        Metric(
+            "osr",
+            "OSR",
+            "needless searches (the policy already knew what they returned) among all searches",
+            _steps_of("searches", "suboptimal"),
+            _steps_of("searches", "known"),
+            shown_in=_MAIN | {"chart"},
+            title="Over-search",
+            columns=("steps_over", "searches_known"),
+            judged=True,
+        ),
+        Metric(
+            "usr",
+            "USR",
+            "false steps among all steps that do not search",
+            _steps_of("own_steps", "suboptimal"),
+            _steps_of("own_steps", "known"),
+            shown_in=_MAIN | {"chart"},
+            title="Under-search",
+            columns=("steps_under", "own_steps_known"),
+            judged=True,
+        ),
+    )
+}
+
+
+def attempt_values(attempt: Attempt) -> dict[str, Value]:
+    """Return what all metrics are computed from, by column; a trajectory that has not ended has no scores."""
+    if attempt.trajectory.stop_reason is None:
         raise ValueError("a trajectory that has not ended has no scores")
-    steps = trajectory.steps
-    in_form = trajectory.answer is not None and not any(isinstance(step.action, Malformed) for step in steps)
-    if reading is not None:
-        in_form = reading.well_formed
-    return {
-        **answer_scores(trajectory.answer, trajectory.question.golden_answers, rules=rules),
-        "retrievals": sum(isinstance(step.action, Search) for step in steps),
-        "steps": sum(step.asked for step in steps),
-        "forced": int(trajectory.stop_reason is StopReason.FORCED_ANSWER),
-        "format_rate": float(in_form),
-        "prompt_tokens": _total([step.completion.prompt_tokens for step in steps]),
-        "completion_tokens": _total([step.completion.completion_tokens for step in steps]),
-    }
+    values: dict[str, Value] = {}
+    for metric in METRICS.values():
+        for column, compute in metric.parts.items():
+            values[column] = compute(attempt)
+    return values
 
 
 def kind(question: Question) -> str:
-    """Return the kind that the data set gives a question: "known" if the policy has seen the fact, "" if there is none.
+    """Return the kind that the data set gives a question (arXiv:2505.14069, App. D); "" if it gives none.
 
-    The kinds of MuSiQue are its numbers of hops, whatever the shape of the decomposition.
+    "known" if the policy has seen the fact. The kinds of MuSiQue are its numbers of hops, whatever the shape of the
+    decomposition.
 
     >>> kind(Question("3hop1__9285_5188_23307", "...", ("x",)))
     '3hop'
@@ -77,11 +208,14 @@ def kind(question: Question) -> str:
     metadata = question.metadata
     if metadata.get("known"):
         return "known"
-    named = next((metadata[key] for key in ("kind", "type", "question_type") if metadata.get(key)), None)
-    if isinstance(named, str) and named.strip() and not _MUSIQUE.match(named):
-        return one_line(named)[:_LONGEST_KIND]
-    found = _musique_hops(question)
-    return f"{found}hop" if found else ""
+    for key in ("kind", "type", "question_type"):
+        named = metadata.get(key)
+        if named:
+            if isinstance(named, str) and named.strip() and not _MUSIQUE.match(named):
+                return one_line(named)[:_LONGEST_KIND]
+            break
+    musique_hops = _musique_hops(question)
+    return f"{musique_hops}hop" if musique_hops else ""
 
 
 def hops(question: Question) -> int | None:
@@ -96,12 +230,12 @@ def hops(question: Question) -> int | None:
     return _musique_hops(question) or _supporting_pages(question)
 
 
-def trajectory_row(
-    trajectory: Trajectory, reading: Reading, verdicts: Verdicts = NOT_JUDGED, *, rules: Rules = "house"
-) -> Row:
-    """Return a trajectory as a row of `tables.trajectory_schema`, with all texts verbatim."""
+def trajectory_row(attempt: Attempt, values: dict[str, Value]) -> Row:
+    """Return an attempt and its `attempt_values` as a row of `tables.trajectory_schema`, with all texts verbatim."""
+    trajectory, reading = attempt.trajectory, attempt.reading
     question = trajectory.question
-    return {
+    assert reading is not None
+    row = {
         "dataset": question.dataset,
         "question_id": question.id,
         "question": question.question,
@@ -110,12 +244,12 @@ def trajectory_row(
         "hops": hops(question),
         "answer": trajectory.answer,
         "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
-        **scores(trajectory, reading=reading, rules=rules),
         "well_formed": reading.well_formed,
         "reason": reading.reason,
-        **verdicts.row(),
         "trajectory": [_step(step) for step in trajectory.steps],
+        **values,
     }
+    return {name: row[name] for name in trajectory_schema().names}
 
 
 def _step(step: Step) -> dict[str, Any]:
@@ -133,16 +267,11 @@ def _step(step: Step) -> dict[str, Any]:
     }
 
 
-def _total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum; None if a count is unknown, because a sum over the others would be too small."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
 def _musique_hops(question: Question) -> int | None:
     for text in (question.id, question.metadata.get("id"), question.metadata.get("type")):
-        if isinstance(text, str) and (found := _MUSIQUE.match(text)):
-            return int(found[1])
+        match = _MUSIQUE.match(text) if isinstance(text, str) else None
+        if match:
+            return int(match[1])
     return None
 
 

@@ -1,4 +1,4 @@
-"""An evaluation's files: `metrics.json`, the Markdown page and plots that follow from it, and a table for the terminal.
+"""An evaluation's files: `metrics.json`, the Markdown page and the plots that follow from it.
 
 Names of kinds and data sets come from outside: they are shown on one line, without markup. No text of a model is shown.
 """
@@ -6,7 +6,6 @@ Names of kinds and data sets come from outside: they are shown on one line, with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,15 @@ from reasonrag.core.table import Table, inert_markdown
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question
 from reasonrag.evaluation.summary import PolicyResult, failures, summarize
-from reasonrag.evaluation.tables import NAMES, Metrics, bold_note, evaluation_tables, methods, results_table
+from reasonrag.evaluation.tables import Metrics, bold_note, evaluation_tables, measured, results_table
 from reasonrag.storage.files import save_charts, write_json, write_text
 
-_IN_TERMINAL = ("em", "f1", "acc", "lasj", "osr", "usr", "retrievals", "steps", "format_rate")
 _AXES = {
     "max_searches": "most retrievals",
     "max_steps": "step limit",
     "top_k": "passages per search",
     "temperature": "temperature",
 }
-_PLOT_TITLES = {"em": "Exact match", "lasj": "Answers right in meaning", "osr": "Over-search", "usr": "Under-search"}
 
 
 def write_results(
@@ -55,37 +52,48 @@ def write_report(metrics: Metrics, out: Path) -> list[Path]:
     """Write `report.md` and `plots/`, and remove plots of an earlier evaluation; return the files written."""
     for old in (out / "plots").glob("*.*"):
         old.unlink()
-    plots = _plots(metrics, out / "plots")
+    panels = sweep_panels(metrics)
+    plots = save_charts(out / "plots" / "sweeps", panels) if panels else []
+    for metric in measured(metrics, "chart"):
+        bars = tuple(_bars(metrics, metric.name))
+        if bars:
+            title = f"{metric.title} at the first setting, 95 % intervals"
+            plots += save_charts(out / "plots" / metric.name, [BarChart(title, metric.label, bars)])
     write_text(out / "report.md", "\n".join(_page(metrics, plots)) + "\n")
     return [out / "report.md", *plots]
 
 
 def summary_table(metrics: Metrics) -> Table:
     """Return the main metrics of every policy and setting, for the terminal."""
-    judged = metrics["judge"]["metrics"] if metrics["judge"] else ()
-    shown = [metric for metric in _IN_TERMINAL if metric in judged or metric not in ("lasj", "osr", "usr")]
     datasets = ", ".join(metrics["dataset"]) or "?"
     title = f"{metrics['questions']['total']} questions of {datasets}, 95 % bootstrap intervals"
-    return replace(results_table(metrics, shown), title=title)
+    return results_table(metrics, "terminal", title=title)
 
 
 def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
     tables = evaluation_tables(metrics)
-    yield from ["# Evaluation", "", *_setup(metrics), "", *tables["policies"].markdown(), ""]
+    content, split = metrics["content"], metrics["split"]
+    datasets = inert_markdown(", ".join(metrics["dataset"]) or "unnamed")
+    yield from ["# Evaluation", ""]
+    yield f"- data set: {datasets}" + (f", {inert_markdown(split)}" if split else "")
+    yield f"- questions: {metrics['questions']['total']} (checksum {content['questions']})"
+    yield f"- corpus: checksum {inert_markdown(content['corpus'])}"
+    yield f"- seed: {metrics['seed']}; rules of the metrics: {metrics['rules']}"
+    yield f"- versions: {', '.join(f'{name} {version}' for name, version in metrics['versions'].items())}"
+    yield from ["", *tables["policies"].markdown(), ""]
     yield "A setting is named by temperature (t), step limit (s) and passages per search (k), and by its format if"
     yield "there are several. Calls and tokens count everything in the policy's folder, also other settings of a sweep."
-    yield from ["", "## Results", "", "Mean over the questions, with its 95 % bootstrap interval."]
-    yield "ACC: the prediction contains a golden answer. Searches: RC. Format rate: share of attempts that the format's"
-    yield "own checker accepts. A missing answer scores 0; a question that failed because of a backend is not scored."
+    yield from ["", "## Results", "", "Means over the questions, with 95 % bootstrap intervals:", ""]
+    for metric in measured(metrics):
+        yield f"- {metric.label}: {metric.help}"
+    yield from ["", "A missing answer scores 0; a question that failed because of a backend is not scored."]
     yield from ["", *tables["results"].markdown()]
     if metrics["judge"]:
         judge = metrics["judge"]
         yield from ["", "## Judge", ""]
         yield f"Judged by {inert_markdown(judge['model'])} (prompts {judge['prompts']})."
-        yield "LasJ: the answer means the same as a golden answer; a missing answer does not. OSR: needless searches"
-        yield "(the policy already knew what they returned) among all searches. USR: false steps among all steps that"
-        yield "do not search. Both rates are over all known steps of all attempts, right or wrong (HiPRAG, eq. 2). A"
-        yield "verdict is unknown if the judge failed, or if the step says nothing that can be judged."
+        yield "OSR and USR are over all known steps of all attempts, right or wrong (HiPRAG, eq. 2). A verdict is"
+        yield "unknown if the judge failed, or if the step says nothing that can be judged."
         yield from ["", *tables["judge"].markdown()]
     out_of_form = tables["out_of_form"]
     if out_of_form.rows:
@@ -109,34 +117,22 @@ def _page(metrics: Metrics, plots: Sequence[Path]) -> Iterator[str]:
         yield from ["", *tables["failures"].markdown()]
     else:
         yield "None: every question was scored at every setting."
-    if plots:
+    pictures = [plot for plot in plots if plot.suffix == ".svg"]
+    if pictures:
         yield from ["", "## Plots", ""]
-        for plot in plots:
-            if plot.suffix == ".svg":
-                yield f"![{plot.stem}](plots/{plot.name})"
+        for plot in pictures:
+            yield f"![{plot.stem}](plots/{plot.name})"
 
 
-def _setup(metrics: Metrics) -> Iterator[str]:
-    """Yield the lines that say what was run."""
-    content, split = metrics["content"], metrics["split"]
-    datasets = inert_markdown(", ".join(metrics["dataset"]) or "unnamed")
-    yield f"- data set: {datasets}" + (f", {inert_markdown(split)}" if split else "")
-    yield f"- questions: {metrics['questions']['total']} (checksum {content['questions']})"
-    yield f"- corpus: checksum {inert_markdown(content['corpus'])}"
-    yield f"- seed: {metrics['seed']}; rules of the metrics: {metrics['rules']}"
-    yield f"- versions: {', '.join(f'{name} {version}' for name, version in metrics['versions'].items())}"
-
-
-def _plots(metrics: Metrics, folder: Path) -> list[Path]:
-    panels = sweep_panels(metrics)
-    plots = save_charts(folder / "sweeps", panels) if panels else []
-    judged = metrics["judge"]["metrics"] if metrics["judge"] else ()
-    for metric in ("em", *judged):
-        bars = tuple(_bars(metrics, metric))
-        if bars:
-            title = f"{_PLOT_TITLES[metric]} at the first setting, 95 % intervals"
-            plots += save_charts(folder / metric, [BarChart(title, NAMES[metric], bars)])
-    return plots
+def _first_settings(metrics: Metrics) -> Iterator[tuple[str, str, str]]:
+    """Yield every policy with each of its formats: a short name of both, the policy, the first setting."""
+    for policy, settings in metrics["settings"].items():
+        first: dict[str, str] = {}
+        for setting in settings:
+            first.setdefault(setting.get("format") or "", setting["name"])
+        for format, name in first.items():
+            several = [policy, format] if len(metrics["policies"]) > 1 else [format]
+            yield " ".join(several) if len(first) > 1 else policy, policy, name
 
 
 def sweep_panels(metrics: Metrics) -> list[Panel]:
@@ -144,35 +140,28 @@ def sweep_panels(metrics: Metrics) -> list[Panel]:
     panels = []
     for axis, name in _AXES.items():
         lines = []
-        for policy, format, first in methods(metrics):
+        for label, policy, first in _first_settings(metrics):
             settings = {setting["name"]: setting for setting in metrics["settings"][policy]}
             here, points = settings[first], {}
             fixed = here.keys() & {*_AXES, "choice", "format"} - {axis}  # some are not in older metrics
             on_axis = [setting for setting in settings.values() if all(setting[key] == here[key] for key in fixed)]
             for setting in sorted(on_axis, key=lambda setting: float(setting.get(axis) or 0)):
-                if em := metrics["policies"][policy][setting["name"]]["em"]:
+                em = metrics["policies"][policy][setting["name"]]["em"]
+                if em:
                     points[setting.get(axis)] = em
             if len(points) > 1:
                 bounds = ([em[bound] for em in points.values()] for bound in ("mean", "low", "high"))
-                lines.append(Line(_label(metrics, policy, format), list(points), *bounds))
+                lines.append(Line(label, list(points), *bounds))
         if lines:
             panels.append(Panel(f"EM over {name}", name, "EM", tuple(lines)))
     return panels
 
 
-def _label(metrics: Metrics, policy: str, format: str) -> str:
-    """Return the short name of a policy in a format."""
-    formats = [of_format for of_policy, of_format, _ in methods(metrics) if of_policy == policy]
-    if len(formats) == 1:
-        return policy
-    return format if len(metrics["policies"]) == 1 else f"{policy} {format}"
-
-
 def _bars(metrics: Metrics, metric: str) -> Iterator[Bar]:
     """Yield a metric of each policy and format at its first setting, over all questions and by kind."""
-    for policy, format, setting in methods(metrics):
+    for label, policy, setting in _first_settings(metrics):
         at_setting = metrics["policies"][policy][setting]
         for group, of_group in {"all questions": at_setting, **at_setting["by_kind"]}.items():
             value = of_group[metric]
             if value:
-                yield Bar(_label(metrics, policy, format), group, value["mean"], value["low"], value["high"])
+                yield Bar(label, group, value["mean"], value["low"], value["high"])

@@ -34,7 +34,7 @@ from reasonrag.core.slots import SlotCounts
 from reasonrag.core.text import Rules, normalize_answer
 from reasonrag.core.types import Question, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED, Examiner, Judging
-from reasonrag.evaluation.metrics import scores, trajectory_row
+from reasonrag.evaluation.metrics import Attempt, attempt_values, trajectory_row
 from reasonrag.evaluation.report import write_results
 from reasonrag.evaluation.summary import Outcome, PolicyResult, asked_differently, how_asked
 from reasonrag.evaluation.sweep import Setting, check_names, sweep, varying
@@ -385,13 +385,14 @@ class Evaluation:
             return None
         finally:
             self.progress.planned -= left  # most attempts end before they have to
-        outcome.scores[index] = scores(trajectory, reading=reading, rules=self.rules)
+        attempt = Attempt(trajectory, reading, verdicts, self.rules)
+        values = outcome.values[index] = attempt_values(attempt)
         outcome.verdicts[index] = verdicts
         outcome.ends[str(trajectory.stop_reason)] += 1
         if not reading.well_formed:
             outcome.out_of_form[reading.reason] += 1
         self.progress.done += 1
-        return trajectory_row(trajectory, reading, verdicts, rules=self.rules)
+        return trajectory_row(attempt, values)
 
 
 def _most_steps(config: Config) -> int:

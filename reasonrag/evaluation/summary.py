@@ -16,7 +16,7 @@ from reasonrag.core.config import Config
 from reasonrag.core.text import Rules
 from reasonrag.core.types import Question
 from reasonrag.evaluation.judged import COUNTED_AS, Verdicts
-from reasonrag.evaluation.metrics import METRICS, Scores, hops, kind
+from reasonrag.evaluation.metrics import METRICS, Metric, Value, hops, kind
 from reasonrag.evaluation.sweep import Setting
 from reasonrag.storage.questions import splits_of_names
 from reasonrag.storage.runs import versions
@@ -27,7 +27,6 @@ Metrics = dict[str, Any]
 Key = tuple[str, str, int, str]
 Intervals = Mapping[str, Mapping[Key, Metrics | None]]  # by group of questions; "" is all of them
 
-RATES = ("osr", "usr")
 UNNAMED = "other"  # kind of the questions that have none, if others have one
 
 
@@ -36,7 +35,7 @@ class Outcome:
     """Scores of one policy at one setting; a question is named by its index in the list of questions."""
 
     setting: Setting
-    scores: list[Scores | None]  # [n]; None if the question failed or was not tried
+    values: list[dict[str, Value] | None]  # [n] `attempt_values`; None if the question failed or was not tried
     verdicts: list[Verdicts | None]  # [n]; likewise
     failures: dict[int, str] = field(default_factory=dict)  # cause of each failed question
     ends: Counter[str] = field(default_factory=Counter)  # attempts by stop reason
@@ -114,8 +113,10 @@ def _points(results: Sequence[PolicyResult]) -> Iterator[tuple[PolicyResult, int
             yield result, point, outcome
 
 
-def _computed(result: PolicyResult) -> tuple[str, ...]:
-    return (*METRICS, *(result.judge["metrics"] if result.judge else ()))
+def _computed(result: PolicyResult) -> list[Metric]:
+    """Return the metrics that a policy was evaluated by, in the order of the registry."""
+    judged = result.judge["metrics"] if result.judge else ()
+    return [metric for metric in METRICS.values() if not metric.judged or metric.name in judged]
 
 
 def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
@@ -123,9 +124,9 @@ def _columns(results: Sequence[PolicyResult]) -> Iterator[tuple[Key, Measure]]:
     for result, point, outcome in _points(results):
         for metric in _computed(result):
             column = _column(outcome, metric)
-            yield ("mean", result.name, point, metric), column
+            yield ("mean", result.name, point, metric.name), column
             if (usual := _baseline(results[0], result, point)) is not None:
-                yield ("difference", result.name, point, metric), Difference(column, _column(usual, metric))
+                yield ("difference", result.name, point, metric.name), Difference(column, _column(usual, metric))
 
 
 def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outcome | None:
@@ -141,19 +142,13 @@ def _baseline(baseline: PolicyResult, result: PolicyResult, point: int) -> Outco
     return None if usual is result.outcomes[point] else usual
 
 
-def _column(outcome: Outcome, metric: str) -> Column | Ratio:
-    """Return `[n]` values by question; None if the question has no score or verdict."""
-    if metric in RATES:
-        steps = [verdicts.steps(metric) if verdicts else None for verdicts in outcome.verdicts]
-        suboptimal = [counts.suboptimal if counts else None for counts in steps]
-        return Ratio(suboptimal, [counts.known if counts else None for counts in steps])
-    return _by_question(outcome, metric)
-
-
-def _by_question(outcome: Outcome, metric: str) -> Column:
-    if metric == "lasj":
-        return [verdicts.lasj if verdicts else None for verdicts in outcome.verdicts]
-    return [scores[metric] if scores else None for scores in outcome.scores]
+def _column(outcome: Outcome, metric: Metric) -> Column | Ratio:
+    """Return `[n]` values by question, numerators and denominators of a rate; None if the question has none."""
+    columns: list[list[Value]] = []
+    for name in metric.parts:
+        column = [values[name] if values else None for values in outcome.values]
+        columns.append(column)
+    return columns[0] if metric.whole is None else Ratio(*columns)
 
 
 def _groups(questions: Sequence[Question]) -> dict[str, dict[str, Sequence[int]]]:
@@ -187,7 +182,9 @@ def _metrics(
     for name, of_name in groups.items():
         for group, members in of_name.items():
             found = intervals[name][group]
-            metrics: Metrics = {metric: found["mean", result.name, point, metric] for metric in _computed(result)}
+            metrics: Metrics = {}
+            for metric in _computed(result):
+                metrics[metric.name] = found["mean", result.name, point, metric.name]
             if group:
                 metrics["hops"] = _mean_hops([questions[index] for index in members])
                 metrics["questions"] = len(members)
@@ -210,10 +207,10 @@ def _metrics(
 def _searches(outcome: Outcome, questions: Sequence[Question]) -> dict[str, dict[str, dict[str, int]]]:
     """Count attempts by data set, by whether a golden answer is in theirs, and by their number of searches."""
     counts: dict[str, dict[str, Counter[int]]] = {}
-    for question, scores in zip(questions, outcome.scores, strict=True):
-        if scores is not None:
+    for question, values in zip(questions, outcome.values, strict=True):
+        if values is not None:
             of_set = counts.setdefault(question.dataset, {"right": Counter(), "wrong": Counter()})
-            of_set["right" if scores["acc"] else "wrong"][int(scores["retrievals"] or 0)] += 1
+            of_set["right" if values["acc"] else "wrong"][int(values["retrievals"] or 0)] += 1
     by_set = {}
     for name, of_set in counts.items():
         by_set[name] = {end: {str(n): found[n] for n in sorted(found)} for end, found in of_set.items()}
@@ -227,13 +224,17 @@ def _judged(metrics: Sequence[str], outcome: Outcome) -> Metrics:
     step that says nothing is unknown, but not a failure. `regenerated` counts the queries that the policy was asked to
     answer without a search.
     """
-    answers, unknown_answers = outcome.asked["answer.asked"], outcome.asked["answer.unknown"]
     counts: Metrics = {}
     for metric in metrics:
-        known, unknown = answers - unknown_answers, unknown_answers
-        if metric in RATES:
-            steps = [counted for verdicts in outcome.verdicts if verdicts and (counted := verdicts.steps(metric))]
-            known, unknown = sum(counted.known for counted in steps), sum(counted.unknown for counted in steps)
+        known = unknown = 0
+        if metric == "lasj":
+            unknown = outcome.asked["answer.unknown"]
+            known = outcome.asked["answer.asked"] - unknown
+        for verdicts in outcome.verdicts:
+            steps = {"osr": verdicts.searches, "usr": verdicts.own_steps}.get(metric) if verdicts else None
+            if steps is not None:
+                known += steps.known
+                unknown += steps.unknown
         counts[metric] = {"known": known, "unknown": unknown, "failed": _causes(outcome, metric)}
     return {**counts, "regenerated": outcome.asked["regenerated"]}
 
@@ -262,14 +263,14 @@ def _difference_rows(results: Sequence[PolicyResult], intervals: Intervals) -> I
         if (usual := _baseline(baseline, result, point)) is None:
             continue
         for metric in _computed(result):
-            key = ("difference", result.name, point, metric)
+            key = ("difference", result.name, point, metric.name)
             by_group = {group: of_group[key] for group, of_group in intervals.items()}
             yield {
                 "policy": result.name,
                 "baseline": baseline.name,
                 "setting": outcome.setting.name,
                 "baseline_setting": usual.setting.name,
-                "metric": metric,
+                "metric": metric.name,
                 **(by_group.pop("") or unknown),
                 "by_kind": by_group,
             }
@@ -293,7 +294,7 @@ def _unjudged(results: Sequence[PolicyResult]) -> Iterator[Metrics]:
         for metric in result.judge["metrics"] if result.judge else ():
             failed = sum(_causes(outcome, metric).values())
             asked = outcome.asked[f"{COUNTED_AS[metric]}.asked"]
-            if failed > result.config.run.max_failed * max(asked, len(outcome.scores)):
+            if failed > result.config.run.max_failed * max(asked, len(outcome.values)):
                 at = {"policy": result.name, "setting": outcome.setting.name, "metric": metric}
                 yield {**at, "failed": failed, "asked": asked}
 

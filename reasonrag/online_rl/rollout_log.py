@@ -13,7 +13,7 @@ from typing import Any
 
 from reasonrag.core.secrets import redact_data
 from reasonrag.core.types import Trajectory
-from reasonrag.evaluation.metrics import scores
+from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.formats import Format
 from reasonrag.online_rl.advantages import Baseline, Scale, group_advantages
 from reasonrag.online_rl.collector import Batch, Sample
@@ -105,7 +105,7 @@ def trajectory_metrics(trajectory: Trajectory, format: Format) -> dict[str, floa
 
     `search_share` is the share of searches among the steps as the format separates them (arXiv:2510.07794, Fig. 2b).
     """
-    known = scores(trajectory)
+    known = attempt_values(Attempt(trajectory))
     metrics = {name: float(known[name] or 0.0) for name in ANSWER_METRICS}
     reading = format.read(trajectory)
     share = len(reading.queries) / max(1, len(reading.blocks))

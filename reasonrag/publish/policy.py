@@ -18,7 +18,8 @@ from reasonrag.core.settings import POLICY_CARD, read_yaml
 from reasonrag.core.table import inert_markdown
 from reasonrag.core.text import one_line, printable, quoted
 from reasonrag.dpo.preferences import HUB_NAME
-from reasonrag.evaluation.tables import NAMES, differences_table, results_table
+from reasonrag.evaluation.metrics import METRICS
+from reasonrag.evaluation.tables import differences_table, results_table
 from reasonrag.llm.model_folder import model_checksum
 from reasonrag.publish.card import UNKNOWN, Yaml, fenced_yaml, licence_of, mapping, place_json, render
 from reasonrag.publish.verify import verify
@@ -43,7 +44,6 @@ _STAGES = {
     "rl": "online reinforcement learning",
 }
 _SHARES = ("em", "f1", "acc", "lasj")  # metrics between 0 and 1, for leaderboards
-_SHOWN = ("em", "f1", "acc", "retrievals", "steps", "format_rate", "lasj", "osr", "usr")
 # Keys under which transformers and peft store what a model was loaded from.
 _SOURCE_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 _FILES_WITH_SOURCE = (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json")
@@ -195,7 +195,7 @@ def _result(measured: Measured) -> Yaml:
     for metric in _SHARES:
         if measured.first_setting.get(metric):
             value = float(measured.first_setting[metric]["mean"])
-            metrics.append({"type": metric, "name": NAMES[metric], "value": value})
+            metrics.append({"type": metric, "name": METRICS[metric].label, "value": value})
     dataset = {"type": measured.datasets, "name": measured.datasets, "split": measured.split}
     return {"task": {"type": "question-answering"}, "dataset": dataset, "metrics": metrics}
 
@@ -244,16 +244,14 @@ def read_measured(report: Path, policy: Path, named: str | None) -> Measured:
 def _measured(metrics: Yaml, policy: str, verified: bool) -> Measured:
     """Build the tables of a policy and of the baseline, which is the first policy of the evaluation."""
     policies = next(iter(metrics["policies"])), policy
-    settings = [setting for name in policies for setting in metrics["policies"][name].values()]
-    shown = [metric for metric in _SHOWN if any(setting.get(metric) for setting in settings)]
-    differences = differences_table(metrics, shown, (policy,))
+    differences = differences_table(metrics, "card", (policy,))
     return Measured(
         policy,
         verified,
         datasets=printable(one_line(", ".join(map(str, metrics["dataset"]))))[:80] or UNKNOWN,
         split=printable(one_line(str(metrics.get("split"))))[:40],
         first_setting=next(iter(metrics["policies"][policy].values())),
-        results="\n".join(results_table(metrics, shown, policies).markdown(inert_markdown)),
+        results="\n".join(results_table(metrics, "card", policies).markdown(inert_markdown)),
         differences="\n".join(differences.markdown(inert_markdown)) if differences.rows else "",
     )
 

@@ -17,7 +17,7 @@ from reasonrag.core.errors import DataError, RunError
 from reasonrag.core.plots import Bar, BarChart, Panel
 from reasonrag.core.text import normalize_answer
 from reasonrag.evaluation.report import sweep_panels
-from reasonrag.evaluation.tables import bold_note, evaluation_tables, points
+from reasonrag.evaluation.tables import bold_note, evaluation_tables, measured, points
 from reasonrag.formats import FORMATS
 from reasonrag.report.site import ListRow, Page, TextPool, chart, number, open_site, reading
 from reasonrag.storage.files import require_json
@@ -30,7 +30,6 @@ Question = tuple[str, str]  # data set, id
 Result = Row | str  # a row of `tables.trajectory_schema`, or the cause why there is none
 
 _METRICS = "metrics.json"
-_CHARTS = {"em": "Exact match", "f1": "Token F1", "lasj": "Answers right in meaning (LasJ)"}
 # Columns of `tables.trajectory_schema` on the page of a question, with their labels.
 _FACTS = {
     "answer": "answer",
@@ -86,14 +85,14 @@ def write_evaluation_pages(evaluation: Path, out: Path) -> Path:
         )
     with reading(file):
         charts: list[Panel | BarChart] = []
-        for metric, title in _CHARTS.items():
+        for metric in measured(metrics, "page"):
             bars = []
             for policy, setting, at_setting in points(metrics):
-                if interval := at_setting.get(metric):
+                if interval := at_setting.get(metric.name):
                     label = _label(metrics, policy, setting)
                     bars.append(Bar("mean", label, interval["mean"], interval["low"], interval["high"]))
             if bars:
-                charts.append(BarChart(title, "mean and 95 % interval", tuple(bars)))
+                charts.append(BarChart(metric.title, "mean and 95 % interval", tuple(bars)))
         overview = {
             "metrics": metrics,
             "tables": [table for table in evaluation_tables(metrics).values() if table.rows],

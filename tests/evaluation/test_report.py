@@ -9,13 +9,16 @@ import pytest
 from rich.console import Console
 
 from reasonrag.core.bootstrap import Interval, intervals
-from reasonrag.evaluation.metrics import METRICS
+from reasonrag.evaluation.metrics import METRICS as REGISTRY
+from reasonrag.evaluation.metrics import Metric
 from reasonrag.evaluation.report import summary_table, write_report
-from reasonrag.evaluation.tables import evaluation_tables
+from reasonrag.evaluation.tables import differences_table, evaluation_tables, results_table
+from reasonrag.report.attempt_pages import write_evaluation_pages as write_report_pages
 from tests.evaluation.test_run import toys
 from tests.evaluation.toy_policies import RECORD, evaluate, write_questions
 from tools.recompute import of_evaluation
 
+METRICS = [metric.name for metric in REGISTRY.values() if not metric.judged]
 KINDS = ["bridge", "| [x](http://evil) <b>\x1b[31m"]
 
 
@@ -176,3 +179,26 @@ def test_a_policy_that_is_asked_otherwise_is_told_apart(tmp_path):
     usual = configs["direct"].policy.max_tokens
     assert told == f"searcher is asked otherwise than direct: max_tokens 12 ({usual})"
     assert told in (tmp_path / "out" / "report.md").read_text().replace("\\", "")
+
+
+def test_a_metric_is_one_entry_of_the_registry(tmp_path, monkeypatch):
+    """Registered here, and in the figures, tables, charts, pages and cards of an evaluation."""
+    words = Metric(
+        "answer_words",
+        "words",
+        "words of the answer",
+        lambda attempt: len((attempt.trajectory.answer or "").split()),
+        shown_in=frozenset({"terminal", "chart", "page", "card"}),
+        title="Words of answers",
+    )
+    monkeypatch.setitem(REGISTRY, words.name, words)
+    out = tmp_path / "out"
+    figures = evaluate(toys(write_questions(tmp_path / "toy.jsonl"), "direct", "searcher"), out)
+    assert figures["answer_words"]["mean"] == 1.5  # "Steven Spielberg" for one half of the questions, "nobody" else
+    assert {row["metric"] for row in figures["differences"]} >= {"answer_words"}
+    assert figures["by_kind"]["bridge"]["answer_words"]["n"] == 9
+    report = (out / "report.md").read_text()
+    assert "- words: words of the answer" in report and "![answer_words](plots/answer_words.svg)" in report
+    assert "words" in summary_table(figures).columns
+    assert "words" in results_table(figures, "card").columns and "words" in differences_table(figures, "card").columns
+    assert "Words of answers" in write_report_pages(out, tmp_path / "pages").read_text()

@@ -18,7 +18,7 @@ from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, RunError
 from reasonrag.core.types import Answer, Completion, Note, Passage, Search, StopReason, Trajectory
 from reasonrag.demo.world import demo_corpus, demo_questions
-from reasonrag.evaluation.metrics import scores
+from reasonrag.evaluation.metrics import Attempt, attempt_values
 from reasonrag.evaluation.run import Evaluation
 from reasonrag.formats import open_format
 from reasonrag.llm.base import Sampling
@@ -90,7 +90,7 @@ def test_every_baseline_runs_on_the_demo_world(name, corpus):
     questions = demo_questions("test", limit=20)
     ended = asyncio.run(engine.run([Trajectory(question) for question in questions], seeds=[0] * 20))
     for question, trajectory in zip(questions, ended, strict=True):
-        known, found = question.metadata["known"], scores(trajectory)
+        known, found = question.metadata["known"], attempt_values(Attempt(trajectory))
         assert trajectory.complete
         expected = SEARCHES[name](0 if known else question.metadata["hops"])
         assert expected in (None, found["retrievals"])
@@ -105,7 +105,7 @@ def test_the_number_of_searches_is_fixed_whatever_the_step_limit(name, rc):
     for limit in (1, 8):
         ended, _ = run(BASELINES[name](), ["<answer>x</answer>"] * 3, Finds(), max_steps=limit)
         assert ended.stop_reason is StopReason.ANSWERED
-        assert scores(ended)["retrievals"] == rc
+        assert attempt_values(Attempt(ended))["retrievals"] == rc
 
 
 def test_ircot_piles_passages_up_once_each_by_their_best_score():
@@ -238,7 +238,7 @@ def test_an_evaluation_of_training_questions_labels_them(tmp_path, monkeypatch):
     assert labels == dict.fromkeys(right["rag"], "rag") | dict.fromkeys(right["direct"], "direct")
     assert labels
     (result,) = Evaluation({"skr": skr}, tmp_path / "skr", temperatures=[0]).run_policies()
-    assert {row["retrievals"] for row in result.outcomes[0].scores} <= {0, 1}
+    assert {row["retrievals"] for row in result.outcomes[0].values} <= {0, 1}
     with pytest.raises(ConfigError, match=r"nothing was evaluated there in format python:papers.baselines:IRCoT"):
         open_format(config(["adaptive"], "test"))
 

@@ -11,7 +11,7 @@ from typing import Any
 from reasonrag.core.config import load_config
 from reasonrag.core.types import Answer, Completion, Passage, Question, Search, Step, StopReason, Trajectory
 from reasonrag.evaluation.judged import NOT_JUDGED
-from reasonrag.evaluation.metrics import scores, trajectory_row
+from reasonrag.evaluation.metrics import Attempt, attempt_values, trajectory_row
 from reasonrag.evaluation.summary import Outcome, PolicyResult, failures, summarize
 from reasonrag.evaluation.sweep import Setting
 from reasonrag.formats import FORMATS
@@ -165,11 +165,12 @@ def _result(
                 outcome.failures[n] = text(1)
                 continue
             # The first step is the same for all policies, the second is a policy's own.
-            attempt = trajectory(of, ["shared", *([f"own {place}"] * (n % 4))], _answer(n, place, text), text)
-            outcome.scores[n] = scores(attempt)
+            steps = ["shared", *([f"own {place}"] * (n % 4))]
+            attempt = Attempt(trajectory(of, steps, _answer(n, place, text), text), Reading(True))
+            values = outcome.values[n] = attempt_values(attempt)
             outcome.verdicts[n] = NOT_JUDGED
             outcome.ends["answered"] += 1
-            writer.add(trajectory_row(attempt, Reading(True)))
+            writer.add(trajectory_row(attempt, values))
         writer.close()
         outcomes.append(outcome)
     content = {"questions": "0", "corpus": "0", "prompts": "0", "policy": text(1)}
