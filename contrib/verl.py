@@ -114,10 +114,10 @@ def check(settings: RLSettings, form: Format) -> frozenset[str]:
     name, when = settings.reward.name, settings.reward.when_to_search
     if name in ("spre", "prm"):
         raise ConfigError(f"reward {name} is of single steps, which verl's texts do not show; choose another")
-    if name == "when-to-search" and not (when.no_stage_one or when.no_stage_two or when.unified):
+    if name == "when-to-search" and when.stages == "both":
         raise ConfigError(
             "verl gives a reward no training step, so the stage has to be fixed: export twice, with "
-            "reward.when_to_search.no_stage_two and then with no_stage_one"
+            "reward.when_to_search.stages=one and then with two"
         )
     needs = needs_of(settings)
     if hidden := needs - {"judge", "encoder", "plans"}:

@@ -221,10 +221,10 @@ WHEN_TO_SEARCH = OnlinePaper(
     policy="demo:when_to_search",
     variants=(
         Variant(FULL, "stage one in the first half, stage two in the second half"),
-        Variant("no-stage-one", "stage two from the first step on", (_WHEN("no_stage_one", "true"),)),
-        Variant("no-stage-two", "stage one to the end", (_WHEN("no_stage_two", "true"),)),
+        Variant("no-stage-one", "stage two from the first step on", (_WHEN("stages", "two"),)),
+        Variant("no-stage-two", "stage one to the end", (_WHEN("stages", "one"),)),
         Variant("no-r-s", "no reward for queries", (_WHEN("no_r_s", "true"),)),
-        Variant("unified", "one reward without stages", (_WHEN("unified", "true"),), table="table-2"),
+        Variant("unified", "one reward without stages", (_WHEN("stages", "unified"),), table="table-2"),
         Variant("no-r-a", "no reward for the answer", (_WHEN("no_r_a", "true"),), table="table-4"),
     ),
     main=FULL,

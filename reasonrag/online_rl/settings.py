@@ -306,7 +306,6 @@ class RLSettings(TrainSettings):
             policy=ModelConfig(
                 spec=self.model and str(ModelAddress.of_model(self.model)),
                 revision=self.revision,
-                trust_remote_code=self.trust_remote_code,
                 chat_template=self.chat_template,
                 temperature=self.rollout.temperature,
                 top_p=self.rollout.top_p,

@@ -231,7 +231,6 @@ class HiPRAGReward(BatchReward):
             policy=parts.policy,
             over_search=self.settings.over_search,
             under_search=self.settings.under_search,
-            max_tokens=self.settings.max_tokens,
             counts=self.counts,
         )
 

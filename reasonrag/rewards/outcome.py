@@ -145,4 +145,4 @@ class PRMReward(BatchReward):
         read.parts["process"] = values[-1] if values else None
         increases = (self.settings.weight * (value - before) for before, value in pairwise([0.0, *values]))
         rewards = tuple(next(increases) if one.completion.text else None for one in steps)
-        return Score(read.parts[self.settings.metric], read.parts, steps=rewards)
+        return Score(read.parts["f1"], read.parts, steps=rewards)

@@ -18,6 +18,7 @@ Vectors = Mapping[str, Sequence[float]]
 
 
 MOST_WORDS = 12
+_F1_THRESHOLD = 0.8  # of an answer that counts as correct
 _QUESTION_WORDS = frozenset({"who", "whom", "whose", "what", "which", "when", "where", "why", "how"})
 _FUNCTION_WORDS = (
     "a an the this that these those it its he him his she her they them their we us our you your i me my and or but "
@@ -229,15 +230,15 @@ class WhenToSearchReward(BatchReward):
         self.settings = settings.when_to_search
         self._judge = parts.judge
         self._encoder = None if self.settings.no_r_s else parts.encoder
-        self._retrievals = RiseDetector(self.settings.auto_window, self.settings.auto_min_rise)
+        self._retrievals = RiseDetector(window=20, min_rise=0.02)
 
     def stage(self, step: int) -> int:
         """Return 1 or 2, the stage at an optimizer step; 0 without stages."""
         settings = self.settings
-        if settings.unified:
+        if settings.stages == "unified":
             return 0
-        if settings.no_stage_one or settings.no_stage_two:
-            return 2 if settings.no_stage_one else 1
+        if settings.stages != "both":
+            return 1 if settings.stages == "one" else 2
         if settings.switch_step == "auto":
             return 1 if self._retrievals.stopped_at is None else 2
         return 1 if step < settings.switch_step else 2
@@ -301,7 +302,7 @@ class WhenToSearchReward(BatchReward):
             assert self._judge is not None
             return await answer_matches(self._judge, answer, read.trajectory.question.golden_answers)
         if settings.correct == "f1":
-            return (read.parts["f1"] or 0.0) >= settings.f1_threshold
+            return (read.parts["f1"] or 0.0) >= _F1_THRESHOLD
         return read.parts["em"] == 1.0
 
 

@@ -41,7 +41,6 @@ class ModelSource:
     path: str
     base: str  # of the weights; differs from `path` if that is an adapter
     revision: str | None
-    trust_remote_code: bool
     name: str  # for people, without a path
     checksum: str  # the folder's name with a checksum, or the Hub id with its revision
     chat_template: str | None = None  # instead of the model's own
@@ -56,12 +55,8 @@ class ModelSource:
         Raises:
             ConfigError: there is no such model, or it has no chat template.
         """
-        return ChatTemplate.load(
-            tokenizer_path(self.path, self.base),
-            revision=self.revision,
-            trust_remote_code=self.trust_remote_code,
-            template=self.chat_template,
-        )
+        path = tokenizer_path(self.path, self.base)
+        return ChatTemplate.load(path, revision=self.revision, template=self.chat_template)
 
     def context(self) -> int | None:
         """Return the number of positions that the model was made for; None if its configuration has no such entry."""
@@ -69,7 +64,7 @@ class ModelSource:
 
         with loading(self.base):
             revision = None if self.is_adapter else self.revision
-            config = AutoConfig.from_pretrained(self.base, revision=revision, trust_remote_code=self.trust_remote_code)
+            config = AutoConfig.from_pretrained(self.base, revision=revision)
         return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -116,7 +111,6 @@ def open_source(settings: TrainSettings) -> ModelSource:
         path,
         base or path,
         settings.revision,
-        settings.trust_remote_code,
         public_name(path),
         model_identity(path, settings.revision) + template_identity(settings.chat_template),
         settings.chat_template,
@@ -158,7 +152,6 @@ def load_weights(source: ModelSource, settings: TrainSettings) -> Any:
         raise ConfigError(f"{dtype!r} is not a dtype of weights; use one of: {', '.join(_DTYPES)}")
     options = {
         "revision": None if source.is_adapter else source.revision,
-        "trust_remote_code": source.trust_remote_code,
         "dtype": getattr(torch, dtype),
         **(settings.trainer.get(MODEL_INIT) or {}),
     }
@@ -202,21 +195,16 @@ def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
     """Return peft's configuration. The model's `revision` is noted in it, so that merging loads the same one."""
     from peft import LoraConfig
 
-    modules = settings.target_modules
-    if modules == ("all-linear",):  # the name of a choice, which peft takes as a text only
-        modules = "all-linear"
     return LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
-        target_modules=modules if isinstance(modules, str) else list(modules),
+        target_modules="all-linear",
         task_type="CAUSAL_LM",
         revision=revision,
     )
 
 
-def merge_adapter(
-    folder: Path, out: Path, *, chat: ChatTemplate | None = None, trust_remote_code: bool = False
-) -> None:
+def merge_adapter(folder: Path, out: Path, *, chat: ChatTemplate | None = None) -> None:
     """Merge a LoRA adapter into its model, as a folder that transformers loads without peft.
 
     The sum is computed in float32 and rounded once, to the dtype of the model's own files. `out` appears once it is
@@ -236,10 +224,10 @@ def merge_adapter(
     if out.exists():
         raise RunError(f"{out} is there already; remove it, or choose another folder")
     with loading(base):
-        options = {"revision": PeftConfig.from_pretrained(str(folder)).revision, "trust_remote_code": trust_remote_code}
+        options = {"revision": PeftConfig.from_pretrained(str(folder)).revision}
         dtype = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
         model = _load_base(base, {**options, "dtype": torch.float32})
-        chat = chat or ModelSource(str(folder), base, None, trust_remote_code, folder.name, "").chat()
+        chat = chat or ModelSource(str(folder), base, None, folder.name, "").chat()
         stop_at_end_of_turn(model, chat)
         generation_config = model.generation_config
         merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(dtype)

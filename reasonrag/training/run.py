@@ -377,7 +377,7 @@ class TrainingRun(Generic[S]):
     def _merge_adapter(self) -> None:
         settings, merged = self.settings, self.out / MERGED
         if settings.merge and settings.method == "lora" and not merged.exists():
-            merge_adapter(self.out, merged, chat=self.chat, trust_remote_code=settings.trust_remote_code)
+            merge_adapter(self.out, merged, chat=self.chat)
             self._write_model_files(merged)
 
 

@@ -12,20 +12,17 @@ from reasonrag.core.settings import CHAT_TEMPLATE, Section, Tree, constants, exe
 class LoraSettings(Section):
     """Low-rank adapters (peft); unused with `method: full`."""
 
-    former = constants(dropout=0.0)
+    former = constants(dropout=0.0, target_modules="all-linear")
 
     r: int = setting(16, "rank of the adapters", "--lora-r", ge=1)
     alpha: int = setting(32, "scale of the adapters: their output is multiplied by alpha / r", "--lora-alpha", ge=1)
-    target_modules: str | tuple[str, ...] = setting(
-        "all-linear", "layers that get adapters: all-linear, or names such as q_proj"
-    )
 
 
 class TrainSettings(Section):
     """Settings that DPO, SFT and online training share."""
 
     log_every: ClassVar = 10  # optimizer steps between two lines of metrics
-    former = constants(weight_decay=0.0, max_grad_norm=1.0)
+    former = constants(weight_decay=0.0, max_grad_norm=1.0, trust_remote_code=False)
     former_execution = constants(logging_steps=log_every, save_total_limit=2, gradient_checkpointing=None, threads=None)
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
@@ -38,7 +35,6 @@ class TrainSettings(Section):
         None, "model to train: a folder, a Hub id, or demo[:FORMAT] for a shipped policy", "--model"
     )
     revision: str | None = setting(None, "revision of a Hub model: commit, tag or branch")
-    trust_remote_code: bool = setting(False, "run Python code that comes with a model")
     chat_template: str | None = execution(None, f"{CHAT_TEMPLATE}. It is saved with the policy", "--chat-template")
     method: Literal["lora", "full"] = setting(
         "lora", "what to train: low-rank adapters (lora) or all weights (full)", "--method"

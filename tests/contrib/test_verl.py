@@ -46,7 +46,7 @@ REWARDS = [
     {"outcome": {"preset": "search-r1-v0.3"}},
     {"name": "hiprag", "hiprag": {"lambda_p": 0}},
     {"name": "search-p1", "search_p1": {"self_track": False, "reference_track": False, "outcome": "binary"}},
-    {"name": "when-to-search", "when_to_search": {"unified": True}},
+    {"name": "when-to-search", "when_to_search": {"stages": "unified"}},
 ]
 
 

@@ -328,7 +328,6 @@ def test_a_step_is_scored_in_the_prompt_that_inference_shows(policy, data, tmp_p
         ({"trainer.label_smoothing": 0.1}, "has no label_smoothing"),
         ({"loss_type": "exo_pair"}, "needs trainer.label_smoothing above 0"),
         ({"dtype": "int8"}, "'int8' is not a dtype of weights"),
-        ({"method": "lora", "lora.target_modules": ["no_such"]}, "TRL or peft refuses these settings: Target modules"),
     ],
 )
 def test_settings_that_cannot_work_say_so(overrides, message, policy, data, tmp_path):

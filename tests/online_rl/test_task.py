@@ -89,7 +89,7 @@ def test_the_encoder_is_named_where_queries_are_compared():
 @pytest.mark.parametrize("spec", ["demo-judge:0:0.25", "http://127.0.0.1:1/v1"])
 def test_the_judge_is_named_as_it_is_once_it_is_open(spec):
     config = JudgeConfig(spec=spec, model="org/judge" if spec.startswith("http") else None)
-    llm = open_llm(config, "judge")
+    llm = open_llm(config.llm, "judge")
     assert tasks.judge_name(config) == llm.name
     asyncio.run(llm.aclose())
 

@@ -88,10 +88,9 @@ def test_the_switches_are_those_of_each_ablation():
     }
     when = {name: found.reward.when_to_search for name, found in trainings(PAPERS["when-to-search"]).items()}
     assert {found.switch_step for found in when.values()} == {4}
-    switches = ("no_stage_one", "no_stage_two", "no_r_s", "unified", "no_r_a")
-    assert [[name for name in switches if getattr(found, name)] for found in when.values()] == [
-        [],
-        *([name] for name in switches),
+    assert [(found.stages, found.no_r_s, found.no_r_a) for found in when.values()] == [
+        *(("both", False, False), ("two", False, False), ("one", False, False)),
+        *(("both", True, False), ("unified", False, False), ("both", False, True)),
     ]
 
 

@@ -19,7 +19,7 @@ TASKS = {
     "demo-outcome": ["--set", "reward.outcome.preset=search-r1-v0.3"],
     "demo-hiprag": ["--set", "reward.hiprag.over_search=false"],
     "demo-search-p1": ["--set", "limit=40"],
-    "demo-when-to-search": ["--set", "reward.when_to_search.unified=true"],
+    "demo-when-to-search": ["--set", "reward.when_to_search.stages=unified"],
 }
 SIZE = ["--max-steps", "1", "--questions-per-step", "16", "--set", "validation.steps=0"]
 

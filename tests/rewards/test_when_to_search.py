@@ -12,6 +12,7 @@ from reasonrag.retrieval.encoders import LexicalEncoder
 from reasonrag.rewards import RewardSettings, open_reward
 from reasonrag.rewards.base import Score
 from reasonrag.rewards.when_to_search import (
+    RiseDetector,
     answer_reward_1,
     answer_reward_2,
     average_similarity,
@@ -28,6 +29,12 @@ WRONG = "George Lucas"
 def reward(encoder=None, service=None, **settings):
     chosen = validate(RewardSettings, {"name": "when-to-search", "when_to_search": {"switch_step": 100} | settings})
     return open_reward(chosen, parts("when_to_search", encoder=encoder or LexicalEncoder(), judge=service))
+
+
+def switching(**detector):
+    ours = reward(switch_step="auto")
+    ours._retrievals = RiseDetector(**detector)
+    return ours
 
 
 class Vectors:
@@ -155,9 +162,9 @@ def test_opposite_queries_can_break_the_guarantee():
     [
         ({"switch_step": 3}, [1, 1, 2, 2]),
         ({"switch_step": 0}, [2, 2, 2, 2]),
-        ({"switch_step": 3, "no_stage_one": True}, [2, 2, 2, 2]),
-        ({"switch_step": 3, "no_stage_two": True}, [1, 1, 1, 1]),
-        ({"switch_step": "auto", "no_stage_two": True}, [1, 1, 1, 1]),
+        ({"switch_step": 3, "stages": "two"}, [2, 2, 2, 2]),
+        ({"switch_step": 3, "stages": "one"}, [1, 1, 1, 1]),
+        ({"switch_step": "auto", "stages": "one"}, [1, 1, 1, 1]),
     ],
 )
 def test_stage_by_step(settings, stages):
@@ -174,7 +181,7 @@ RISING, FLAT = [0.1 * n for n in range(10)], [1.0] * 10
 
 def test_auto_switches_once_retrievals_have_stopped_rising():
     """Windows of 3: the last three steps are flat, and the three before them, after step 15."""
-    ours = reward(switch_step="auto", auto_window=3, auto_min_rise=0.01)
+    ours = switching(window=3, min_rise=0.01)
     stages = []
     for step, rc in enumerate(RISING + FLAT):
         stages.append(ours.stage(step))
@@ -186,7 +193,7 @@ def test_auto_switches_once_retrievals_have_stopped_rising():
 
 def test_auto_goes_on_after_a_restart_as_if_there_had_been_none():
     def fresh():
-        return reward(switch_step="auto", auto_window=3, auto_min_rise=0.01)
+        return switching(window=3, min_rise=0.01)
 
     whole = fresh()
     tell(whole, RISING + FLAT)
@@ -211,7 +218,7 @@ def test_eq_10_and_11_as_printed_count_every_search():
 
 
 def test_the_unified_reward_of_table_2_has_both_terms_at_every_step():
-    ours = reward(unified=True, no_r_s=True)
+    ours = reward(stages="unified", no_r_s=True)
     batch = [when_to_search("Jaws"), when_to_search("Jaws", "shark", answer=WRONG), when_to_search()]
     for step in (0, 99, 100, 10_000):
         found = score(ours, *batch, step=step)
@@ -222,11 +229,8 @@ def test_the_unified_reward_of_table_2_has_both_terms_at_every_step():
 
 
 def test_f1_and_a_judge_can_tell_what_is_correct():
-    close = when_to_search("Jaws", answer="Spielberg")
-    assert [score(reward(**s), close)[0].parts["correct"] for s in ({}, {"correct": "f1", "f1_threshold": 0.6})] == [
-        0.0,
-        1.0,
-    ]
+    close = when_to_search("Jaws", answer="the great Steven Spielberg")
+    assert [score(reward(**s), close)[0].parts["correct"] for s in ({}, {"correct": "f1"})] == [0.0, 1.0]
     service = judge(lambda request: "YES" if "Spielberg" in fields(request)["Prediction"] else "NO")
     ours = reward(service=service, correct="judge")
     nothing = trajectory("when_to_search", "<think>I give up</think>")

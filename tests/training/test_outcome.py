@@ -196,7 +196,7 @@ def test_training_json_names_no_place(tmp_path):
         }
     )
     state = type("State", (), {"log_history": [], "global_step": 1, "epoch": 1.0, "num_input_tokens_seen": 0})()
-    source = ModelSource(here, here, None, False, "mine", "mine@1")
+    source = ModelSource(here, here, None, "mine", "mine@1")
     described = identity_of("rl", settings, content="c", model="m")
     facts = {"data": {}, "described": described, "seconds": 1.0, "device": "cpu", "processes": 1, "more": {}}
     summary = summarise(state, stage="rl", settings=settings, source=source, **facts)
