@@ -68,8 +68,9 @@ class Table:
 
         table = rich.table.Table(title=Text(printable(one_line(self.title))) or None, title_justify="left")
         table.show_header = any(self.columns)
-        for column in self.columns:
-            table.add_column(column, overflow="fold")
+        for place, column in enumerate(self.columns):
+            name = Text(printable(one_line(column)))  # a plain string would be markup
+            table.add_column(name, overflow="fold", justify="left" if place < self.heads else "right")
         for row in self.rows:
             table.add_row(*(Text(printable(one_line(str(cell)))) for cell in row))
         return table

@@ -1,6 +1,6 @@
-"""Check what is on disk, whatever it is: tables, a run, an index, a model, a training run. `publish` asks here, too.
+"""Check files on disk: tables, a run, an index, a model, a training run. `publish` makes the same checks.
 
-This is a walk over the readers, which say what is wrong. A journal is checked whenever it is opened, so not here.
+The readers of each kind raise what is wrong; this collects it. A journal is checked whenever it is opened, so not here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from reasonrag.storage import tables
 from reasonrag.storage.files import read_json
 from reasonrag.storage.parquet import by_question, column_names, not_finite, read_batches
 from reasonrag.storage.runs import read_run
-from reasonrag.training import folder as folders
-from reasonrag.training.folder import BEST, CHECKPOINTS, MERGED, SUMMARY, check_trained, checkpoint_problem
+from reasonrag.training import folder as training
+from reasonrag.training.folder import BEST, CHECKPOINTS, MERGED, SUMMARY
 
 _TABLES = {
     "nodes": tables.tree_schema,
@@ -46,7 +46,7 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True)
 class Check:
-    """How many things of a kind were checked, and one line for each problem that was found."""
+    """How many things of a kind were checked, and one line for each problem."""
 
     count: int = 0
     problems: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Verified:
         self.pairs = PairRules()
 
     def check(self, what: str, test: Callable[..., int | None], *arguments: Any, **options: Any) -> bool:
-        """Count what a test says that it checked (None: one thing); return False if it raises what is wrong."""
+        """Count what a test returns (None: one thing); return False, and keep the problem, if it raises one."""
         try:
             count = test(*arguments, **options)
         except InputError as error:
@@ -71,7 +71,7 @@ class Verified:
         return True
 
     def note(self, what: str, count: int, problem: str = "") -> None:
-        """Count what was checked, and keep a problem that it has."""
+        """Count checked things, and keep a problem of them."""
         self.checks[what].count += count
         self.checks[what].problems += filter(None, [problem])
 
@@ -88,92 +88,101 @@ class Verified:
 
 
 def verify(path: Path) -> Verified:
-    """Check all that is known of a file or a folder, and change nothing but the memory of an index of its checksums.
+    """Check all that is known of a file or a folder; an index may remember its checksums, nothing else is changed.
 
     Raises:
         RunError: nothing that could be checked is there.
     """
-    found = Verified(path)
+    verified = Verified(path)
     if path.exists():
-        _tables(found)
+        _check_tables(verified)
     index = IndexFolder(path)
     for part in index.parts():
-        found.check("files of the index", lambda part=part: len(index.verify(part, fully=True).files))
+        verified.check("files of the index", lambda part=part: len(index.verify(part, fully=True).files))
     if (path / SUMMARY).exists():
-        found.check(_CHECKSUMS, check_trained, path)
-        found.check(SUMMARY, folders.check_summary, path)
-    if (path / CHECKPOINTS).is_dir():  # what is published has none, and no settings
-        found.check("config.yaml", folders.check_settings, path)
+        verified.check(_CHECKSUMS, training.check_trained, path)
+        verified.check(SUMMARY, training.check_summary, path)
+    if (path / CHECKPOINTS).is_dir():  # a published policy has none, and no settings
+        verified.check("config.yaml", training.check_settings, path)
     checkpoints = sorted(path.glob(f"{CHECKPOINTS}/checkpoint-*"))
     for checkpoint in checkpoints:
-        problem = checkpoint_problem(checkpoint)
-        found.note("checkpoints", 1, problem and f"{checkpoint.name}: {problem}")
+        problem = training.checkpoint_problem(checkpoint)
+        verified.note("checkpoints", 1, problem and f"{checkpoint.name}: {problem}")
     for folder in (path, path / MERGED, path / BEST, *checkpoints):
-        _model(found, folder)
-    if "tensors" in found.checks:
-        found.note(_CHECKSUMS, 0)  # if nothing was checked, that is said
-    if not found.checks:
+        _check_model(verified, folder)
+    if "tensors" in verified.checks:
+        verified.note(_CHECKSUMS, 0)  # a count of 0 is printed as "not checked"
+    if not verified.checks:
         raise RunError(
             f"{path} {'holds nothing that can be checked' if path.exists() else 'does not exist'}: give a run, a "
             "Parquet file or a folder of them, an index, a model or a training run"
         )
-    return found
+    return verified
 
 
-def _tables(found: Verified) -> None:
-    """Check Parquet files by their columns; of a run, also the counts in `run.json`, which reports and cards show."""
-    path = found.path
+def _check_tables(verified: Verified) -> None:
+    """Check Parquet files by their columns, then the trees and pairs in them; of a run, also its `run.json`."""
+    path = verified.path
     by_kind: dict[str, list[Path]] = defaultdict(list)
     for file in [path] if path.suffix == ".parquet" else sorted(path.rglob("*.parquet")):
         if not any(part in _NOT_TABLES or part.startswith(".") for part in file.relative_to(path).parts):
-            found.check("Parquet files", lambda file=file: by_kind[_kind(file)].append(file))
+            verified.check("Parquet files", lambda file=file: by_kind[_kind(file)].append(file))
     for folder in sorted({file.parent for files in by_kind.values() for file in files} - {path.parent}):
-        found.check("folders of Parquet files", check_shards, folder)
-    sound = {
-        kind: [file for file in files if found.check(kind, _count_rows, file, _TABLES.get(kind))]
-        for kind, files in by_kind.items()
-    }
-    summary, configs = read_json(path / "run.json"), list[Config]()
+        verified.check("folders of Parquet files", check_shards, folder)
+    sound: dict[str, list[Path]] = {}
+    for kind, files in by_kind.items():
+        sound[kind] = [file for file in files if verified.check(kind, _count_rows, file, _TABLES.get(kind))]
+    configs: list[Config] = []
+    summary = read_json(path / "run.json")
     if summary is not None:
-        found.check("config.yaml", lambda: configs.append(read_run(path)[0]))
+        verified.check("config.yaml", lambda: configs.append(read_run(path)[0]))
     if "nodes" in sound:
-        _trees(found, sound["nodes"], configs)
+        _check_trees(verified, sound["nodes"], configs)
     min_margin = as_finite(mapping(summary or {}, "pairs").get("min_margin")) or 0.0
-    for kind, files in sound.items():
-        for file in files if "pairs" in kind else ():
-            found.check("preferences", _add_pairs, found.pairs, file, min_margin)
-    rows, shared = found.pairs.rows, len(found.pairs.shared_texts)
-    if rows:
-        found.check("questions by split", found.pairs.check_questions, "the pairs")
+    for kind in sound:
+        for file in sound[kind] if "pairs" in kind else ():
+            verified.check("preferences", _add_pairs, verified.pairs, file, min_margin)
+    pairs, shared = verified.pairs, len(verified.pairs.shared_texts)
+    if pairs.rows:
+        verified.check("questions by split", pairs.check_questions, "the pairs")
         problem = f"{shared} texts are in both splits: held-out metrics are not of unseen questions" if shared else ""
-        found.note("texts by split", len(found.pairs.texts), problem)
-        found.note("contradictions", rows.total(), str(found.pairs))
+        verified.note("texts by split", len(pairs.texts), problem)
+        verified.note("contradictions", pairs.rows.total(), str(pairs))
+    _check_counts(verified, summary, has_trees="nodes" in sound, readable=by_kind == sound)
+
+
+def _check_counts(verified: Verified, summary: dict[str, Any] | None, *, has_trees: bool, readable: bool) -> None:
+    """Compare the counts in a run's `run.json`, which reports and cards show, with the rows of its tables."""
+    path, rows = verified.path, verified.pairs.rows
     has_journal = (path / "journal.sqlite").exists() and not any((path / n).exists() for n in (SUMMARY, CHECKPOINTS))
-    if not has_journal and not (path / "run.json").exists():
-        return
-    if summary is None:
+    if summary is None and (has_journal or (path / "run.json").exists()):
         problem = "run.json is missing or damaged: build-tree has not finished, or lost it; the same command writes it"
-        found.note("run.json", 0, problem)
-    if any(found.checks[kind].problems for kind in ("Parquet files", *sound)):
-        return  # what cannot be read was not counted
+        verified.note("run.json", 0, problem)
+    if summary is None or not readable or verified.checks["Parquet files"].problems:
+        return  # rows that cannot be read were not counted
     counts = {("pairs", "total"): rows.total(), ("pairs", "train"): rows["train"], ("pairs", "test"): rows["test"]}
-    if has_journal or "nodes" in sound:  # published runs may have no trees
-        counts |= {("trees", "nodes"): found.checks["nodes"].count, ("trees", "questions"): found.checks["trees"].count}
+    if has_journal or has_trees:  # published runs may have no trees
+        for name, kind in (("nodes", "nodes"), ("questions", "trees")):
+            counts["trees", name] = verified.checks[kind].count
     for (table, name), count in counts.items():
-        said = mapping(summary or {}, table).get(name, count)
+        written = mapping(summary, table).get(name, count)
         command = "`reasonrag pairs`" if table == "pairs" else "the same build-tree command"
         problem = (
-            f"run.json says that {table}.{name} is {said}, and the tables hold {count}; write them again with {command}"
+            f"run.json says that {table}.{name} is {written}, and the tables hold {count}; write them again with "
+            f"{command}"
         )
-        found.note("run.json", 1, "" if said == count else problem)
+        verified.note("run.json", 1, "" if written == count else problem)
 
 
 def _kind(file: Path) -> str:
     """Return which of our tables a file is: the one that it shares most names with, so that damaged names are seen."""
     names = set(column_names(file))
-    ours = {kind: set(table().names) for kind, table in _TABLES.items()}
-    best = max(ours, key=lambda kind: len(names & ours[kind]) / len(names | ours[kind]))
-    return best if 2 * len(names & ours[best]) > len(names | ours[best]) else _OTHER  # TRL's three names are others'
+    shares = {}
+    for kind, table in _TABLES.items():
+        ours = set(table().names)
+        shares[kind] = len(names & ours) / len(names | ours)
+    best = max(shares, key=lambda kind: shares[kind])
+    return best if shares[best] > 0.5 else _OTHER  # TRL's three names are among ours, too
 
 
 def _count_rows(file: Path, table: tables.Described | None) -> int:
@@ -186,24 +195,23 @@ def _count_rows(file: Path, table: tables.Described | None) -> int:
     return rows
 
 
-def _trees(found: Verified, files: Sequence[Path], configs: Sequence[Config]) -> None:
+def _check_trees(verified: Verified, files: Sequence[Path], configs: Sequence[Config]) -> None:
     """Check each question's rows, and learn which questions have the same text."""
     # Older runs do not say how SPRE was made.
     value = next((config.value for config in configs if "weighting" in config.value.model_fields_set), None)
     spre = {"alpha": value.alpha, "weighting": value.weighting} if value else {}
     batches = (batch for file in files for batch in read_batches(file, tables.tree_schema(), columns=SHAPE))
-    rows = (row for batch in batches for row in batch.to_pylist())
-    seen: set[Question] = set()
-    for question, tree in by_question(rows):
-        found.check("trees", check_tree, tree, fully=True, **spre)
-        if question in seen:
-            found.note("trees", 0, f"question {question[1]!r}: its rows are in two places")
-        seen.add(question)
-    found.pairs = PairRules(repeated_questions(files))
+    questions: set[Question] = set()
+    for question, tree in by_question(row for batch in batches for row in batch.to_pylist()):
+        verified.check("trees", check_tree, tree, fully=True, **spre)
+        if question in questions:
+            verified.note("trees", 0, f"question {question[1]!r}: its rows are in two places")
+        questions.add(question)
+    verified.pairs = PairRules(repeated_questions(files))
 
 
 def _add_pairs(pairs: PairRules, file: Path, min_margin: float) -> int:
-    """Add the pairs of a file as `dpo train` reads them; return how many there are."""
+    """Add the pairs of a file as `dpo train` reads them; return their number."""
     before, low = pairs.rows.total(), None
     split = "train" if split_of(file.name) == "train" else "test"  # two held-out splits may share questions
     for row in pairs_in(file):
@@ -215,17 +223,17 @@ def _add_pairs(pairs: PairRules, file: Path, min_margin: float) -> int:
     return pairs.rows.total() - before
 
 
-def _model(found: Verified, folder: Path) -> None:
-    """Check a folder of a model: every weight is a number, nothing in it is code, and its tokenizer can be read."""
-    where = "" if folder == found.path else f" of {folder.name}"
+def _check_model(verified: Verified, folder: Path) -> None:
+    """Check a folder of a model: every weight is a number, no file is code, and the tokenizer can be read."""
+    where = "" if folder == verified.path else f" of {folder.name}"
     files = [folder] if folder.is_file() else [*model_files(folder), *folder.glob("adapter_model.bin")]
     is_model = any(file.suffix in (".safetensors", ".bin") for file in files)
     for file in files if is_model else ():
         if file.suffix == ".safetensors":
-            found.check(f"tensors{where}", check_tensors, file)
+            verified.check(f"tensors{where}", check_tensors, file)
         elif file.suffix in (".json", ".py", ".bin"):
             problem = _settings_problem(file)
-            found.note(f"settings of the model{where}", 1, problem and f"{file.name} {problem}")
+            verified.note(f"settings of the model{where}", 1, problem and f"{file.name} {problem}")
 
 
 def _settings_problem(file: Path) -> str:
@@ -233,15 +241,14 @@ def _settings_problem(file: Path) -> str:
         return "is pickled, and unpickling can run code; save the weights as safetensors"
     if file.suffix == ".py":
         return "is code that comes with the model; no command runs it without --trust-remote-code"
+    settings = read_json(file)
+    if settings is None:
+        return "is not JSON that can be read"
     if file.name == "tokenizer.json":
         from tokenizers import Tokenizer
 
         try:
             Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises no class of its own
-            return f"is no tokenizer that can be read ({one_line(str(error))[:80]})"
-        return ""
-    held = read_json(file)
-    if held is None:
-        return "is not JSON that can be read"
-    return "names code that comes with the model (auto_map)" if "auto_map" in held else ""
+            return f"is not a readable tokenizer ({one_line(str(error))[:80]})"
+    return "names code that comes with the model (auto_map)" if "auto_map" in settings else ""

@@ -6,12 +6,11 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reasonrag.core.errors import DataError
-from reasonrag.report.trees import QuestionTree, read_trees, tree_of
+from reasonrag.report.trees import QuestionTree, read_trees
 from reasonrag.storage.files import write_text, writing
 from reasonrag.storage.folder import Folder
 from reasonrag.storage.parquet import Row
@@ -73,27 +72,22 @@ def graphml(graph: nx.DiGraph) -> str:
     return written.getvalue().decode("utf-8")
 
 
-def write_graphml(run: Path, out: Path, question_ids: Collection[str] = ()) -> int:
-    """Write one GraphML file per question into a folder, over existing ones; return the number of files.
-
-    Args:
-        run: folder of a finished run.
-        out: the folder, new or with GraphML files in it.
-        question_ids: the questions to write; empty for all.
+def write_graphml(run: Path, out: Path) -> int:
+    """Write one GraphML file per question of a finished run into a folder; return the number of files.
 
     Raises:
         RunError: `out` holds other files, or the run has no tables.
-        DataError: there is no such question, or its rows are not a tree.
+        DataError: the rows of a question are not a tree.
     """
     Folder(out, "set of graphs", "*.graphml").claim()
     files = 0
-    for tree in _chosen(run, question_ids):
+    for tree in read_trees(run):
         write_text(out / file_name(tree.root), graphml(to_networkx(tree)))
         files += 1
     return files
 
 
-def write_node_link(run: Path, out: Path, question_ids: Collection[str] = ()) -> int:
+def write_node_link(run: Path, out: Path) -> int:
     """Write networkx's node-link JSON, one question per line, to the file `out`; return the number of lines.
 
     `networkx.node_link_graph(json.loads(line), edges="edges")` reads a line back. All but ASCII is escaped, so that no
@@ -101,14 +95,14 @@ def write_node_link(run: Path, out: Path, question_ids: Collection[str] = ()) ->
 
     Raises:
         RunError: the run has no tables.
-        DataError: there is no such question, its rows are not a tree, or `out` cannot be written.
+        DataError: the rows of a question are not a tree, or `out` cannot be written.
     """
     import networkx as nx
 
     lines = 0
     try:
         with writing(out) as file:
-            for tree in _chosen(run, question_ids):
+            for tree in read_trees(run):
                 data = nx.node_link_data(to_networkx(tree), edges="edges")
                 file.write(json.dumps(data, allow_nan=False).encode() + b"\n")
                 lines += 1
@@ -126,15 +120,3 @@ def file_name(row: Row) -> str:
     digest = hashlib.sha256(json.dumps([row["dataset"], row["question_id"]]).encode()).hexdigest()
     plain = _NOT_IN_A_FILE_NAME.sub("_", row["question_id"]).strip("_")[:60]
     return f"{plain or 'question'}-{digest[:12]}.graphml"
-
-
-def _chosen(run: Path, question_ids: Iterable[str]) -> Iterator[QuestionTree]:
-    """Yield the trees of these questions, of every data set that has such an id; all trees if no id is given."""
-    chosen_ids = set(question_ids)
-    missing = set(chosen_ids)
-    for tree in read_trees(run):
-        if not chosen_ids or tree.root["question_id"] in chosen_ids:
-            missing.discard(tree.root["question_id"])
-            yield tree
-    if missing:
-        tree_of(run, min(missing))  # raises, with the nearest ids

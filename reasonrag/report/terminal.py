@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree as Drawing
 
+from reasonrag.core.table import Table
 from reasonrag.core.text import one_line, printable
 from reasonrag.report.trees import QuestionTree
 from reasonrag.storage.parquet import Row
@@ -69,7 +69,7 @@ def tables(metrics: Mapping[str, Any]) -> Group:
     """Render the result of `stats.stats` as tables: counts, pairs by type, distributions, calls."""
     by_type, tokens = metrics["pairs"]["by_type"], metrics["tokens"]
     rejected = sorted({name for counts in by_type.values() for name in counts})
-    pair_types = [(chosen, *(str(counts.get(name, 0)) for name in rejected)) for chosen, counts in by_type.items()]
+    pair_types = [(chosen, *(counts.get(name, 0) for name in rejected)) for chosen, counts in by_type.items()]
     distributions = {
         "steps to an answer": metrics["answers"]["steps"],
         "rounds to an answer": metrics["answers"]["rounds"],
@@ -83,14 +83,41 @@ def tables(metrics: Mapping[str, Any]) -> Group:
     spreads = []
     for name, values in distributions.items():
         spreads.append((name, *(f"{values[column]:.4g}" if values else "-" for column in _SPREAD)))
-    counts = ((name, str(count), f"{count / total:.1%}" if total else "") for name, count, total in _counts(metrics))
-    calls = [(kind, *(_known(used.get(column)) for column in _USED)) for kind, used in metrics["calls"].items()]
-    return Group(
-        _table(("", "number", "share"), counts),
-        *([_table(("chosen \\ rejected", *rejected), pair_types)] if pair_types else []),
-        _table(("", *_SPREAD), spreads),
-        _table(("calls of", *(column.replace("_", " ") for column in _USED)), calls),
-    )
+    calls = []
+    for kind, used in metrics["calls"].items():
+        calls.append((kind, *("-" if used.get(column) is None else used[column] for column in _USED)))
+    columns = ("calls of", *(column.replace("_", " ") for column in _USED))
+    shown = [Table("", ("", "number", "share"), _counts(metrics))]
+    shown += [Table("", ("chosen \\ rejected", *rejected), pair_types)] if pair_types else []
+    shown += [Table("", ("", *_SPREAD), spreads), Table("", columns, calls)]
+    return Group(*(table.terminal() for table in shown))
+
+
+def _counts(metrics: Mapping[str, Any]) -> list[tuple[str, int, str]]:
+    """Return name, count, and share of the total of its kind."""
+    questions, nodes, pairs = metrics["questions"], metrics["nodes"], metrics["pairs"]
+    rows: list[tuple[str, int, str]] = []
+
+    def add(total: int, name: str, counts: Mapping[Any, int]) -> None:
+        for key, count in counts.items():
+            rows.append((name.format(key), count, f"{count / total:.1%}" if total else ""))
+
+    add(0, "questions", {"": questions["total"]})
+    add(questions["total"], "- {}", questions["by_dataset"])
+    add(questions["total"], "- failed: {}", questions["failed"])
+    add(0, "nodes", {"": nodes["total"]})
+    for column in ("origin", "stage", "action"):
+        add(nodes["total"], f"- {column}: {{}}", nodes[f"by_{column}"])
+    add(0, "answers", {"": metrics["answers"]["total"]})
+    add(0, "pairs", {"": pairs["total"]})
+    add(pairs["total"], "- a side on one trajectory", {"": pairs["on_one_trajectory"]})
+    add(pairs["total"], "- for a shorter path alone", {"": pairs["by_length_alone"]})
+    add(pairs["total"], "- contradict each other", {"": pairs["contradictory"]["same_content"]})
+    add(pairs["total"], "- contradict word for word", {"": pairs["contradictory"]["same_text"]})
+    add(questions["total"], "- questions of {}", pairs["questions"])
+    add(pairs["total"], "- chosen: {}", {chosen: sum(counts.values()) for chosen, counts in pairs["by_type"].items()})
+    add(pairs["total"], "- after {} steps", pairs["by_depth"])
+    return rows
 
 
 def _preferences(tree: QuestionTree, drawn: Collection[int]) -> Iterator[Text]:
@@ -133,49 +160,3 @@ def _number(value: float | None) -> str:
 
 def _inert(text: str) -> str:
     return printable(one_line(text))
-
-
-def _counts(metrics: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
-    """Yield name, count, and the total of which it is a share (0 for none)."""
-    questions, nodes, pairs = metrics["questions"], metrics["nodes"], metrics["pairs"]
-    yield "questions", questions["total"], 0
-    for name, count in questions["by_dataset"].items():
-        yield f"  {name}", count, questions["total"]
-    for cause, count in questions["failed"].items():
-        yield f"  failed: {cause}", count, questions["total"]
-    yield "nodes", nodes["total"], 0
-    for column in ("origin", "stage", "action"):
-        for name, count in nodes[f"by_{column}"].items():
-            yield f"  {column}: {name}", count, nodes["total"]
-    yield "answers", metrics["answers"]["total"], 0
-    yield "pairs", pairs["total"], 0
-    yield "  a side on one trajectory", pairs["on_one_trajectory"], pairs["total"]
-    yield "  for a shorter path alone", pairs["by_length_alone"], pairs["total"]
-    yield "  contradict each other", pairs["contradictory"]["same_content"], pairs["total"]
-    yield "  contradict word for word", pairs["contradictory"]["same_text"], pairs["total"]
-    for name, count in pairs["questions"].items():
-        yield f"  questions of {name}", count, questions["total"]
-    for chosen, rejected in pairs["by_type"].items():
-        yield f"  chosen: {chosen}", sum(rejected.values()), pairs["total"]
-    for depth, count in pairs["by_depth"].items():
-        yield f"  after {depth} steps", count, pairs["total"]
-
-
-def _known(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return str(value) if isinstance(value, int) else f"{value:.2f}"
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title_justify="left")
-    for position, heading in enumerate(headings):
-        table.add_column(_name(heading), justify="right" if position else "left")
-    for name, *cells in rows:
-        table.add_row(_name(name), *cells)
-    return table
-
-
-def _name(name: str) -> Text:
-    """Make a foreign name inert, such as a data set's, but keep the blanks before it."""
-    return Text(name[: len(name) - len(name.lstrip())] + _inert(name))

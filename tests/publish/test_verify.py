@@ -114,7 +114,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "pytorch_model.bin is pickled": lambda policy: (policy / "pytorch_model.bin").write_bytes(b"\x80\x04"),
     "config.json names code that comes with the model": changed("config.json", auto_map={"AutoModel": "x.Y"}),
     "modeling_x.py is code": lambda policy: (policy / "modeling_x.py").write_text("1/0"),
-    "tokenizer.json is no tokenizer": lambda policy: (policy / "tokenizer.json").write_text("[" * 100_000),
+    "tokenizer.json is not a readable tokenizer": lambda policy: (policy / "tokenizer.json").write_text("{}"),
     "config.json is damaged: its checksum differs": changed("training.json", files={"config.json": [59, "0" * 64]}),
     "tokenizer.json has": changed("training.json", files={"tokenizer.json": [1, ""]}),
     "checkpoint-2: complete.json is missing": lambda policy: None,
