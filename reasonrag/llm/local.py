@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import structlog
@@ -25,13 +24,13 @@ from reasonrag.core.errors import ConfigError, LLMError, RunError, is_out_of_mem
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, Prompt
-from reasonrag.core.watch import Watch, end
+from reasonrag.core.watch import CLOSE_S, beat
 from reasonrag.llm.base import Sampling, caller, public_name
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
 from reasonrag.llm.memory import require_memory
 from reasonrag.llm.model_folder import model_commit, model_identity
 from reasonrag.llm.prefix_cache import PrefixCache, reusable
-from reasonrag.llm.row_sampling import Row, RowBatch, end_token_ids, inner_model, room_for
+from reasonrag.llm.row_sampling import Row, RowBatch, end, end_token_ids, inner_model, room_for
 from reasonrag.llm.threads import choose_threads, is_small
 
 log = structlog.get_logger()
@@ -120,11 +119,10 @@ class TransformersLLM:
         try:
             yield
         finally:
-            if self._watch.failure is None:
-                # Replies are there before the worker has let go of the model.
-                if not self._in_use.acquire(timeout=_LET_GO_S):
-                    raise LLMError(f"{self.name} does not let go of the model that was lent to it", cause="stalled")
-                self._in_use.release()
+            # Replies are there before the worker has let go of the model.
+            if not self._in_use.acquire(timeout=_LET_GO_S):
+                raise LLMError(f"{self.name} does not let go of the model that was lent to it", cause="stalled")
+            self._in_use.release()
             self.model = self._prefixes = None  # the trainer changes the weights
             inner.generation_config = model.generation_config = defaults
             model.train(training)
@@ -147,7 +145,8 @@ class TransformersLLM:
         self._waiting: list[tuple[Row, Future[Completion]]] = []
         self._closed = threading.Event()
         self._in_use = threading.Lock()  # held while the worker computes
-        self._watch = Watch(self.name, partial(LLMError, cause="stalled"), self._work)  # beats with each token
+        self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+        self._thread.start()
 
     def _take(self, model: Any) -> None:
         from transformers import GenerationConfig
@@ -163,13 +162,13 @@ class TransformersLLM:
 
         Raises:
             LLMError: with cause `refused` (the template rejects the chat), `context_overflow`, `out_of_memory`,
-                `engine` (any other failure of generation), `stalled` (the worker stands still) or `closed`.
+                `engine` (any other failure of generation) or `closed`.
             RunError: the model's probabilities are NaN.
         """
         async with self.slots.request(caller.get().priority):
             if self._closed.is_set():
                 raise self._closed_error()
-            futures: list[Future[Completion]] = [self._watch.add(Future()) for _ in range(sampling.n)]
+            futures: list[Future[Completion]] = [Future() for _ in range(sampling.n)]
             self._queue.put(_Request(prompt, sampling, futures))
             first, *others = await asyncio.gather(*map(asyncio.wrap_future, futures))
         return (first, *(replace(other, prompt_tokens=0) for other in others))
@@ -178,8 +177,7 @@ class TransformersLLM:
         """End the running batch, fail the waiting requests, and release the model."""
         self._closed.set()
         self._queue.put(None)
-        with contextlib.suppress(LLMError):  # it hangs, as its callers know
-            await asyncio.wrap_future(self._watch.add(self._watch.ended))
+        await asyncio.to_thread(self._thread.join, CLOSE_S)
         self.model = self._prefixes = None
 
     def _work(self) -> None:
@@ -264,7 +262,7 @@ class TransformersLLM:
 
     def _should_pause(self, rows: int) -> bool:
         """Return whether a batch should stop for others, as so many wait and fit that this pays."""
-        self._watch.beat()
+        beat()
         coming = min(len(self._waiting) + self._queue.qsize(), self._batch_size - rows)
         return self._closed.is_set() or (self._prefixes is not None and coming > 0 and coming * _JOIN_SHARE >= rows)
 

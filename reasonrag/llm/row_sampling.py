@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from reasonrag.core.errors import LLMError, RunError
 from reasonrag.core.types import Completion, FinishReason
-from reasonrag.core.watch import end
 from reasonrag.llm.base import cut_at_stop
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.weights import first_not_finite
@@ -35,6 +35,13 @@ _LIKELY_WORDS = 1024
 _BLOCK = 512
 # A cache has room for so many more tokens before it is copied.
 _ROOM_TOKENS = 64
+
+
+def end(waiting: Iterable[Future[Any]], error: BaseException | None = None, value: object = None) -> None:
+    """End the futures that are not done, with an error or a value."""
+    for future in waiting:
+        with suppress(InvalidStateError):
+            future.set_result(value) if error is None else future.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class ServerLLM:
         self.slots = self._addresses.slots
         # A long prompt takes a millisecond to encode, mostly without the interpreter's lock; a tokenizer that is asked
         # from two threads at a time may fail.
-        self._encoder = Worker(f"the tokenizer of {self.name}", LLMError) if encode else None
+        self._encoder = Worker(f"the tokenizer of {self.name}") if encode else None
         self._open: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:

@@ -55,7 +55,7 @@ class ProcessRewardModel:
         self.chat = ChatTemplate.load(str(folder))
         self.token_ids = answer_ids(self.chat, described["tokens"])
         self.model = load_model(str(folder))
-        self._thread = Worker(self.name, LLMError)  # one call at a time
+        self._thread = Worker(self.name)  # one call at a time
 
     async def score(self, steps: Sequence[tuple[Prompt, Completion]]) -> list[float]:
         """Return `[n]` values in [0, 1], as `StepScorer.score` does.

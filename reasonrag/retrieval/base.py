@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reasonrag.core.errors import RetrievalError
 from reasonrag.core.types import Passage
 from reasonrag.core.watch import Worker
 from reasonrag.storage.files import short_hash
@@ -47,7 +46,7 @@ class LocalRetriever(ABC):
         """Take the passages to return, and what decides a ranking as a JSON value, which becomes the fingerprint."""
         self.fingerprint = short_hash(known)
         self._passages = passages
-        self._thread = Worker(type(self).__name__, RetrievalError)
+        self._thread = Worker(type(self).__name__)
 
     @abstractmethod
     def _search(self, queries: list[str], top_k: int) -> list[tuple[Passage, ...]]: ...

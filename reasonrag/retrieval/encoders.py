@@ -14,7 +14,7 @@ from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reasonrag.core.errors import ConfigError, RetrievalError
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.plugins import trusted
 from reasonrag.core.text import normalize_answer
 from reasonrag.core.watch import Worker
@@ -91,7 +91,6 @@ class SentenceTransformerEncoder:
         self._batch_size = config.batch_size
         self._devices = config.device.split(",") if config.device else []
         self._pool: Any = None
-        self._thread: Worker | None = None
         family_prefixes = {"query": known.query_prefix, "passage": known.passage_prefix} if known else {}
         self._prefixes = {"query": "", "passage": ""} | family_prefixes | _own_prompts(model)
         for kind, prefix in (("query", config.query_prefix), ("passage", config.passage_prefix)):
@@ -121,18 +120,11 @@ class SentenceTransformerEncoder:
         return self._encode(texts, self._prefixes["query"])
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Encode on all devices; if there are several, each has a process and takes a share.
-
-        Raises:
-            RetrievalError: a device hangs.
-        """
-        if self._thread is None:
-            if len(self._devices) > 1:
-                self._model.ends_with_parent = _EndsWithParent()
-                self._pool = self._model.start_multi_process_pool(self._devices)
-            processes = [process.pid for process in self._pool["processes"]] if self._pool else []
-            self._thread = Worker("the encoder", RetrievalError, processes)
-        return self._thread.begin(self._encode, texts, self._prefixes["passage"], pool=self._pool).result()
+        """Encode on all devices; if there are several, each has a process and takes a share."""
+        if self._pool is None and len(self._devices) > 1:
+            self._model.ends_with_parent = _EndsWithParent()
+            self._pool = self._model.start_multi_process_pool(self._devices)
+        return self._encode(texts, self._prefixes["passage"], pool=self._pool)
 
     def count_cut(self, passages: Sequence[str]) -> int:
         prefix = self._prefixes["passage"]
@@ -148,7 +140,7 @@ class SentenceTransformerEncoder:
             for process in self._pool["processes"]:
                 process.kill()  # one that hangs may not end otherwise
             self._model.stop_multi_process_pool(self._pool)
-        self._pool = self._thread = None
+        self._pool = None
 
     def _encode(self, texts: Sequence[str], prefix: str, *, pool: Any = None) -> Vectors:
         import numpy as np
@@ -241,7 +233,7 @@ class SentenceEncoder:
     def __init__(self, encoder: TextEncoder) -> None:
         self._encoder = encoder
         self.identity = dict(encoder.identity)
-        self._thread = Worker("the encoder", RetrievalError)
+        self._thread = Worker("the encoder")
 
     async def encode(self, texts: Sequence[str]) -> list[list[float]]:
         """Return `[n][dims]` vectors of length 1."""

@@ -90,7 +90,7 @@ class RerankedRetriever:
         self._inner = inner
         self._reranker = reranker
         self._depth = depth
-        self._thread = Worker("the reranker", RetrievalError)
+        self._thread = Worker("the reranker")
         self.fingerprint = short_hash([inner.fingerprint, reranker.fingerprint, depth])
 
     async def search(self, queries: Sequence[str], top_k: int) -> list[tuple[Passage, ...]]:

@@ -1,89 +1,58 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
-import signal
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
 
 import pytest
 
-from reasonrag.core import watch
-from reasonrag.core.errors import RetrievalError, RunError
-from reasonrag.core.watch import Watch, Worker
+from reasonrag.core.errors import Stalled
+from reasonrag.core.watch import Worker, beat, progressing
 
 
-def test_who_waits_for_a_thread_that_has_ended_gets_an_error():
-    die = threading.Event()
+def test_a_worker_calls_one_function_after_another_and_returns_or_raises_what_it_does():
+    async def main() -> None:
+        worker, calls = Worker("counter"), list[int]()
+        await asyncio.gather(*(worker.call(calls.append, number) for number in range(20)))
+        assert calls == list(range(20))
+        with pytest.raises(ZeroDivisionError):
+            await worker.call(divmod, 1, 0)
+        await worker.aclose()
+
+    asyncio.run(main())
+
+
+def run(work: Callable[[], object], stall_s: float) -> None:
+    async def main() -> None:
+        async with progressing(stall_s):
+            await Worker("the model").call(work)
+
+    asyncio.run(main())
+
+
+def test_a_hang_ends_and_is_named_by_its_stack(capfd):
+    forever = threading.Event()
+    with pytest.raises(
+        Stalled, match=r"stands still: no token, reply or commit for 0\.2 s; 1 tasks at watch\.py:\d+ call"
+    ):
+        run(forever.wait, 0.2)
+    forever.set()
+    assert "in wait" in capfd.readouterr().err
+
+
+def test_who_gets_on_is_left_alone_and_another_timeout_stays_one():
+    quiet = threading.Event()
 
     def work() -> None:
-        die.wait()
-        raise OSError("no disk")
+        for _ in range(20):
+            beat()
+            quiet.wait(0.05)
 
-    thread = Watch("the writer", RunError, work)
-    waiting: Future[None] = thread.add(Future())
+    run(work, 0.4)
 
-    async def wait() -> None:
-        die.set()
-        await asyncio.wrap_future(thread.add(Future()))
+    async def other() -> None:
+        async with progressing(60):
+            await asyncio.wait_for(asyncio.sleep(60), 0.01)
 
-    with pytest.raises(RunError, match=r"the writer: its thread has ended \(OSError: no disk\)"):
-        asyncio.run(wait())
-    assert isinstance(waiting.exception(), RunError)
-    for late in (Future(), thread.ended):
-        with pytest.raises(RunError, match="no disk"):
-            thread.add(late).result()
-
-
-def test_a_thread_that_works_or_whose_process_was_stopped_is_not_given_up():
-    stop = threading.Event()
-
-    def work() -> None:
-        while not stop.is_set():
-            pass
-
-    thread = Watch("busy", RunError, work)
-    with watch.limit(0.3), pytest.raises(TimeoutError):
-        thread.add(Future()).result(0.5)
-    stop.set()
-    thread.add(thread.ended).result()
-
-
-def test_a_forked_child_looks_too():
-    never = threading.Event()
-    with watch.limit(0.3):
-        with pytest.raises(RunError, match="stands still"):
-            Watch("in the parent", RunError, never.wait).add(Future()).result(60)
-        child = os.fork()
-        if not child:
-            waiting = Watch("in the child", RunError, never.wait).add(Future[None]())
-            os._exit(7 if "stands still" in str(waiting.exception(60)) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-def test_a_thread_that_waits_for_processes_is_given_up_once_they_hang():
-    busy = multiprocessing.get_context("fork").Process(target=burn)
-    busy.start()
-    thread = Worker("the encoder", RetrievalError, [busy.pid])
-    try:
-        with watch.limit(0.3):
-            waiting = thread.begin(busy.join)
-            with pytest.raises(TimeoutError):
-                waiting.result(0.6)
-            os.kill(busy.pid, signal.SIGSTOP)
-            for given_up in (waiting, thread.begin(os._exit, 1)):
-                with pytest.raises(RetrievalError, match=r"the encoder stands still: .* popen_fork\.py") as stalled:
-                    given_up.result(60)
-                assert stalled.value.cause == "stalled"
-            busy.kill()
-            while (later := thread.begin(int)).exception(60) is not None:
-                assert "stands still" in str(later.exception())
-        assert later.result() == 0
-    finally:
-        busy.kill()
-
-
-def burn() -> None:
-    while True:
-        pass
+    with pytest.raises(TimeoutError):
+        asyncio.run(other())

@@ -1,4 +1,4 @@
-"""Waits: threads, models, retrievers and a journal that never answer, and a machine with no core to spare."""
+"""Waits: threads, models and retrievers that never answer, and a machine with no core to spare."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.faults.stubs import Body, Fault, StubRetriever, Stuck, always
 from tests.llm.fake_openai import FakeOpenAI
 
 HERE = "python:tests.faults.test_stalls"
-STALL_S = 8.0  # what a machine may take until all is in flight; half of it tells that a thread hangs
+STALL_S = 8.0  # what a machine may take until all is in flight
 AT_ONCE = 10
 
 
@@ -88,38 +88,25 @@ def ended(runs: Sequence[tuple[str, Sequence[str]]], folder: Path) -> dict[str, 
     return found
 
 
-CALL = (
-    r"the run stands still: .* for 8 s, .*\d tasks? at http\.py:\d+ exchange, {}, "
-    r".* for 127\.0\.0\.1:\d+"
-)
-# What never answers: how the command ends, and what names it.
+# What never answers, and what names it on stderr: a thread's stack, or where tasks wait.
 NAMES = {
-    "a model's thread": (
-        1,
-        r"stands still: nothing finished and no CPU time for 4 s, at .*test_stalls\.py:\d+ <lambda>",
-    ),
-    "an engine": (EX_TEMPFAIL, CALL.format(r"server\.py:\d+ _send")),
-    "a judge": (EX_TEMPFAIL, CALL.format(r"server\.py:\d+ _send")),
-    "a retriever": (EX_TEMPFAIL, CALL.format(r"remote\.py:\d+ _request")),
-    "the event loop": (EX_TEMPFAIL, r"thread MainThread: test_stalls\.py:\d+ complete"),
+    "a model's thread": r'test_stalls\.py", line \d+ in <lambda>',
+    "an engine": r"\d tasks at \w+\.py:\d+ \w+",
+    "a judge": r"\d tasks at \w+\.py:\d+ \w+",
+    "a retriever": r"\d tasks at \w+\.py:\d+ \w+",
+    "the event loop": r'test_stalls\.py", line \d+ in complete',
 }
 
 
 @pytest.mark.fault(
     "stalls",
     "a model's thread, an engine, a judge, a retriever or the event loop never answers, with all cores busy",
-    "each is named with its place, stacks of threads and tasks are printed, and the command ends",
+    "the stacks of all threads are printed, and the command ends",
 )
 @pytest.mark.fault(
     "17",
     "no progress although all sockets are open",
     "the run is ended after run.stall_s with exit code 75, and the place that it waits at",
-)
-@pytest.mark.fault(
-    "A1",
-    "the thread of a model in this process hangs",
-    "its calls fail as stalled, the questions are counted, and the process ends",
-    before="hung: 1 of 7 runs, as a wait of the thread had become endless",
 )
 def test_what_never_answers_is_named_and_ended(tmp_path: Path, rounds: Rounds, figure: Figure) -> None:
     count, blocked = rounds(1, 25), rounds(1, 5)
@@ -146,19 +133,14 @@ def test_what_never_answers_is_named_and_ended(tmp_path: Path, rounds: Rounds, f
 
 
 def _named(kind: str, code: int, said: str) -> bool:
-    expected, line = NAMES[kind]
-    ended = {1: "3 questions failed, 0 were not tried (3 stalled)", EX_TEMPFAIL: "\nerror: the run stands still: "}[
-        expected
-    ]
-    # Where the event loop is blocked, nobody can say more.
-    itself = ended in said or kind == "the event loop"
-    return code == expected and itself and re.search(line, said) is not None and "  thread watch: " in said
+    # If the event loop is blocked, no task can end the run.
+    message = kind == "the event loop" or "\nerror: the run stands still: " in said
+    return code == EX_TEMPFAIL and message and re.search(NAMES[kind], said) is not None
 
 
 # Calls without a limit of their own, with what ends each.
 ENDED_BY = {
     "agents/environment.py: self._replies.get()": "the episode: its searches and rewards have limits; --idle-timeout",
-    "core/watch.py: over.result()": "it is done",
     "llm/chat_template.py: os.waitpid(child, 0)": "limits of the child: CPU time, memory, an alarm",
     "llm/local.py: self._queue.get()": "a daemon thread without work",
     "llm/server.py: task.result()": "it is done",
@@ -169,7 +151,6 @@ ENDED_BY = {
     "pipeline/cluster.py: ray.get(reference)": "it is done",
     "pipeline/cluster.py: ray.get(searched[0])": "the watch of the driver, whose end is that of its tasks",
     "retrieval/batched.py: batch.full.wait()": "a deadline around it",
-    "retrieval/encoders.py: self._thread.begin(...).result()": "the watch",
     "rewards/judge.py: asyncio.wait({asking.task})": "it is cancelled, and has a deadline",
     "rollout.py: thread.submit(...).result()": "limits of what it calls",
     "storage/files.py: fcntl.flock(handle, fcntl.LOCK_EX)": "the kernel, when the other process ends",

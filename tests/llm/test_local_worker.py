@@ -7,13 +7,11 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import structlog
 import torch
 
-from reasonrag.core import watch
 from reasonrag.core.errors import LLMError
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.llm.base import Sampling
@@ -157,41 +155,6 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         self.readings += 1
         return super().time() + self.readings // 50 * 3600.0
-
-
-@pytest.mark.fault(
-    "A1",
-    "a forward pass of the model in this process hangs, and comes back later",
-    "requests fail as stalled with the place, later ones are answered",
-    before="waited for ever",
-)
-def test_a_worker_that_stands_still_is_named_and_fails_its_requests_and_goes_on_if_it_can(tiny_model, capsys, figure):
-    llm = TransformersLLM(str(tiny_model), batch_size=4, device="cpu")
-    ask(llm)
-    goes_on = threading.Event()
-    hook = llm.model.register_forward_pre_hook(lambda module, args: goes_on.wait() and None)
-
-    async def run():
-        calls = (llm.complete(PROMPT, Sampling(max_tokens=24, seed=seed)) for seed in range(6))
-        stalled = await asyncio.gather(*calls, return_exceptions=True)
-        return [*stalled, *await asyncio.gather(llm.complete(PROMPT, SAMPLING), return_exceptions=True)]
-
-    with structlog.testing.capture_logs() as logs, watch.limit(1.5):
-        failures = asyncio.run(run())
-    causes = [failure.cause for failure in failures]
-    figure(f"{causes.count('stalled')} of 7 requests stalled")
-    assert causes == ["stalled"] * 7
-    assert "nothing finished for 0.15 s" in logs[0]["event"]
-    assert "nothing finished for 1.2 s" in logs[3]["event"] and logs[3]["waiting"] == 6
-    assert "no CPU time for 1.5 s, at row_sampling.py" in str(failures[0])
-    stacks = capsys.readouterr().err
-    assert "thread watch: watch.py" in stacks and "6 tasks: local.py" in stacks
-    hook.remove()
-    goes_on.set()
-    while llm._watch.failure is not None:
-        time.sleep(0.001)
-    assert len(ask(llm)[0].token_ids) == 24
-    asyncio.run(llm.aclose())
 
 
 def test_a_clock_that_jumps_neither_hangs_nor_fails_a_request(tiny_llm):

