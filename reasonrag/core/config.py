@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
@@ -409,8 +409,15 @@ class RunConfig(StallConfig):
     )
 
 
+# Settings of prompt baselines, which are in papers/ now.
+_FORMER_BASELINES: Tree = {"labels": None, "neighbours": 5, "encoder": "lexical", "threshold": 0.2}
+
+
 class Config(Section):
     """Everything that a run depends on, section by section."""
+
+    former: ClassVar[Tree] = {f"baselines.{name}": value for name, value in _FORMER_BASELINES.items()}
+    former_execution = constants(baselines=_FORMER_BASELINES)
 
     seed: int = setting(0, "random seed; the same seed repeats every random choice", "--seed")
     questions: QuestionsConfig = QuestionsConfig()
