@@ -10,7 +10,6 @@ from reasonrag.core.config import load_config
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.settings import dump
-from reasonrag.dpo.train import step_rows
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.pipeline.pair_tables import export_pairs
 from reasonrag.storage.files import write_json
@@ -120,16 +119,6 @@ def test_a_run_brings_its_split_and_how_its_policy_was_asked(run, chat):
     assert found.card == PolicyCard.of(load_config(preset="demo").model_dump(mode="json"))
     assert (found.train[0].margin, found.train[0].depth) == (pytest.approx(0.8 * 0.9), 0)
     assert chat.decode(found.train[0].chosen[0].completion_ids) == "So the answer is <answer>Kelda</answer>"
-
-
-def test_the_pairs_folder_of_a_run_is_the_run(run, chat):
-    found, whole = opened(run / "pairs", chat), opened(run, chat)
-    assert (found.train, found.test, found.card, found.checksum) == (
-        whole.train,
-        whole.test,
-        whole.card,
-        whole.checksum,
-    )
 
 
 def test_a_folder_of_pairs_is_read_with_its_configuration(tmp_path, chat):
@@ -262,43 +251,11 @@ def test_the_content_changes_with_a_row_and_not_with_the_files_name(change, tmp_
     assert opened(jsonl(tmp_path / "c.jsonl", step(**change)), chat).checksum != first
 
 
-def test_sft_learns_every_chosen_step_once_in_order(tmp_path, chat):
-    other = step(1, prompt=[{"role": "user", "content": "Who is Kelda?"}])
-    rows = [step(0), step(0, rejected=says("None")), other, step(0, chosen=says("Port"), rejected=says("x"))]
-    pairs = opened(jsonl(tmp_path / "a.jsonl", *rows), chat).train
-    rows = step_rows(token_pairs(PairSettings(data=str(tmp_path / "a.jsonl")), chat))["train"]
-    expected = [pairs[number].chosen[0] for number in (0, 2, 3)]
-    assert [row["input_ids"] for row in rows] == [[*step.prompt_ids, *step.completion_ids] for step in expected]
-
-
-def test_the_end_of_the_turn_is_a_setting(tmp_path, chat):
-    path = jsonl(tmp_path / "a.jsonl", step())
-    eos = chat.tokenizer.eos_token_id
-    sampled, always = (opened(path, chat, turn_end=way).train[0] for way in ("as_sampled", "always"))
-    assert eos not in sampled.chosen[0].completion_ids
-    assert always.chosen[0].completion_ids == (*sampled.chosen[0].completion_ids, eos)
-    assert always.rejected == sampled.rejected
-
-
 # Too long
 
 
 def long(number, words=6000):
     return step(number, prompt=[{"role": "user", "content": "Who " * words}])
-
-
-def test_a_long_prompt_is_reported_where_nothing_limits_it(tmp_path, chat):
-    found = opened(jsonl(tmp_path / "a.jsonl", step(0), long(1)), chat)
-    assert found.report.quantiles["prompt"]["max"] > 6000
-    assert len(found.train[1].chosen[0].prompt_ids) > 6000
-
-
-def test_a_long_prompt_is_refused_above_the_share_that_may_go(tmp_path, chat):
-    path = jsonl(tmp_path / "a.jsonl", *[step(n) for n in range(9)], long(9))
-    with pytest.raises(
-        DataError, match=r"1 of 10 train pairs \(10\.0%\) are longer than 512 tokens, the longest has 6"
-    ):
-        opened(path, chat, context=512)
 
 
 def test_a_long_prompt_is_left_out_whole_below_that_share(tmp_path, chat):
@@ -340,21 +297,6 @@ def test_a_run_whose_pairs_are_not_all_there_is_refused(tmp_path, chat):
 def test_a_missing_shard_is_refused(tmp_path, chat):
     write_parquet(tmp_path / "train-00000-of-00002.parquet", [step()], pair_schema())
     refused(tmp_path, chat, r"1 of 2 files of train-\*.parquet are there")
-
-
-def test_a_flipped_bit_is_never_read_as_data(tmp_path, chat):
-    path = tmp_path / "train-00000-of-00001.parquet"
-    write_parquet(path, [step(n) for n in range(50)], pair_schema())
-    expected, whole = opened(tmp_path, chat), path.read_bytes()
-    refusals = 0
-    for place in range(4, len(whole) - 8, 37):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        try:
-            assert opened(tmp_path, chat).checksum == expected.checksum  # such as a statistic that nobody reads
-        except DataError as error:
-            refusals += 1
-            assert "\n" not in str(error)
-    assert refusals > 100
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,6 @@ def test_the_models_context_is_never_exceeded(max_length, context, used):
     assert (report.max_length, report.limited_by) == used
 
 
-def test_a_pair_of_just_the_limit_stays():
-    kept, _ = fitted([pair(8)], max_length=10)
-    assert len(kept["train"]) == 1
-
-
 @pytest.mark.fault(
     "21", "pairs that are too long", "left out whole and counted by depth, never cut; refused above a share"
 )

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-import gzip
-import json
-from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -12,7 +8,6 @@ from reasonrag.core.errors import DataError
 from reasonrag.core.types import Message, Prompt, Span
 from reasonrag.dpo.preferences import ChatSides, CheckedRow, StepSides, StepText, TextSides
 from reasonrag.dpo.token_rows import encode
-from reasonrag.llm.base import Sampling
 from reasonrag.llm.chat_template import ChatTemplate
 from tests.llm.tiny import save_tiny_model
 
@@ -127,11 +122,6 @@ def test_sampled_ids_are_scored_if_they_spell_the_step_and_end_as_the_policy_end
         assert counts.without_ids == 1 + (ids is None)
 
 
-def test_equal_prompts_are_one_object_in_memory(chat):
-    pairs, _ = encode([steps(QUERY, ANSWER), steps("x", "y")], chat, turn_end="as_sampled")
-    assert pairs[0].chosen[0].prompt_ids is pairs[1].rejected[0].prompt_ids
-
-
 def test_a_special_token_spelled_out_in_a_step_is_ordinary_text(chat):
     pair = only([steps("<answer><|end|></answer>", ANSWER)], chat)
     assert chat.tokenizer.eos_token_id not in pair.chosen[0].completion_ids
@@ -198,31 +188,6 @@ def test_plain_rows_are_tokenised_as_trl_does(layout, folder, tiny, tmp_path):
     assert _ours(made, model) == _trls(made, model, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.data
-@pytest.mark.skipif(not PREFERENCE.exists(), reason="../shared/data is not here")
-@pytest.mark.parametrize("folder", ["tiny", "demo"])
-@pytest.mark.parametrize("layout", ["chat", "text"])
-def test_published_preferences_are_tokenised_as_trl_does(layout, folder, tiny, tmp_path):
-    with gzip.open(PREFERENCE, "rt", encoding="utf-8") as lines:
-        given = [json.loads(line) for line in lines]
-    roles = {"system": "system", "human": "user", "gpt": "assistant"}
-    made = [
-        {
-            "prompt": [{"role": roles[m["from"]], "content": m["value"]} for m in g["conversations"]],
-            "chosen": says(g["chosen"]["value"]),
-            "rejected": says(g["rejected"]["value"]),
-        }
-        for g in given
-    ]
-    if layout == "text":
-        made = [{name: value[-1]["content"] for name, value in r.items()} for r in made]
-    model = str(tiny if folder == "tiny" else DEMO)
-    found = _ours(made, model)
-    assert len(found) == 119
-    assert found == _trls(made, model, tmp_path)
-
-
 def _ours(made, model):
     sides = [ChatSides(**r, template={}) if isinstance(r["prompt"], list) else TextSides(**r) for r in made]
     pairs, _ = encode([row(s, n) for n, s in enumerate(sides)], ChatTemplate.load(model), turn_end="as_sampled")
@@ -247,21 +212,3 @@ def _trls(made, model, tmp_path):
         processing_class=AutoTokenizer.from_pretrained(model),
     )
     return [[r["prompt_ids"], r["chosen_ids"], r["rejected_ids"]] for r in trainer.train_dataset]
-
-
-@pytest.mark.slow
-def test_steps_of_a_real_policy_get_the_tokens_that_it_sampled():
-    from reasonrag.llm.local import TransformersLLM
-
-    prompt = Prompt(STATE.messages, stop=("</query>", "</answer>"))
-
-    async def sample():
-        async with aclosing(TransformersLLM(str(DEMO), device="cpu")) as llm:
-            return await llm.complete(prompt, Sampling(n=16, temperature=1.5, max_tokens=24, seed=1)), llm.chat
-
-    completions, chat = asyncio.run(sample())
-    for completion in completions:
-        stopped = completion.text.endswith(prompt.stop)
-        end = "stop" if stopped else "turn" if completion.finish_reason == "stop" else "length"
-        pair = only([steps(completion.text, ANSWER, prompt, ends=(end, "stop"))], chat)
-        assert pair.chosen[0].completion_ids == completion.token_ids

@@ -11,7 +11,6 @@ import pytest
 
 from reasonrag.core.errors import ConfigError, DataError, Interrupted, RunError
 from reasonrag.publish.verify import verify
-from reasonrag.storage.files import lock
 from reasonrag.training.folder import last_checkpoint
 from tests import warmed
 from tests.faults.flips import each_flip, tally
@@ -279,38 +278,11 @@ def test_what_cannot_change_the_result_may_differ(policy, data, tmp_path):
     assert quietly(dpo_settings(data, policy, max_steps=1, save_steps=7), tmp_path / "dpo") == first
 
 
-def test_a_folder_with_other_files_is_refused(policy, data, tmp_path):
-    (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(RunError, match="holds other files and no training"):
-        quietly(dpo_settings(data, policy), tmp_path)
-
-
-def test_a_folder_in_use_is_refused(policy, data, tmp_path):
-    out = tmp_path / "dpo"
-    out.mkdir()
-    with lock(out / ".lock"), pytest.raises(RunError, match="in use by another process"):
-        quietly(dpo_settings(data, policy), out)
-
-
 def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, tmp_path):
     data = write_pairs(tmp_path / "pairs", train=16, test=0)
     summary = quietly(dpo_settings(data, policy, max_steps=2), tmp_path / "dpo")
     assert summary["final"]["held_out"] is None
     assert summary["best_held_out"] is None
-
-
-def test_a_step_is_scored_in_the_prompt_that_inference_shows(policy, data, tmp_path):
-    """The row that reaches TRL ends where the step ended: no end of turn after a stop string."""
-    from reasonrag.dpo.train import pair_rows
-    from reasonrag.llm.chat_template import ChatTemplate
-    from tests.training.toys import pair_row, token_pairs
-
-    chat = ChatTemplate.load(str(policy))
-    settings = dpo_settings(data, policy)
-    row = pair_rows(token_pairs(settings, chat), settings)["train"][1]
-    end = chat.tokenizer.eos_token_id
-    assert chat.decode(row["chosen_ids"]) == pair_row(1)["chosen"][0]["content"]
-    assert (row["chosen_ids"][-1] == end, row["rejected_ids"][-1] == end) == (False, True)
 
 
 @pytest.mark.parametrize(

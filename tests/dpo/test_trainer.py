@@ -161,21 +161,6 @@ def test_only_positions_that_predict_tokens_of_a_step_get_a_gradient(made, sft_w
 
 
 @pytest.mark.slow
-def test_on_conversational_data_it_is_trls_own_trainer(folder, tmp_path):
-    from trl import DPOTrainer
-
-    keep = ("prompt", "chosen", "rejected")
-    rows = [{name: row[name] for name in keep} for row in map(pair_row, range(24))]
-    plain = make(rows, folder, tmp_path, kind=DPOTrainer, max_steps=20)
-    ours = make(rows, folder, tmp_path, max_steps=20)
-    expected, found = losses(plain), losses(ours)
-    assert len(found) == 20
-    assert abs(found[0] - expected[0]) <= 1e-6
-    assert found == pytest.approx(expected, abs=1e-6)
-    assert found[-1] < found[0]
-
-
-@pytest.mark.slow
 def test_on_the_same_token_ids_it_trains_as_trl_does(folder, tmp_path):
     from trl import DPOTrainer
 
@@ -218,17 +203,6 @@ def test_a_weighted_gradient_is_the_weighted_sum_of_single_ones(made, folder, ch
     expected = sum(w * g for w, g in zip(weights, single, strict=True)) / 4
     assert (whole - expected).norm() <= 1e-5 * expected.norm()
     assert (whole - sum(single) / 4).norm() > 1e-2 * expected.norm()
-
-
-def test_a_weight_of_one_changes_nothing(folder, chat, tmp_path):
-    rows = rows_of(step_pairs(chat, 4))
-    plain = make(rows, folder, tmp_path, moved=0.02)
-    weighted = [{**row, "pair_weight": 1.0, "pair_margin": 0.0} for row in rows]
-    ours = make(weighted, folder, tmp_path, moved=0.02)
-    assert loss_of(ours, weighted).item() == pytest.approx(loss_of(plain, rows).item(), abs=1e-6)
-    assert {name: ours._metrics["train"][name] for name in ours._metrics["train"]} == {
-        name: pytest.approx(plain._metrics["train"][name], abs=1e-5) for name in ours._metrics["train"]
-    }
 
 
 def test_a_margin_has_to_be_beaten_before_the_loss_is_small(folder, chat, tmp_path):
@@ -325,23 +299,6 @@ def test_weights_of_held_out_pairs_are_on_the_scale_of_the_train_set(chat):
     rows = pair_rows(examples(pairs[:4], pairs[4:]), DPOSettings(weight="margin"))
     mean = sum(pair.margin for pair in pairs[:4]) / 4
     assert [row["pair_weight"] for row in rows["test"]] == [pytest.approx(pair.margin / mean) for pair in pairs[4:]]
-
-
-def test_rows_are_padded_on_the_right_with_the_chosen_ones_first():
-    rows = [
-        {"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]},
-        {"prompt_ids": [6], "chosen_ids": [7], "rejected_ids": [8]},
-    ]
-    batch = StepCollator(0, pad_to_multiple_of=3)(rows)
-    assert batch["input_ids"].tolist() == [
-        [1, 2, 3, 0, 0, 0],
-        [6, 7, 0, 0, 0, 0],
-        [1, 2, 4, 5, 0, 0],
-        [6, 8, 0, 0, 0, 0],
-    ]
-    assert batch["attention_mask"].sum(dim=1).tolist() == [3, 2, 4, 2]
-    assert batch["completion_mask"].nonzero().tolist() == [[0, 2], [1, 1], [2, 2], [2, 3], [3, 1]]
-    assert set(batch) == {"input_ids", "attention_mask", "completion_mask"}
 
 
 def test_segments_know_their_pair_and_side():

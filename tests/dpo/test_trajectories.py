@@ -81,19 +81,6 @@ def test_questions_are_not_mixed():
     assert pairs(first, second) == []
 
 
-def test_ids_differ_between_equal_question_ids_of_two_data_sets():
-    first = tree(("<answer>b</answer>", 0.0), ("<answer>a</answer>", 1.0))
-    second = [row | {"dataset": "e"} for row in tree(("<answer>d</answer>", 0.0), ("<answer>c</answer>", 1.0))]
-    rows = pairs(first, second)
-    assert [row["dataset"] for row in rows] == ["d", "e"] and len({row["pair_id"] for row in rows}) == 2
-
-
-def test_ids_differ_between_runs():
-    rows = tree(("<answer>b</answer>", 0.0), ("<answer>a</answer>", 1.0))
-    ids = {next(derive_trajectory_pairs(rows, policy="p", config_hash=h))["pair_id"] for h in ("h", "g")}
-    assert len(ids) == 2 == len({i[:16] for i in ids})
-
-
 @pytest.mark.parametrize(("finish", "end"), [("stop", "turn"), ("length", "length")])
 def test_only_a_turn_that_the_policy_ended_has_an_end(finish, end):
     rows = tree(("<answer>a</answer>", 1.0), ("no tag", "<answer>b</answer>", 0.0))

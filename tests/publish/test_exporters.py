@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
@@ -34,7 +33,6 @@ from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.llm.tiny import save_tiny_model
 from tests.pipeline.test_build import QUESTIONS, run
-from tests.publish.test_importers import PREFERENCE, needs_data
 from tests.publish.toys import says
 
 # data/README.md of hiyouga/LLaMA-Factory.
@@ -93,17 +91,6 @@ def test_llamafactory_reads_every_pair_as_it_was_asked_and_answered(finished, tm
             system, asked, sides = aligned(info, row)
             assert [says("system", system), says("user", asked[0])] == pair["prompt"]
             assert sides == [pair[side][0]["content"] for side in ("chosen", "rejected")]
-
-
-@pytest.mark.data
-@needs_data
-def test_rows_that_llamafactory_publishes_have_the_same_layout():
-    with gzip.open(PREFERENCE, "rt", encoding="utf-8") as rows:
-        given = [json.loads(row) for row in rows]
-    info = description("rows.jsonl")
-    for row in given:
-        _, asked, _ = aligned(info, row)
-        assert len(asked) in (1, 3, 5, 7)
 
 
 def test_a_conversation_keeps_its_turns_and_may_have_no_system_message():

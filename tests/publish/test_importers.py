@@ -18,7 +18,6 @@ from reasonrag.publish.importers import as_pair, import_pairs
 from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import pair_schema
 from tests.e2e import product
-from tests.llm.tiny import save_tiny_model
 from tests.pipeline.test_build import run
 from tests.publish.toys import proguide_row, says
 
@@ -260,17 +259,3 @@ def test_the_command_names_the_rows_set_aside_and_a_missing_file(tmp_path):
     assert done.stderr.startswith("[warning")
     done = product.run("import", tmp_path / "nothing", "--out", tmp_path / "other")
     assert done.returncode == 2 and done.stderr.endswith("nothing: file not found; check its name and folder\n")
-
-
-@pytest.mark.slow
-def test_a_policy_is_trained_on_imported_pairs(tmp_path):
-    from tests.training.toys import dpo_settings, train
-
-    import_pairs(write_lines(tmp_path / "rows.jsonl", [proguide_row(n) for n in range(8)]), tmp_path / "pairs")
-    model = save_tiny_model(tmp_path / "tiny")
-    settings = dpo_settings(tmp_path / "pairs", model, max_steps=3, per_device_train_batch_size=4)
-    summary = train(settings, tmp_path / "dpo", log=lambda line: None)
-    losses = [entry["loss"] for entry in summary["history"] if "loss" in entry]
-    assert losses[0] == pytest.approx(0.6931, abs=1e-3)
-    assert losses[-1] < losses[0]
-    assert summary["data"]["train"]["pairs"] == 8

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import resource
 import shutil
-from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +13,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from reasonrag.core.errors import ConfigError, RunError
-from reasonrag.core.types import Message, Prompt
-from reasonrag.llm.base import Sampling
-from reasonrag.llm.local import TransformersLLM
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.folder import explain_full_disk, identity_of, last_checkpoint, mark_complete, remove_old
 from reasonrag.training.model import ModelSource, merge_adapter
@@ -59,16 +54,6 @@ def logits(folder):
         return model(input_ids=torch.randint(0, model.config.vocab_size, (2, 40), generator=generator)).logits
 
 
-def says(folder):
-    async def ask():
-        async with aclosing(TransformersLLM(str(folder), device="cpu")) as llm:
-            prompt = Prompt((Message("user", "Question 3 is about Jaws?"),))
-            (completion,) = await llm.complete(prompt, Sampling(temperature=0.0, max_tokens=12))
-            return completion.text
-
-    return asyncio.run(ask())
-
-
 def test_the_merged_model_is_the_adapter_on_its_model(adapter, policy):
     merged, with_adapter, before = logits(adapter / "merged"), logits(adapter), logits(policy)
     assert (with_adapter - before).abs().max() > 1e-2
@@ -86,10 +71,6 @@ def test_the_merged_folder_is_a_plain_one(adapter, policy):
     assert generation[0]["top_k"] == generation[1]["top_k"] == 5
     assert (adapter / "merged" / "reasonrag.yaml").read_text() == CARD
     assert (adapter / "reasonrag.yaml").read_text() == CARD
-
-
-def test_both_are_policies_that_can_be_asked(adapter):
-    assert says(adapter) == says(adapter / "merged") != ""
 
 
 def test_an_adapter_is_trained_further_against_a_frozen_copy_of_itself(adapter, data, tmp_path):
@@ -138,16 +119,6 @@ def test_a_finished_adapter_is_merged_when_that_is_asked_for_later(policy, data,
     assert not (tmp_path / "out" / "merged").exists()
     train(dpo_settings(data, policy, **options), tmp_path / "out", log=lambda line: None)
     assert (tmp_path / "out" / "merged" / "model.safetensors").exists()
-
-
-def test_there_is_nothing_to_merge_in_a_full_model(policy, tmp_path):
-    with pytest.raises(ConfigError, match="holds no LoRA adapter"):
-        merge_adapter(policy, tmp_path / "merged")
-
-
-def test_merging_never_overwrites(adapter, tmp_path):
-    with pytest.raises(RunError, match="is there already"):
-        merge_adapter(adapter, adapter / "merged")
 
 
 def test_an_adapter_whose_model_is_gone_says_so(adapter, tmp_path):
