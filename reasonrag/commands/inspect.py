@@ -16,7 +16,7 @@ from reasonrag.core.errors import ConfigError
 from reasonrag.core.text import one_line, printable
 
 RUN = click.argument("run", type=PATH)
-_FORMS = ("trl", "llamafactory", "prm", "verl", "search-r1", "jsonl", "graphml", "node-link", "flashrag")
+_FORMS = ("trl", "llamafactory", "verl", "search-r1", "jsonl", "graphml", "node-link", "flashrag")
 
 
 @command()

@@ -27,7 +27,6 @@ LOSS_TYPES = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
 )
-_SMOOTHED_LOSS_TYPES = ("robust", "exo_pair")
 # They depend on which pairs share a forward pass.
 _BATCH_LOSS_TYPES = ("aot", "aot_unpaired", "sft")
 _IGNORED_LABEL = -100
@@ -257,15 +256,7 @@ def step_rows(pairs: TokenPairs) -> dict[str, TokenRows]:
 
 
 def check_loss(settings: DPOSettings) -> None:
-    """Raise ConfigError if TRL has no such loss, or the loss takes no label smoothing."""
+    """Raise ConfigError if TRL has no such loss: TRL itself does so at the first step."""
     loss_type = settings.loss_type
     if loss_type not in LOSS_TYPES:
         raise ConfigError(f"loss_type {loss_type!r} is unknown{nearest(loss_type, LOSS_TYPES)}")
-    label_smoothing = settings.trainer.get("label_smoothing", 0.0)
-    if loss_type == "exo_pair" and not label_smoothing:
-        raise ConfigError("loss_type exo_pair needs trainer.label_smoothing above 0; its authors take 0.001")
-    if label_smoothing and loss_type not in _SMOOTHED_LOSS_TYPES:
-        raise ConfigError(
-            f"loss_type {loss_type} has no label_smoothing ({label_smoothing}); "
-            f"only {' and '.join(_SMOOTHED_LOSS_TYPES)} do"
-        )

@@ -25,7 +25,6 @@ _OUR_COLUMNS = ("pair_weight", "pair_margin", "row_index")
 _REFERENCE_COLUMNS = ("ref_chosen_logps", "ref_rejected_logps")
 
 TokenRow = Mapping[str, Any]
-Sequences = list[tuple[list[int], list[int]]]  # prompt and completion ids
 
 
 class StepCollator:
@@ -43,20 +42,20 @@ class StepCollator:
 
     def __call__(self, examples: Sequence[TokenRow]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
+        sequences: list[tuple[list[int], list[int]]] = []  # prompt and completion ids
         if SEGMENT_COLUMNS[0] in examples[0]:
             # First, because the evaluation loop weighs a batch by the length of its first tensor.
             batch["pair_weight"] = torch.tensor([float(e.get("pair_weight", 1.0)) for e in examples])
-            owners, sequences = _segments(examples)
+            owners: list[int] = []
+            for offset, side in ((0, "chosen"), (len(examples), "rejected")):
+                for number, example in enumerate(examples):
+                    prompts, completions = example[f"{side}_prompts"], example[f"{side}_completions"]
+                    sequences += zip(prompts, completions, strict=True)
+                    owners += [offset + number] * len(prompts)
             batch["row_index"] = torch.tensor(owners)
         else:
-            sequences = [(e["prompt_ids"], e[side]) for side in ("chosen_ids", "rejected_ids") for e in examples]
-        batch |= self._pad(sequences)
-        for name in ("pair_weight", "pair_margin", *_REFERENCE_COLUMNS):
-            if name in examples[0]:
-                batch[name] = torch.tensor([float(e[name]) for e in examples])
-        return batch
-
-    def _pad(self, sequences: Sequences) -> dict[str, Any]:
+            for side in ("chosen_ids", "rejected_ids"):
+                sequences += [(example["prompt_ids"], example[side]) for example in examples]
         length = max(len(prompt) + len(completion) for prompt, completion in sequences)
         length += -length % (self.pad_to_multiple_of or 1)
         input_ids = torch.full((len(sequences), length), self.pad_token_id)
@@ -67,18 +66,11 @@ class StepCollator:
             input_ids[index, :end] = torch.tensor(prompt + completion)
             attention_mask[index, :end] = 1
             completion_mask[index, start:end] = 1
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "completion_mask": completion_mask}
-
-
-def _segments(examples: Sequence[TokenRow]) -> tuple[list[int], Sequences]:
-    owners: list[int] = []
-    sequences: Sequences = []
-    for offset, side in ((0, "chosen"), (len(examples), "rejected")):
-        for number, example in enumerate(examples):
-            segments = list(zip(example[f"{side}_prompts"], example[f"{side}_completions"], strict=True))
-            owners += [offset + number] * len(segments)
-            sequences += segments
-    return owners, sequences
+        batch |= {"input_ids": input_ids, "attention_mask": attention_mask, "completion_mask": completion_mask}
+        for name in ("pair_weight", "pair_margin", *_REFERENCE_COLUMNS):
+            if name in examples[0]:
+                batch[name] = torch.tensor([float(example[name]) for example in examples])
+        return batch
 
 
 class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
@@ -131,36 +123,24 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
             return super()._compute_loss(model, inputs, return_outputs)
         if return_outputs:
             raise ConfigError("compute_metrics needs logits, which this loss does not build; leave it out")
-        outputs = self._forward(model, inputs)
-        chosen, rejected = _by_pair(outputs.log_probs.sum(dim=1), inputs)
-        if self.precompute_ref_logps:
-            ref_chosen, ref_rejected = (inputs[name] for name in _REFERENCE_COLUMNS)
-        else:
-            ref_chosen, ref_rejected = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
-        losses, metrics = self._losses(inputs, chosen, rejected, ref_chosen, ref_rejected)
-        self._log_metrics(metrics)
-        loss = losses.mean()
-        return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
-
-    def _forward(self, model: Any, inputs: Mapping[str, Any]) -> Any:
-        more = {"output_router_logits": True} if self.aux_loss_enabled else {}
-        return model(
+        outputs = model(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
             labels=inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100),
             use_cache=False,
             fused_lm_head=True,
-            **more,
+            **({"output_router_logits": True} if self.aux_loss_enabled else {}),
         )
-
-    def _losses(
-        self, inputs: Mapping[str, Any], chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """Return `[pairs]` losses, and `[pairs]` metrics under TRL's names."""
+        # `[pairs]` log-probabilities of the chosen and the rejected sides, under the policy and the reference.
+        chosen, rejected = _by_pair(outputs.log_probs.sum(dim=1), inputs)
+        if self.precompute_ref_logps:
+            ref_chosen, ref_rejected = (inputs[name] for name in _REFERENCE_COLUMNS)
+        else:
+            ref_chosen, ref_rejected = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
         chosen_rewards = self.beta * (chosen - ref_chosen)
         rejected_rewards = self.beta * (rejected - ref_rejected)
         margins = chosen_rewards - rejected_rewards
-        metrics = {
+        metrics = {  # under TRL's names
             "rewards/chosen": chosen_rewards,
             "rewards/rejected": rejected_rewards,
             "rewards/margins": margins,
@@ -173,15 +153,15 @@ class StepDPOTrainer(GuardedTrainer, DPOTrainer):  # type: ignore[misc]
             tokens, _ = _by_pair(inputs["completion_mask"].sum(dim=1).to(chosen), inputs)
             metrics["nll/chosen"] = -chosen / tokens.clamp(min=1)
             losses = losses + self.sft_weight * metrics["nll/chosen"]
-        return (losses * inputs["pair_weight"] if "pair_weight" in inputs else losses), metrics
-
-    def _log_metrics(self, metrics: Mapping[str, Any]) -> None:
-        mode = "train" if self.model.training else "eval"
+        if "pair_weight" in inputs:
+            losses = losses * inputs["pair_weight"]
         # One table, so that all metrics take one round of communication between the processes.
         table = torch.stack([value.detach().float() for value in metrics.values()], dim=1)
         means = self.accelerator.gather(table).mean(dim=0).tolist()
         for name, mean in zip(metrics, means, strict=True):
-            self._metrics[mode][name].append(mean)
+            self._metrics["train" if self.model.training else "eval"][name].append(mean)
+        loss = losses.mean()
+        return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
 
 
 def _by_pair(rows: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -1,24 +1,47 @@
-"""A process reward model from trees: `prm train`. Imports transformers, so it is itself imported late."""
+"""A process reward model from trees: `prm train`. Labels, training, and how good the model is on held-out steps.
+
+A step's SPRE is its soft label, weighted by its certainty. Imports transformers, so it is itself imported late.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import TrainingArguments
 
+from reasonrag.core.bootstrap import Measure, Ratio, intervals
+from reasonrag.core.documents import named_path
+from reasonrag.core.errors import DataError
+from reasonrag.core.policy_card import PolicyCard
+from reasonrag.dpo.demonstrations import read_prompt
+from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
+from reasonrag.dpo.preferences import CheckedRow, Preferences, StepSides, StepText, Target
 from reasonrag.dpo.train import TokenPairs, data_of, tokenise
-from reasonrag.prm.labels import read_labels
-from reasonrag.prm.measures import measures
 from reasonrag.prm.scorer import PRM_FILE, answer_ids, log_odds, padded
+from reasonrag.spre import Decision, decisions_of, standard_error, step_end
+from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths
+from reasonrag.storage.runs import read_run
+from reasonrag.storage.tables import tree_schema
 from reasonrag.training.run import Log, TokenRows, TrainingData, TrainingRun
 from reasonrag.training.settings import PRMSettings
 from reasonrag.training.trainer import GuardedTrainer
 
+_COLUMNS = (
+    *("dataset", "question_id", "node_id", "parent_id", "depth", "action", "content", "visits", "f1"),
+    *("prompt", "prefix", "stop", "text", "finish_reason", "token_ids"),
+)
+GOOD = 0.5  # SPRE from which on a step is called good
+BINS = 10
+_MARGIN = 0.01  # siblings whose SPRE differs by less are not compared, as in pairs
 _PRINTED = ("auc", "sibling_auc", "brier", "ece")
 
 
@@ -77,6 +100,136 @@ def _measure(trainer: Any, log_odds: Any) -> dict[str, Any]:
     predicted = torch.sigmoid(torch.tensor(log_odds)).tolist()
     question, state, spre = (list(rows[name]) for name in ("question", "state", "labels"))
     return measures(question, state, predicted, spre, usual=sum(labels) / len(labels))
+
+
+def read_labels(data: str, settings: PRMSettings) -> Preferences:
+    """Read the labelled steps of a run of build-tree; raise DataError or RunError if it is unfinished or has none."""
+    path = named_path(data)
+    config, summary = read_run(path)
+    alpha = settings.alpha or config.value.alpha
+    splits: dict[str, list[CheckedRow]] = {"train": [], "test": []}
+    nodes = read_shards(path / "trees", "nodes", tree_schema(), columns=_COLUMNS)
+    repeated = repeated_questions(shard_paths(path / "trees", "nodes"))
+    for question, tree in by_question(nodes):
+        split = "test" if in_test_split(question, settings.test_share, repeated) else "train"
+        splits[split] += label_steps(tree, alpha=alpha, read_ids=config.policy.reads_ids)
+    if not splits["train"]:
+        raise DataError(
+            f"{data}: no step that is not held out has an answer below it; build trees of more questions, "
+            "with more --iterations, or lower --test-share"
+        )
+    card = PolicyCard.of(config.model_dump(mode="json"), (summary.get("content") or {}).get("prompts"))
+    return Preferences(splits["train"], splits["test"], card, noun="steps")
+
+
+def label_steps(tree: Sequence[Row], *, alpha: float, read_ids: bool = True) -> Iterator[CheckedRow]:
+    """Yield each decision of a tree once, as its earliest node wrote it, with its SPRE and how sure that is.
+
+    A decision below which no trajectory has an answer has no value, never 0, and is left out. Only answers are certain.
+    `tree` are rows of `tables.tree_schema` of one question, by id; `alpha` and `read_ids` are as in `derive_pairs`.
+    """
+    states: dict[tuple[object, str], int] = {}  # the first parent after which a prompt was read
+    for node, decision in zip(tree, decisions_of(tree, alpha=alpha), strict=True):
+        if decision is None or decision.reward is None or decision.nodes[0] != node["node_id"]:
+            continue
+        prompt = read_prompt(path_from_root(tree, node), node["stop"], read_ids=read_ids)
+        state = states.setdefault((prompt.messages, prompt.prefix), node["parent_id"])
+        ids = None if node["token_ids"] is None else tuple(node["token_ids"])
+        step = StepText(prompt, node["text"], step_end(node), ids)
+        target = Target(decision.reward, certainty(decision), state)
+        place, group = f"question {node['question_id']}, node {node['node_id']}", (node["dataset"], node["question_id"])
+        sides, kinds = StepSides((step,), ()), (node["action"], "")
+        yield CheckedRow(place, sides, None, node["depth"] - 1, group, kinds, target)
+
+
+def certainty(decision: Decision) -> float:
+    """Return how sure the reward of a decision is: the share of the variance before any trajectory that is gone.
+
+    Before, the reward was 0 or the highest that is possible (`spre.confidence`), with variance `ceiling**2 / 8`.
+
+    >>> from dataclasses import replace
+    >>> right = Decision(("query", "a"), (1,), 0.81, ends=(0.81,), ceiling=0.81)
+    >>> certainty(right), round(certainty(replace(right, ends=(0.81, 0.81))), 2)
+    (0.5, 0.72)
+    """
+    if decision.ceiling is None:
+        return 1.0
+    return 1.0 - 8 * (standard_error(decision) / decision.ceiling) ** 2
+
+
+def measures(
+    question: Sequence[int], state: Sequence[int], predicted: Sequence[float], spre: Sequence[float], *, usual: float
+) -> dict[str, Any]:
+    """Return measures of `[n]` held-out steps, n >= 1, each with its 95 % interval over questions, or None if unknown.
+
+    Args:
+        question: number of the question of each step.
+        state: number, within the question, of the state in which it was taken.
+        predicted: what the model says, in [0, 1].
+        spre: what it should say.
+        usual: mean SPRE in training, the prediction of a model that knows nothing.
+
+    Returns:
+        `sibling_auc`: share of any two steps in one state, with different SPRE, that are in the right order, half for a
+            tie: what choosing steps rests on.
+        `auc`: probability that a good step (SPRE of at least `good`) is valued more than one that is not, over all
+            questions; its interval is that of the linearised statistic (Obuchowski 1997, Biometrics 53, 567-578).
+        `brier`: mean squared difference from SPRE; `usual_brier`: that of `usual`.
+        `ece`: expected calibration error over ten equal bins; its interval keeps the sign of each bin's error.
+        `reliability`: by bin, the mean prediction, the mean SPRE `observed`, and the number of steps.
+    """
+    values, targets = np.array(predicted), np.array(spre)
+    names, place = np.unique(np.array(question), return_inverse=True)
+    gap = values - targets
+    bins = np.minimum(values * BINS, BINS - 1).astype(int)
+    sign = np.sign(np.bincount(bins, gap, BINS))[bins]
+    every = np.ones(len(targets))
+    states: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for step, its_state in enumerate(zip(question, state, strict=True)):
+        states[its_state].append(step)
+    ordered = []  # steps in one state, the better one first
+    for steps in states.values():
+        for first, second in permutations(steps, 2):
+            if spre[first] - spre[second] >= _MARGIN:
+                ordered.append((first, second))
+    better, worse = np.array(ordered, int).reshape(-1, 2).T
+    right = (np.sign(values[better] - values[worse]) + 1) / 2
+
+    def ratio(part: Any, whole: Any = every, rows: Any = slice(None)) -> Ratio:
+        return Ratio(*(np.bincount(place[rows], column, len(names)).tolist() for column in (part, whole)))
+
+    columns: dict[str, Measure] = {
+        "sibling_auc": ratio(right, np.ones(len(right)), better),
+        "auc": _auc(values, targets >= GOOD, place),
+        "brier": ratio(gap**2),
+        "usual_brier": ratio((usual - targets) ** 2),
+        "ece": ratio(sign * gap),
+    }
+    filled = np.unique(bins).tolist()
+    columns |= {f"bin {number}": ratio(targets * (bins == number), every * (bins == number)) for number in filled}
+    by_name = {name: interval and asdict(interval) for name, interval in intervals(columns, seed=0).items()}
+    reliability = [
+        {"predicted": values[bins == number].mean(), "observed": by_name.pop(f"bin {number}"), "steps": count}
+        for number, count in zip(filled, np.bincount(bins)[filled].tolist(), strict=True)
+    ]
+    counts: Mapping[str, Any] = {"steps": len(targets), "questions": len(names), "siblings": len(right)}
+    return {**by_name, "reliability": reliability, **counts, "good": GOOD, "usual": usual}
+
+
+def _auc(values: Any, good: Any, place: Any) -> list[float | None]:
+    """Return a column by question whose mean is the AUC: a question's value is the AUC and its share in the error."""
+    questions = int(place.max()) + 1
+    if good.all() or not good.any():
+        return [None] * questions
+    share = np.zeros(len(good))
+    for side, sign in ((good, 1.0), (~good, -1.0)):  # how often a step stands on the right side of the others
+        others = np.sort(sign * values[~side])
+        below = sum(np.searchsorted(others, sign * values[side], end) for end in ("left", "right"))
+        share[side] = below / 2 / len(others) / side.sum()
+    auc = share[good].sum()
+    share -= auc / np.where(good, good.sum(), (~good).sum())
+    column: list[float | None] = (auc + questions * np.bincount(place, share)).tolist()
+    return column
 
 
 class PRMTrainer(GuardedTrainer):

@@ -1,4 +1,4 @@
-"""Export a finished run: pairs for TRL and LLaMA-Factory, steps for process reward models, questions for online RL.
+"""Export a finished run: pairs for TRL and LLaMA-Factory, questions for online RL.
 
 TRL: pairs of a growing turn as texts. Given as messages, TRL's `add_generation_prompt` closes the open turn and begins
 another one. TRL ends every text with the tokenizer's EOS token, even if a stop string or the length limit ended it.
@@ -6,8 +6,6 @@ another one. TRL ends every text with the tokenizer's EOS token, even if a stop 
 LLaMA-Factory: the layout is documented in `data/README.md` of hiyouga/LLaMA-Factory, "Sharegpt Format", "Preference
 Dataset". Its loader only warns about rows whose turns are not user, assistant, ..., user, and skips them, so such rows
 are refused here. It ends every completion with an end-of-turn token; if that matters, train with `reasonrag dpo train`.
-
-Process reward models: TRL's "stepwise supervision", with the value of a step as a soft label.
 
 verl and Search-R1: the fields are those of Search-R1's `scripts/data_process`: `data_source` (selects the reward),
 `prompt`, `ability`, `reward_model` with the golden answers as its target, and `extra_info`. Trainers group the samples
@@ -28,7 +26,7 @@ from typing import Any
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.text import quotable, valid_unicode
 from reasonrag.core.types import Message, Prompt, Question
-from reasonrag.dpo.pairs import in_test_split, path_from_root, repeated_questions
+from reasonrag.dpo.pairs import in_test_split, repeated_questions
 from reasonrag.dpo.preferences import StepSides, Unusable, read_row
 from reasonrag.formats.base import PromptSet
 from reasonrag.formats.search_r1 import SearchR1Format
@@ -36,7 +34,7 @@ from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.llm.model_folder import adapter_base
 from reasonrag.storage.files import write_json, writing
 from reasonrag.storage.folder import Folder
-from reasonrag.storage.parquet import Row, by_question, read_shards, shard_paths, write_parquet
+from reasonrag.storage.parquet import Row, read_shards, shard_paths, write_parquet
 from reasonrag.storage.questions import KNOWN
 from reasonrag.storage.records import RowProblems
 from reasonrag.storage.runs import read_run
@@ -235,67 +233,6 @@ def sharegpt(pair: Row) -> Row:
     return row | {name: pair.get(name) for name in _PROVENANCE}
 
 
-# Steps of trees
-
-
-def export_prm(run: Path, out: Path, *, tokenizer: str | None = None) -> dict[str, int]:
-    """Write the steps of a run's trees with their values, in TRL's layout for stepwise supervision.
-
-    A row is a path through a tree, as far as its steps share a prompt: of a growing turn the whole path, otherwise a
-    single step. `completions` begin with what was inserted before the step, such as the passages of the search before
-    it. `labels` are SPRE in [0, 1], `visits` the N of each step; steps without a value are left out.
-    """
-    config, chat = read_run(run)[0], _chat_template(run, tokenizer)
-    with output(out, "prm-export.json", "train.jsonl", "test.jsonl") as counts:
-        for split in ("train", "test"):
-            paths = _valued_paths(run, config.pairs.test_share, held_out=split == "test")
-            if count := write_json_lines(out / f"{split}.jsonl", (_stepwise(steps, chat) for steps in paths)):
-                counts[split] = count
-        if not counts:
-            raise DataError(f"{run}: no step of its trees has a value; build trees of more questions")
-    return counts
-
-
-def _valued_paths(run: Path, test_share: float, *, held_out: bool) -> Iterator[list[Row]]:
-    """Yield every longest path of valued steps that share a prompt, once."""
-    columns = ("dataset", "question_id", "node_id", "parent_id", "prompt", "prefix", "text", "spre", "visits")
-    nodes = read_shards(run / "trees", "nodes", tree_schema(), columns=columns)
-    repeated = repeated_questions(shard_paths(run / "trees", "nodes"))
-    for question, tree in by_question(nodes):
-        if in_test_split(question, test_share, repeated) is not held_out:
-            continue
-        valued = {node["node_id"]: node for node in tree if node["parent_id"] >= 0 and node["spre"] is not None}
-        paths: dict[int, list[Row]] = {}  # by their last step, which several leaves may share
-        for leaf in valued.keys() - {node["parent_id"] for node in valued.values()}:
-            parts: list[list[Row]] = []
-            for node in path_from_root(tree, tree[leaf]):
-                if node["node_id"] not in valued:
-                    continue
-                turn = parts[-1][-1]["prefix"] + parts[-1][-1]["text"] if parts else ""
-                if turn and node["prefix"].startswith(turn) and node["prompt"] == parts[-1][-1]["prompt"]:
-                    parts[-1].append(node)
-                else:
-                    parts.append([node])
-            for steps in parts:
-                paths[steps[-1]["node_id"]] = steps
-        for last in sorted(paths):
-            yield paths[last]
-
-
-def _stepwise(steps: list[Row], chat: ChatTemplate) -> Row:
-    completions = []
-    written = 0  # characters of the turn that earlier completions hold
-    for step in steps:
-        turn = step["prefix"] + step["text"]
-        completions.append(turn[written:])
-        written = len(turn)
-    messages = tuple(Message(message["role"], message["content"]) for message in steps[0]["prompt"])
-    row: Row = {"prompt": _prompt_text(Prompt(messages), chat), "completions": completions}
-    for name, column in (("labels", "spre"), ("visits", "visits"), ("node_ids", "node_id")):
-        row[name] = [step[column] for step in steps]
-    return row | {name: steps[0][name] for name in ("dataset", "question_id")}
-
-
 # Questions
 
 
@@ -400,7 +337,6 @@ def verl_row(question: Question, source: str, prompt: Sequence[Message], split: 
 EXPORTERS: dict[str, Callable[..., dict[str, int]]] = {
     "trl": export_trl,
     "llamafactory": export_llamafactory,
-    "prm": export_prm,
     "verl": export_verl,
     "search-r1": export_search_r1,
     "jsonl": export_json_lines,

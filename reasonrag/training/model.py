@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrag.core.config import ModelConfig
-from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.policy_card import copy_card
 from reasonrag.llm.base import public_name
@@ -204,30 +204,22 @@ def lora_config(settings: LoraSettings, *, revision: str | None = None) -> Any:
     )
 
 
-def merge_adapter(folder: Path, out: Path, *, chat: ChatTemplate | None = None) -> None:
+def merge_adapter(folder: Path, out: Path, *, chat: ChatTemplate) -> None:
     """Merge a LoRA adapter into its model, as a folder that transformers loads without peft.
 
     The sum is computed in float32 and rounded once, to the dtype of the model's own files. `out` appears once it is
-    complete, with `reasonrag.yaml` and the tokenizer, the adapter's if none is given.
-
-    Raises:
-        ConfigError: there is no adapter, or its model cannot be loaded.
-        RunError: `out` exists already.
+    complete, with `reasonrag.yaml` and the tokenizer.
     """
     import torch
     from peft import PeftConfig, PeftModel
     from transformers import AutoConfig
 
     base = adapter_base(folder)
-    if base is None:
-        raise ConfigError(f"{folder} holds no LoRA adapter (adapter_config.json), so there is nothing to merge")
-    if out.exists():
-        raise RunError(f"{out} is there already; remove it, or choose another folder")
+    assert base is not None
     with loading(base):
         options = {"revision": PeftConfig.from_pretrained(str(folder)).revision}
         dtype = getattr(AutoConfig.from_pretrained(base, **options), "dtype", None) or torch.float32
         model = _load_base(base, {**options, "dtype": torch.float32})
-        chat = chat or ModelSource(str(folder), base, None, folder.name, "").chat()
         stop_at_end_of_turn(model, chat)
         generation_config = model.generation_config
         merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload(safe_merge=True).to(dtype)

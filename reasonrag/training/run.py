@@ -345,15 +345,15 @@ class TrainingRun(Generic[S]):
             rows = {"train": len(trainer.train_dataset), "held_out": 0 if test is None else len(test)}
             self.summary = summarise(
                 trainer.state,
-                stage=self.stage,
-                settings=self.settings,
-                source=self.source,
-                data={**self._data.facts, "rows": rows},
-                described=self._identity,
+                self.settings,
+                self._identity,
                 seconds=trainer.seconds,
+                stage=self.stage,
+                model={"name": self.source.name, "checksum": self.source.checksum},
+                data={**self._data.facts, "rows": rows},
                 device="cpu" if arguments.use_cpu else str(torch.cuda.get_device_name(arguments.device)),
                 processes=arguments.world_size,
-                more=more,
+                **more,
             )
             self.summary["files"] = folders.written_files(self.out)
             write_json(self.out / SUMMARY, self.summary)
@@ -480,23 +480,12 @@ def silence_libraries() -> None:
 
 
 def summarise(
-    state: Any,
-    *,
-    stage: str,
-    settings: TrainSettings,
-    source: ModelSource,
-    data: Mapping[str, Any],
-    described: Mapping[str, Any],
-    seconds: float,
-    device: str,
-    processes: int,
-    more: Mapping[str, Any],
+    state: Any, settings: TrainSettings, identity: Mapping[str, Any], *, seconds: float, **facts: Any
 ) -> dict[str, Any]:
     """Return the content of `training.json`: without paths of this machine, secrets, and NaN.
 
-    `state` is transformers' `TrainerState` after the last step, `data` the data's entry (source, checksum, counts,
-    lengths), `described` comes from `folder.identity_of`, and `seconds` includes earlier processes. `more` is what this
-    kind of training run adds.
+    `state` is transformers' `TrainerState` after the last step, `identity` comes from `folder.identity_of`, `seconds`
+    includes earlier processes, and `facts` are further entries.
     """
     history = []
     for entry in state.log_history:
@@ -510,21 +499,16 @@ def summarise(
     with_loss = [entry for entry in held_out if entry.get("eval_loss") is not None]
     best = min(with_loss, key=lambda entry: float(entry["eval_loss"]), default=None)
     return {
-        "stage": stage,
-        "name": short_hash(described),
-        "model": {"name": source.name, "checksum": source.checksum},
-        "data": dict(data),
+        **facts,
+        "name": short_hash(identity),
         "steps": state.global_step,
         "epochs": state.epoch,
         "seconds": round(seconds, 2),
         "tokens_seen": int(state.num_input_tokens_seen),
         "final": {"train": train[-1] if train else None, "held_out": held_out[-1] if held_out else None},
         "best_held_out": best,
-        **more,
-        "device": device,
-        "processes": processes,
         "settings": folders.without_places(settings.model_dump(mode="json")),
-        "identity": dict(described),
+        "identity": dict(identity),
         "versions": versions() | {name: metadata.version(name) for name in ("peft", "accelerate")},
         "history": history,
     }

@@ -297,8 +297,6 @@ def test_a_training_without_held_out_questions_has_no_held_out_figures(policy, t
         ({"trainer": {"optim": "no_such"}}, "TRL refuses these settings"),
         ({"report_to": ("trackio",)}, "--report-to 'trackio': its package is not installed, or there is no such"),
         ({"loss_type": "sigmiod"}, "did you mean 'sigmoid'"),
-        ({"trainer.label_smoothing": 0.1}, "has no label_smoothing"),
-        ({"loss_type": "exo_pair"}, "needs trainer.label_smoothing above 0"),
         ({"dtype": "int8"}, "'int8' is not a dtype of weights"),
     ],
 )

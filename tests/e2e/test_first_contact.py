@@ -119,4 +119,4 @@ def test_too_little_memory_for_a_step(tiny: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("warning: a step of ")]
-    assert "GB of memory beside the weights, and" in line and "take a smaller --batch-size" in line
+    assert "GB of memory besides the weights, and" in line and "take a smaller --batch-size" in line

@@ -7,8 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from reasonrag.prm.labels import label_steps
-from reasonrag.prm.measures import GOOD, measures
+from reasonrag.prm.train import GOOD, label_steps, measures
 from tests.spre.test_decisions import AGAIN, ANSWER, QUERY, tree
 
 

@@ -12,9 +12,8 @@ from reasonrag.core.errors import ConfigError, LLMError, RunError
 from reasonrag.core.settings import gather, validate
 from reasonrag.core.types import Completion, FinishReason
 from reasonrag.pipeline.build import build_trees
-from reasonrag.prm.labels import read_labels
 from reasonrag.prm.scorer import open_scorer
-from reasonrag.prm.train import train_prm
+from reasonrag.prm.train import read_labels, train_prm
 from reasonrag.training.settings import PRM_PRESETS, PRMSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn")]

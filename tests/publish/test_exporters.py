@@ -21,7 +21,6 @@ from reasonrag.publish.exporters import (
     description,
     export_json_lines,
     export_llamafactory,
-    export_prm,
     export_search_r1,
     export_trl,
     export_verl,
@@ -30,7 +29,7 @@ from reasonrag.publish.exporters import (
 )
 from reasonrag.storage.parquet import read_parquet, read_shards
 from reasonrag.storage.questions import KNOWN
-from reasonrag.storage.tables import pair_schema, tree_schema
+from reasonrag.storage.tables import pair_schema
 from tests.llm.tiny import save_tiny_model
 from tests.pipeline.test_build import QUESTIONS, run
 from tests.publish.toys import says
@@ -147,27 +146,9 @@ def test_pairs_of_a_growing_turn_become_texts_in_which_trl_finds_our_tokens(grow
     assert {row["question_id"] for row in written} == {pair["question_id"] for pair in given}
 
 
-def test_the_steps_of_a_growing_turn_are_one_row_and_those_of_other_chats_one_each(growing, finished, model, tmp_path):
-    for source, name in ((growing, "growing"), (finished, "finished")):
-        counts = export_prm(source, tmp_path / name, tokenizer=model)
-        nodes = {
-            (row["question_id"], row["node_id"]): row for row in read_shards(source / "trees", "nodes", tree_schema())
-        }
-        seen, lengths = set(), []
-        for row in (row for split in counts for row in lines(tmp_path / f"{name}/{split}.jsonl")):
-            steps = [nodes[row["question_id"], id] for id in row["node_ids"]]
-            assert "".join(row["completions"]) == steps[-1]["prefix"] + steps[-1]["text"]
-            assert row["labels"] == [step["spre"] for step in steps]
-            seen.update((row["question_id"], id) for id in row["node_ids"])
-            lengths.append(len(steps))
-        assert seen == {key for key, node in nodes.items() if node["spre"] is not None and node["parent_id"] >= 0}
-        assert (max(lengths) > 1) is (name == "growing")
-
-
 def test_whose_chat_template_renders_has_to_be_known(growing, tmp_path):
-    for export in (export_trl, export_prm):
-        with pytest.raises(ConfigError, match="add --tokenizer"):
-            export(growing, tmp_path / "out")
+    with pytest.raises(ConfigError, match="add --tokenizer"):
+        export_trl(growing, tmp_path / "out")
 
 
 def test_json_lines_hold_the_tables_rows(finished, tmp_path):
@@ -229,7 +210,7 @@ def test_search_r1_is_asked_in_one_user_turn_with_the_sentences_that_the_user_gi
 
 @pytest.mark.parametrize("name", EXPORTERS)
 def test_an_export_is_repeated_with_equal_bytes_and_never_into_anothers_folder(name, finished, model, tmp_path):
-    needed = {"tokenizer": model} if name in ("trl", "prm") else {}
+    needed = {"tokenizer": model} if name == "trl" else {}
     export, out = partial(EXPORTERS[name], **needed), tmp_path / "out"
     export(finished, out)
     first = {p.name: p.read_bytes() for p in out.iterdir() if p.name != ".lock"}

@@ -24,7 +24,6 @@ from reasonrag.rewards.base import Score
 from reasonrag.storage.files import write_text
 from reasonrag.storage.parquet import ShardWriter
 from reasonrag.storage.tables import trajectory_schema
-from reasonrag.training.model import ModelSource
 from reasonrag.training.run import summarise
 from tests.report.hostile import HOSTILE
 
@@ -120,10 +119,9 @@ def _write_summary(
     state = SimpleNamespace(global_step=history[-1]["step"], epoch=1.0, num_input_tokens_seen=99, log_history=history)
     lengths = {"tokens": {"prompt": {"min": 1, "50 %": 2, "max": 3}}, "max_length": 12345}
     data = {"source": text(1), "checksum": "0", "train": {"pairs": 7}, "lengths": lengths}
-    source = ModelSource(text(1), text(1), None, text(1), "0")
     identity = {"beta": 0.3, "content.model": text(1)}
-    facts = {"data": data, "described": identity, "seconds": 1.0, "device": "a machine", "processes": 1, "more": more}
-    summary = summarise(state, stage=stage, settings=settings, source=source, **facts)
+    facts = {"data": data, "model": {"name": text(1), "checksum": "0"}, "device": "a machine", "processes": 1, **more}
+    summary = summarise(state, settings, identity, seconds=1.0, stage=stage, **facts)
     write_text(folder / "training.json", json.dumps(summary))
 
 

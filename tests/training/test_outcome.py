@@ -13,9 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from reasonrag.core.errors import ConfigError, RunError
+from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.training.folder import explain_full_disk, identity_of, last_checkpoint, mark_complete, remove_old
-from reasonrag.training.model import ModelSource, merge_adapter
+from reasonrag.training.model import merge_adapter
 from reasonrag.training.run import panels, summarise
 from tests.training.toys import dpo_settings, save_calm_model, train, write_pairs
 
@@ -127,7 +128,7 @@ def test_an_adapter_whose_model_is_gone_says_so(adapter, tmp_path):
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "/no/such/model"}))
     with pytest.raises(ConfigError, match="/no/such/model"):
-        merge_adapter(folder, tmp_path / "merged")
+        merge_adapter(folder, tmp_path / "merged", chat=ChatTemplate.load(str(folder)))
     assert not (tmp_path / "merged").exists()
 
 
@@ -167,10 +168,8 @@ def test_training_json_names_no_place(tmp_path):
         }
     )
     state = type("State", (), {"log_history": [], "global_step": 1, "epoch": 1.0, "num_input_tokens_seen": 0})()
-    source = ModelSource(here, here, None, "mine", "mine@1")
     described = identity_of("rl", settings, content="c", model="m")
-    facts = {"data": {}, "described": described, "seconds": 1.0, "device": "cpu", "processes": 1, "more": {}}
-    summary = summarise(state, stage="rl", settings=settings, source=source, **facts)
+    summary = summarise(state, settings, described, seconds=1.0, data={}, model={"name": "mine"})
     text = json.dumps(summary, ensure_ascii=False)
     for place in (str(tmp_path), str(Path.home()), "/gone", "10.1.2.3", "localhost", "Corpus.Example", "~"):
         assert place not in text
