@@ -133,16 +133,6 @@ def _unreadable(why: str) -> ConfigError:
     return ConfigError(f"the card that is there (README.md) cannot be merged with: {why}; mend it on the Hub first")
 
 
-def licence_of(card: str) -> str | None:
-    """Return the `license` of a card if it is one plain identifier, else None."""
-    try:
-        licence = _split(card)[0].get("license")
-    except ConfigError:
-        return None
-    plain = isinstance(licence, str) and _LICENCE.fullmatch(licence)
-    return licence if plain and licence not in (UNKNOWN, "other") else None
-
-
 def check_licence(given: str | None) -> str | None:
     """Return a licence's identifier on the Hub in lower case; raise ConfigError if it is not an identifier."""
     if given is not None and not _LICENCE.fullmatch(given.lower()):

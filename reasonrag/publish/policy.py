@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from reasonrag.core.documents import named_path, parse_json
+from reasonrag.core.documents import parse_json
 from reasonrag.core.errors import ConfigError, DataError, RunError
 from reasonrag.core.models import ModelAddress
-from reasonrag.core.settings import POLICY_CARD, read_yaml
+from reasonrag.core.settings import POLICY_CARD
 from reasonrag.core.table import inert_markdown
 from reasonrag.core.text import one_line, printable, quoted
 from reasonrag.dpo.preferences import HUB_NAME
 from reasonrag.evaluation.metrics import METRICS
 from reasonrag.evaluation.tables import differences_table, results_table
 from reasonrag.llm.model_folder import model_checksum
-from reasonrag.publish.card import UNKNOWN, Yaml, fenced_yaml, licence_of, mapping, place_json, render
+from reasonrag.publish.card import UNKNOWN, Yaml, fenced_yaml, mapping, place_json, render
 from reasonrag.publish.verify import verify
 from reasonrag.storage.files import place, write_json
 from reasonrag.storage.questions import HUB_REPOSITORY, splits_of_names
@@ -58,7 +58,6 @@ class StagedPolicy:
     kind: Literal["adapter", "merged", "full"]  # an adapter, an adapter merged into its model, or all weights
     base: str  # the model that the training run started from: its Hub id, or the name of a local folder
     base_on_hub: bool  # whether `base` is a Hub id
-    base_licence: str | None  # as the card in the local folder of the base names it
     has_curves: bool
 
 
@@ -115,7 +114,7 @@ def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
     kind: Literal["adapter", "merged", "full"] = "full"
     if (path / _ADAPTER).is_file():
         kind = "merged" if merged else "adapter"
-    return StagedPolicy(training, kind, base, on_hub, None if on_hub else _licence(path), (path / _CURVES).is_file())
+    return StagedPolicy(training, kind, base, on_hub, (path / _CURVES).is_file())
 
 
 def _place_model_file(source: Path, target: Path) -> None:
@@ -132,20 +131,6 @@ def _place_model_file(source: Path, target: Path) -> None:
     place(source, target)
 
 
-def _licence(path: Path) -> str | None:
-    """Return the licence in the card of the base model's local folder."""
-    try:
-        model = str(read_yaml(path / "config.yaml").get("model") or "")
-    except ConfigError:
-        return None
-    if ModelAddress.of_model(model).scheme == "demo":
-        return "apache-2.0"  # shipped with reasonrag
-    try:
-        return licence_of((named_path(model) / "README.md").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 def policy_card(
     staged: StagedPolicy, *, repo_id: str, licence: str | None, measured: Measured | None
 ) -> tuple[Yaml, str]:
@@ -154,13 +139,13 @@ def policy_card(
     Args:
         staged: the staged policy.
         repo_id: OWNER/NAME.
-        licence: as the publisher gave it; None: the licence of the base model, if its folder names one.
+        licence: as the publisher gave it; None: it is unknown.
         measured: its evaluation. Only metrics of these very weights enter the `model-index`.
     """
     training, name = staged.training, repo_id.partition("/")[2]
     stage = str(training.get("stage"))
     settings, trained_on = mapping(training, "settings"), mapping(training, "data")
-    data: Yaml = {"license": licence or staged.base_licence or UNKNOWN}
+    data: Yaml = {"license": licence or UNKNOWN}
     if staged.base_on_hub:
         relation = "adapter" if staged.kind == "adapter" else "finetune"
         data |= {"base_model": staged.base, "base_model_relation": relation}

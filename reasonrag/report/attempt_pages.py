@@ -7,9 +7,11 @@ page: their scores, and two of them step by step.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,6 @@ _FACTS = {
 }
 _MOST_LINES = 6  # a panel with more lines becomes one chart per line, because their scales differ
 _MOST_TRAJECTORIES = 20_000  # in a report; a longer training run shows evenly chosen steps
-_ROLLOUT_FILE = re.compile(r"step-(\d+)(?:-(\d+))?\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,25 +222,17 @@ def write_training_pages(training: Path, out: Path) -> Path:
     """Write the pages of a finished training run into `out`, see `write_report`. None of them names the machine."""
     summary = require_json(training / SUMMARY)
     with reading(training / SUMMARY):
-        data = dict(summary["data"])
-        tokens = (data.pop("lengths", None) or {}).get("tokens") or {}
-        drawn, split = [], {}
+        charts, split = [], {}
         for panel in panels(summary["history"]):
             if len(panel.lines) <= _MOST_LINES:
-                drawn.append(chart(panel))
+                charts.append(chart(panel))
                 continue
             parts = [Panel(line.label, panel.x_label, panel.y_label, (line,)) for line in panel.lines]
             split[panel.title] = [chart(part) for part in parts]
-        results = {name: summary.get(name) or {} for name in ("steps", "epochs", "best", "unscored")}
-        overview = {
-            "charts": drawn,
-            "more_charts": split,
-            "data": list(flat(data)),
-            "tokens": {name: dict(quantiles) for name, quantiles in tokens.items()},
-            "results": list(flat(results)),
-            "final": list(flat(summary["final"])),
-            "settings": [(name, None if value is None else str(value)) for name, value in flat(summary["identity"])],
-        }
+        data = dict(summary["data"])
+        lengths = (data.pop("lengths", None) or {}).get("tokens") or {}
+        tokens = {name: dict(quantiles) for name, quantiles in lengths.items()}
+        overview = {"charts": charts, "more_charts": split, "data": data, "tokens": tokens, "summary": summary}
         settings = summary["settings"]
         format_class = FORMATS.get((settings.get("format") or {}).get("name", ""))
         mask_truncated = bool(settings.get("mask_truncated"))
@@ -247,41 +240,24 @@ def write_training_pages(training: Path, out: Path) -> Path:
     with open_site(out) as site:
         pages = _training_pages(files, format_class, mask_truncated=mask_truncated)
         site.write_pages("attempts.html.j2", pages)
-        values = overview | {"summary": summary, "scripts": site.rows.close(), "shown": shown, "total": total}
-        return site.write("index.html", "training.html.j2", **values)
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of nested mappings, lists as text.
-
-    >>> list(flat({"train": {"pairs": 44}, "report_to": ["wandb"], "limit": None}))
-    [('train pairs', 44), ('report to', 'wandb'), ('limit', None)]
-    """
-    for name, value in tree.items():
-        words = f"{prefix}{name}".replace("_", " ")
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{words} ")
-        else:
-            yield words, ", ".join(map(str, value)) if isinstance(value, list) else value
+        scripts = site.rows.close()
+        return site.write("index.html", "training.html.j2", scripts=scripts, shown=shown, total=total, **overview)
 
 
 def rollout_files(folder: Path, *, most: int = _MOST_TRAJECTORIES) -> tuple[list[Path], int, int]:
-    """Return the files of all steps, or of evenly spaced ones with about `most` trajectories, first and last included.
+    """Return the files of all steps, or of every n-th step so that there are about `most` trajectories.
 
     Returns:
         The files, the number of steps that they hold, and the number of all steps.
     """
-    by_step: dict[int, list[tuple[int, Path]]] = {}
-    for path in folder.glob("step-*.parquet"):
-        if name := _ROLLOUT_FILE.fullmatch(path.name):
-            by_step.setdefault(int(name[1]), []).append((int(name[2] or 0), path))
-    steps = [sorted(by_step[step]) for step in sorted(by_step)]
-    if not steps:
-        return [], 0, 0
-    rows = sum(len(read_parquet(path, rollout_schema())) for _, path in steps[0])  # all steps have as many
-    count = min(len(steps), max(2, most // max(1, rows)))
-    chosen = sorted({round(n * (len(steps) - 1) / max(1, count - 1)) for n in range(count)})
-    return [path for index in chosen for _, path in steps[index]], len(chosen), len(steps)
+    by_step: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in sorted(
+        folder.glob("step-*.parquet")
+    ):  # of several processes step-000001-0.parquet
+        by_step[path.stem.split("-")[1]].append(path)
+    rows = sum(len(read_parquet(path, rollout_schema())) for path in next(iter(by_step.values()), ()))
+    steps = list(by_step.values())[:: ceil(len(by_step) * rows / most) or 1]  # all steps have as many rows
+    return [path for files in steps for path in files], len(steps), len(by_step)
 
 
 def _training_pages(files: Sequence[Path], format_class: Any, *, mask_truncated: bool) -> Iterator[Page]:

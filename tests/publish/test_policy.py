@@ -54,10 +54,8 @@ def test_the_hub_data_set_it_was_trained_on_is_named_without_its_version(tmp_pat
 def test_an_adapter_names_its_model_and_a_place_on_this_machine_is_left_out(tmp_path):
     base = tmp_path / "models/mine"
     base.mkdir(parents=True)
-    (base / "README.md").write_text("---\nlicense: mit\n---\n")
     path = write_policy(tmp_path / "policy", adapter=True, base=str(base))
-    (path / "config.yaml").write_text(f"model: {base}\n")
-    found = staged(path, public=True)
+    found = staged(path, public=True, licence="mit")
     assert found.findings == []
     held = json.loads((found.upload.folder / "adapter_config.json").read_text())
     assert held == {"base_model_name_or_path": "mine", "peft_type": "LORA"}
