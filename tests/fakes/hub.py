@@ -151,18 +151,6 @@ def listings(router: APIRouter, hub: FakeHub) -> None:
         ]
         return {"branches": [main], "converts": [], "tags": tags}
 
-    @router.get(REPO + "/commits/{revision}")
-    async def commits(request: Request, revision: str) -> Any:
-        repo = hub.repo(request)
-        upto = repo.commits.index(repo.at(revision)) + 1
-        return [
-            {
-                **{"id": commit.oid, "title": commit.title, "message": "", "date": "2026-01-01T00:00:00.000Z"},
-                "authors": [{"user": commit.author}],
-            }
-            for commit in reversed(repo.commits[:upto])
-        ]
-
 
 def commits_and_tags(router: APIRouter, hub: FakeHub) -> None:
     @router.post(REPO + "/preupload/{revision}")

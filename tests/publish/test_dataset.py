@@ -116,15 +116,6 @@ def test_licences_of_known_sources_are_listed_and_one_that_is_given_is_taken(tmp
     assert card_of(staged(run)).data.to_dict()["license"] == "unknown"
 
 
-def test_the_card_of_a_growing_turn_names_what_trl_can_be_given(tmp_path):
-    run = write_run(tmp_path / "run")
-    assert "reads it as it is" in card_of(staged(run)).text
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["format"]["name"] = "search_r1"
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    assert "`trl dpo` would close that turn" in card_of(staged(run)).text
-
-
 def test_a_corpus_of_ones_own_has_a_licence_of_its_own(run):
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["retrieval"]["corpus"] = "/home/ann/wiki.jsonl"
@@ -204,20 +195,6 @@ def test_a_run_that_cannot_be_published_is_refused_in_one_line(run, expected):
     with pytest.raises(InputError, match=expected) as error:
         staged(run)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("wanted", [{"repo_id": name} for name in ("me", "me/", "a/b/c", "me/x y", "")])
-def test_a_repository_is_named_by_owner_and_name(run, wanted):
-    with pytest.raises(ConfigError, match="OWNER/NAME"):
-        stage(run, run.parent, PublishOptions(**wanted))
-
-
-def test_settings_of_a_policy_are_not_for_a_run(run):
-    for wanted in ({"merged": True}, {"report": run}, {"name": "x", "report": run}):
-        with pytest.raises(ConfigError, match="for a trained policy"):
-            staged(run, **wanted)
-    with pytest.raises(ConfigError, match="is not a licence"):
-        staged(run, licence="my own!")
 
 
 def test_what_was_found_is_refused_unless_it_was_looked_at_and_a_secret_always(tmp_path):

@@ -105,16 +105,6 @@ def test_what_was_published_is_read_back_at_its_tag(hub, api, go, upload, tmp_pa
     assert pq.read_table(path, page_checksum_verification=True).to_pylist() == ROWS
 
 
-def test_a_model_goes_up_as_well(hub, go, upload):
-    (upload.folder / DATA).unlink()
-    (upload.folder / "adapter_model.safetensors").write_bytes(b"weights")
-    published = go(replace(upload, repo_type="model", tag="v0.2.0"))
-    assert published.url == f"{hub.url}/{upload.repo_id}"
-    repo = hub.repos["models", upload.repo_id]
-    assert repo.tags == {"v0.2.0": repo.written[0].oid}
-    assert repo.written[0].files["adapter_model.safetensors"].content == b"weights"
-
-
 @pytest.mark.fault(
     "32",
     "the Hub answers 503, 504, 429 or 401, or closes the connection, in each of its calls",

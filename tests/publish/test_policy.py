@@ -123,16 +123,6 @@ def test_a_folder_that_cannot_be_published_is_refused_in_one_line(tmp_path, expe
     assert "\n" not in str(error.value)
 
 
-def test_settings_of_a_run_and_an_unknown_licence_in_public_are_refused(tmp_path):
-    path = write_policy(tmp_path / "policy")
-    with pytest.raises(ConfigError, match="--without-trees is for a run"):
-        staged(path, trees=False)
-    with pytest.raises(ConfigError, match="give it as --license"):
-        staged(path, public=True)
-    with pytest.raises(ConfigError, match="give the evaluation's folder as --eval"):
-        staged(path, name="x")
-
-
 def test_a_training_of_another_version_still_has_a_card(tmp_path):
     path = write_policy(tmp_path / "policy")
     edit_json(path / "training.json", lambda held: (held.clear(), held.update(identity={}, history=3, model="x")))

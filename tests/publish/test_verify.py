@@ -13,8 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
-from reasonrag.core.errors import DataError, RunError
-from reasonrag.llm.weights import check_tensors
+from reasonrag.core.errors import RunError
 from reasonrag.publish.verify import verify
 from reasonrag.storage.tables import pair_schema, tree_schema
 from tests.e2e import product
@@ -134,11 +133,6 @@ def test_what_is_wrong_with_a_model_is_said_in_one_line(tmp_path: Path, said: st
     assert any(said in problem for problem in verify(policy).problems), verify(policy).problems
 
 
-def test_a_file_that_was_removed_meanwhile_is_a_problem_and_no_traceback(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="No such file"):
-        check_tensors(tmp_path / "model.safetensors")
-
-
 def test_nothing_to_check_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunError, match="nothing that can be checked"):
@@ -153,17 +147,6 @@ def test_pairs_in_the_columns_of_trl_are_checked_as_they_are_trained_on(tmp_path
     equal, against = verify(tmp_path / "trl.parquet").problems
     assert "chosen and rejected are equal in 1 row (3)" in equal
     assert against.startswith("2 of 2 pairs contradict each other")
-
-
-def test_two_held_out_splits_may_share_questions_and_a_small_margin_hides_no_other_problem(tmp_path: Path) -> None:
-    for split, question, answer in (("train", "a", "Jo"), ("validation", "b", "Jo"), ("test", "b", "Al")):
-        pair = {"prompt": question, "chosen": answer, "rejected": "x", "question_id": question, "margin": 0.5}
-        pq.write_table(pa.Table.from_pylist([pair]), tmp_path / f"{split}.parquet")
-    assert verify(tmp_path).problems == []
-    (tmp_path / "run.json").write_text('{"pairs": {"min_margin": 0.9, "total": 3, "train": 1, "test": 2}}')
-    missing, *problems = [problem.partition(":")[0] for problem in verify(tmp_path).problems]
-    assert "config.yaml" in missing
-    assert problems == [f"{split}.parquet row 1" for split in ("test", "train", "validation")]
 
 
 @pytest.mark.fault(

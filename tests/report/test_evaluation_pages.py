@@ -7,9 +7,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
 
 from reasonrag.core.errors import DataError, RunError
-from reasonrag.evaluation.sweep import Setting
 from reasonrag.report import write_report
-from reasonrag.report.attempt_pages import Attempts, questions
 from reasonrag.storage.parquet import read_shards, write_parquet
 from reasonrag.storage.tables import trajectory_schema
 from tests.report.finished import GOLD, SETTING, write_evaluation
@@ -102,12 +100,6 @@ def test_only_a_difference_that_is_certain_is_bold(tmp_path):
     assert len(page.all("strong")) == len(certain)
 
 
-def test_one_policy_at_two_settings_is_compared_with_itself(tmp_path):
-    folder = write_evaluation(tmp_path / "eval", 3, ("base",), text=plain, settings=(SETTING, Setting(0.0, 4, 3)))
-    report = write_report(folder).parent
-    assert [attempt["label"] for attempt in details(report, 0)["attempts"]] == ["base t0_s8_k3", "base t0_s4_k3"]
-
-
 def test_one_policy_alone_has_pages_too(tmp_path):
     report = write_report(write_evaluation(tmp_path / "eval", 2, ("base",), text=plain)).parent
     assert not Page(report / "index.html").all("select", id="left")
@@ -125,13 +117,6 @@ def test_tables_in_different_orders_are_refused(tmp_path):
     write_parquet(path, list(reversed(rows(folder, "other"))), trajectory_schema())
     with pytest.raises(DataError, match="in different orders"):
         write_report(folder)
-
-
-def test_attempts_that_nobody_made_are_told_as_not_tried(evaluation):
-    folder, _ = evaluation
-    attempts = [Attempts(name, SETTING.name, folder / name, {}) for name in POLICIES]
-    asked = {question["question_id"]: results for question, results in questions(attempts)}
-    assert asked["q1 word"][1] == "not tried"
 
 
 def test_a_person_finds_where_policies_differ_and_sees_where_they_part(browser, evaluation):

@@ -9,7 +9,7 @@ import pytest
 from reasonrag.core.errors import DataError, RunError
 from reasonrag.report.graph import file_name, graphml, to_networkx, write_graphml, write_node_link
 from reasonrag.report.trees import QuestionTree, read_trees
-from tests.report.toys import answer, rows_of, write_run
+from tests.report.toys import rows_of, write_run
 
 FORBIDDEN = "a\x00b\x1b[31mc\x08\ufffe\uffff"
 ALLOWED = "\u202e]]> <b>&amp; \u2028 \x85 \N{SNOWMAN} \U0001f40b\ttab\nline"
@@ -50,23 +50,6 @@ def test_every_tree_of_a_run_comes_back_from_node_link_json(run, tmp_path):
     assert write_node_link(run, tmp_path / "trees.jsonl") == 16
     for found, tree in zip(read_lines(tmp_path / "trees.jsonl"), read_trees(run), strict=True):
         assert same(found, to_networkx(tree))
-
-
-def test_the_same_run_gives_the_same_bytes(run, tmp_path):
-    for name in ("a", "b"):
-        write_graphml(run, tmp_path / name)
-        write_node_link(run, tmp_path / f"{name}.jsonl")
-    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
-    once, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("a", "b"))
-    assert once == again
-
-
-def test_attributes_are_columns_and_what_is_on_the_best_path():
-    graph = to_networkx(QuestionTree.of(rows_of([-1, 0, 0], **answer("Spielberg", spre=0.9))))
-    assert [graph.nodes[node]["best"] for node in graph] == [True, False, True]
-    assert graph.nodes[2]["passages"] == ["p2"]
-    assert graph.nodes[2]["spre"] == 0.9 and graph.nodes[1]["spre"] is None
-    assert graph.graph["golden_answers"] == ["Steven Spielberg", "Spielberg"]
 
 
 def test_text_that_xml_allows_comes_back_and_the_rest_is_replaced(tmp_path):

@@ -22,7 +22,6 @@ from reasonrag.storage.parquet import write_parquet
 from reasonrag.storage.tables import tree_schema
 from tests.e2e import product
 from tests.e2e.world import write_jsonl
-from tests.faults.stubs import Answer
 from tests.llm.fake_openai import FakeOpenAI
 from tests.report.hostile import rows, write_run
 
@@ -87,13 +86,6 @@ def acting(text):
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory):
-    """A run whose policy, passages, questions, data set and causes of failure attack."""
-    tree = rows(15, question_id="q", dataset=HOSTILE, text=HOSTILE)
-    return write_run(tmp_path_factory.mktemp("hostile") / "run", [tree], text=HOSTILE)
-
-
-@pytest.fixture(scope="module")
 def strange(tmp_path_factory):
     """Tables that `build-tree` never wrote: text stands even where there are names of ours."""
     tree = rows(15, question_id="q", dataset=HOSTILE, text=HOSTILE)
@@ -110,22 +102,6 @@ def strange(tmp_path_factory):
     used = {"calls": 1, "prompt_tokens": None, "completion_tokens": None, "cost": None}
     change_summary(run, seconds=1.0, calls={HOSTILE: used})
     return run
-
-
-def test_a_tree_on_a_terminal_shows_attacks_as_text(hostile):
-    code, text, styled = on_a_terminal("show", hostile, "q")
-    assert (code, acting(text)) == (0, set())
-    assert styled > 0  # it was a terminal to rich
-    assert text.count("─ ") >= 14
-    for legible in LEGIBLE:
-        assert legible in text
-
-
-def test_ids_that_were_asked_for_and_are_there_are_named_inert(tmp_path):
-    run = write_run(tmp_path / "run", [rows(1, question_id=HOSTILE)])
-    code, text, _ = on_a_terminal("show", run, HOSTILE.replace("\x00", ""))
-    assert (code, acting(text), text.count("\n")) == (2, set(), 1), text
-    assert "the nearest ids are" in text
 
 
 def test_a_tree_of_a_stranger_does_not_act_on_the_terminal(strange):
@@ -163,11 +139,3 @@ def test_a_preview_shows_what_a_hostile_model_writes_as_text(world):
     assert styled > 0 and "─ " in text
     for legible in LEGIBLE:
         assert legible in text
-
-
-def test_an_error_of_a_hostile_server_is_one_line_of_text(world):
-    with FakeOpenAI(faults=[Answer(400, f'{{"error": {{"message": "{HOSTILE[:40]}"}}}}')] * 50) as server:
-        policy = ("--policy", server.base_url, "--policy-model", "fake")
-        code, text, _ = on_a_terminal("build-tree", *world, *policy, "--preview")
-    assert code == 2 and acting(text) == set(), text
-    assert "Traceback" not in text

@@ -43,16 +43,6 @@ def test_counts_are_those_of_the_tables(run, figures):
             assert count == summary(run)["pairs"]["by_type"][f"{chosen} > {name}"]
 
 
-def test_what_is_spread_is_spread_over_what_the_tables_hold(run, figures):
-    answers = [row for row in tree_rows(run) if row["f1"] is not None]
-    margins = sorted(row["margin"] for row in pair_rows(run))
-    assert figures["iterations"]["min"] == figures["iterations"]["max"] == 6
-    assert figures["answers"]["steps"] == distribution([row["depth"] for row in answers])
-    assert figures["answers"]["mean_f1"] == pytest.approx(summary(run)["trees"]["mean_f1"])
-    assert figures["pairs"]["margin"]["median"] == pytest.approx(summary(run)["pairs"]["median_margin"])
-    assert (figures["pairs"]["margin"]["min"], figures["pairs"]["margin"]["max"]) == (margins[0], margins[-1])
-
-
 def test_rounds_to_an_answer_are_its_searches_and_the_answer_itself(run, figures):
     nodes = {(row["question_id"], row["node_id"]): row for row in tree_rows(run)}
 
@@ -63,12 +53,6 @@ def test_rounds_to_an_answer_are_its_searches_and_the_answer_itself(run, figures
     rounds = [searches(row) + 1 for row in nodes.values() if row["f1"] is not None]
     assert figures["answers"]["rounds"] == distribution(rounds)
     assert min(rounds) < max(rounds)
-
-
-def test_tokens_in_pairs_are_those_of_both_sides_of_every_pair(run, figures):
-    tokens = {(row["question_id"], row["node_id"]): row["completion_tokens"] for row in tree_rows(run)}
-    sides = [(row["question_id"], row[f"{side}_node_id"]) for row in pair_rows(run) for side in ("chosen", "rejected")]
-    assert figures["tokens"]["in_pairs"] == distribution([tokens[side] for side in sides])
 
 
 def test_nothing_is_spread_over_nothing():

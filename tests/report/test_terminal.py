@@ -40,14 +40,6 @@ def test_marks_without_colour_tell_best_malformed_ended_and_cut_off_nodes_apart(
     assert lines[-1].startswith("* best path (highest SPRE)  ! malformed") and "\x1b" not in "".join(lines)
 
 
-def test_a_deep_tree_of_long_texts_stays_readable_at_80_columns():
-    rows = rows_of([-1, *range(12)], content="who was the captain of " * 100)
-    text = shown(QuestionTree.of(rows))
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count("SPRE=none") == 13
-    assert "who was the captain of" in text and "…" in text
-
-
 def test_what_a_model_or_a_data_set_wrote_does_not_act_on_the_terminal():
     hostile = "\x1b[31mred\x1b]8;;http://x\x07\u202e[bold]markup[/bold]\r\n\u2028next"
     rows = rows_of([-1, 0], content=hostile)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.select import Select
@@ -130,9 +128,3 @@ def test_a_person_finds_what_was_set_aside_and_reads_its_group(browser, training
     assert browser.current_url.endswith("questions/00001.html#1,0")
     assert browser.console() == []
     assert all(url.startswith(report.as_uri()) for url in browser.requests())
-
-
-def test_summary_and_pages_agree_on_the_settings(training):
-    summary = json.loads((training[0] / "training.json").read_text())
-    text = Page(training[1] / "index.html").text
-    assert all(str(value) in text for value in summary["identity"].values())

@@ -65,14 +65,6 @@ def test_what_is_accepted_networkx_calls_an_arborescence(nodes):
     assert is_arborescence(rows)
 
 
-@given(st.data())
-def test_every_arborescence_in_order_is_accepted(data):
-    size = data.draw(st.integers(1, 12))
-    rows = rows_of([-1, *(data.draw(st.integers(0, node)) for node in range(size - 1))])
-    check_tree(rows)
-    assert is_arborescence(rows)
-
-
 def is_arborescence(rows):
     graph = nx.DiGraph()
     graph.add_nodes_from(row["node_id"] for row in rows)
@@ -122,7 +114,3 @@ def test_the_best_path_leads_to_the_oldest_answer_of_the_highest_reward():
         rows[node] |= answer("Spielberg", spre=spre)
     rows[1] |= {"spre": 1.0}  # of no answer
     assert QuestionTree.of(rows).best_path == (0, 2, 4)
-
-
-def test_an_answer_that_is_worth_nothing_is_no_best_one():
-    assert QuestionTree.of(rows_of([-1, 0], **answer("nobody", spre=0.0))).best_path == ()

@@ -68,13 +68,6 @@ def test_a_narrow_page_is_not_wider_than_its_window(page, path):
     assert browser.execute_script(f"return {root}.scrollWidth - {root}.clientWidth") <= 0
 
 
-@pytest.mark.parametrize("path", ["index.html", "pairs.html"])
-def test_a_laptop_shows_every_table_of_a_list_whole(page, path):
-    browser = page(path)
-    wide = "[...document.querySelectorAll('main *')].filter((e) => e.scrollWidth > e.clientWidth && e.clientWidth)"
-    assert browser.execute_script(f"return {wide}.map((e) => e.outerHTML.slice(0, 80))") == []
-
-
 def test_foreign_text_is_shown_and_never_obeyed(page, run):
     for path in ("index.html", "pairs.html", "questions/00001.html"):
         browser = page(path)

@@ -73,35 +73,6 @@ def test_a_heading_sorts_by_its_column_both_ways(page):
     assert len(browser.find_elements(By.CSS_SELECTOR, "#list [aria-sort]")) == 1
 
 
-def test_the_list_is_paged(page):
-    browser = page("index.html")
-    back, on = browser.find_element(By.ID, "previous"), browser.find_element(By.ID, "next")
-    seen = column(browser, 1)
-    assert not back.is_enabled()
-    for number in (2, 3):
-        on.click()
-        assert text(browser, "page") == f"Page {number} of 3"
-        seen += column(browser, 1)
-    assert seen == [str(place + 1) for place in range(SMALL + 2)]
-    assert not on.is_enabled()
-    back.click()
-    assert column(browser, 1)[0] == "51"
-
-
-def test_a_question_opens_from_the_list_and_its_neighbours_from_it(page):
-    browser = page("index.html")
-    browser.find_element(By.CSS_SELECTOR, "#list a").click()
-    headings = [browser.find_element(By.TAG_NAME, "h1").text]
-    for link in ("next", "next", "prev"):
-        browser.find_element(By.CSS_SELECTOR, f"nav a[rel={link}]").click()
-        headings.append(browser.find_element(By.TAG_NAME, "h1").text)
-    assert headings[0] == f"Who? {PLAIN}"
-    assert headings[2] == f"Who? the ship 0 of {SMALL}"
-    assert headings[1] == headings[3] != headings[0]
-    browser.find_element(By.LINK_TEXT, "All questions").click()
-    assert text(browser, "status").startswith(f"{SMALL + 2} of")
-
-
 def test_a_question_leads_back_to_the_list_as_it_was(page):
     browser = page("index.html")
     browser.find_element(By.ID, "search").send_keys("ship")
