@@ -251,9 +251,7 @@ def rollout_files(folder: Path, *, most: int = _MOST_TRAJECTORIES) -> tuple[list
         The files, the number of steps that they hold, and the number of all steps.
     """
     by_step: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in sorted(
-        folder.glob("step-*.parquet")
-    ):  # of several processes step-000001-0.parquet
+    for path in sorted(folder.glob("step-*.parquet")):  # of several processes step-000001-0.parquet
         by_step[path.stem.split("-")[1]].append(path)
     rows = sum(len(read_parquet(path, rollout_schema())) for path in next(iter(by_step.values()), ()))
     steps = list(by_step.values())[:: ceil(len(by_step) * rows / most) or 1]  # all steps have as many rows
