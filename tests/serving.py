@@ -16,8 +16,7 @@ from typing import Self
 
 from aiohttp import web
 
-from reasonrag.core.connections import Server
-from reasonrag.core.serving import App
+from reasonrag.core.serving import App, make_server
 from tests.ports import keep_port
 
 
@@ -127,7 +126,7 @@ class ForkedServer:
 @contextmanager
 def serving(app: App, *, close: bool = True) -> Iterator[int]:
     """Yield the port; start the application, and close it in the end."""
-    server = Server(app)
+    server = make_server(app)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as the product's
 

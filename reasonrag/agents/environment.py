@@ -263,12 +263,8 @@ class EnvironmentApp(App):
         settings: EnvironmentSettings,
         close: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """Serve episodes on some questions; `engine.llm` is a `CurrentPolicy`, `close` is awaited at the end.
-
-        Raises:
-            ConfigError: other machines reach the address, and that is not allowed or has no token.
-        """
-        super().__init__(settings, token=settings.token())
+        """Serve episodes on some questions; `engine.llm` is a `CurrentPolicy`, `close` is awaited at the end."""
+        super().__init__(settings)
         self._engine, self._reward, self._questions, self._limits = engine, reward, questions, settings
         self._close = close
         self._sessions = self._turn = 0

@@ -25,7 +25,7 @@ _TASK = together(
         settings("RLSettings", "format.max_searches", "reward.prm.model", "plans"),
     ),
 )
-_LISTENING = ("host", "port", "allow_remote", "token_env", "max_sessions", "idle_s")
+_LISTENING = ("port", "max_sessions", "idle_s")
 
 
 @click.group(cls=Group)

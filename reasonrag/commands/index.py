@@ -105,7 +105,7 @@ def build(out: Path, replace: bool, shard: Shard, **given: Any) -> None:
 
 @index.command()
 @_open_options
-@settings("ServeSettings", "host", "port", "allow_remote", "token_env", "top_k")
+@settings("ServeSettings", "port", "top_k")
 @click.argument("folder", type=PATH)
 def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     """Serve an index over HTTP. It answers Search-R1's POST /retrieve, /health and /metrics.
@@ -127,7 +127,7 @@ def serve(folder: Path, trust_remote_code: bool, **given: Any) -> None:
     from reasonrag.retrieval.server.service import ServeSettings
 
     log_plainly()
-    asked = {name: given.pop(name) for name in ("host", "port", "allow_remote", "token_env", "top_k")}
+    asked = {name: given.pop(name) for name in ("port", "top_k")}
     serving = validate(ServeSettings, given_settings(asked))
     parts = IndexFolder(folder)
     passages = parts.need("passages").counts["passages"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TOKEN_ENV = "REASONRAG_TOKEN"
-"""Environment variable with the token of a retrieval server, for the server and for its clients."""
+"""Environment variable with the token that a retrieval server asks for, or the proxy in front of it."""
 
 AWAY = frozenset({502, 503, 504})
 """What a proxy says of a server that restarts; one that is full says 503, too."""
@@ -285,14 +285,3 @@ def bearer_header(token: str | None, source: str) -> dict[str, str]:
 def about_key(status: int, sent: bool, variable: str) -> str:
     """Return the end of a message about a refusal: where the key comes from and whether it was sent, if that is why."""
     return f" ({'a' if sent else 'no'} key was sent; it is read from {variable})" if status in (401, 403) else ""
-
-
-def read_token(variable: str) -> str | None:
-    """Return the token in an environment variable, or None if the variable is not set or empty.
-
-    Raises:
-        ConfigError: the token cannot be sent in a header. The message does not show it.
-    """
-    token = os.environ.get(variable) or None
-    bearer_header(token, f"the token in {variable}")
-    return token

@@ -1,25 +1,27 @@
-"""What the servers of this package share: who may ask, how large a request may be, and how the process ends.
+"""The shared part of our servers: who may ask, how large a request may be, and how the process ends.
 
 A server is an ASGI application without a framework, because a framework's layers took as long as the search of a query.
+It is made for one machine: to serve others, put a reverse proxy in front of it (docs/cluster.md).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 import json
+import logging
+import os
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.http import TOKEN_ENV, read_token
 from reasonrag.core.settings import Section, setting
 from reasonrag.core.text import one_line
 
@@ -33,10 +35,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 log = structlog.get_logger()
 
 # Two of these would mean one thing here and another one to whatever passes requests on.
-_SINGLE = frozenset({b"host", b"authorization", b"content-length", b"origin"})
-_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_SINGLE = frozenset({b"host", b"content-length", b"origin"})
+_LOOPBACK_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
 _LIBRARIES = ("httptools", "prometheus_client", "uvicorn", "websockets")  # of `reasonrag[serve]`
 _SHOWN_PROBLEMS = 3
+_MAX_HEAD_BYTES, _MAX_HEADERS = 64 << 10, 256
+_MAX_CONNECTIONS = 4096
+# Longer than common clients keep idle connections: a server that closes first may do so while a request arrives.
+_KEEP_ALIVE_S = 120
+_BACKLOG = 2048
 
 
 class Refusal(Exception):
@@ -67,49 +74,12 @@ Endpoint = Callable[[Scope, Receive], Awaitable[Response]]
 
 
 class ListenSettings(Section):
-    """Where a server listens, whom it answers, and how it ends."""
+    """Where a server listens on this machine (always on 127.0.0.1), and how it ends."""
 
-    host: str = setting(
-        "127.0.0.1", "address to listen on; one that other machines reach needs --allow-remote", "--host"
-    )
     port: int = setting(8000, "port to listen on; 0 takes a free one", "--port", ge=0, le=65535)
-    allow_remote: bool = setting(False, "serve other machines; requires a token", "--allow-remote")
-    token_env: str = setting(
-        TOKEN_ENV, "environment variable that holds a token; if it is set, clients must send it", "--token-env"
-    )
     max_body_bytes: int = setting(4 << 20, "maximum bytes of a request's body", ge=1)
-    client_timeout_s: float = setting(
-        30.0, "seconds that a client has for the headers of a request, for its body, and to read on in an answer", gt=0
-    )
     drain_s: int = setting(30, "seconds to finish requests in flight after SIGTERM or Ctrl-C", ge=1)
     access_log: bool = setting(False, "log one line per request on stderr, without its queries")
-
-    @property
-    def loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-    def token(self) -> str | None:
-        """Return the token that clients have to send; None if they need none.
-
-        Raises:
-            ConfigError: other machines reach the address, and that is not allowed or has no token.
-        """
-        token = read_token(self.token_env)
-        if self.loopback:
-            return token
-        if not self.allow_remote:
-            raise ConfigError(
-                f"{self.host} can be reached from other machines; allow that (--allow-remote) and put a token into "
-                f"{self.token_env}, or listen on 127.0.0.1"
-            )
-        if token is None:
-            raise ConfigError(
-                f"a server on {self.host} needs a token: put one into {self.token_env}, here and for clients"
-            )
-        return token
 
 
 def describe_problems(error: ValidationError) -> str:
@@ -125,12 +95,9 @@ class App:
         routes: method and endpoint by path.
     """
 
-    def __init__(self, settings: ListenSettings, *, token: str | None) -> None:
+    def __init__(self, settings: ListenSettings) -> None:
         self.settings = settings
         self.routes: Mapping[str, tuple[str, Endpoint]] = {}
-        self._token = None if token is None else token.encode()
-        # A web page may reach a loopback address through a host name that it controls (DNS rebinding).
-        self._hosts = {name.encode() for name in (*_LOOPBACK_NAMES, settings.host)} if settings.loopback else None
 
     async def start(self) -> None:
         """Check that requests can be answered, before the server listens."""
@@ -176,25 +143,20 @@ class App:
         raise Refusal(404, "there is no WebSocket here")
 
     def check(self, scope: Scope) -> None:
-        """Raise Refusal if the request comes through a foreign name or page, or lacks the token."""
+        """Raise Refusal if the request comes through a foreign name or page."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if len(headers) < len(scope["headers"]):
             names = [name for name, _ in scope["headers"]]
             if twice := [name.decode() for name in sorted(_SINGLE) if names.count(name) > 1]:
                 raise Refusal(400, f"two headers {twice[0]}: send one")
-        if self._hosts is not None:
-            if re.sub(rb":\d+$", b"", headers.get(b"host", b"").lower()) not in self._hosts:
-                raise Refusal(400, "the Host header is not a name of this machine")
-            # Browsers let any page open a WebSocket, and send a simple request, to any address. A page without an
-            # address, such as a sandboxed frame, sends "null".
-            origin = headers.get(b"origin", b"").lower()
-            if origin and re.sub(rb":\d+$", b"", origin.partition(b"://")[2]) not in self._hosts:
-                raise Refusal(403, "a page of another site asks")
-        if self._token is not None and scope["path"] != "/health":
-            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self._token):
-                needed = "this server needs a token, sent as Authorization: Bearer TOKEN"
-                raise Refusal(401, needed, WWW_Authenticate="Bearer")
+        # A web page may reach a loopback address through a host name that it controls (DNS rebinding).
+        if re.sub(rb":\d+$", b"", headers.get(b"host", b"").lower()) not in _LOOPBACK_NAMES:
+            raise Refusal(400, "the Host header is not a name of this machine")
+        # Browsers let any page open a WebSocket, and send a simple request, to any address. A page without an
+        # address, such as a sandboxed frame, sends "null".
+        origin = headers.get(b"origin", b"").lower()
+        if origin and re.sub(rb":\d+$", b"", origin.partition(b"://")[2]) not in _LOOPBACK_NAMES:
+            raise Refusal(403, "a page of another site asks")
 
     def route(self, scope: Scope) -> Endpoint:
         """Return what answers a request; raise Refusal if nothing does."""
@@ -240,17 +202,91 @@ def run_app(app: App, *, about: str = "") -> int:
     """
     if not all(map(find_spec, _LIBRARIES)):
         raise ConfigError(f"a server needs {', '.join(_LIBRARIES)}: pip install 'reasonrag[serve]'")
-    from reasonrag.core.connections import Server, listen
-
-    server = Server(app, about)
+    server = make_server(app)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         try:
             runner.run(app.start())
-            with listen(app.settings.host, app.settings.port) as listener:
+            with _listen(app.settings.port) as listener:
+                port = listener.getsockname()[1]
+                print(f"listening on http://127.0.0.1:{port}{about and f' ({about})'}", flush=True)
                 runner.run(server.serve(sockets=[listener]))
         finally:
             runner.run(app.aclose())
-    return 128 + sum(server.signals)
+    signals: list[int] = server.signals
+    return 128 + sum(signals)
+
+
+def make_server(app: App) -> Any:
+    """Return a uvicorn server of the application. It keeps the signals that it got in `signals`."""
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+    class Connection(HttpToolsProtocol):
+        """Limits headers and trailers, which uvicorn does only with h11, a much slower parser."""
+
+        head_bytes = 0  # since headers ended or a piece of a body came
+
+        def data_received(self, data: bytes) -> None:
+            self.head_bytes += len(data)
+            super().data_received(data)
+            is_large = self.head_bytes > _MAX_HEAD_BYTES or len(self.headers or ()) > _MAX_HEADERS
+            if is_large and not self.transport.is_closing():
+                self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+                self.transport.close()
+
+        def on_headers_complete(self) -> None:
+            super().on_headers_complete()
+            self.scope["headers"] = self.headers.copy()  # without trailers, which uvicorn would add to them
+            self.head_bytes = 0
+
+        def on_body(self, body: bytes) -> None:
+            super().on_body(body)
+            self.head_bytes = 0
+
+    class Server(uvicorn.Server):
+        signals: list[int] = []  # noqa: RUF012 -- replaced in each server
+
+        # Replaces uvicorn's handler, which kills the process with the same signal once it has drained.
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.signals:
+                os._exit(128 + sig)  # the search thread would keep the process alive
+            self.signals = [sig]
+            app.drain()
+            self.should_exit = True
+
+    settings = app.settings
+    if not settings.access_log:  # uvicorn would write to stderr each time that a client sends garbage
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        http=Connection,
+        ws="websockets-sansio" if type(app).converse is not App.converse else "none",
+        ws_max_size=settings.max_body_bytes,
+        proxy_headers=False,
+        server_header=False,
+        access_log=settings.access_log,
+        # Without a logging configuration, uvicorn logs nothing below a warning.
+        log_config=uvicorn.config.LOGGING_CONFIG if settings.access_log else None,
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=settings.drain_s,
+    )
+    return Server(config)
+
+
+def _listen(port: int) -> socket.socket:
+    """Return a socket that listens on 127.0.0.1; raise ConfigError if the port is taken."""
+    try:
+        listener = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(
+            f"127.0.0.1:{port} cannot be listened on ({reason}); stop what listens there, or choose another port"
+        ) from None
+    # asyncio sets this only on sockets that it created; without it an answer waits 40 ms for an ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 async def _send_response(response: Response, send: Send) -> None:

@@ -8,7 +8,7 @@ import pytest
 import stamina
 
 from reasonrag.core.errors import ConfigError
-from reasonrag.core.http import Retries, Unavailable, backoff, check_url, parse_retry_after, read_token
+from reasonrag.core.http import Retries, Unavailable, backoff, bearer_header, check_url, parse_retry_after
 
 
 @pytest.fixture(autouse=True)
@@ -91,13 +91,12 @@ def test_retry_after_is_read_in_both_forms() -> None:
     assert 90 < (parse_retry_after(when) or 0) <= 100
 
 
-def test_an_address_or_a_token_that_cannot_work_is_refused_without_being_shown(monkeypatch) -> None:
+def test_an_address_or_a_token_that_cannot_work_is_refused_without_being_shown() -> None:
     for url in ("ftp://me:hunter2@host", "host:8000", "http://me:hunter2@host", "http://h:x/?key=hunter2"):
         with pytest.raises(ConfigError) as caught:
             check_url(url, example="http://host:8000")
         assert "hunter2" not in str(caught.value)
     check_url("https://me:hunter2@host/path", example="", allow_password=True)
-    monkeypatch.setenv("A_TOKEN", "canary 1f3a")
     with pytest.raises(ConfigError, match="A_TOKEN") as caught:
-        read_token("A_TOKEN")
+        bearer_header("canary 1f3a", "A_TOKEN")
     assert "canary" not in str(caught.value)

@@ -21,7 +21,6 @@ from reasonrag.retrieval.remote import RemoteRetriever
 from reasonrag.retrieval.server.app import serve
 from reasonrag.retrieval.server.service import RetrievalService, ServeSettings
 from tests.e2e.product import wait_until
-from tests.faults.matrix import Figure
 from tests.retrieval.serving import SEA, ask, call, found, gauge, sea_index, serving, wait_for
 from tests.toys import ToyRetriever
 
@@ -359,39 +358,10 @@ def test_metrics_count_requests_queries_and_batches() -> None:
         assert line in text
 
 
-def test_with_a_token_only_health_is_open(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("A_TOKEN", "canary-77c1")
-    with serving(ToyRetriever(), host="0.0.0.0", allow_remote=True, token_env="A_TOKEN") as port:
-        assert call(port, "GET", "/health", Host="any.name")[0] == 200
-        for sent in ({}, {"Authorization": "Bearer canary"}, {"Authorization": "Basic canary-77c1"}):
-            assert call(port, "POST", "/retrieve", {"queries": ["Jaws"]}, **sent)[0] == 401
-            assert call(port, "GET", "/metrics", **sent)[0] == 401
-        for scheme in ("Bearer", "bearer"):
-            assert (
-                call(port, "POST", "/retrieve", {"queries": ["Jaws"]}, Authorization=f"{scheme} canary-77c1")[0] == 200
-            )
-    assert "canary" not in "".join(capfd.readouterr())
-
-
-@pytest.mark.fault("38", "a server on another address, without leave or without a token", "refused before it listens")
-@pytest.mark.parametrize("settings", [{}, {"allow_remote": True}], ids=["without leave", "without a token"])
-def test_another_address_needs_leave_and_a_token(settings: dict[str, Any], figure: Figure) -> None:
-    figure("0.0.0.0 refused in one line")
-    with pytest.raises(ConfigError, match=r"0\.0\.0\.0"):
-        serve(ToyRetriever(), ServeSettings(host="0.0.0.0", port=0, token_env="NO_SUCH_TOKEN", **settings))
-
-
 def test_a_port_that_is_taken_is_said_in_one_line(port: int) -> None:
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be listened on") as caught:
         serve(ToyRetriever(), ServeSettings(port=port))
     assert "\n" not in str(caught.value)
-
-
-def test_an_address_of_another_machine_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("A_TOKEN", "canary-77c1")
-    settings = ServeSettings(host="192.0.2.1", port=0, allow_remote=True, token_env="A_TOKEN")
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:0 cannot be listened on"):
-        serve(ToyRetriever(), settings)
 
 
 def test_an_index_that_answers_no_query_is_not_served() -> None:

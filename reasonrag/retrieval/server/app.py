@@ -34,12 +34,8 @@ class RetrievalApp(App):
     """Answers HTTP requests from a service. The caller closes the service, with `aclose` if not otherwise."""
 
     def __init__(self, service: RetrievalService, settings: ServeSettings) -> None:
-        """Take limits and access rules from the settings.
-
-        Raises:
-            ConfigError: other machines reach the address, and that is not allowed or has no token.
-        """
-        super().__init__(settings, token=settings.token())
+        """Take limits from the settings."""
+        super().__init__(settings)
         self._service = service
         self.routes = {
             "/retrieve": ("POST", self._retrieve),
