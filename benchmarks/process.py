@@ -1,16 +1,12 @@
-"""Processes of a benchmark: their memory, functions called in one of their own, and commands of a plan."""
+"""Processes of a benchmark: their memory, and functions called in one of their own."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
-
-from papers.plan import Plan
 
 
 def memory_bytes(kind: str, pid: int | str = "self") -> float:
@@ -25,14 +21,3 @@ def apart(function: Callable[..., Any], *arguments: Any, start: str = "fork") ->
     """Call a function in a new process; a forked one begins with what is imported here."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(start)) as pool:
         return pool.submit(function, *arguments).result()
-
-
-def run_plan(plan: Plan) -> None:
-    """Run its commands, with all that they print on stderr: stdout is for figures. End with the code of a failure."""
-    figures = os.dup(1)
-    os.dup2(2, 1)
-    code = plan.run(lambda line: print(line, file=sys.stderr), jobs=1)
-    os.dup2(figures, 1)
-    os.close(figures)
-    if code:
-        sys.exit(code)

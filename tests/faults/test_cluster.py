@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster import Nodes, workers
 from reasonrag.core.errors import EX_TEMPFAIL
 from reasonrag.storage.journal import Journal
 from tests.e2e import product
@@ -29,6 +28,33 @@ SHARDS, CONCURRENCY = 2, 4  # calls at once of a shard: each keeps its slot unti
 SETTINGS = ("--limit", "8", "--iterations", "8", "--seed", "7", "--concurrency", str(CONCURRENCY))
 
 pytestmark = pytest.mark.slow
+
+
+class Nodes:
+    """A Ray cluster of this machine: a head without cores, and two nodes of one core each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        # Nobody looks at a dashboard or at the workers' logs.
+        head = {"num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._nodes = [self._cluster.add_node(num_cpus=1) for _ in range(2)]
+        self.address = self._cluster.address
+        self.close = self._cluster.shutdown
+
+    def remove(self) -> None:
+        """End one node without a warning; a new one takes its place."""
+        self._cluster.remove_node(self._nodes.pop(), allow_graceful=False)
+        self._nodes.append(self._cluster.add_node(num_cpus=1))
+
+
+def workers(run: Path) -> list[int]:
+    """Return the tasks of Ray that build shards of a run now: each names itself in the lock that it holds."""
+    named = [re.match(r"pid (\d+) ", lock.read_text()) for lock in run.glob("shards/*/.lock")]
+    commands = {int(pid[1]): Path(f"/proc/{pid[1]}/cmdline") for pid in named if pid}
+    # A process that was killed is still named in its lock.
+    return [pid for pid, command in commands.items() if command.exists() and b"ray::" in command.read_bytes()]
 
 
 def kept(out: Path) -> int:
