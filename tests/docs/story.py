@@ -47,6 +47,7 @@ NOT_RUN = {
     "inspect log": "inspect_ai's own; tests/peers/check_inspect.py runs it",
     "python -m verl.trainer.main_ppo": "needs GPUs; tests/peers/check_verl.py gives verl's own classes what it reads",
     "python -m papers real": "eleven commands; tests/papers/test_run_real.py runs it",
+    "python -m contrib.record": "does not end; tests/contrib/test_record.py records",
     "trl dpo": "TRL's own; tests/e2e/test_dataset.py gives it our pairs",
 }
 # Ours, of which every option, preset and configuration file is read, and nothing run.
