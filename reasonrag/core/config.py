@@ -523,7 +523,10 @@ def load_config(
         ConfigError: a key is unknown (the message has the nearest name), a value out of range, or the file not YAML.
     """
     asked = gather(PRESETS, preset=preset, file=file, overrides=overrides)
-    policy = asked.get("policy")
+    questions, policy = asked.get("questions"), asked.get("policy")
+    if isinstance(questions, dict) and questions.get("dataset") == "demo" and isinstance(policy, dict | None):
+        policy = {"spec": "demo"} | (policy or {})  # the one policy that knows the demo world
+        asked["policy"] = policy
     tree: Tree = {}
     if isinstance(policy, dict):  # before it is validated, as these settings are the defaults
         card, spec = policy.get("card"), policy.get("spec")

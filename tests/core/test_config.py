@@ -136,6 +136,13 @@ def test_a_setting_of_an_older_version_is_read_while_it_has_the_value_that_is_co
         load_config(overrides={"policy.max_retries": 5})
 
 
+def test_the_demo_policy_acts_on_the_demo_questions_unless_another_is_named():
+    demo = load_config(overrides={"questions.dataset": "demo"})
+    assert (demo.policy.spec, demo.format.prompts) == ("demo", "brief")
+    assert load_config(overrides={"questions.dataset": "demo", "policy.spec": "extractive"}).policy.spec == "extractive"
+    assert load_config(overrides={"questions.dataset": "nq"}).policy.spec is None
+
+
 def test_assignments_are_yaml():
     assert parse_assignment("a.b=[1, x]") == ("a.b", [1, "x"])
     for bad in ("a.b", "a.b=", "=3", "a={"):
