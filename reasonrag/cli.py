@@ -52,7 +52,6 @@ FORMER_COMMANDS = {
     "parse": 'FORMATS["NAME"]().read_text(text) in Python, see docs/formats.md',
     "reproduce": "python -m papers, in a checkout",
     "record": "python -m contrib.record, in a checkout",
-    "record": "python -m contrib.record, in a checkout",
 }
 # Errors that the user can fix: a full disk, a read-only folder, a wrong path, too many open files, a disk that is gone.
 _FIXABLE = (
