@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from reasonrag.core.errors import ConfigError, DataError
 from reasonrag.core.secrets import excerpt
@@ -24,8 +24,6 @@ from reasonrag.core.types import Prompt
 from reasonrag.dpo.preferences import ChatSides, CheckedRow, Ids, Messages, StepSides, StepText, Target, TextSides
 from reasonrag.llm.chat_template import ChatTemplate
 from reasonrag.training.settings import PairSettings
-
-TurnEnd = Literal["as_sampled", "always"]
 
 _BATCH = 1000
 _QUANTILES = {"min": 0.0, "50 %": 0.5, "90 %": 0.9, "99 %": 0.99, "max": 1.0}
@@ -100,12 +98,12 @@ class Encoded:
         return f"{', '.join(parts)}: their text is encoded" if parts else ""
 
 
-def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd) -> tuple[list[Pair], Encoded]:
+def encode(rows: Sequence[CheckedRow], chat: ChatTemplate) -> tuple[list[Pair], Encoded]:
     """Return token ids of every row, in order, and counts.
 
     A step is the ids that were sampled, and its prompt those that the policy read (`ChatTemplate.token_ids`). Ids that
     do not spell the step's text are another tokenizer's: then, and without ids, its text is encoded by itself, and one
-    end-of-turn token follows if the policy wrote one (`as_sampled`), or always. Rows with unknown ends are tokenised
+    end-of-turn token follows if the policy wrote one. Rows with unknown ends are tokenised
     as TRL 1.16's DPOTrainer does: the whole turn with the template's own end, or the text and the EOS token.
 
     Raises:
@@ -147,16 +145,13 @@ def encode(rows: Sequence[CheckedRow], chat: ChatTemplate, *, turn_end: TurnEnd)
             ids += rendered_ids[piece] if isinstance(piece, str) else piece
         prompt_ids[prompt] = tuple(ids)
     counts = Encoded()
-    special = {id for id, token in chat.tokenizer.added_tokens_decoder.items() if token.special}
 
     def segment(step: StepText) -> Segment:
         by_text = written_ids[valid_unicode(step.text)]
         sampled = spelled.get((step.text, step.token_ids))
-        if turn_end == "always" or step.end == "turn":
+        if step.end == "turn":
             by_text = (*by_text, chat.end_of_turn)
         scored = sampled or by_text
-        if turn_end == "always" and sampled and sampled[-1] not in special:
-            scored = (*sampled, chat.end_of_turn)
         counts.steps += 1
         counts.without_ids += step.token_ids is None
         counts.of_another_tokenizer += sampled is None and step.token_ids is not None

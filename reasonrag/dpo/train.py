@@ -162,7 +162,7 @@ def tokenise(
         log(f"kinds of steps to learn: {balance}")
     if str(rules):
         log(f"warning: {rules}; all are trained on")
-    pairs, encoded = encode([*train, *test], chat, turn_end=settings.turn_end)
+    pairs, encoded = encode([*train, *test], chat)
     if str(encoded):
         log(str(encoded))
     splits = {"train": pairs[: len(train)], "test": pairs[len(train) :]}

@@ -46,7 +46,7 @@ class RolloutSettings(Section):
     cannot correct: it has to be off then.
     """
 
-    former_execution = constants(served_model=None)
+    former_execution = constants(served_model=None, concurrency=None)
 
     group_size: int = setting(
         8, "trajectories per question: G of GRPO; 1 is for ppo and reinforce++ only", "--group-size", ge=1
@@ -72,9 +72,6 @@ class RolloutSettings(Section):
         "--rollout-url",
     )
     batch_size: int = execution(64, "trajectories per batch of an engine in this process", ge=1)
-    concurrency: int | None = execution(
-        None, "most requests in flight at the vLLM server (default: as many as it answers faster for)", ge=1
-    )
 
 
 class SamplingSettings(Section):

@@ -288,7 +288,6 @@ class OnlineRLRun(TrainingRun[RLSettings]):
             vllm=True,
             logprobs=True,
             processed_logprobs=True,
-            concurrency=rollout.concurrency,
         )
         sync = VLLMServerSync(rollout.url)
         self.closing += [server]

@@ -85,7 +85,7 @@ class ProcessRewardModel:
             step = StepText(prompt, done.text, end, done.token_ids)
             checked.append(CheckedRow("a step", StepSides((step,), ()), None, 0, ("", "")))
         try:
-            pairs, _ = encode(checked, self.chat, turn_end="as_sampled")
+            pairs, _ = encode(checked, self.chat)
         except DataError as error:
             raise LLMError(f"{self.name}: {error}", cause="empty") from error
         rows = [segment.prompt_ids + segment.completion_ids for pair in pairs for segment in pair.chosen]

@@ -60,17 +60,14 @@ class TrainSettings(Section):
 class PairSettings(TrainSettings):
     """Settings of training runs on recorded steps: DPO and SFT."""
 
+    former = TrainSettings.former | constants(turn_end="as_sampled")
+
     gradient_accumulation_steps: int = setting(8, "forward passes per optimizer step", "--accumulation", ge=1)
     max_length: int | None = setting(
         None, "maximum tokens of prompt and step; longer examples are dropped, never cut", "--max-length", ge=8
     )
     max_dropped: float = execution(
         0.01, "maximum share of a split that may be dropped as too long", "--max-dropped", ge=0, le=1
-    )
-    turn_end: Literal["as_sampled", "always"] = setting(
-        "as_sampled",
-        "score the end-of-turn token if the policy itself wrote it, or after every step. A "
-        "demonstration without token ids has it where its format ends a turn",
     )
     num_train_epochs: float = setting(1.0, "passes over the training data", "--epochs", gt=0)
     max_steps: int = setting(-1, "optimizer steps; -1 trains for num_train_epochs")

@@ -28,7 +28,7 @@ def test_a_step_of_a_growing_turn_is_trained_where_the_turn_stood(tmp_path):
     chat = ChatTemplate.load(str(save_tiny_model(tmp_path)))
     sides = {"chosen": says("<search>Jaws</search>"), "rejected": says("<answer>x</answer>")}
     ends = {"chosen_end": "stop", "rejected_end": "stop"}
-    ((pair,), _) = encode(read({"prompt": [*ASKED, OPEN], **sides, **ends}), chat, turn_end="as_sampled")
+    ((pair,), _) = encode(read({"prompt": [*ASKED, OPEN], **sides, **ends}), chat)
     asked = Prompt((Message("user", "Who directed Jaws?"),), turn=(Span(OPEN["content"]),))
     assert pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids == chat.token_ids(asked)
     assert chat.decode(pair.chosen[0].completion_ids) == "<search>Jaws</search>"

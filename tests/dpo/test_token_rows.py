@@ -55,8 +55,8 @@ def steps(chosen, rejected, prompt=STATE, ends=("stop", "stop")):
     return row(StepSides((StepText(prompt, chosen, ends[0]),), (StepText(prompt, rejected, ends[1]),)))
 
 
-def only(rows, chat, turn_end="as_sampled"):
-    ((pair,), _) = encode(rows, chat, turn_end=turn_end)
+def only(rows, chat):
+    ((pair,), _) = encode(rows, chat)
     return pair
 
 
@@ -74,17 +74,10 @@ def test_a_step_is_its_own_tokens_in_the_prompt_of_inference(folder, tiny):
         assert chat.tokenizer.eos_token_id not in segment.completion_ids
 
 
-@pytest.mark.parametrize(
-    ("turn_end", "ended"),
-    [
-        ("as_sampled", {"stop": False, "turn": True, "length": False}),
-        ("always", {"stop": True, "turn": True, "length": True}),
-    ],
-)
-def test_the_end_of_the_turn_is_scored_where_it_was_sampled_or_always(turn_end, ended, chat):
+def test_the_end_of_the_turn_is_scored_where_it_was_sampled(chat):
     eos = chat.tokenizer.eos_token_id
-    for end, expected in ended.items():
-        pair = only([steps(QUERY, ANSWER, ends=(end, "stop"))], chat, turn_end)
+    for end, expected in {"stop": False, "turn": True, "length": False}.items():
+        pair = only([steps(QUERY, ANSWER, ends=(end, "stop"))], chat)
         assert (pair.chosen[0].completion_ids[-1] == eos) is expected
         assert pair.chosen[0].completion_ids.count(eos) == expected
 
@@ -114,7 +107,7 @@ def test_sampled_ids_are_scored_if_they_spell_the_step_and_end_as_the_policy_end
     }
     for (end, ids), expected in cases.items():
         sides = StepSides((StepText(STATE, QUERY, end, ids),), (StepText(STATE, ANSWER, "stop"),))
-        ((pair,), counts) = encode([row(sides)], chat, turn_end="as_sampled")
+        ((pair,), counts) = encode([row(sides)], chat)
         assert pair.chosen[0].completion_ids == expected
         text_is_encoded = expected == chat.encode(QUERY)
         assert counts.differing == (not text_is_encoded)
@@ -169,7 +162,7 @@ def test_tools_reach_the_chat_template(chat, tmp_path):
 
 @pytest.mark.parametrize(("number", "shifted"), [(0, 1), (1, 0), (2, 1)])
 def test_prompts_that_merge_with_their_completion_are_counted(number, shifted, chat):
-    pairs, found = encode([row(TextSides(*TEXTS[number]))], chat, turn_end="as_sampled")
+    pairs, found = encode([row(TextSides(*TEXTS[number]))], chat)
     prompt, chosen, _ = TEXTS[number]
     (segment,) = pairs[0].chosen
     assert found.shifted == shifted
@@ -190,7 +183,7 @@ def test_plain_rows_are_tokenised_as_trl_does(layout, folder, tiny, tmp_path):
 
 def _ours(made, model):
     sides = [ChatSides(**r, template={}) if isinstance(r["prompt"], list) else TextSides(**r) for r in made]
-    pairs, _ = encode([row(s, n) for n, s in enumerate(sides)], ChatTemplate.load(model), turn_end="as_sampled")
+    pairs, _ = encode([row(s, n) for n, s in enumerate(sides)], ChatTemplate.load(model))
     for pair in pairs:
         assert pair.chosen[0].prompt_ids == pair.rejected[0].prompt_ids
     return [

@@ -107,7 +107,7 @@ def test_training_encodes_a_prompt_as_it_was_read() -> None:
     for asked in (prompt, Prompt(prompt.messages, (inserted,))):
         sides = StepSides((StepText(asked, "b", "stop"),), (step,))
         row = _Row(sides)
-        (pair,), _ = encode([row], chat, turn_end="as_sampled")  # type: ignore[list-item]
+        (pair,), _ = encode([row], chat)  # type: ignore[list-item]
         assert pair.chosen[0].prompt_ids == chat.token_ids(asked)
 
 

@@ -38,9 +38,9 @@ def main() -> dict[str, object]:
     pairs = list(read_shards(run / "pairs", "train", pair_schema()))
     chat = ChatTemplate.load(MODEL)
     # As the policy read and wrote them; and their text, as `dpo train` encodes it where no ids are known.
-    sampled, _ = encode([read_row("", pair) for pair in pairs], chat, turn_end="as_sampled")
+    sampled, _ = encode([read_row("", pair) for pair in pairs], chat)
     unknown = dict.fromkeys(("turn", "chosen_token_ids", "rejected_token_ids"))
-    texts, _ = encode([read_row("", pair | unknown) for pair in pairs], chat, turn_end="as_sampled")
+    texts, _ = encode([read_row("", pair | unknown) for pair in pairs], chat)
     dpo = trainer("trl")
     counts = Counter({"pairs": len(pairs)})
     for theirs, of_text, of_ids, pair in zip(dpo.train_dataset, texts, sampled, pairs, strict=True):

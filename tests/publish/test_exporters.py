@@ -133,8 +133,8 @@ def test_pairs_of_a_growing_turn_become_texts_in_which_trl_finds_our_tokens(grow
     written = lines(tmp_path / "out/train.jsonl")
     assert any(pair["prompt"][-1]["role"] == "assistant" for pair in given)
     # What `dpo train` tokenises as TRL does, and what it reads from the pairs themselves.
-    as_trl, _ = encode([read_row("", row) for row in written], chat, turn_end="as_sampled")
-    as_ours, _ = encode([read_row("", pair) for pair in given], chat, turn_end="as_sampled")
+    as_trl, _ = encode([read_row("", row) for row in written], chat)
+    as_ours, _ = encode([read_row("", pair) for pair in given], chat)
     ends = set()
     for trl, ours, pair in zip(as_trl, as_ours, given, strict=True):
         for side in ("chosen", "rejected"):
