@@ -84,7 +84,7 @@ def _publish(path: Path, options: PublishOptions) -> None:
             staged = stage(path, folder, options)
             _print_findings(staged)
             staged.check(options.allow)
-            done = push(staged.upload, say=lambda line: console.print(printable(line)))
+            done = push(staged.upload, log=lambda line: console.print(printable(line)))
     except SystemExit:
         console.print(f"stopped; what the Hub has is not sent again. Resume with:\n  {this_command()}")
         raise

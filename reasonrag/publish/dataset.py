@@ -3,7 +3,7 @@
 FOLDER/
 ├── README.md                       the card
 ├── run.json, config.yaml           the run's own, without paths and addresses of this machine
-├── reasonrag.yaml, prompts/        how the policy was prompted, for those who train on its steps
+├── reasonrag.yaml, prompts/        how the policy was prompted; training on its steps reads it
 ├── pairs/{train,test}-*.parquet    the run's own files
 └── trees/nodes-*.parquet
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,10 @@ class StagedRun:
 
 
 def stage_run(run: Path, folder: Path, *, trees: bool) -> StagedRun:
-    """Copy what is published of a finished run into a folder, and verify the copy.
+    """Copy the published files of a finished run into a folder, and verify the copy.
 
     Raises:
-        RunError: there is no finished run.
+        RunError: the run has not finished.
         DataError: the tables are damaged, hold no pairs, or do not match the counts in `run.json`.
     """
     config, summary = read_run(run)
@@ -136,24 +137,25 @@ def dataset_card(staged: StagedRun, *, repo_id: str, licence: str | None) -> tup
     names = sorted({dataset for dataset, _ in staged.pairs})
     # Only a data set that was read by its name is known; a file may have any name.
     splits = splits_of_names(config.questions.dataset or "", config.questions.split)
-    sources = {name: _LICENCES[name] if name in splits else [] for name in names}
+    sources = {name: _LICENCES.get(name, []) if name in splits else [] for name in names}
     if retrieval.corpus or retrieval.index or retrieval.is_remote or (retrieval.kind or "").startswith("python:"):
         sources["the corpus that was searched"] = []  # its passages are in the data, too
-    licences = sorted({known for of_source in sources.values() for known in of_source})
+    licences = sorted(set(chain(*sources.values())))
+    known = all(sources.values())
     compared = "steps" if summary["pairs"]["level"] == "step" else "whole trajectories"
     rows = staged.pairs.total()
     configs = [_config("pairs", {split: staged.files[split] for split in ("train", "test") if split in staged.files})]
     if "nodes" in staged.files:
         configs.append(_config("trees", {"nodes": staged.files["nodes"]}))
     data: Yaml = {
-        "license": licence or (UNKNOWN if not all(sources.values()) else licences[0] if not licences[1:] else licences),
+        "license": licence or (licences if known and licences[1:] else licences[0] if known else UNKNOWN),
         "pretty_name": f"{printable(one_line(', '.join(names)))}: preferences over {compared} of agentic RAG",
         "size_categories": [_SIZES[min(len(str(rows // 1000)), 6) if rows >= 1000 else 0]],
         "task_categories": ["question-answering", "text-generation"],
         "tags": _TAGS,
         "configs": configs,
     }
-    if all(sources.values()):
+    if known:
         data["language"] = ["en"]
         data["source_datasets"] = sorted({"original" if name == "demo" else HUB_REPOSITORY for name in names})
     settings = config.model_dump(mode="json", include={"search", "value", "pairs", "format"})
@@ -171,7 +173,7 @@ def dataset_card(staged: StagedRun, *, repo_id: str, licence: str | None) -> tup
         tree_columns=[(name, _type(type), what) for name, type, what in tree_schema.columns],
         settings=fenced_yaml(settings),
         policy_kind=(config.policy.address.backend or BACKENDS["hf"]).description,
-        sources=[(name, splits.get(name), ", ".join(known) or UNKNOWN) for name, known in sources.items()],
+        sources=[(name, splits.get(name), ", ".join(names) or UNKNOWN) for name, names in sources.items()],
         licence=licence,
     )
 

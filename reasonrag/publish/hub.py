@@ -6,12 +6,12 @@ process: files that are already there are neither sent nor committed again.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,7 @@ _TRANSIENT = (408, 412, 429, 500, 502, 503, 504)  # 412: another commit came fir
 _ADVICE = {
     401: "this login is not accepted: run `hf auth login`, or set HF_TOKEN to a token that may write there",
     403: "this login may not do that: use a token that may write there",
-    404: "there is no such repository, or this login may not see it",
+    404: "the repository does not exist, or this login may not see it",
 }
 
 
@@ -46,7 +46,7 @@ class Upload:
     repo_id: str  # OWNER/NAME
     repo_type: Literal["dataset", "model"]
     folder: Path  # all its files are uploaded byte for byte, except for a README.md at its top, which `card` writes
-    card: Callable[[str | None], str]  # maps the card that is there now (None: there is none) to the new card
+    card: Callable[[str | None], str]  # maps the card on the Hub (None without one) to the new card
     # Patterns of our files, such as `pairs/*`. Those that `folder` lacks are deleted in the same commit, or
     # `load_dataset` would read old shards together with new ones.
     owned: tuple[str, ...]
@@ -66,12 +66,12 @@ class Published:
     changed: bool
 
 
-def push(upload: Upload, *, say: Callable[[str], None], api: HfApi | None = None) -> Published:
+def push(upload: Upload, *, log: Callable[[str], None], api: HfApi | None = None) -> Published:
     """Upload a folder in at most one commit, compare the repository with the folder, then tag the commit.
 
     Args:
         upload: files and repository.
-        say: prints one line about each step.
+        log: prints one line about each step.
         api: the client; by default with huggingface_hub's own configuration (HF_ENDPOINT; HF_TOKEN or a login).
 
     Raises:
@@ -99,7 +99,7 @@ def push(upload: Upload, *, say: Callable[[str], None], api: HfApi | None = None
     while True:
         try:
             _limit_silence()
-            return _attempt(upload, api, say)
+            return _attempt(upload, api, log)
         except ReasonRAGError:
             raise
         except (_http_error(), OSError, RuntimeError, ValueError) as error:
@@ -109,7 +109,7 @@ def push(upload: Upload, *, say: Callable[[str], None], api: HfApi | None = None
             if not may_pass or time.monotonic() + wait_s > deadline:
                 advice = "; run the same command again later: nothing is sent or committed twice" if may_pass else ""
                 raise HubError(f"{upload.repo_id}: {reason}{advice}") from None
-            say(f"{reason}; trying again in {wait_s:g} s")
+            log(f"{reason}; trying again in {wait_s:g} s")
             time.sleep(wait_s)
 
 
@@ -133,7 +133,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def _attempt(upload: Upload, api: HfApi, say: Callable[[str], None]) -> Published:
+def _attempt(upload: Upload, api: HfApi, log: Callable[[str], None]) -> Published:
     """Create the repository, commit what differs, verify the commit, and tag it."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfFileSystem
 
@@ -147,7 +147,7 @@ def _attempt(upload: Upload, api: HfApi, say: Callable[[str], None]) -> Publishe
             "private in its settings"
         )
     if info.private and upload.public:
-        say(f"{repo} is private and stays so; its settings on the Hub make it public")
+        log(f"{repo} is private and stays so; its settings on the Hub make it public")
 
     parent = commit = str(info.sha)
     remote = _listed(upload, api, parent)
@@ -156,8 +156,8 @@ def _attempt(upload: Upload, api: HfApi, say: Callable[[str], None]) -> Publishe
     additions = [CommitOperationAdd(CARD, upload.card(old_card).encode())]
     additions += [CommitOperationAdd(name, upload.folder / name) for name in files_of(upload.folder) if name != CARD]
     changed = [addition for addition in additions if not _is_same(addition, remote.get(addition.path_in_repo))]
-    stale = remote.keys() - {addition.path_in_repo for addition in additions} - set(_KEPT)
-    stale = {name for name in stale if any(fnmatchcase(name, pattern) for pattern in upload.owned)}
+    kept = {*_KEPT, *(addition.path_in_repo for addition in additions)}
+    stale = {name for pattern in upload.owned for name in fnmatch.filter(remote, pattern)} - kept
     tags = {ref.name for ref in api.list_repo_refs(repo, repo_type=kind).tags}
     if changed or stale:
         if upload.tag in tags:
@@ -166,13 +166,13 @@ def _attempt(upload: Upload, api: HfApi, say: Callable[[str], None]) -> Publishe
                 "version, or give none for the next"
             )
         megabytes = sum(addition.upload_info.size for addition in changed) / 1e6
-        say(f"sending {len(changed)} files, {megabytes:.1f} MB, to {repo} ({visibility})")
+        log(f"sending {len(changed)} files, {megabytes:.1f} MB, to {repo} ({visibility})")
         deletions = [CommitOperationDelete(name, is_folder=False) for name in sorted(stale)]
         # `create_commit`, not `upload_folder`, which may make several commits of a large folder.
         commit = api.create_commit(
             repo, [*changed, *deletions], commit_message=upload.message, repo_type=kind, parent_commit=parent
         ).oid
-        say(f"committed {commit[:8]}")
+        log(f"committed {commit[:8]}")
         arrived = _listed(upload, api, commit)
         wrong = [name.path_in_repo for name in additions if not _is_same(name, arrived.get(name.path_in_repo))]
         wrong += sorted(stale & arrived.keys())
@@ -181,7 +181,7 @@ def _attempt(upload: Upload, api: HfApi, say: Callable[[str], None]) -> Publishe
                 f"{repo}: after commit {commit[:8]} the Hub lists {len(wrong)} files otherwise than they are here, "
                 f"first {excerpt(wrong[0])}. No tag was made; look at that commit before it is used"
             )
-    tag = _tag(upload, api, tags, commit, say)
+    tag = _tag(upload, api, tags, commit, log)
     return Published(f"{api.endpoint}/{folder}{repo}", commit, tag, bool(info.private), changed=commit != parent)
 
 
@@ -205,7 +205,7 @@ def _is_same(addition: CommitOperationAdd, remote: RepoFile | None) -> bool:
         return remote.blob_id == git_hash(file.read())
 
 
-def _tag(upload: Upload, api: HfApi, tags: set[str], commit: str, say: Callable[[str], None]) -> str:
+def _tag(upload: Upload, api: HfApi, tags: set[str], commit: str, log: Callable[[str], None]) -> str:
     """Tag `commit` with the version asked for, else with the highest version if it is there, else with the next."""
 
     def tagged(tag: str) -> str:
@@ -220,7 +220,7 @@ def _tag(upload: Upload, api: HfApi, tags: set[str], commit: str, say: Callable[
         tag = highest if highest in tags and tagged(highest) == commit else f"v{major}.{minor + 1}.0"
     if tag not in tags:
         api.create_tag(upload.repo_id, tag=tag, tag_message=upload.message, revision=commit, repo_type=upload.repo_type)
-        say(f"tagged {tag}")
+        log(f"tagged {tag}")
     elif tagged(tag) != commit:
         raise ConfigError(
             f"{upload.repo_id} has {tag} at another commit than this content ({commit[:8]}), and tags are never "

@@ -44,7 +44,7 @@ _STAGES = {
     "rl": "online reinforcement learning",
 }
 _SHARES = ("em", "f1", "acc", "lasj")  # metrics between 0 and 1, for leaderboards
-# Keys under which transformers and peft store what a model was loaded from.
+# Keys under which transformers and peft store the source of a model.
 _SOURCE_KEYS = ("base_model_name_or_path", "_name_or_path", "name_or_path")
 _FILES_WITH_SOURCE = (_ADAPTER, "config.json", "generation_config.json", "tokenizer_config.json")
 _FOLDER_CHECKSUM = re.compile(r"[^/]+@[0-9a-f]{12}")
@@ -52,7 +52,7 @@ _FOLDER_CHECKSUM = re.compile(r"[^/]+@[0-9a-f]{12}")
 
 @dataclass(frozen=True, slots=True)
 class StagedPolicy:
-    """A policy in the folder to upload, and what its card needs to know."""
+    """A policy in the folder to upload, and facts for its card."""
 
     training: dict[str, Any]  # the content of its `training.json`
     kind: Literal["adapter", "merged", "full"]  # an adapter, an adapter merged into its model, or all weights
@@ -75,7 +75,7 @@ class Measured:
 
 
 def stage_policy(path: Path, folder: Path, *, merged: bool) -> StagedPolicy:
-    """Copy what is published of a finished training run into a folder.
+    """Copy the published files of a finished training run into a folder.
 
     Args:
         path: folder of the training run.
@@ -194,7 +194,7 @@ def read_measured(report: Path, policy: Path, named: str | None) -> Measured:
         named: its name there; None: the policy with these weights, or a served one of the folder's name.
 
     Raises:
-        ConfigError: there is no such policy, or it has other weights.
+        ConfigError: it holds no such policy, or one with other weights.
         DataError: it is not the `metrics.json` of an evaluation.
     """
     # An evaluation names the weights that it loaded, merged or not.
@@ -206,7 +206,7 @@ def read_measured(report: Path, policy: Path, named: str | None) -> Measured:
         same_weights = [name for name, checksum in weights.items() if checksum in checksums]
         served = [name for name, checksum in weights.items() if checksum is None and name == policy.resolve().name]
         names = [named] if named is not None else same_weights or served
-        # This builds all that the card shows, so that damaged metrics are refused here.
+        # The tables of the card are built here, so that damaged metrics are refused here.
         measured = [_measured(metrics, name, name in same_weights) for name in names if name in weights]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise DataError(

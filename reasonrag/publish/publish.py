@@ -50,7 +50,7 @@ class Staged:
         return {name: (self.upload.folder / name).stat().st_size for name in files_of(self.upload.folder)}
 
     def check(self, allow: frozenset[str]) -> None:
-        """Raise DataError if the search found more than what is allowed."""
+        """Raise DataError if the search found more than `allow` permits."""
         kinds = Counter(finding.kind for finding in self.findings if finding.kind not in allow)
         if not kinds:
             return
@@ -65,7 +65,7 @@ def check(path: Path, options: PublishOptions) -> None:
     """Refuse what cannot work before anything is read.
 
     Raises:
-        ConfigError: the name of the repository or tag is not valid, or an option does not fit what is in `path`.
+        ConfigError: the name of the repository or tag is not valid, or an option does not fit the content of `path`.
         RunError: `path` is neither a finished run nor a trained policy.
     """
     check_target(options.repo_id, options.tag)

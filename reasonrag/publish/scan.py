@@ -51,7 +51,7 @@ class Finding:
 
 
 def places_of(*folders: Path) -> tuple[str, ...]:
-    """Return names of this machine: folders, working directory, home, and the host's name if it is no plain word."""
+    """Return names of this machine: folders, working directory, home, and the host's name unless it is a plain word."""
     paths = {str(folder.resolve()) for folder in (*folders, Path.cwd(), Path.home())}
     host = socket.gethostname()
     hosts = {host} if len(host) > 4 and re.search(r"[\d.\-]", host) else set()

@@ -1,6 +1,7 @@
 """Check files on disk: tables, a run, an index, a model, a training run. `publish` makes the same checks.
 
-The readers of each kind raise what is wrong; this collects it. A journal is checked whenever it is opened, so not here.
+The readers of each kind raise one error per problem; this collects them. A journal is checked whenever it is opened, so
+it is left out here.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Verified:
 
 
 def verify(path: Path) -> Verified:
-    """Check all that is known of a file or a folder; an index may remember its checksums, nothing else is changed.
+    """Check a file or a folder in every known way; an index may remember its checksums, nothing else is changed.
 
     Raises:
         RunError: nothing that could be checked is there.
@@ -197,7 +198,7 @@ def _count_rows(file: Path, table: tables.Described | None) -> int:
 
 def _check_trees(verified: Verified, files: Sequence[Path], configs: Sequence[Config]) -> None:
     """Check each question's rows, and learn which questions have the same text."""
-    # Older runs do not say how SPRE was made.
+    # Older runs do not record how SPRE was computed.
     value = next((config.value for config in configs if "weighting" in config.value.model_fields_set), None)
     spre = {"alpha": value.alpha, "weighting": value.weighting} if value else {}
     batches = (batch for file in files for batch in read_batches(file, tables.tree_schema(), columns=SHAPE))

@@ -29,7 +29,7 @@ from reasonrag.training.folder import SUMMARY
 from reasonrag.training.run import panels
 
 Question = tuple[str, str]  # data set, id
-Result = Row | str  # a row of `tables.trajectory_schema`, or the cause why there is none
+Result = Row | str  # a row of `tables.trajectory_schema`, or the cause of a missing one
 
 _METRICS = "metrics.json"
 # Columns of `tables.trajectory_schema` on the page of a question, with their labels.

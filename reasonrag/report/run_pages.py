@@ -147,11 +147,11 @@ class PairList:
         """Add the pairs of a question; `page` is "" if it has none."""
         root, texts = tree.root, {}
         for place, pair in enumerate(tree.pairs):
-            sides = [tree.path(pair[f"{side}_node_id"]) for side in ("chosen", "rejected")]
-            for node in {node for path in sides for node in path[1:]}:
+            chosen, rejected = tree.path(pair["chosen_node_id"]), tree.path(pair["rejected_node_id"])
+            for node in (*chosen[1:], *rejected[1:]):
                 row = tree.nodes[node]
                 texts[node] = [row["parent_id"], row["action"], row["content"], row["text"]]
-            contents = [shortened(tree.nodes[path[-1]]["content"], _PAIR_TEXT_CHARS) for path in sides]
+            contents = [shortened(tree.nodes[path[-1]]["content"], _PAIR_TEXT_CHARS) for path in (chosen, rejected)]
             kind = f"{pair['chosen_type']} > {pair['rejected_type']}" if "chosen_type" in pair else "trajectory"
             self._kinds[kind] = None
             cells = [root["question"], f"{root['dataset']} {root['question_id']}", kind, *contents]
@@ -160,13 +160,13 @@ class PairList:
             self._numbers[pair["pair_id"]] = self._rows.total
             anchor = f"#pair-{place}" if page else ""
             row_of_list = ListRow([*cells, pair.get("confidence")], [kind, pair["split"], *["few"] * few], anchor)
-            opened = [self._texts.total, *(path[-1] for path in sides), pair["depth"]]
+            opened = [self._texts.total, chosen[-1], rejected[-1], pair["depth"]]
             self._rows.add([*list_row(self._rows.total, row_of_list, page), opened])
         if texts:
             self._texts.add(texts)
 
     def write(self, site: Site, contradictory: Collection[str], step: int) -> None:
-        """Write the page, whose filters name the types of pairs and the pairs that contradict another one."""
+        """Write the page; its filters name the types of pairs, and pairs that contradict another one."""
         self._texts.close()
         site.write(
             "pairs.html",
@@ -179,34 +179,39 @@ class PairList:
 
 
 def mean_f1(tree: QuestionTree) -> float | None:
-    """Return the mean F1 of a tree's complete trajectories; None if there is none."""
+    """Return the mean F1 of a tree's complete trajectories; None without any."""
     scores = [row["f1"] for row in tree.nodes if row["f1"] is not None]
     return fmean(scores) if scores else None
 
 
 def _page(tree: QuestionTree, there: Sequence[float | None], marks: Sequence[str]) -> Page:
-    nodes, searches = tree.nodes, tree.searches()
-    answers = [row for row in nodes if row["f1"] is not None]
-    failures = sum(row["action"] == "malformed" or row["stop_reason"] == "no_answer" for row in nodes)
-    tokens = sum((row["prompt_tokens"] or 0) + (row["completion_tokens"] or 0) for row in nodes)
-    cells = [tree.root["question"], f"{tree.root['dataset']} {tree.root['question_id']}", tree.root["golden_answers"]]
+    failures = tokens = 0
+    scores: list[float] = []
+    searches_to_answer: list[int] = []
+    is_right = False
+    for row, searches in zip(tree.nodes, tree.searches(), strict=True):
+        failures += row["action"] == "malformed" or row["stop_reason"] == "no_answer"
+        tokens += (row["prompt_tokens"] or 0) + (row["completion_tokens"] or 0)
+        if row["f1"] is not None:
+            scores.append(row["f1"])
+            searches_to_answer.append(searches)
+            is_right = is_right or bool(row["em"])
+    root, nodes = tree.root, tree.nodes
+    cells = [root["question"], f"{root['dataset']} {root['question_id']}", root["golden_answers"]]
     cells += [len(nodes), max(row["depth"] for row in nodes), len(tree.pairs), failures, tokens or None]
-    cells.append(fmean([searches[row["node_id"]] for row in answers]) if answers else None)
-    cells += [mean_f1(tree), max((row["f1"] for row in answers), default=None), *there]
-    marks = [*marks, *(["no pairs"] if not tree.pairs else []), *(["failures"] if failures else [])]
-    if not any(row["em"] for row in answers):
-        marks.append("never right")
-    return Page(tree.root, {"nodes": len(nodes), "details": _details(tree)}, [ListRow(cells, marks)])
+    cells += [fmean(searches_to_answer) if scores else None, mean_f1(tree), max(scores, default=None), *there]
+    filters = {"no pairs": not tree.pairs, "failures": failures, "never right": not is_right}
+    marks = [*marks, *(name for name, applies in filters.items() if applies)]
+    return Page(root, {"nodes": len(nodes), "details": _details(tree)}, [ListRow(cells, marks)])
 
 
 def _details(tree: QuestionTree) -> dict[str, Any]:
-    """Return what the page shows of a tree, as JSON. Prompts and passages are indices into shared lists."""
+    """Return a tree and its pairs as JSON for the page. Prompts and passages are indices into shared lists."""
     messages, passages = TextPool(), TextPool()
     nodes = []
     for row, drawn in zip(tree.nodes, merged(tree), strict=True):
         node = {name: row[name] for name in _FACTS} | {"drawn": drawn, "prompt": messages.messages(row["prompt"])}
-        node["passages"] = passages.passages(row["passages"])
-        nodes.append(node)
+        nodes.append(node | {"passages": passages.passages(row["passages"])})
     pairs = [{name: pair.get(name) for name in _PAIR_FACTS} for pair in tree.pairs]
     whole = any("chosen_type" not in pair for pair in tree.pairs)
     shown = {"nodes": nodes, "best": tree.best_path, "pairs": pairs, "whole": whole}
@@ -214,7 +219,7 @@ def _details(tree: QuestionTree) -> dict[str, Any]:
 
 
 def merged(tree: QuestionTree) -> list[int]:
-    """Return the node that each one is drawn with: the oldest of the siblings that say the same.
+    """Return the node that each one is drawn with: the oldest of the siblings with the same content.
 
     Children of siblings that are drawn together are siblings, too.
     """

@@ -259,7 +259,7 @@ def _environment() -> Environment:
 
 
 def _printed(value: Any) -> Any:
-    """Return what a template prints for a value: a dash if it is missing, text made visible."""
+    """Return the printed form of a value: a dash if it is missing, text made visible."""
     from jinja2 import Undefined
     from markupsafe import Markup
 

@@ -27,12 +27,13 @@ def stats(run: Path) -> dict[str, Any]:
         `answers`: total, mean F1 and EM, steps and rounds up to one; `tokens` of prompts, of completions, of the
         completions `in_pairs` and of the `chosen` ones, without those of which the backend reports none; `iterations`
         of a question's search; `pairs`: total, their questions by data set, `by_type[chosen][rejected]`, depths,
-        margins, confidence, those `on_one_trajectory` (a side that is no answer), those `by_length_alone` (steps whose
-        mean F1 is not above that of the rejected one), `contradictory` ones (`Contradictions.summary`); `calls`: calls,
-        tokens and cost by kind. Spreads over questions, answers, nodes or pairs are each a `distribution`.
+        margins, confidence, pairs `on_one_trajectory` (of a side that is not an answer), pairs `by_length_alone` (the
+        chosen step's mean F1 is not above that of the rejected one), `contradictory` ones (`Contradictions.summary`);
+        `calls`: calls, tokens and cost by kind. Spreads over questions, answers, nodes or pairs are each a
+        `distribution`.
 
     Raises:
-        RunError: there is no finished run in the folder.
+        RunError: the folder holds no finished run.
         DataError: its tables are damaged.
     """
     _, summary = read_run(run)

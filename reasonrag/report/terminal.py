@@ -29,7 +29,7 @@ _USED = ("calls", "prompt_tokens", "completion_tokens", "cost")
 def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False) -> Group:
     """Render a tree with rich, two lines per node: its action with its scores, then its text; below it, its pairs.
 
-    Lines are cut at the console's width. Colours only repeat what the marks say.
+    Lines are cut at the console's width. Colours only repeat the marks.
 
     Args:
         tree: of one question.
@@ -43,7 +43,7 @@ def drawing(tree: QuestionTree, *, depth: int | None = None, best: bool = False)
     heading.append(f"\ngold: {_inert(golden)[:_LONGEST_CONTENT]}\n{_scores(root)}", style="not bold")
     path = set(tree.best_path)
     drawn = {0: Drawing(heading)}
-    hidden: Counter[int] = Counter()  # nodes below those that are drawn, by the drawn one
+    hidden: Counter[int] = Counter()  # the number of nodes below each drawn node
     above: dict[int, Any] = {}  # of hidden nodes
     for row in tree.nodes[1:]:  # a parent comes before its children
         node, parent = row["node_id"], row["parent_id"]

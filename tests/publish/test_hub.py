@@ -53,7 +53,7 @@ def upload(tmp_path: Path, request: pytest.FixtureRequest) -> Upload:
 @pytest.fixture
 def go(api: HfApi) -> Callable[..., Published]:
     """Publishes, silently."""
-    return lambda upload, say=lambda line: None: push(upload, say=say, api=api)
+    return lambda upload, log=lambda line: None: push(upload, log=log, api=api)
 
 
 def repo_of(hub: FakeHub, upload: Upload) -> Repo:
@@ -265,5 +265,5 @@ def test_without_a_login_nothing_is_asked(hub, upload, monkeypatch, tmp_path):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="hf auth login"):
-        push(upload, say=print, api=HfApi(endpoint=hub.url))
+        push(upload, log=print, api=HfApi(endpoint=hub.url))
     assert not hub.log
