@@ -41,7 +41,7 @@ from reasonrag.core.settings import setting
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Prompt, Question, Trajectory
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
-from reasonrag.llm.openai_wire import chat_with_tools
+from reasonrag.llm.chat_template import chat_with_tools
 from reasonrag.online_rl.settings import RLSettings
 from reasonrag.online_rl.task import Task, batched_retrievers, close_parts, open_task, open_task_reward
 from reasonrag.pipeline.parts import sampling

@@ -60,7 +60,10 @@ def dpo_train(out: Path | None, **given: Any) -> None:
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
-    _train("DPO", "reasonrag.dpo.train:train_dpo", out, given)
+    config = _settings("DPO", given)
+    from reasonrag.dpo.train import train_dpo
+
+    run_training(train_dpo, config, out)
 
 
 @click.group(cls=Group)
@@ -90,7 +93,10 @@ def sft_train(out: Path | None, **given: Any) -> None:
 
     If the training run is killed or stopped, the same command resumes it from the last checkpoint.
     """
-    _train("SFT", "reasonrag.dpo.train:train_sft", out, given)
+    config = _settings("SFT", given)
+    from reasonrag.dpo.train import train_sft
+
+    run_training(train_sft, config, out)
 
 
 @click.group(cls=Group)
@@ -116,21 +122,21 @@ def prm_train(out: Path | None, **given: Any) -> None:
     training.json says how good it is on held-out questions. If the training run is killed or stopped, the same command
     resumes it from the last checkpoint.
     """
-    _train("PRM", "reasonrag.prm.train:train_prm", out, given)
+    config = _settings("PRM", given)
+    from reasonrag.prm.train import train_prm
+
+    run_training(train_prm, config, out)
 
 
-def _train(kind: str, function: str, out: Path | None, given: dict[str, Any]) -> None:
-    """Train on recorded steps: `kind` names the settings and their presets, `function` trains."""
-    from reasonrag.core.plugins import import_plugin
+def _settings(kind: str, given: dict[str, Any]) -> Any:
+    """Return the settings of a command, before TRL is imported, so that wrong ones are reported at once."""
     from reasonrag.core.settings import gather, validate
     from reasonrag.training import settings as models
 
     config = validate(getattr(models, f"{kind}Settings"), gather(getattr(models, f"{kind}_PRESETS"), **sources(given)))
-    # Imported late: wrong settings are reported before TRL is loaded.
     from reasonrag.commands.defaults import with_pairs_and_model
 
-    config = with_pairs_and_model(config, print_line)
-    run_training(import_plugin(function), config, out)
+    return with_pairs_and_model(config, print_line)
 
 
 def print_line(line: str) -> None:

@@ -8,7 +8,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from reasonrag.core.documents import named_path
 from reasonrag.core.types import Completion, Prompt
 
 _OVERFLOW = (
@@ -126,18 +125,6 @@ def _opening(closing: str) -> str:
         if closing.startswith(end):
             return begin + closing[len(end) :]
     return ""
-
-
-def public_name(path_or_name: str) -> str:
-    """Return a model's name in run identities: a Hub name as it is, the last part of a folder's path.
-
-    >>> public_name("Qwen/Qwen2.5-7B-Instruct"), public_name("/models/mine/"), public_name("./out/policy")
-    ('Qwen/Qwen2.5-7B-Instruct', 'mine', 'policy')
-    """
-    path = named_path(path_or_name)
-    if path.is_absolute() or path_or_name.startswith(".") or path.is_dir():
-        return path.resolve().name
-    return path_or_name
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str | None:

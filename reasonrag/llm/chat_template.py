@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import signal
@@ -23,7 +24,6 @@ from reasonrag.core.secrets import excerpt
 from reasonrag.core.settings import CHAT_TEMPLATES
 from reasonrag.core.text import OPENINGS, inert, one_line, valid_unicode
 from reasonrag.core.types import Message, Prompt, Span
-from reasonrag.llm.openai_wire import chat_with_tools
 
 _SHIPPED = Path(__file__).parent / "templates"
 _PROBE = "reasonrag"
@@ -73,7 +73,7 @@ class ChatTemplate:
 
         with loading(path_or_name):
             tokenizer = AutoTokenizer.from_pretrained(
-                path_or_name, revision=revision, trust_remote_code=trusted(path_or_name, trust_remote_code)
+                path_or_name, revision=revision, trust_remote_code=trust_remote_code and trusted(path_or_name, True)
             )
         if template is not None:
             tokenizer.chat_template = _read_template(template)
@@ -328,6 +328,41 @@ def _no_end(template: str, end: str, vocabulary: str) -> ConfigError:
         f"chat template {template} ends a turn with {excerpt(end, 40)!r}, which is no special token of the model's "
         f"vocabulary; {advice}"
     )
+
+
+def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> dict[str, Any]:
+    """Return `messages` and, if functions may be called, `tools`, as a chat template takes them.
+
+    With `as_sent` they are as a server takes them: the arguments of a call are a text.
+
+    >>> said = [Message("user", "Who?"), Message("call", '{"name": "search", "arguments": {"query": "a"}}')]
+    >>> called = chat_with_tools([*said, Message("tool", "Nobody.")])["messages"]
+    >>> [message["role"] for message in called], called[1]["tool_calls"][0]["function"]["arguments"]
+    (['user', 'assistant', 'tool'], {'query': 'a'})
+    """
+    chat: list[dict[str, Any]] = []
+    tools: dict[str, Any] = {}
+    waiting: list[dict[str, Any]] = []  # calls without a result
+    for number, message in enumerate(messages):
+        content = valid_unicode(message.content)
+        if message.role == "tools":
+            tools = {"tools": json.loads(content)}
+        elif message.role == "call":
+            function = json.loads(content)
+            if as_sent:
+                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+            if not chat or chat[-1]["role"] != "assistant":
+                chat.append({"role": "assistant", "content": ""})
+            # Mistral's template asks for ids of nine characters.
+            waiting.append({"id": f"call{number:05}", "type": "function", "function": function})
+            chat[-1].setdefault("tool_calls", []).append(waiting[-1])
+        elif message.role == "tool":
+            call = waiting.pop(0)
+            answered = {"tool_call_id": call["id"], "name": call["function"]["name"]}
+            chat.append({"role": "tool", **answered, "content": content})
+        else:
+            chat.append({"role": message.role, "content": content})
+    return {"messages": chat, **tools}
 
 
 def check_folder(path_or_name: str) -> None:

@@ -25,13 +25,12 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, Prompt
 from reasonrag.core.watch import CLOSE_S, beat
-from reasonrag.llm.base import Sampling, caller, public_name
+from reasonrag.llm.base import Sampling, caller
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
-from reasonrag.llm.memory import require_memory
-from reasonrag.llm.model_folder import model_commit, model_identity
+from reasonrag.llm.machine import choose_threads, is_small, require_memory
+from reasonrag.llm.model_folder import model_commit, model_identity, public_name
 from reasonrag.llm.prefix_cache import PrefixCache, reusable
 from reasonrag.llm.row_sampling import Row, RowBatch, end, end_token_ids, inner_model, room_for
-from reasonrag.llm.threads import choose_threads, is_small
 
 log = structlog.get_logger()
 

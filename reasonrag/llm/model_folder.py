@@ -19,6 +19,18 @@ _NOT_READ = frozenset(("training.json", "trainer_state.json"))
 _PART = 2**20
 
 
+def public_name(path_or_name: str) -> str:
+    """Return a model's name in run identities: a Hub name as it is, the last part of a folder's path.
+
+    >>> public_name("Qwen/Qwen2.5-7B-Instruct"), public_name("/models/mine/"), public_name("./out/policy")
+    ('Qwen/Qwen2.5-7B-Instruct', 'mine', 'policy')
+    """
+    path = named_path(path_or_name)
+    if path.is_absolute() or path_or_name.startswith(".") or path.is_dir():
+        return path.resolve().name
+    return path_or_name
+
+
 def model_identity(name: str, revision: str | None = None) -> str:
     """Return a Hub id with its revision, or a folder's name with the checksum of its files."""
     folder = Path(name)

@@ -13,6 +13,7 @@ from reasonrag.core.secrets import MOST_QUOTED, excerpt
 from reasonrag.core.text import valid_unicode
 from reasonrag.core.types import Completion, FinishReason, Message, Prompt, as_finite
 from reasonrag.llm.base import Sampling, cut_at_stop, restore_stop
+from reasonrag.llm.chat_template import chat_with_tools
 
 # For parameters that a request omits, vLLM takes the defaults in the model's generation_config.json (top_k 20,
 # repetition_penalty 1.05, ...): the samples would come from a different distribution.
@@ -236,41 +237,6 @@ class Wire:
         if "stop_reason" in choice:  # vLLM reports the stop string; None or a number is an end token
             return text + choice["stop_reason"] if choice["stop_reason"] in prompt.stop else text
         return restore_stop(text, prompt.stop, prompt.prefix)
-
-
-def chat_with_tools(messages: Sequence[Message], *, as_sent: bool = False) -> dict[str, Any]:
-    """Return `messages` and, if functions may be called, `tools`, as a chat template takes them.
-
-    With `as_sent` they are as a server takes them: the arguments of a call are a text.
-
-    >>> said = [Message("user", "Who?"), Message("call", '{"name": "search", "arguments": {"query": "a"}}')]
-    >>> called = chat_with_tools([*said, Message("tool", "Nobody.")])["messages"]
-    >>> [message["role"] for message in called], called[1]["tool_calls"][0]["function"]["arguments"]
-    (['user', 'assistant', 'tool'], {'query': 'a'})
-    """
-    chat: list[dict[str, Any]] = []
-    tools: dict[str, Any] = {}
-    waiting: list[dict[str, Any]] = []  # calls without a result
-    for number, message in enumerate(messages):
-        content = valid_unicode(message.content)
-        if message.role == "tools":
-            tools = {"tools": json.loads(content)}
-        elif message.role == "call":
-            function = json.loads(content)
-            if as_sent:
-                function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-            if not chat or chat[-1]["role"] != "assistant":
-                chat.append({"role": "assistant", "content": ""})
-            # Mistral's template asks for ids of nine characters.
-            waiting.append({"id": f"call{number:05}", "type": "function", "function": function})
-            chat[-1].setdefault("tool_calls", []).append(waiting[-1])
-        elif message.role == "tool":
-            call = waiting.pop(0)
-            answered = {"tool_call_id": call["id"], "name": call["function"]["name"]}
-            chat.append({"role": "tool", **answered, "content": content})
-        else:
-            chat.append({"role": message.role, "content": content})
-    return {"messages": chat, **tools}
 
 
 def messages_of(request: Mapping[str, Any]) -> tuple[Message, ...]:

@@ -33,7 +33,8 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.core.slots import Request
 from reasonrag.core.types import Completion, Message, Prompt
 from reasonrag.core.watch import Worker
-from reasonrag.llm.base import Sampling, caller, overflows_context, public_name
+from reasonrag.llm.base import Sampling, caller, overflows_context
+from reasonrag.llm.model_folder import public_name
 from reasonrag.llm.openai_wire import (
     MOST_TOKENS,
     BadReply,

@@ -12,9 +12,9 @@ from reasonrag.core.models import ModelAddress
 from reasonrag.core.secrets import excerpt
 from reasonrag.core.slots import Slots
 from reasonrag.core.types import Completion, FinishReason, Prompt
-from reasonrag.llm.base import Sampling, caller, cut_at_stop, overflows_context, public_name
+from reasonrag.llm.base import Sampling, caller, cut_at_stop, overflows_context
 from reasonrag.llm.chat_template import ChatTemplate, loading, template_identity
-from reasonrag.llm.model_folder import model_commit, model_identity
+from reasonrag.llm.model_folder import model_commit, model_identity, public_name
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 

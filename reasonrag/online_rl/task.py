@@ -15,9 +15,9 @@ from reasonrag.core.policy_card import PolicyCard
 from reasonrag.core.types import Question
 from reasonrag.formats import Format, PromptSet, open_format
 from reasonrag.formats.base import fingerprint
-from reasonrag.llm.base import LLM, public_name
+from reasonrag.llm.base import LLM
 from reasonrag.llm.journaled import JournaledLLM
-from reasonrag.llm.model_folder import model_identity
+from reasonrag.llm.model_folder import model_identity, public_name
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.online_rl.reference_plans import Plans, load_plans
 from reasonrag.online_rl.settings import RLSettings

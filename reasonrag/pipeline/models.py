@@ -17,7 +17,7 @@ from reasonrag.core.models import ModelAddress, choices
 from reasonrag.core.settings import COMMIT, carried_settings
 from reasonrag.llm.base import LLM
 from reasonrag.llm.chat_template import check_chat_template
-from reasonrag.llm.memory import size_if_large
+from reasonrag.llm.machine import size_if_large
 from reasonrag.llm.model_folder import adapter_base
 
 log = structlog.get_logger()

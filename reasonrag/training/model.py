@@ -16,7 +16,6 @@ from reasonrag.core.config import ModelConfig
 from reasonrag.core.errors import ConfigError
 from reasonrag.core.models import ModelAddress
 from reasonrag.core.policy_card import copy_card
-from reasonrag.llm.base import public_name
 from reasonrag.llm.chat_template import (
     ChatTemplate,
     check_chat_template,
@@ -24,8 +23,8 @@ from reasonrag.llm.chat_template import (
     loading,
     template_identity,
 )
-from reasonrag.llm.memory import require_memory
-from reasonrag.llm.model_folder import adapter_base, model_identity
+from reasonrag.llm.machine import require_memory
+from reasonrag.llm.model_folder import adapter_base, model_identity, public_name
 from reasonrag.training.settings import LoraSettings, TrainSettings
 
 MODEL_INIT = "model_init_kwargs"  # of settings.trainer: more arguments of `from_pretrained`

@@ -28,9 +28,8 @@ from reasonrag.core.policy_card import PolicyCard, copy_card
 from reasonrag.core.settings import COMMIT, nearest
 from reasonrag.core.text import quoted
 from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.memory import free_memory, gigabytes, size_if_large
+from reasonrag.llm.machine import choose_threads, free_memory, gigabytes, is_small, size_if_large
 from reasonrag.llm.model_folder import model_commit
-from reasonrag.llm.threads import choose_threads, is_small
 from reasonrag.storage.files import RUNS, save_charts, short_hash, write_json
 from reasonrag.storage.folder import first_usable
 from reasonrag.storage.runs import versions

@@ -36,8 +36,7 @@ from reasonrag.demo.reader import ExtractiveLLM
 from reasonrag.formats import FORMATS, PromptSet
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import LLM
-from reasonrag.llm.chat_template import ChatTemplate
-from reasonrag.llm.openai_wire import chat_with_tools
+from reasonrag.llm.chat_template import ChatTemplate, chat_with_tools
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.simulated import SimulatedRetriever
 from reasonrag.retrieval.encoders import LexicalEncoder

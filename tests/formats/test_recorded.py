@@ -15,7 +15,7 @@ from reasonrag.core.text import inert
 from reasonrag.core.types import Prompt
 from reasonrag.formats.recorded import RecordedFormat
 from reasonrag.llm.base import Sampling
-from reasonrag.llm.openai_wire import chat_with_tools
+from reasonrag.llm.chat_template import chat_with_tools
 from reasonrag.llm.scripted import ScriptedLLM
 from reasonrag.pipeline.build import build_trees
 from reasonrag.pipeline.parts import open_parts
