@@ -2,7 +2,7 @@
 
 The comparisons run in the demo world with tiny models, except `real`, which trains a real model on real questions:
 
-    python -m papers reasonrag --out runs/table3 --jobs 2
+    python -m papers reasonrag --out runs/table3
     python -m papers hiprag --out runs/quick --seeds 1 --only lp-0.4 --limit 20 --test-limit 20 --max-steps 2
     python -m papers real --model models/gemma-3-270m --chat-template gemma --data data --out runs/real
 
@@ -23,7 +23,7 @@ from papers import PAPERS
 from papers.comparison import outputs, stages
 from papers.page import write
 from papers.plan import Plan
-from papers.real import RealModel, prepare
+from papers.real import prepare
 from papers.results import evaluated, summarise
 from reasonrag.core.errors import ReasonRAGError
 
@@ -40,7 +40,6 @@ PATH = click.Path(path_type=Path)
 @click.option("--max-steps", type=click.IntRange(1), help="Optimizer steps.")
 @click.option("--iterations", type=click.IntRange(1), help="MCTS iterations per tree.")
 @click.option("--only", multiple=True, help="Compare only this variant, or the variants of this table (repeatable).")
-@click.option("--jobs", type=click.IntRange(1), default=1, help="Commands at a time, one thread each.")
 @click.option("--model", type=PATH, help="real: folder of the model.")
 @click.option("--data", type=PATH, help="real: folder with questions/NAME.jsonl and corpus/NAME.jsonl.gz.")
 @click.option("--chat-template", help="real: chat template of a base model that has none.")
@@ -49,7 +48,6 @@ def main(
     out: Path,
     results: Path | None,
     only: tuple[str, ...],
-    jobs: int,
     model: Path | None,
     data: Path | None,
     chat_template: str | None,
@@ -61,19 +59,17 @@ def main(
     size = replace(comparison.scale, **given)
     if unknown := set(only) - {*comparison.names, *comparison.by_table}:
         raise click.BadParameter(f"{paper} has no {', '.join(unknown)}; known: {', '.join(comparison.names)}")
-    if isinstance(comparison, RealModel):
+    if not comparison.in_demo_world:
         if model is None or data is None:
             raise click.UsageError("real needs --model and --data")
         comparison = replace(comparison, chat_template=chat_template)
         prepare(model, data, out)
     plan = Plan(out, stages(comparison, out, size))
     names = [name for choice in only or comparison.usual for name in comparison.by_table.get(choice, (choice,))]
-    code = plan.run(lambda line: print(line, file=sys.stderr), only=outputs(comparison, out, size, names), jobs=jobs)
+    code = plan.run(lambda line: print(line, file=sys.stderr), only=outputs(comparison, out, size, names))
     if code < 128:
         rows = evaluated(comparison, plan, size)
         page = write(comparison, summarise(comparison, plan, size, rows), rows, results or out / "results")
-        if isinstance(comparison, RealModel):
-            comparison.draw(plan, page.parent)
         print(f"results: {page}")
     sys.exit(code)
 

@@ -1,26 +1,46 @@
-"""What a comparison of training variants is made of: the variants, the commands that train and evaluate them, and the
-rows that the paper reports.
+"""The papers' comparisons of training variants: what they train, by which commands, and what the papers report.
 
-Every variant starts from the same policy, and its last policy is evaluated even if its training collapsed.
+`comparisons.yaml` declares them, `published.csv` holds the papers' rows. Every variant starts from the same policy, and
+its last policy is evaluated even if its training collapsed.
 """
 
 from __future__ import annotations
 
 import csv
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from papers.plan import Plan, Stage
+import yaml
+
+from papers.plan import Stage
 from reasonrag.evaluation.judged import JUDGED
+from reasonrag.online_rl.presets import RL_PRESETS
 
 BASE = "base"
 JUDGE = "demo-judge"
 # A collapse is a result of the comparison, so no guard stops an online training run.
 NO_GUARDS = ("guards.format_rate_drop=0", "guards.max_length_growth=0")
+_VALIDATION_QUESTIONS = int(RL_PRESETS["demo-outcome"]["validation"]["limit"])
+_QUESTIONS = 600  # of ReasonRAG's Table 3, and the iterations of each tree
+_ITERATIONS = 8
+# Calls of one iteration with two rollouts, measured as 5.7 to 6.0: the budget of a tree that is valued by a judge.
+_CALLS_PER_ITERATION = 5.75
+# Optimizer steps of each variant of Table 3, chosen on the dev split.
+_STEPS = {
+    "sft": 180,
+    "dpo-outcome": 75,
+    "dpo-alpha1": 110,
+    "dpo-judge": 75,
+    "dpo-judge-reward": 110,
+    "dpo-rollout": 150,
+}
+_FAMOUS = """
+They train on `train-famous`: the training questions, thinned out until a third of them need no search. In the world at
+large a tenth do, and a policy trained there with HiPRAG's bonus came to search always all the same ([log](../log.md)),
+so that nothing could be compared. Test questions are not thinned out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +64,6 @@ class Row:
     averages: dict[str, float] = field(default_factory=dict)  # by our metric, if the paper prints an average
 
     def average(self, metric: str) -> float:
-        """Return the average that the paper prints, else the mean over its data sets."""
         return self.averages[metric] if metric in self.averages else fmean(self.values[metric])
 
 
@@ -56,6 +75,126 @@ class Table:
     model: str
     rows: dict[str, Row]  # by our variant
     digits: int = 1  # after the point of a difference
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The sign of `first - second` that a paper states in words or shows in a plot, without a number."""
+
+    first: str
+    second: str
+    metric: str
+    sign: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large a comparison is."""
+
+    seeds: int = 3  # each trains and evaluates every variant once
+    questions: int | None = None  # for training; None takes all 600
+    test_questions: int = 1200
+    max_steps: int | None = None  # None takes the number of optimizer steps that the variant declares
+    iterations: int | None = None  # of tree search, for comparisons that build trees
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """Everything that is particular to one paper."""
+
+    name: str  # of the command
+    title: str
+    kind: str  # how variants are trained: online, table3, after-dpo, real
+    policy: str  # address of the policy that every variant starts from
+    chat_template: str | None = None  # of a real base model that has none
+    variants: tuple[Variant, ...]  # in the order of tables; the policy itself, `BASE`, comes before them
+    pairs: tuple[tuple[str, str], ...]  # differences (first minus second) to report
+    metrics: tuple[str, ...]  # columns of tables, keys of `measures.METRICS`; the first one is the main metric
+    preset: str = ""  # of `rl train`
+    shared: tuple[str, ...] = ()  # settings of all variants; {half} is half of the optimizer steps
+    by_kind: tuple[str, ...] = ("em", "acc", "osr", "usr", "retrievals")  # metrics to report by kind of question too
+    pairs_by_kind: tuple[tuple[str, str], ...] = ()
+    curves: Mapping[str, str] = field(default_factory=dict)  # titles by key of the history; bars are shown if empty
+    main: str = ""  # the variant that others with a `table` are compared with
+    tables: tuple[Table, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader has to know about the paper's rows, and ours
+    method: str = ""  # how the variants are trained, for the page
+    sampled: tuple[str, ...] | None = None  # what is evaluated at temperature 1 too; None: everything
+    scale: Scale = Scale()  # what the command does by default
+
+    @property
+    def page(self) -> str:
+        """The name of the page's files."""
+        return self.name if self.in_demo_world else "real-model"
+
+    @property
+    def in_demo_world(self) -> bool:
+        """Whether questions and policy are invented, and compared with a paper's rows."""
+        return self.kind != "real"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The policy that all start from, and the variants."""
+        return (BASE, *(variant.name for variant in self.variants))
+
+    @property
+    def usual(self) -> tuple[str, ...]:
+        """What is compared unless more or less is asked for."""
+        return (BASE, *(variant.name for variant in self.variants if not variant.table))
+
+    @property
+    def by_table(self) -> dict[str, tuple[str, ...]]:
+        """The variants of each table that has some of its own, `main` among them."""
+        names: dict[str, tuple[str, ...]] = {}
+        for variant in self.variants:
+            if variant.table:
+                names[variant.table] = (*names.get(variant.table, (self.main,)), variant.name)
+        return names
+
+    def compared(self, present: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yield the differences to report, given what was run: `pairs`, and `main` minus each variant of a table."""
+        yield from self.pairs
+        for variant in self.variants:
+            if variant.table and variant.name in present:
+                yield self.main, variant.name
+
+    def steps(self, scale: Scale) -> int | None:
+        """Return the optimizer steps of every variant; None if each has its own number."""
+        return scale.max_steps or int(RL_PRESETS[self.preset]["max_steps"]) if self.kind == "online" else None
+
+    def described_method(self, steps: int | None) -> str:
+        if self.kind != "online":
+            return self.method.rstrip("\n")
+        famous = _FAMOUS if RL_PRESETS[self.preset].get("split") == "train-famous" else ""
+        return (
+            f"Every variant is trained by `rl train --preset {self.preset}` for {steps} optimizer\n"
+            f"steps from `{self.policy}`, and its last policy is evaluated even if training collapsed.{famous}"
+        )
+
+
+def load() -> dict[str, Paper]:
+    """Return the comparisons of `comparisons.yaml` by name."""
+    text = Path(__file__).with_name("comparisons.yaml").read_text(encoding="utf-8")
+    papers = {}
+    for name, entry in yaml.safe_load(text).items():
+        special = ("variants", "claims", "curves", "scale")
+        fields = {key: _frozen(value) for key, value in entry.items() if key not in special}
+        papers[name] = Paper(
+            name=name,
+            variants=tuple(Variant(**{key: _frozen(value) for key, value in of.items()}) for of in entry["variants"]),
+            claims=tuple(Claim(**claim) for claim in entry.get("claims", ())),
+            curves=entry.get("curves", {}),
+            scale=Scale(**entry.get("scale", {})),
+            tables=published(name),
+            **fields,
+        )
+    return papers
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def published(paper: str) -> tuple[Table, ...]:
@@ -75,128 +214,123 @@ def published(paper: str) -> tuple[Table, ...]:
     return tuple(tables.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The sign of `first - second` that a paper states in words or shows in a plot, without a number."""
+def _online(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
+    """Yield `rl train` of every variant, and `rl plan` before it if a reward needs reference plans."""
+    plans = folder / "plans.parquet"
+    limit = () if scale.questions is None else ("--limit", str(scale.questions))
+    if any(variant.plans for variant in paper.variants):
+        # `rl plan` and `rl train` draw the same questions, because both draw them by the seed.
+        models = ("--policy", paper.policy, "--judge", JUDGE)
+        yield Stage.writing(plans, "rl", "plan", "--preset", "demo", *models, *limit, "--set", f"seed={seed}")
+    steps = paper.steps(scale) or 0
+    for variant in paper.variants:
+        shared = [setting.format(half=max(1, steps // 2)) for setting in paper.shared]
+        settings = [*shared, *variant.settings, *NO_GUARDS]
+        if scale.test_questions < _VALIDATION_QUESTIONS:  # a quick look: validation shall not dominate it
+            settings.append(f"validation.limit={scale.test_questions}")
+        arguments = ["rl", "train", "--preset", paper.preset, "--seed", str(seed), *limit, "--max-steps", str(steps)]
+        for setting in settings:
+            arguments += ["--set", setting]
+        if variant.plans:
+            arguments += ["--plans", str(plans)]
+        yield Stage.writing(folder / variant.name, *arguments, needs=(plans,) if variant.plans else ())
 
-    first: str
-    second: str
-    metric: str
-    sign: int
-    source: str
+
+def _trees(scale: Scale, seed: int) -> tuple[str, ...]:
+    limit = ("--limit", str(scale.questions or _QUESTIONS))
+    return ("build-tree", "--preset", "demo", *limit, "--seed", str(seed), "--lag", "0")
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How large a comparison is: seeds, questions, iterations and optimizer steps."""
-
-    seeds: int = 3  # each trains and evaluates every variant once
-    questions: int | None = None  # for training; None takes all 600
-    test_questions: int = 1200
-    max_steps: int | None = None  # None takes the number of optimizer steps that the variant declares
-    iterations: int | None = None  # of tree search, for comparisons that build trees
+def _trained(out: Path, source: Path, seed: int, scale: Scale, *, variant: str) -> Stage:
+    steps = min(_STEPS[variant], scale.max_steps or _STEPS[variant])
+    stage = "sft" if variant == "sft" else "dpo"
+    arguments = (stage, "train", "--preset", "demo", "--data", str(source), "--seed", str(seed))
+    return Stage.writing(out, *arguments, "--set", f"max_steps={steps}", needs=(source,))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paper(ABC):
-    """Everything that is particular to one paper; a subclass says how variants are trained."""
+def _steps_trained(out: Path, model: str, seed: int, scale: Scale, *settings: str) -> Stage:
+    """Return `rl train` in the format `reasonrag`; a model that is a folder is what it needs."""
+    steps = scale.max_steps or int(RL_PRESETS["demo-reasonrag"]["max_steps"])
+    arguments = ["rl", "train", "--preset", "demo-reasonrag", "--model", model, "--seed", str(seed)]
+    arguments += ["--limit", str(scale.questions or _QUESTIONS), "--max-steps", str(steps)]
+    for setting in (*settings, *NO_GUARDS):
+        arguments += ["--set", setting]
+    return Stage.writing(out, *arguments, needs=() if model == "demo" else (Path(model),))
 
-    name: str  # of the command and of the page
-    title: str
-    policy: str  # address of the policy that every variant starts from
-    variants: tuple[Variant, ...]  # in the order of tables; the policy itself, `BASE`, comes before them
-    pairs: tuple[tuple[str, str], ...]  # differences (first minus second) to report
-    metrics: tuple[str, ...]  # columns of tables, keys of `measures.METRICS`; the first one is the main metric
-    by_kind: tuple[str, ...] = ("em", "acc", "osr", "usr", "retrievals")  # metrics to report by kind of question too
-    pairs_by_kind: tuple[tuple[str, str], ...] = ()
-    curves: Mapping[str, str] = field(default_factory=dict)  # titles by key of the history; bars are shown if empty
-    main: str = ""  # the variant that those with a `table` are compared with
-    tables: tuple[Table, ...] = ()
-    claims: tuple[Claim, ...] = ()
-    notes: tuple[str, ...] = ()  # what a reader has to know about the paper's rows, and ours
-    builds_trees: bool = False  # if so, search iterations are part of the scale
-    in_demo_world: bool = True  # if not, questions, corpus and policy are real, and no paper's rows are compared
-    sampled: tuple[str, ...] | None = None  # what is evaluated at temperature 1 too; None: everything
-    scale: Scale = Scale()  # what the command does by default
 
-    @property
-    def page(self) -> str:
-        """The name of the page's files."""
-        return self.name
+def _table3(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
+    """Yield ReasonRAG's Table 3 (arXiv:2505.14069, sec. 3.4): SFT and DPO on trees that are built once per seed.
 
-    @property
-    def inputs(self) -> str:
-        """What the command needs beside its scale, as a person types it."""
-        return ""
+    Trees valued by rollouts and trees valued by a judge get about the same number of model calls, verdicts included.
+    The variants without the shortest-path term and with outcomes alone reuse the trees that are valued by rollouts.
+    """
+    rollout, judge = folder / "trees-rollout", folder / "trees-judge"
+    outcome, alpha1, judge_reward = (folder / f"pairs-{name}" for name in ("outcome", "alpha1", "judge-reward"))
+    iterations = scale.iterations or _ITERATIONS
+    trees = _trees(scale, seed)
+    budget = ("--iterations", "64", "--max-calls", str(round(iterations * _CALLS_PER_ITERATION)))
+    yield Stage.writing(rollout, *trees, "--iterations", str(iterations))
+    yield Stage.writing(judge, *trees, *budget, "--value", "judge", "--judge", JUDGE)
+    yield Stage.writing(alpha1, "pairs", str(rollout), "--alpha", "1", needs=(rollout,))
+    yield Stage.writing(judge_reward, "pairs", str(judge), "--pair-reward", "judge", needs=(judge,))
+    yield Stage.writing(outcome, "pairs", str(rollout), "--level", "trajectory", needs=(rollout,))
+    data = {
+        "sft": rollout,
+        "dpo-outcome": outcome,
+        "dpo-alpha1": alpha1,
+        "dpo-judge": judge,
+        "dpo-judge-reward": judge_reward,
+        "dpo-rollout": rollout,
+    }
+    for name, source in data.items():
+        yield _trained(folder / name, source, seed, scale, variant=name)
+    yield _steps_trained(folder / "online-outcome", "demo", seed, scale, "reward.name=outcome")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The policy that all start from, and the variants."""
-        return (BASE, *(variant.name for variant in self.variants))
 
-    @property
-    def usual(self) -> tuple[str, ...]:
-        """What is compared unless more or less is asked for."""
-        return (BASE, *(variant.name for variant in self.variants if not variant.table))
+def _after_dpo(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
+    """Yield DPO as in Table 3, and the online stages that go on from its policy."""
+    trees, policy = folder / "trees", folder / "dpo"
+    yield Stage.writing(trees, *_trees(scale, seed), "--iterations", str(scale.iterations or _ITERATIONS))
+    yield _trained(policy, trees, seed, scale, variant="dpo-rollout")
+    for variant in paper.variants:
+        if variant.name != "dpo":
+            yield _steps_trained(folder / variant.name, str(policy), seed, scale, *variant.settings)
 
-    @property
-    def by_table(self) -> dict[str, tuple[str, ...]]:
-        """The variants of each table that has some of its own, `main` among them."""
-        found: dict[str, tuple[str, ...]] = {}
-        for variant in self.variants:
-            if variant.table:
-                found[variant.table] = (*found.get(variant.table, (self.main,)), variant.name)
-        return found
 
-    def compared(self, present: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield the differences to report, given what was run: `pairs`, and `main` minus each variant of a table."""
-        yield from self.pairs
-        for variant in self.variants:
-            if variant.table and variant.name in present:
-                yield self.main, variant.name
+def training(paper: Paper, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
+    """Yield the commands of one seed; a command comes after its inputs. A variant is trained into `folder / NAME`."""
+    from papers.real import real_training
 
-    @abstractmethod
-    def method(self, steps: int | None) -> str:
-        """Return a sentence that says how the variants are trained; `steps` is what `steps` below returned."""
+    trainings = {"online": _online, "table3": _table3, "after-dpo": _after_dpo, "real": real_training}
+    return trainings[paper.kind](paper, folder, seed, scale)
 
-    @abstractmethod
-    def steps(self, scale: Scale) -> int | None:
-        """Return the optimizer steps of every variant; None if each has its own number."""
 
-    @abstractmethod
-    def training(self, folder: Path, seed: int, scale: Scale) -> Iterator[Stage]:
-        """Yield the commands of one seed, those that others need first; a variant is trained into `folder / NAME`."""
+def evaluation(paper: Paper, folder: Path, name: str, seed: int, scale: Scale) -> Stage:
+    """Return the command that evaluates one of `names` on questions that no training of the folder sees."""
+    if paper.kind == "real":
+        from papers.real import real_evaluation
 
-    def evaluation(self, folder: Path, name: str, seed: int, scale: Scale) -> Stage:
-        """Return the command that evaluates one of `names` on questions that no training of the folder sees."""
-        spec = self.policy if name == BASE else f"hf:{folder / name}"
-        test = ("--split", "test", "--limit", str(scale.test_questions), "--temperature", "0,1", "--seed", str(seed))
-        judged = [metric for metric in JUDGED if metric in self.metrics]
-        judge = ("--judge", JUDGE, "--judged", ",".join(judged)) if judged else ()
-        arguments = ("eval", "--dataset", "demo", "--policy", f"{name}={spec}", *test, *judge)
-        needs = () if name == BASE else (folder / name,)
-        return Stage.writing(evaluation_of(folder, name), *arguments, needs=needs)
-
-    def facts(self, plan: Plan) -> dict[str, Any]:
-        """Return what the page says beside metrics and curves; it becomes part of the results."""
-        return {}
-
-    def sections(self, results: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the lines of the page about `facts`."""
-        yield from ()
+        return real_evaluation(paper, folder, name, seed, scale)
+    spec = paper.policy if name == BASE else f"hf:{folder / name}"
+    test = ("--split", "test", "--limit", str(scale.test_questions), "--temperature", "0,1", "--seed", str(seed))
+    judged = [metric for metric in JUDGED if metric in paper.metrics]
+    judge = ("--judge", JUDGE, "--judged", ",".join(judged)) if judged else ()
+    arguments = ("eval", "--dataset", "demo", "--policy", f"{name}={spec}", *test, *judge)
+    needs = () if name == BASE else (folder / name,)
+    return Stage.writing(evaluation_of(folder, name), *arguments, needs=needs)
 
 
 def stages(paper: Paper, out: Path, scale: Scale) -> list[Stage]:
-    """Return the commands of all variants, seed after seed; a command comes after those that it needs."""
+    """Return the commands of all variants, seed after seed; a command comes after its inputs."""
     commands = []
     for seed in range(scale.seeds):
         folder = out / f"seed-{seed}"
         trained = {folder / variant.name: variant.name for variant in paper.variants}
-        for stage in paper.training(folder, seed, scale):
+        for stage in training(paper, folder, seed, scale):
             commands.append(stage)
             if stage.out in trained:
-                commands.append(paper.evaluation(folder, trained[stage.out], seed, scale))
-        commands.append(paper.evaluation(folder, BASE, seed, scale))
+                commands.append(evaluation(paper, folder, trained[stage.out], seed, scale))
+        commands.append(evaluation(paper, folder, BASE, seed, scale))
     return commands
 
 

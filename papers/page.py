@@ -65,7 +65,6 @@ def page(paper: Paper, results: Results) -> Iterator[str]:
     yield from ["", *_by_kind(paper, results)]
     for first, second in paper.pairs_by_kind:
         yield from ["", f"`{first}` minus `{second}`:", "", *_difference_by_kind(paper, results, first, second)]
-    yield from paper.sections(results)
     yield from ["", "## Runs", "", *_cost(results), *_commands(results)]
 
 
@@ -95,7 +94,7 @@ def _head(paper: Paper, results: Results) -> Iterator[str]:
     if shared := results.get("shared_with_training"):
         named, answers = shared["questions"] or "None", shared["answers"]
         yield f"{named} of them name an entity that a training question names; {answers} have one as an answer."
-    yield paper.method(results["steps"])
+    yield paper.described_method(results["steps"])
     rates = "OSR and USR" if paper.in_demo_world else "steps parsed"
     if _has_seeds(variants) or not variants:
         yield f"Means are over all attempts, of all questions and seeds, and {rates} over all their steps. Each seed is"

@@ -79,7 +79,6 @@ def summarise(paper: Paper, plan: Plan, scale: Scale, rows: Evaluated) -> Result
         "training": {name: _cost(list(by_seed.values())) for name, by_seed in trained.items()},
         "curves": curves,
         "by_cost": dict(_by_cost(plan, trained, settings[GREEDY]["variants"])),
-        **paper.facts(plan),
     }
 
 
@@ -112,7 +111,9 @@ def command(paper: Paper, scale: Scale, present: Collection[str] = ()) -> str:
     if tables := [table for table, names in paper.by_table.items() if not set(names) - {paper.main} - set(present)]:
         others = [name for name in paper.usual if name in present and name not in (BASE, paper.main)]
         flags += "".join(f" --only {name}" for name in (*others, *tables))
-    flags = paper.inputs + flags
+    if not paper.in_demo_world:
+        template = f" --chat-template {paper.chat_template}" if paper.chat_template else ""
+        flags = f" --model MODEL{template} --data DATA{flags}"
     return f"python -m papers {paper.name}{flags}"
 
 

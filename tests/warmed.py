@@ -145,9 +145,7 @@ def reasonrag(*arguments: str) -> None:
 class _Stage:
     """The part of `subprocess.Popen` that a plan uses, for `python -m reasonrag ...` in a fork of this process."""
 
-    def __init__(
-        self, command: Sequence[str], *, stdout: Any = None, stderr: Any = None, env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         python, flag, module, *arguments = command
         assert (python, flag, module) == (sys.executable, "-m", "reasonrag")
         self.returncode: int | None = None
@@ -158,10 +156,6 @@ class _Stage:
             return
         code = 1
         try:
-            for number, target in ((1, stdout), (2, stderr)):
-                if target is not None:
-                    os.dup2(target.fileno(), number)
-            os.environ.update(env or {})
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             reasonrag(*arguments)
@@ -175,11 +169,9 @@ class _Stage:
                 stream.flush()
             os._exit(code)
 
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
+    def wait(self) -> int:
+        _, status = os.waitpid(self._pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def terminate(self) -> None:

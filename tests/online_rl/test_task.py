@@ -125,7 +125,7 @@ def test_plans_that_nobody_uses_are_refused(plans):
             tasks.open_task(settings(preset, plans=plans, **more))
 
 
-@pytest.mark.parametrize("paper", sorted(name for name, paper in PAPERS.items() if hasattr(paper, "preset")))
+@pytest.mark.parametrize("paper", sorted(name for name, paper in PAPERS.items() if paper.preset))
 def test_every_variant_of_a_paper_has_what_its_reward_needs(paper, plans):
     assert PAPERS[paper].variants
     for variant in PAPERS[paper].variants:

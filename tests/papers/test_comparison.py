@@ -9,8 +9,6 @@ import pytest
 from papers import PAPERS
 from papers.comparison import BASE, Scale, outputs, stages
 from papers.measures import METRICS
-from papers.rewards import OnlinePaper
-from papers.table3 import MAIN, ONLINE_OUTCOME
 from reasonrag.cli import cli
 from reasonrag.commands.options import sources
 from reasonrag.commands.rl import online_settings
@@ -20,7 +18,7 @@ from reasonrag.pipeline.parts import open_questions
 SMALL = Scale(seeds=2, questions=30, test_questions=10, max_steps=8)
 every_paper = pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
 IN_DEMO_WORLD = [paper for paper in PAPERS.values() if paper.in_demo_world]
-ONLINE = [paper for paper in PAPERS.values() if isinstance(paper, OnlinePaper)]
+ONLINE = [paper for paper in PAPERS.values() if paper.kind == "online"]
 
 
 def parsed(stage):
@@ -160,14 +158,14 @@ def test_one_variant_of_table_3_brings_what_it_reads_and_nothing_else(name):
     assert [stage.out.name for stage in plan if stage.arguments[1] == "train"] == [name]
     read = {argument for stage in plan for argument in stage.arguments if argument.startswith("OUT")}
     assert read == {str(path) for path in wanted}, "what a command reads is written by another"
-    assert sum(stage.arguments[0] == "build-tree" for stage in plan) == (name != ONLINE_OUTCOME)
+    assert sum(stage.arguments[0] == "build-tree" for stage in plan) == (name != "online-outcome")
 
 
 def test_trees_valued_by_a_judge_get_as_many_calls_as_trees_valued_by_rollouts():
     lines = [stage.line for stage in stages(PAPERS["reasonrag"], Path("OUT"), Scale(seeds=1, iterations=4))]
     assert "--iterations 4 --out OUT/seed-0/trees-rollout" in lines[0]
     assert "--iterations 64 --max-calls 23 --value judge --judge demo-judge" in lines[1]
-    assert any(f"max_steps=150 --out OUT/seed-0/{MAIN}" in line for line in lines)
+    assert any("max_steps=150 --out OUT/seed-0/dpo-rollout" in line for line in lines)
 
 
 @pytest.mark.parametrize("paper", [paper for paper in PAPERS.values() if paper.by_table], ids=lambda paper: paper.name)

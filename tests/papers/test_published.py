@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from papers import PAPERS as COMPARISONS
 from papers.comparison import BASE
-from papers.rewards import HIPRAG, OUTCOME, SEARCH_P1, WHEN_TO_SEARCH
-from papers.table3 import REASONRAG
 
 PAPERS = Path(__file__).parents[3] / "shared" / "papers"
+REASONRAG, OUTCOME, HIPRAG, SEARCH_P1, WHEN_TO_SEARCH = (
+    COMPARISONS[name] for name in ("reasonrag", "outcome", "hiprag", "search-p1", "when-to-search")
+)
 pytestmark = [
     pytest.mark.data,
     pytest.mark.skipif(not PAPERS.exists(), reason="the papers' texts are not here"),

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from papers import PAPERS
 from papers.comparison import stages
-from papers.real import DATA_SETS, OURS, REAL, SPLITS, prepare, split_of
+from papers.real import DATA_SETS, OURS, SPLITS, prepare, split_of
 from reasonrag.core.errors import DataError
 from reasonrag.storage.questions import load_questions
 
@@ -68,7 +69,7 @@ def test_what_is_wrong_with_the_model_or_the_data_is_said(tmp_path, break_it, sa
 
 
 def test_no_command_trains_on_what_is_evaluated_or_names_a_place_outside_its_folder():
-    plan = stages(REAL, Path("OUT"), REAL.scale)
+    plan = stages(PAPERS["real"], Path("OUT"), PAPERS["real"].scale)
     for stage in plan:
         assert ("data/test/" in stage.line) == (stage.arguments[0] == "eval")
         assert not any(argument.startswith("/") for argument in stage.arguments)

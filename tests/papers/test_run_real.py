@@ -61,10 +61,6 @@ def test_the_loop_survives_kills_and_its_page_has_every_policy(tmp_path: Path) -
         and not figures["missing"]
     )
     assert list(sampled["variants"]) == ["sft"] and greedy["variants"]["sft"]["questions"] == 6
-    assert {cost["stage"] for cost in figures["costs"]} >= {"sft", "dpo", "grpo", "trees", "eval/base"}
-    assert all(cost["cpu_s"] > 0 and cost["count"] for cost in figures["costs"])
-    assert figures["pairs"]["total"] == sum(sum(kinds.values()) for kinds in figures["pairs"]["by_type"].values())
     page = (out / "results" / "real-model.md").read_text(encoding="utf-8")
     assert "--model MODEL --data DATA" in page and str(tmp_path) not in page + json.dumps(figures)
-    assert "query" in (out / "results" / "real-model.tree.svg").read_text(encoding="utf-8")
     assert of_page(out / "results" / "real-model.json").largest < 1e-9
