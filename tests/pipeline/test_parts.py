@@ -102,7 +102,7 @@ def test_a_search_engine_that_is_away_stops_a_run_that_begins_and_none_that_goes
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
 
         async def check_it(*, begun: bool) -> None:
-            async with aclosing(parts(files, retrieval__url=[address])) as opened:
+            async with aclosing(parts(files, retrieval__kind="remote", retrieval__url=[address])) as opened:
                 await check(opened, begun=begun)
 
         with pytest.raises(RetrievalError, match="answer"):
